@@ -1,0 +1,69 @@
+"""The environment contract: four methods to write, and what may be added to them."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from uirl.types import Action, Task
+
+
+class BaseEnvironment(ABC):
+    """Something an agent can use. Write `reset`, `step` and `get_state_description`; the rest is optional.
+
+    What a subclass may return and accept:
+
+    - `reset()` returns a str, an `Observation`, a PIL image, or `(observation, info)`. It is called with `task=` and
+      `seed=` only where its signature has them.
+    - `step(action)` returns `(observation, reward, done, info)`, the five-tuple with terminated and truncated, or a
+      `StepResult`. `info['success']` (bool), where given, is the environment's own word on success.
+    - Both may be `async def`.
+    """
+
+    action_format: ClassVar[str] = "text"
+    """Name of the parser the policy's replies go through. 'text': `step` gets the reply as a str. Any other (for
+    example 'json'): `step` gets an `Action`, whose `parse_error` says why a reply could not be read."""
+    runs_inline: ClassVar[bool] = False
+    """True: calls are quick and never block, so they run on the event loop, in a repeatable order. False: every
+    instance has a thread of its own, and a call that hangs is cut off."""
+    max_turns: int | None = None
+    """Turns after which an episode of this environment is over; None: the run's limit alone."""
+
+    _done: bool = False
+    """For a subclass to set; cleared before each reset."""
+
+    def __init__(self, config: Any = None) -> None:
+        self.config = config
+
+    @abstractmethod
+    def reset(self) -> Any:
+        """The first observation of a new episode."""
+
+    @abstractmethod
+    def step(self, action: Any) -> Any:
+        """Executes an action: (observation, reward, done, info)."""
+
+    @abstractmethod
+    def get_state_description(self) -> str:
+        """The current state as text, for the model's context."""
+
+    def get_prompt_prefix(self) -> str:
+        """The system prompt; empty: none."""
+        return ""
+
+    def tasks(self) -> Sequence[Task] | None:
+        """The tasks of this environment; None: there is one, and the seed makes its instances."""
+        return None
+
+    def expert_action(self) -> Action | str | None:
+        """What a demonstrator would do now, for a warm start; None: this environment has no demonstrator."""
+        return None
+
+    def spawn(self) -> BaseEnvironment:
+        """Another, independent instance for a parallel episode. Default: a deep copy."""
+        return copy.deepcopy(self)
+
+    def close(self) -> None:
+        """Frees what the instance holds. Calling it twice is fine."""

@@ -1,0 +1,76 @@
+"""One exception per boundary, and the policy on one screen.
+
+| what went wrong | who is told | what happens |
+|---|---|---|
+| the model's own mistake: bad JSON, unknown action, click outside | the model, in the next observation | the episode goes on |
+| `EnvironmentFailure`, `EngineFailure`, `JudgeFailure`, `EpisodeTimeout` | the trajectory's `failure` | the episode is excluded from every advantage, its group is repaired |
+| `ConfigError`, `ContractError`, `CheckpointError`, `StorageError`, `AlignmentError` | the person | the run stops and names the place; what was written stays readable |
+
+A failure is never a reward of zero.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from collections.abc import Iterable
+
+
+class UirlError(Exception):
+    """Base of all errors this package raises on purpose."""
+
+
+class ConfigError(UirlError):
+    """A config key or value that does not exist or does not fit."""
+
+
+class ContractError(UirlError):
+    """An environment, engine or parser breaks its contract."""
+
+
+class AlignmentError(UirlError):
+    """Tokens, masks, log-probs or images that must line up do not."""
+
+
+class CheckpointError(UirlError):
+    """A checkpoint is missing, incomplete or damaged."""
+
+
+class StorageError(UirlError):
+    """The run directory cannot be written or read."""
+
+
+class RolloutFailure(UirlError):
+    """An episode cannot be used. `kind` goes into the trajectory's `Failure`."""
+
+    kind = "rollout"
+
+
+class EnvironmentFailure(RolloutFailure):
+    """The environment raised, hung or returned nonsense."""
+
+    kind = "environment"
+
+
+class EngineFailure(RolloutFailure):
+    """The engine could not generate."""
+
+    kind = "engine"
+
+
+class JudgeFailure(RolloutFailure):
+    """The verifier could not judge."""
+
+    kind = "judge"
+
+
+class EpisodeTimeout(RolloutFailure):
+    """A call exceeded its time limit."""
+
+    kind = "timeout"
+
+
+def did_you_mean(got: str, known: Iterable[str]) -> str:
+    """A clause ', did you mean ...?' for error messages; the full list where nothing is near."""
+    known = sorted(known)
+    near = get_close_matches(got, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else "known: " + ", ".join(known)

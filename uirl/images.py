@@ -1,0 +1,82 @@
+"""Screenshots by content: the same picture has the same hash, whoever drew it and wherever it travels."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True, slots=True)
+class Screenshot:
+    """An encoded picture (PNG or JPEG, as it was captured) and the hash of its bytes."""
+
+    data: bytes = field(repr=False)
+    hash: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.hash:
+            object.__setattr__(self, "hash", hashlib.sha256(self.data).hexdigest()[:32])
+
+    def open(self) -> Image:
+        """The picture as an RGB PIL image. Raises ValueError where the bytes are not a picture."""
+        from PIL import Image as PILImage
+
+        try:
+            return PILImage.open(io.BytesIO(self.data)).convert("RGB")
+        except Exception as error:
+            raise ValueError(f"screenshot {self.hash} cannot be decoded ({len(self.data)} bytes): {error}") from error
+
+
+def screenshot(picture: Any) -> Screenshot:
+    """A `Screenshot` of what an environment handed over: PIL image, encoded bytes, uint8 array [H, W, 3 or 1]
+    or a screenshot. Raises TypeError for anything else."""
+    if isinstance(picture, Screenshot):
+        return picture
+    if isinstance(picture, (bytes, bytearray)):
+        return Screenshot(bytes(picture))
+    from PIL import Image as PILImage
+
+    if hasattr(picture, "__array_interface__") and not isinstance(picture, PILImage.Image):
+        import numpy as np
+
+        array = np.asarray(picture)
+        if array.dtype != np.uint8 or array.ndim not in (2, 3):
+            raise TypeError(f"image arrays must be uint8 [H, W] or [H, W, C], got {array.dtype} {array.shape}")
+        picture = PILImage.fromarray(array[..., 0] if array.ndim == 3 and array.shape[-1] == 1 else array)
+    if not isinstance(picture, PILImage.Image):
+        raise TypeError(f"an image must be PIL, bytes or a uint8 array, got {type(picture).__name__}")
+    buffer = io.BytesIO()
+    picture.convert("RGB").save(buffer, format="PNG", compress_level=1)
+    return Screenshot(buffer.getvalue())
+
+
+class ImageStore:
+    """Screenshots by hash, the newest `capacity` in memory. `get` raises KeyError for one that was dropped."""
+
+    def __init__(self, capacity: int = 100_000) -> None:
+        self._capacity = capacity
+        self._kept: OrderedDict[str, Screenshot] = OrderedDict()
+
+    def put(self, picture: Any) -> Screenshot:
+        """The screenshot of `picture`, kept under its hash."""
+        shot = screenshot(picture)
+        self._kept[shot.hash] = shot
+        self._kept.move_to_end(shot.hash)
+        while len(self._kept) > self._capacity:
+            self._kept.popitem(last=False)
+        return shot
+
+    def get(self, hash: str) -> Screenshot:
+        try:
+            return self._kept[hash]
+        except KeyError:
+            raise KeyError(f"image {hash} is not in the store ({len(self._kept)} kept)") from None
+
+    def __len__(self) -> int:
+        return len(self._kept)

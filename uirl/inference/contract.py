@@ -1,0 +1,93 @@
+"""The engine contract: token ids in, token ids and log-probs out, weights with a version. Imports no torch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from uirl.images import Screenshot
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample one response."""
+
+    max_tokens: int = 256
+    temperature: float = 1.0
+    """0 is greedy; log-probs are then those of temperature 1."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: no limit."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Ends the response and belongs to it. The engine adds the model's own end tokens."""
+    seed: int | None = None
+    """The same seed, prompt and weights give the same response, whatever else is in the batch; None: not repeatable."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("temperature", 0.0, 100.0), ("top_p", 1e-6, 1.0)):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ValueError(f"SamplingParams.{name} must be in [{low}, {high}], got {value}")
+        if self.max_tokens < 1:
+            raise ValueError(f"SamplingParams.max_tokens must be at least 1, got {self.max_tokens}")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One model call: the whole token sequence so far and the images whose placeholders stand in it."""
+
+    prompt_ids: tuple[int, ...]
+    images: tuple[Screenshot, ...] = ()
+    """All images of the prompt, in the order of their placeholders."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    session_id: str | None = None
+    """Episode (and segment) this call continues: the engine may keep its KV cache until `release`. None: one shot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What was really sampled."""
+
+    token_ids: tuple[int, ...]
+    """Includes the stop token where `finish_reason` is 'stop'."""
+    log_probs: tuple[float, ...] | None
+    """Of the distribution sampled from: after temperature, top-k, top-p and the ban on placeholder tokens.
+    None: the engine cannot tell, and the response is unfit for training."""
+    finish_reason: str
+    """'stop': an end token; 'length': `max_tokens` or the context limit; 'abort'."""
+    policy_version: int
+    cached_tokens: int = 0
+    """Prompt tokens that came from the kept KV cache."""
+
+
+class InferenceEngine(ABC):
+    """What samples from the policy. Calls of many episodes run together; none waits for another."""
+
+    policy_version: int = 0
+
+    @abstractmethod
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """One response. Raises `EngineFailure` where the engine cannot answer."""
+
+    @abstractmethod
+    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> None:
+        """Makes `version` the sampled policy and drops every cached state of older weights.
+
+        `weights` are (HF parameter name, tensor) pairs; None: the engine shares the learner's module, which already
+        holds them.
+        """
+
+    def release(self, session_id: str) -> None:
+        """Forgets what was kept for an episode. Unknown ids are fine."""
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the last call: generated tokens, prefilled tokens, seconds."""
+        return {}
+
+    async def close(self) -> None:
+        """Frees everything. Calling it twice is fine."""

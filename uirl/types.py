@@ -1,0 +1,298 @@
+"""The nouns of the house: plain data, checked when made, safe to send to another process.
+
+One record, many views: an episode appends one `Turn` per model call and everything else (tokens, masks, rewards,
+`states`, `actions`) is derived from the turns. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+JSON = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem, as data: what to do, where, and how success is checked."""
+
+    id: str
+    """Unique within a run; the curriculum and the per-task table of an evaluation key on it."""
+    environment: str = ""
+    """Name of the environment in the table of environments; empty: the environment the run was given."""
+    goal: str = ""
+    """What the agent is told to do; empty: the environment writes its own goal from the seed."""
+    checks: JSON = field(default_factory=dict)
+    """What a verifier needs to judge the result. Never shown to the agent."""
+    tags: tuple[str, ...] = ()
+    seed: int | None = None
+    """Seed of the instance; None: every episode of this task draws a new one."""
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            raise ValueError("Task.id is empty; expected a name unique within the run, e.g. 'screen/level-1'")
+        object.__setattr__(self, "tags", tuple(self.tags))
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the agent sees before one model call."""
+
+    text: str = ""
+    images: tuple[Any, ...] = ()
+    """Pictures in reading order: `uirl.images.Screenshot` in an episode; an environment may also hand PIL images or
+    encoded bytes, which the episode turns into screenshots."""
+    info: JSON = field(default_factory=dict)
+    """For the log and the verifier. Never shown to the agent."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise TypeError(f"Observation.text must be a str, got {type(self.text).__name__}: {self.text!r:.80}")
+        object.__setattr__(self, "images", tuple(self.images))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One named call with arguments, as the policy wrote it."""
+
+    name: str
+    arguments: JSON = field(default_factory=dict)
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What the agent decided: the parse of one generation."""
+
+    text: str = ""
+    """The reply as text, special tokens left out."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    thought: str = ""
+    parse_error: str | None = None
+    """Why the reply could not be read, in words the policy can learn from; None: it could."""
+
+    @property
+    def call(self) -> ToolCall | None:
+        """The first tool call; None where there is none."""
+        return self.tool_calls[0] if self.tool_calls else None
+
+    @staticmethod
+    def of(name: str, **arguments: Any) -> Action:
+        """An action with one call, for experts, tests and the interactive prompt."""
+        return Action(tool_calls=(ToolCall(name, arguments),))
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the environment answered to one action."""
+
+    observation: Observation
+    reward: float = 0.0
+    terminated: bool = False
+    """The task reached an end of its own (success, failure, game over)."""
+    truncated: bool = False
+    """A limit cut the episode; the state was not an end."""
+
+    @property
+    def done(self) -> bool:
+        return self.terminated or self.truncated
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One judgement of one trajectory."""
+
+    score: float
+    passed: bool
+    reason: str = ""
+    verifier: str = ""
+    correct_prefix: int | None = None
+    """How many turns of the trajectory were right; None: the verifier did not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an episode is not evidence: something of ours broke. Never a reward of zero."""
+
+    kind: str
+    """Which boundary: 'environment', 'engine', 'judge', 'timeout', ... (`uirl.errors`)."""
+    message: str
+    turn: int | None = None
+    """Index of the turn in which it happened; None: before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One model call: what was fed, what was sampled, what came of it.
+
+    `context_ids` are the tokens fed since the previous turn's response (the whole prompt where `starts_segment`).
+    Concatenating `context_ids + response_ids` over a segment gives exactly the sequence the engine saw.
+    """
+
+    observation: Observation
+    context_ids: tuple[int, ...] = ()
+    response_ids: tuple[int, ...] = ()
+    rollout_log_probs: tuple[float, ...] = ()
+    """One per response id, the engine's, under the distribution it sampled from."""
+    action: Action = Action()
+    reward: float = 0.0
+    policy_version: int = 0
+    starts_segment: bool = False
+    """The history was rewritten before this turn (or this is the first): a new token sequence begins here."""
+    context_images: tuple[str, ...] = ()
+    """Hashes of the images whose placeholders stand in `context_ids`, in order."""
+    finish_reason: str = "stop"
+    """Of the generation: 'stop', 'length' or 'abort'."""
+    terminated: bool = False
+    truncated: bool = False
+    info: JSON = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.rollout_log_probs and len(self.rollout_log_probs) != len(self.response_ids):
+            raise ValueError(
+                f"rollout_log_probs must align with response_ids: got {len(self.rollout_log_probs)}, expected "
+                f"{len(self.response_ids)}; does the engine return one for the stop token?"
+            )
+
+    @property
+    def done(self) -> bool:
+        return self.terminated or self.truncated
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """The record of one episode. Append turns; read tokens, rewards and lists from it.
+
+    It can also be filled by hand from plain lists (`t = Trajectory(); t.states = [...]; t.rewards = [...]`): each
+    list writes its field of the turns, so there is still one record.
+    """
+
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    task: Task = field(default_factory=lambda: Task(id="unnamed"))
+    turns: list[Turn] = field(default_factory=list)
+    stop_reason: str | None = None
+    """Why the episode ended: 'terminated', 'truncated', 'max_turns', 'token_budget', 'wall_time', 'failure';
+    None: it is still running."""
+    group_id: str = ""
+    verdict: Verdict | None = None
+    failure: Failure | None = None
+    """Not None: this episode is excluded from every advantage."""
+    seed: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Numbers of this episode for the log: seconds, tokens, what the environment reported (`success`, ...)."""
+
+    def __len__(self) -> int:
+        return len(self.turns)
+
+    def total_reward(self) -> float:
+        """Sum of the rewards of all turns, undiscounted."""
+        return float(sum(turn.reward for turn in self.turns))
+
+    @property
+    def success(self) -> bool | None:
+        """Whether the task was solved: the verdict, else the environment's own word (`metrics['success']`);
+        None: nobody said."""
+        if self.verdict is not None:
+            return self.verdict.passed
+        said = self.metrics.get("success")
+        return None if said is None else bool(said)
+
+    @property
+    def states(self) -> list[Any]:
+        return [turn.observation.text for turn in self.turns]
+
+    @states.setter
+    def states(self, values: Sequence[Any]) -> None:
+        self._write(values, lambda turn, v: replace(turn, observation=_as_observation(v)))
+
+    @property
+    def actions(self) -> list[str]:
+        return [turn.action.text for turn in self.turns]
+
+    @actions.setter
+    def actions(self, values: Sequence[Any]) -> None:
+        self._write(values, lambda turn, v: replace(turn, action=v if isinstance(v, Action) else Action(text=str(v))))
+
+    @property
+    def rewards(self) -> list[float]:
+        return [turn.reward for turn in self.turns]
+
+    @rewards.setter
+    def rewards(self, values: Sequence[float]) -> None:
+        self._write(values, lambda turn, v: replace(turn, reward=float(v)))
+
+    @property
+    def dones(self) -> list[bool]:
+        return [turn.done for turn in self.turns]
+
+    @dones.setter
+    def dones(self, values: Sequence[bool]) -> None:
+        self._write(values, lambda turn, v: replace(turn, terminated=bool(v), truncated=False))
+        if values and values[-1]:
+            self.stop_reason = "terminated"
+
+    def _write(self, values: Sequence[Any], put: Any) -> None:
+        while len(self.turns) < len(values):
+            self.turns.append(Turn(observation=Observation()))
+        for i, value in enumerate(values):
+            self.turns[i] = put(self.turns[i], value)
+
+
+def _as_observation(value: Any) -> Observation:
+    return value if isinstance(value, Observation) else Observation(text=str(value))
+
+
+@dataclass(slots=True)
+class RolloutData:
+    """A batch of trajectories, with the lists people plot."""
+
+    trajectories: list[Trajectory] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.trajectories)
+
+    @property
+    def total_rewards(self) -> list[float]:
+        return [t.total_reward() for t in self.trajectories]
+
+    @property
+    def usable(self) -> list[Trajectory]:
+        """The trajectories that are evidence: those without a failure."""
+        return [t for t in self.trajectories if t.failure is None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One token sequence to learn from: a segment of one trajectory. All tuples align with `token_ids`."""
+
+    token_ids: tuple[int, ...]
+    response_mask: tuple[bool, ...]
+    """True where the policy sampled the token: a fact, born with the token."""
+    rollout_log_probs: tuple[float, ...]
+    """The engine's log-prob where `response_mask`, 0.0 elsewhere (never read there)."""
+    rewards: tuple[float, ...]
+    """Token-level rewards: the reward of a turn stands on its last response token."""
+    turn_ids: tuple[int, ...]
+    """Index of the turn in its trajectory at response tokens, -1 elsewhere."""
+    images: tuple[str, ...] = ()
+    """Hashes of the images in `token_ids`, in order."""
+    policy_version: int = 0
+    """The oldest version that sampled a token of this sequence."""
+    trajectory_id: str = ""
+    group_id: str = ""
+    segment: int = 0
+    advantages: tuple[float, ...] | None = None
+    """Credit of each token; None: not yet computed."""
+    ends_episode: bool = True
+    """The last token of this segment ended its episode."""
+
+    def __post_init__(self) -> None:
+        n = len(self.token_ids)
+        for name in ("response_mask", "rollout_log_probs", "rewards", "turn_ids", "advantages"):
+            got = getattr(self, name)
+            if got is not None and len(got) != n:
+                raise ValueError(f"Sample.{name} must align with token_ids: got {len(got)}, expected {n}")
+        if not any(self.response_mask):
+            raise ValueError("Sample holds no sampled token; expected at least one True in response_mask")
