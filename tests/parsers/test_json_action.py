@@ -1,0 +1,139 @@
+"""JSON replies: what is read, what is refused and in which words."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from uirl.parsers.json_action import MAX_OBJECTS, JSONActionParser
+from uirl.types import Action, ToolCall
+
+CLICK = ToolCall("click", {"x": 3, "y": 4})
+parser = JSONActionParser()
+
+
+@pytest.mark.parametrize(
+    ("reply", "thought"),
+    [
+        ('{"action":"click","x":3,"y":4}', ""),
+        ('{ "action" : "click", "x": 3,\n "y": 4 } and so on', ""),
+        ('I see it.\n```json\n{"action":"click","x":3,"y":4}\n```', "I see it."),
+        ('Call: [{"name":"click","arguments":{"x":3,"y":4}}]', "Call:"),
+        ('<tool_call>\n{"tool":"click","args":{"x":3,"y":4}}\n</tool_call>', ""),
+        ('a {brace} then {"state":1} {"action":"click","x":3,"y":4}', 'a {brace} then {"state":1}'),
+        ('<think>{"action":"no"}</think>{"action":"click","x":3,"y":4}', '<think>{"action":"no"}</think>'),
+        ('so {"action":"no"}</think>{"action":"click","x":3,"y":4}', 'so {"action":"no"}</think>'),
+    ],
+)
+def test_reads_the_call_and_the_thought_before_it(reply: str, thought: str) -> None:
+    action = parser.parse(reply)
+    assert action == Action(text=reply, tool_calls=(CLICK,), thought=thought)
+
+
+def test_several_calls_stay_in_order() -> None:
+    calls = parser.parse('[{"action":"a"},{"name":"b","id":"7","arguments":{}}]').tool_calls
+    assert calls == (ToolCall("a"), ToolCall("b", {}, "7"))
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        ("press the button", "no JSON object"),
+        ('{"x":3,"y":4}', 'without "action"'),
+        ('{"action":"click","x":3', "ends before it is closed"),
+        ('{"action":"type","text":"ab', "ends before it is closed"),
+        ('{"tool":"run","args":{"action":"click"}', "ends before it is closed"),
+        ('{"action":"click" "x":3}', "JSON error"),
+        ('{"action":3}', '"action" must be a name, got 3'),
+        ('{"action":""}', '"action" must be a name'),
+        ('{"name":"click","arguments":[3,4]}', '"arguments" must be an object, got [3, 4]'),
+        ('{"name":"click","x":3}', 'unexpected "x"'),
+        ('{"name":"click","id":3}', '"id" must be a string'),
+        ('{"action":"click","x":NaN}', "NaN"),
+        ('{"action":"click","x":-1e999}', "finite"),
+        ('{"action":"click","x":' + "1" * 5000 + "}", "digits"),
+        ('{"action":"type","text":"\\ud83d"}', "half a character"),
+        ('{"action":"a","b":' + "[" * 40 + "]" * 40 + "}", "deep"),
+        ('{"a":' * 5000, "deep"),
+        ("{x}" * (MAX_OBJECTS + 1), "braces"),
+    ],
+)
+def test_says_why_a_reply_cannot_be_read(reply: str, why: str) -> None:
+    action = parser.parse(reply)
+    assert action.tool_calls == ()
+    assert why in (action.parse_error or "")
+    assert action.text == reply
+
+
+def test_a_whole_call_after_loose_braces_is_found_but_none_inside_a_broken_one() -> None:
+    assert parser.parse('{ hm {"action":"click","x":3,"y":4}').call == CLICK
+    assert parser.parse('{"plan":{"action":"click","x":3,"y":4}').call is None
+
+
+def test_unicode_survives_both_ways() -> None:
+    call = ToolCall("type", {"text": 'Grüße {"x"} 👋 \\ \n "q"'})
+    text = parser.render(Action(tool_calls=(call,)))
+    assert "👋" in text
+    assert parser.parse(text).tool_calls == (call,)
+
+
+def test_renders_compact_json() -> None:
+    assert parser.render(Action.of("click", x=3, y=4)) == '{"action":"click","x":3,"y":4}'
+    assert parser.render(Action(tool_calls=(CLICK,), thought="there")) == 'there\n{"action":"click","x":3,"y":4}'
+    assert parser.render(Action(text="just words")) == "just words"
+
+
+def test_an_argument_called_action_takes_the_long_form() -> None:
+    action = Action.of("run", action="click")
+    assert parser.render(action) == '{"name":"run","arguments":{"action":"click"}}'
+    assert parser.parse(parser.render(action)).tool_calls == action.tool_calls
+
+
+def test_arguments_that_json_cannot_hold_are_refused() -> None:
+    with pytest.raises(TypeError):
+        parser.render(Action.of("click", x=object()))
+    with pytest.raises(ValueError):
+        parser.render(Action.of("click", x=float("nan")))
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+calls = st.builds(ToolCall, st.text(min_size=1), st.dictionaries(st.text(), plain, max_size=4), st.text(max_size=3))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(calls, min_size=1, max_size=3))
+def test_what_is_rendered_parses_back(some: list[ToolCall]) -> None:
+    action = Action(tool_calls=tuple(some))
+    assert parser.parse(parser.render(action)).tool_calls == action.tool_calls
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet='{}[]":,\\ax1 \n`<>/thinkacionme', max_size=80))
+def test_no_text_makes_it_raise(text: str) -> None:
+    action = parser.parse(text)
+    assert (action.parse_error is None) == bool(action.tool_calls)
+
+
+@pytest.mark.parametrize(
+    "unit", ["{", '{"', "{}", '{"a":', '{"action":"', '{"\\"', "{x}", '"', "[[{", '{"action":"a"}']
+)
+def test_work_grows_linearly(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Characters handed to the decoder's failures and objects tried stay bounded, whatever the length."""
+    tried = []
+    real = json.JSONDecoder.raw_decode
+
+    def counting(self: json.JSONDecoder, text: str, position: int = 0) -> tuple[object, int]:
+        tried.append(position)
+        return real(self, text, position)
+
+    monkeypatch.setattr(json.JSONDecoder, "raw_decode", counting)
+    parser.parse((unit * 200_000)[:200_000])
+    assert len(tried) <= MAX_OBJECTS
+    assert tried == sorted(set(tried)), "no position is tried twice"

@@ -1,0 +1,35 @@
+"""The table of parsers: a name in the config or on an environment -> a class, loaded when asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from uirl.errors import ConfigError, did_you_mean
+from uirl.parsers.base import ActionParser
+
+PARSERS = {
+    "text": "uirl.parsers.base:TextParser",
+    "json": "uirl.parsers.json_action:JSONActionParser",
+}
+
+
+def create_parser(name: str) -> ActionParser:
+    """A new parser of that name, or of your own class as 'package.module:Class'.
+
+    Raises ConfigError for a name that is neither, with the nearest known one.
+    """
+    target = name if ":" in name else PARSERS.get(name)
+    if target is None:
+        raise ConfigError(
+            f"unknown action format {name!r}; {did_you_mean(name, PARSERS)} Or give 'package.module:Class'."
+        )
+    module, _, attribute = target.partition(":")
+    try:
+        parser_class = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"action format {name!r} cannot be loaded: {error}; expected 'package.module:Class'"
+        ) from error
+    if not (isinstance(parser_class, type) and issubclass(parser_class, ActionParser)):
+        raise ConfigError(f"action format {name!r} is {parser_class!r}; expected a subclass of uirl.ActionParser")
+    return parser_class()
