@@ -1,0 +1,160 @@
+"""Messages -> token ids, one message at a time.
+
+The ids of a conversation only ever grow: what one more message adds is rendered alone and appended to the ids that
+were sampled, which are never decoded and encoded again. At construction the renderer proves that the chat template
+allows this (what a message adds does not depend on what came before); where it does not, `incremental` is False and
+every turn renders the whole conversation and starts a new segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from uirl.errors import ContractError
+from uirl.images import Screenshot
+from uirl.inference.models import LoadedModel
+from uirl.inference.templates import TEMPLATES
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation."""
+
+    role: str
+    """'system', 'user', 'assistant' or 'tool'."""
+    text: str = ""
+    images: tuple[Screenshot, ...] = ()
+
+    def as_hf(self) -> dict[str, Any]:
+        """The message as chat templates read it: text first, then the pictures."""
+        if not self.images:
+            return {"role": self.role, "content": self.text}
+        parts: list[dict[str, Any]] = [{"type": "text", "text": self.text}] if self.text else []
+        return {"role": self.role, "content": parts + [{"type": "image"} for _ in self.images]}
+
+
+_PROBE_REPLY = "ok7"
+_PROBES = (
+    [Message("user", "one")],
+    [Message("system", "be brief"), Message("user", "two")],
+    [Message("user", "one"), Message("assistant", "a\nb"), Message("user", "three")],
+)
+
+
+class ChatRenderer:
+    """The chat template of one model, as token ids."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        if not loaded.tokenizer.chat_template:
+            raise ContractError(
+                f"{loaded.name}: the tokenizer has no chat template; set model.chat_template to one of "
+                f"{', '.join(TEMPLATES)} or to a Jinja string"
+            )
+        self._loaded = loaded
+        self._tokenizer = loaded.tokenizer
+        self._suffix = lru_cache(4096)(self._render_suffix)
+        self._encode = lru_cache(4096)(self._encode_text)
+        self.end_text, self.incremental = self._prove_incremental()
+
+    def whole(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a whole conversation, with the prompt for the next reply."""
+        text = self._text(messages, prompt=True)
+        return self._expand(self._encode(text), [shot for m in messages for shot in m.images])
+
+    def following(self, messages: Sequence[Message], *, after_end: bool) -> list[int]:
+        """Ids that `messages` add after a reply, with the prompt for the next one.
+
+        `after_end`: the reply's ids end with the template's end token; otherwise (cut off) it is added here.
+        """
+        if not self.incremental:
+            raise ContractError("this chat template rewrites history; render the whole conversation instead")
+        text = self._suffix(tuple(_bare(m) for m in messages), after_end)
+        return self._expand(self._encode(text), [shot for m in messages for shot in m.images])
+
+    def demonstration(self, reply: str) -> list[int]:
+        """Ids of a reply as the policy would have sampled it, with its end token."""
+        return self._encode_text(reply + self.end_text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a reply, without special tokens."""
+        return self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
+        return self._tokenizer.apply_chat_template(
+            [m.as_hf() for m in messages], tokenize=False, add_generation_prompt=prompt
+        )
+
+    def _encode_text(self, text: str) -> list[int]:
+        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _expand(self, ids: list[int], shots: Sequence[Screenshot]) -> list[int]:
+        """Each image token becomes as many as the picture takes."""
+        vision = self._loaded.vision
+        if vision is None:
+            if shots:
+                raise ContractError(f"{self._loaded.name} is a text model, but the observation has {len(shots)} image(s)")
+            return list(ids)
+        at = [i for i, token in enumerate(ids) if token == vision.image_token_id]
+        if len(at) != len(shots):
+            raise ContractError(
+                f"the rendered text holds {len(at)} image token(s) for {len(shots)} picture(s): either the chat "
+                "template drops pictures or an observation contains the image token as text"
+            )
+        out: list[int] = []
+        before = 0
+        for i, image in zip(at, vision.encode(shots), strict=True):
+            out += ids[before:i] + [vision.image_token_id] * image.tokens
+            before = i + 1
+        return out + ids[before:]
+
+    def _render_suffix(self, messages: tuple[Message, ...], after_end: bool) -> str:
+        history = (Message("user", "one"), Message("assistant", _PROBE_REPLY))
+        return self._difference(history, messages, after_end)
+
+    def _difference(self, history: Sequence[Message], messages: Sequence[Message], after_end: bool) -> str:
+        """The text that `messages` add to `history`, which ends with a reply: cut after the reply's end token."""
+        whole = self._text([*history, *messages], prompt=True)
+        at = whole.rfind(history[-1].text + (self.end_text if after_end else ""))
+        if at < 0:
+            raise ContractError("the chat template does not keep an earlier reply as it was")
+        return whole[at + len(history[-1].text) + (len(self.end_text) if after_end else 0) :]
+
+    def _prove_incremental(self) -> tuple[str, bool]:
+        """(text of the end token, whether what a message adds is independent of the history)."""
+        prompt = self._text(_PROBES[0], prompt=True)
+        closed = self._text([*_PROBES[0], Message("assistant", _PROBE_REPLY)], prompt=False)
+        tail = closed[closed.rfind(_PROBE_REPLY) + len(_PROBE_REPLY) :]
+        ends = [self._tokenizer.convert_ids_to_tokens(i) for i in self._loaded.end_ids]
+        found = [word for word in ends if word in tail]
+        if not found:
+            raise ContractError(
+                f"the chat template closes a reply with {tail!r}, which holds none of the model's end tokens {ends}; "
+                "sampling could not know when to stop"
+            )
+        end = min(found, key=tail.index)
+        self.end_text = tail[: tail.index(end) + len(end)]
+        return self.end_text, closed.startswith(prompt + _PROBE_REPLY) and self._suffixes_agree()
+
+    def _suffixes_agree(self) -> bool:
+        following = [Message("user", "next words\nand more")]
+        try:
+            texts = {
+                self._difference([*history, Message("assistant", _PROBE_REPLY)], following, True) for history in _PROBES
+            }
+            grows = all(
+                self._text([*h, Message("assistant", _PROBE_REPLY), *following], prompt=True).startswith(
+                    self._text(h, prompt=True) + _PROBE_REPLY
+                )
+                for h in _PROBES
+            )
+        except ContractError:
+            return False
+        return len(texts) == 1 and grows
+
+
+def _bare(message: Message) -> Message:
+    """The message with its pictures made alike: the text around them is the same for all."""
+    blank = Screenshot(b"", "picture")
+    return Message(message.role, message.text, (blank,) * len(message.images))

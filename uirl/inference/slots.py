@@ -1,0 +1,126 @@
+"""The KV cache of many sequences of different lengths: one row each, active rows in front.
+
+A decoding step reads `[:active]` of every tensor as a view; only admitting and retiring sequences moves rows. Rows
+behind the active ones belong to episodes that wait for their environment, so that a next turn prefills new tokens
+only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+
+class SlotCache(Cache):
+    """What a HF model writes keys and values to: rows of a pool that grows with need.
+
+    Before a forward the engine says which rows it feeds and where (`aim`); `update` then stores the new keys and
+    values there and returns everything those rows hold.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(layers=[])
+        self._device = device
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._rows_wanted = 0
+        self._length_wanted = 0
+        self._read: Any = slice(0, 0)
+        self._write_rows = torch.empty(0, dtype=torch.long)
+        self._write_columns = torch.empty(0, dtype=torch.long)
+        self._valid: Tensor | None = None
+        self._span = 0
+
+    def reserve(self, rows: int, length: int) -> None:
+        """Makes room for `rows` sequences of `length` tokens; what is there stays."""
+        self._rows_wanted = max(self._rows_wanted, rows)
+        self._length_wanted = max(self._length_wanted, length)
+        for tensors in (self._keys, self._values):
+            for i, old in enumerate(tensors):
+                if old.shape[0] < rows or old.shape[2] < length:
+                    tensors[i] = self._grown(old)
+
+    def aim(self, read: Any, rows: Tensor, columns: Tensor, valid: Tensor | None, span: int) -> None:
+        """Where the next forward writes: token j of the flattened valid tokens goes to (rows[j], columns[j]).
+
+        `read` selects the batch's rows, `span` the columns it sees, `valid` [B, n] the tokens that are not padding
+        (None: all).
+        """
+        self._read, self._write_rows, self._write_columns = read, rows, columns
+        self._valid, self._span = valid, span
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if layer_idx == len(self._keys):
+            self._keys.append(self._fresh(key_states))
+            self._values.append(self._fresh(value_states))
+        return (
+            self._store(self._keys[layer_idx], key_states),
+            self._store(self._values[layer_idx], value_states),
+        )
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._span
+
+    def move(self, moves: Mapping[int, int]) -> None:
+        """Copies rows (from -> to), all at once: an exchange needs no spare row."""
+        if not moves:
+            return
+        source = torch.tensor(list(moves), device=self._device)
+        target = torch.tensor(list(moves.values()), device=self._device)
+        for tensors in (self._keys, self._values):
+            for tensor in tensors:
+                tensor[target] = tensor[source]
+
+    def _store(self, pool: Tensor, states: Tensor) -> Tensor:
+        by_token = states.transpose(1, 2)
+        new = by_token[self._valid] if self._valid is not None else by_token[:, 0]
+        pool[self._write_rows, :, self._write_columns] = new
+        return pool[self._read][:, :, : self._span]
+
+    def _fresh(self, states: Tensor) -> Tensor:
+        shape = (self._rows_wanted, states.shape[1], self._length_wanted, states.shape[3])
+        return torch.zeros(shape, dtype=states.dtype, device=states.device)
+
+    def _grown(self, old: Tensor) -> Tensor:
+        new = old.new_zeros((self._rows_wanted, old.shape[1], self._length_wanted, old.shape[3]))
+        new[: old.shape[0], :, : old.shape[2]] = old
+        return new
+
+
+def rows_for_admission(
+    active: int, own: Sequence[int | None], others: Set[int]
+) -> tuple[list[int], dict[int, int]]:
+    """(row of each admitted sequence, moves) so that the admitted take rows [active, active + len(own)).
+
+    `own`: the kept row of each, None where it has none; `others`: kept rows of waiting episodes, which make way.
+    """
+    region = range(active, active + len(own))
+    rows = [row if row is not None and row in region else -1 for row in own]
+    free = [row for row in region if row not in rows]
+    moves: dict[int, int] = {}
+    vacated: list[int] = []
+    for i, row in enumerate(own):
+        if rows[i] < 0:
+            rows[i] = free.pop(0)
+            if row is not None:
+                moves[row] = rows[i]
+                vacated.append(row)
+    spare = (row for row in range(region.stop, region.stop + len(others) + len(own) + 1) if row not in others)
+    taken = {row for row in vacated if row >= region.stop}
+    for row in sorted(r for r in others if r in region):
+        moves[row] = vacated.pop() if vacated else next(r for r in spare if r not in taken)
+    return rows, moves
+
+
+def rows_for_retirement(stay: Sequence[int], finished: Sequence[int]) -> dict[int, int]:
+    """Moves that close the active rows: sequences beyond the new end exchange rows with finished ones before it."""
+    end = len(stay)
+    beyond = [row for row in stay if row >= end]
+    before = [row for row in finished if row < end]
+    return dict(zip(beyond, before, strict=True)) | dict(zip(before, beyond, strict=True))

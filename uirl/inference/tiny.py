@@ -1,0 +1,188 @@
+"""Built-in tiny policies: real HF architectures with random weights and a tokenizer trained on the spot.
+
+They make the default job run without a download. Everything they go through (loading, engine, learner, checkpoint)
+is what a real checkpoint goes through.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+TINY_MODELS = ("uirl/tiny-vlm", "uirl/tiny-lm")
+
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_WORDS = (
+    "press click type the ok button red green blue yellow purple cyan field digit guess higher lower correct wrong not "
+    "a number between and you are in room north south east west door key chest take open go look inventory help score "
+    "error expected action submit next done try again hello world answer think call tool result true false null"
+).split()
+
+
+def build_tiny(name: str, sizes: Any, *, seed: int) -> tuple[Any, Any, Any | None]:
+    """(HF model, tokenizer, image processor or None) of a built-in model. `sizes` is the config's `model.tiny`."""
+    tokenizer = build_tokenizer(sizes.vocab_size)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if name == "uirl/tiny-lm":
+            return _language_model(tokenizer, sizes), tokenizer, None
+        return _vision_model(tokenizer, sizes), tokenizer, _image_processor(sizes)
+
+
+def build_tokenizer(vocab_size: int) -> Any:
+    """A byte-level BPE in which a digit is a token of its own and the skeleton of a JSON action is few tokens."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    raw = Tokenizer(models.BPE(unk_token=None))
+    pieces = Regex(r"\d|[^\d\s]+|\s")
+    raw.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(pieces, behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    raw.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    raw.train_from_iterator(_corpus(), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        padding_side="left",
+        extra_special_tokens=list(SPECIAL_TOKENS[1:]),
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def _corpus() -> Iterator[str]:
+    rng = random.Random(0)
+    for _ in range(1000):
+        click = {"action": "click", "x": rng.randint(0, 111), "y": rng.randint(0, 111)}
+        yield json.dumps(click, separators=(",", ":"))
+        yield json.dumps({"action": "type", "text": str(rng.randint(0, 9))}, separators=(",", ":"))
+        yield " ".join(rng.sample(_WORDS, 3))
+    yield from ("user\n", "assistant\n", "system\n", "tool\n") * 50
+
+
+def _language_model(tokenizer: Any, sizes: Any) -> Any:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(tokenizer),
+            hidden_size=sizes.hidden_size,
+            intermediate_size=sizes.intermediate_size,
+            num_hidden_layers=sizes.num_layers,
+            num_attention_heads=sizes.num_heads,
+            num_key_value_heads=sizes.num_heads,
+            max_position_embeddings=4096,
+            initializer_range=sizes.initializer_range,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def _vision_model(tokenizer: Any, sizes: Any) -> Any:
+    import transformers
+
+    classes = {
+        "qwen2_vl": (transformers.Qwen2VLConfig, transformers.Qwen2VLForConditionalGeneration),
+        "qwen2_5_vl": (transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration),
+        "qwen3_vl": (transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration),
+    }
+    config_class, model_class = classes[sizes.architecture]
+    token = tokenizer.convert_tokens_to_ids
+    config = config_class(
+        text_config=_text_config(tokenizer, sizes),
+        vision_config=_vision_config(sizes),
+        tie_word_embeddings=True,
+        image_token_id=token("<|image_pad|>"),
+        video_token_id=token("<|video_pad|>"),
+        vision_start_token_id=token("<|vision_start|>"),
+        vision_end_token_id=token("<|vision_end|>"),
+    )
+    return model_class(config)
+
+
+def _text_config(tokenizer: Any, sizes: Any) -> dict[str, Any]:
+    head = sizes.hidden_size // sizes.num_heads
+    side = head // 2 * 3 // 8
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+    rope["mrope_section"] = [head // 2 - 2 * side, side, side]
+    config = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": sizes.hidden_size,
+        "intermediate_size": sizes.intermediate_size,
+        "num_hidden_layers": sizes.num_layers,
+        "num_attention_heads": sizes.num_heads,
+        "num_key_value_heads": sizes.num_heads,
+        "max_position_embeddings": 4096,
+        "initializer_range": sizes.initializer_range,
+        "rope_parameters": rope,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    if sizes.architecture == "qwen3_vl":
+        config["head_dim"] = head
+        rope["mrope_interleaved"] = True
+    return config
+
+
+def _vision_config(sizes: Any) -> dict[str, Any]:
+    common = {
+        "depth": sizes.vision_layers,
+        "num_heads": sizes.num_heads,
+        "patch_size": sizes.patch_size,
+        "spatial_merge_size": sizes.merge_size,
+        "initializer_range": sizes.initializer_range,
+    }
+    width = sizes.vision_hidden_size
+    if sizes.architecture == "qwen2_vl":
+        return common | {"embed_dim": width, "hidden_size": sizes.hidden_size, "mlp_ratio": 2}
+    common |= {"hidden_size": width, "out_hidden_size": sizes.hidden_size, "intermediate_size": 2 * width}
+    if sizes.architecture == "qwen2_5_vl":
+        return common | {"window_size": 112, "fullatt_block_indexes": list(range(sizes.vision_layers))}
+    return common | {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
+
+
+def _image_processor(sizes: Any) -> Any:
+    from transformers import Qwen2VLImageProcessorPil
+
+    cell = sizes.patch_size * sizes.merge_size
+    return Qwen2VLImageProcessorPil(
+        min_pixels=cell**2,
+        max_pixels=sizes.image_size**2,
+        patch_size=sizes.patch_size,
+        merge_size=sizes.merge_size,
+    )
