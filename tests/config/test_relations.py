@@ -1,0 +1,105 @@
+"""Combinations of keys that cannot work are refused, with the reason; neighbours of them that can work are not."""
+
+import pytest
+
+from uirl.config import GROUP_ESTIMATORS, ConfigStore
+from uirl.errors import ConfigError
+
+REFUSED = {
+    "a group of one has no baseline": (
+        ["training.adv_estimator=grpo", "training.group_size=1"],
+        ["training.adv_estimator=gae", "training.group_size=1"],
+    ),
+    "no multiple of the 8 episodes of a group": (
+        ["training.adv_estimator=rloo", "training.batch_size=12"],
+        ["training.adv_estimator=gae", "training.batch_size=12"],
+    ),
+    "a minibatch needs at least one episode": (
+        ["training.batch_size=8", "training.minibatches=9"],
+        ["training.batch_size=8", "training.minibatches=8"],
+    ),
+    "rollout.max_tokens=256 leaves no room": (["rollout.max_tokens=256"], ["rollout.max_tokens=257"]),
+    "rollout.token_budget=100 leaves no room": (
+        ["rollout.token_budget=100"],
+        ["rollout.token_budget=100", "inference.max_tokens=99"],
+    ),
+    "inference.max_context=10 leaves no room": (["inference.max_context=10"], ["inference.max_context=1000"]),
+    "the first reply ends the episode": (
+        ["inference.multi_turn=false", "rollout.max_turns=2"],
+        ["inference.multi_turn=false", "rollout.max_turns=1"],
+    ),
+    "the critic would never be trained": (
+        ["training.value_coef=0"],
+        ["training.value_coef=0", "training.adv_estimator=reinforce_plus_plus"],
+    ),
+    "the controller adapts training.kl_coef, which then weighs nothing": (
+        ["algorithm.kl_target=0.1"],
+        ["algorithm.kl_target=0.1", "training.use_kl_in_reward=true"],
+    ),
+    "algorithm.loss_length=64 is read by": (
+        ["algorithm.loss_length=64"],
+        ["algorithm.loss_length=64", "algorithm.loss_aggregation=seq-mean-token-sum-norm"],
+    ),
+    "training.stop_at_success with training.eval_every=null": (
+        ["training.stop_at_success=0.9", "training.eval_every=null"],
+        ["training.stop_at_success=0.9"],
+    ),
+    "no evaluation that could stop it": (
+        ["training.warm_start.evaluate_every=null"],
+        ["training.warm_start.evaluate_every=null", "training.warm_start.stop_at_success=null"],
+    ),
+    "the embedded engine keeps the model on one device": (
+        ["model.tensor_parallel_size=2"],
+        ["model.tensor_parallel_size=2", "inference.backend=vllm"],
+    ),
+    "use a multiple of 8": (
+        ["model.tiny.hidden_size=100"],
+        ["model.tiny.hidden_size=100", "model.model_name=some/model"],
+    ),
+    "use a multiple of 16": (
+        ["model.tiny.vision_hidden_size=40"],
+        ["model.tiny.vision_hidden_size=40", "model.model_name=uirl/tiny-lm"],
+    ),
+    "use 56": (["model.tiny.image_size=60"], ["model.tiny.image_size=84"]),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_a_combination_that_cannot_work_is_refused_with_the_reason(reason):
+    refused, fine = REFUSED[reason]
+    with pytest.raises(ConfigError) as caught:
+        ConfigStore().override(refused)
+    assert reason in str(caught.value) and len(str(caught.value).splitlines()) == 1
+    ConfigStore().override(fine)
+
+
+@pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
+def test_every_estimator_that_compares_refuses_a_group_of_one(estimator):
+    config = ConfigStore()
+    config.training.adv_estimator, config.training.group_size = estimator, 1
+    with pytest.raises(ConfigError, match="a group of one"):
+        config.check()
+
+
+def test_assignments_may_pass_through_a_combination_that_cannot_work():
+    config = ConfigStore()
+    config.training.group_size = 1
+    config.training.adv_estimator = "grpo"
+    config.training.group_size = 4
+    config.check()
+
+
+@pytest.mark.parametrize(
+    ("assignment", "reason"),
+    [("inference.temperature=0", "never explores"), ("model.dtype=float16", "loss scaling")],
+)
+def test_what_may_generate_but_not_learn(assignment, reason):
+    config = ConfigStore().override([assignment])
+    with pytest.raises(ConfigError, match=reason):
+        config.check(training=True)
+
+
+def test_all_broken_relations_are_listed():
+    with pytest.raises(ConfigError) as caught:
+        ConfigStore().override(["training.value_coef=0", "training.minibatches=1000", "model.tensor_parallel_size=2"])
+    assert len(str(caught.value).splitlines()) == 3

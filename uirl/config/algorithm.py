@@ -1,0 +1,56 @@
+"""The finer points of the loss and of the credit, beside those of `training`."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from uirl.config.section import Count, Fraction, Index, NonNegative, Positive, Section
+
+
+class AlgorithmConfig(Section):
+    """Aggregation, importance ratios, KL, and which groups are learned from."""
+
+    key: ClassVar[str] = "algorithm"
+
+    loss_aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
+        "token-mean"
+    )
+    """How the losses of tokens become one number: every token weighs the same, every sequence weighs the same, sums
+    per sequence, or these divided by the constant `loss_length`."""
+    loss_length: Count | None = None
+    """Tokens by which 'seq-mean-token-sum-norm' divides; None: the width of the batch."""
+    ratio: Literal["token", "sequence"] = "token"
+    """Importance ratio per token (PPO) or the geometric mean over a sequence (GSPO)."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """With a negative advantage the loss is at most `dual_clip` x |advantage|; None: unbounded."""
+    tis_cap: Positive | None = None
+    """Truncated importance sampling: each token weighs min(exp(old_log_probs - rollout_log_probs), tis_cap), for
+    stale rollouts and engines that round differently; None: no correction."""
+
+    normalize_by_std: bool = True
+    """'grpo' and 'gigpo' divide by the standard deviation of the group; false: subtract the mean only."""
+    whiten_advantages: bool = True
+    """'gae' and 'reinforce_plus_plus' scale the advantages of an update to mean 0 and deviation 1."""
+    step_weight: NonNegative = 1.0
+    """'gigpo': weight of the credit between turns that start from the same state, beside that between episodes."""
+    skip_dead_groups: bool = True
+    """Estimators that compare within a group leave out groups whose episodes all have the same reward: they carry no
+    signal, yet Adam steps on what is left of the batch in full size."""
+    min_live_groups: Fraction = 0.1
+    """An update with a smaller share of live groups is skipped; 0: never."""
+    max_resamples: Index = 0
+    """How often an update may collect fresh groups in place of dead ones; 0: never."""
+
+    kl_loss_coef: NonNegative = 0.0
+    """Weight of KL(policy, reference) in the loss; above 0 a reference model is loaded."""
+    kl_type: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL: k1 = log ratio, k2 = half its square, k3 = ratio - 1 - log ratio."""
+    kl_target: Positive | None = None
+    """Adapt `training.kl_coef` so that the KL per token approaches this; None: the coefficient stays."""
+    kl_horizon: Count = 10_000
+    """Samples over which the adaptive coefficient reacts."""
+
+    reward_threshold: float = 0.0
+    """'rejection_sampling' imitates episodes whose total reward is above this."""

@@ -1,0 +1,34 @@
+"""What a run writes down, and where."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from uirl.config.section import Count, PathText, Section
+
+
+class LoggingConfig(Section):
+    """The run directory `<runs_dir>/<run_name>` and the trackers."""
+
+    key: ClassVar[str] = "logging"
+
+    run_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
+    """Name of the run's folder; None: the name of the environment, with a number where that is taken."""
+    runs_dir: PathText = "runs"
+    """Folder of all runs."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe messages that are printed."""
+    print_every: Count = 1
+    """Updates between lines of progress."""
+    tensorboard: bool = True
+    """Also write TensorBoard events to the run directory, where the package is installed."""
+    wandb: bool = False
+    """Also send metrics to Weights & Biases; an error where the package is missing."""
+    wandb_project: str = "uirl"
+    """Project there."""
+    store_trajectories: bool = True
+    """Keep every episode in the run directory: what was seen, sampled, decided, rewarded."""
+    store_images: bool = True
+    """Keep the screenshots with them, each once; false: only their hashes."""

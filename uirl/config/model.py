@@ -1,0 +1,89 @@
+"""Which policy: a built-in tiny model or a HuggingFace checkpoint, how it is loaded, and its adapters."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from uirl.config.section import Count, PathText, Positive, Section
+
+
+class TinyConfig(Section):
+    """Sizes of the built-in models ('uirl/tiny-vlm', 'uirl/tiny-lm'). Read for these two names alone."""
+
+    key: ClassVar[str] = "model.tiny"
+
+    architecture: Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"] = "qwen2_vl"
+    """HuggingFace family of 'uirl/tiny-vlm'. 'uirl/tiny-lm' is always a Qwen2."""
+    hidden_size: Count = 128
+    """Width of the text layers."""
+    num_layers: Count = 2
+    """Text layers."""
+    num_heads: Count = 4
+    """Attention heads, in the text and in the vision layers."""
+    intermediate_size: Count = 256
+    """Width of the text MLPs."""
+    vision_hidden_size: Count = 64
+    """Width of the vision layers."""
+    vision_layers: Count = 2
+    """Vision layers."""
+    patch_size: Count = 14
+    """Side of a vision patch, in pixels."""
+    merge_size: Count = 2
+    """An image token covers `merge_size` x `merge_size` patches."""
+    image_size: Count = 56
+    """Screenshots of more than `image_size` x `image_size` pixels are shrunk to about that many."""
+    initializer_range: Positive = 0.1
+    """Standard deviation of the random weights. HuggingFace's 0.02 hardly learns at these sizes."""
+    vocab_size: Annotated[int, Field(ge=300)] = 400
+    """Largest number of entries of the tokenizer, which is trained on the spot (256 bytes, special tokens, merges)."""
+    init_seed: int | None = None
+    """Seed of the random weights; None: `training.seed`."""
+
+
+class LoraConfig(Section):
+    """Low-rank adapters. Read where `model.use_lora` is true."""
+
+    key: ClassVar[str] = "model.lora"
+
+    r: Count = 16
+    """Rank."""
+    lora_alpha: Positive = 32.0
+    """The adapter's output is scaled by `lora_alpha / r`."""
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of adapter inputs dropped in training. Above 0, the learner's log-probs differ from the engine's."""
+    target: Literal["attention", "mlp", "all"] | list[str] = "all"
+    """Which linear layers get an adapter: a kind, or module names as HuggingFace spells them."""
+    vision: bool = False
+    """Adapters in the vision tower too; false: it stays as it was loaded."""
+
+
+class ModelConfig(Section):
+    """Which policy is trained, in which precision, on which device."""
+
+    key: ClassVar[str] = "model"
+
+    model_name: str = "uirl/tiny-vlm"
+    """'uirl/tiny-vlm' (sees pictures) or 'uirl/tiny-lm' (text): built locally with random weights. Anything else: a
+    HuggingFace id or a folder."""
+    local_path: PathText | None = None
+    """Folder to load instead of `model_name`; None: load `model_name`."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Precision of the weights. float32 gives engine and learner log-probs that agree to 1e-4."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
+    """'auto' (a GPU where there is one), 'cpu', 'cuda', 'cuda:1', 'mps'."""
+    tensor_parallel_size: Count = 1
+    """GPUs that share one copy of the model, in engines that can split it."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the checkpoint. Only for sources you trust."""
+    chat_template: str | None = None
+    """'chatml', 'llama-2', 'llama-3' or a Jinja template; None: the tokenizer's own."""
+    attn_implementation: str | None = None
+    """HuggingFace attention kernel ('sdpa', 'eager', 'flash_attention_2'); None: HuggingFace's choice."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    use_lora: bool = False
+    """Train low-rank adapters (`model.lora`) and leave the weights as they are."""
+    lora: LoraConfig = Field(default_factory=LoraConfig)
+    tiny: TinyConfig = Field(default_factory=TinyConfig)

@@ -1,0 +1,20 @@
+"""Actors on several machines."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from uirl.config.section import Count, Section
+
+
+class RayConfig(Section):
+    """Ray, for actors outside this process."""
+
+    key: ClassVar[str] = "ray"
+
+    use_ray: bool = False
+    """Play episodes in Ray actors; false: in this process."""
+    num_actors: Count = 1
+    """Actors that play episodes."""
+    address: str | None = None
+    """Address of a Ray cluster, 'auto' for the one this machine belongs to; None: start one on this machine."""

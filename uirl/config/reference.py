@@ -1,0 +1,44 @@
+"""The page that documents every config key, made from the classes themselves."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from uirl.config.problems import describe, nested_section
+
+if TYPE_CHECKING:
+    from uirl.config.section import Section
+
+_HEAD = """# Configuration
+
+Every key of `ConfigStore`, written by `ConfigStore.reference()`; do not edit by hand. A YAML file names the keys it
+changes; on the command line the same keys are `section.key=value`. Unknown keys, values of another type and
+combinations that cannot work are errors that say what to do. `null` means what the text of the key says.
+"""
+
+
+def markdown(tree: type[Section]) -> str:
+    """The reference of all sections below `tree`, one table each."""
+    return _HEAD + "".join(_section(inner) for inner in _sections(tree))
+
+
+def _sections(tree: type[Section]) -> list[type[Section]]:
+    inner = [section for field in tree.model_fields.values() if (section := nested_section(field)) is not None]
+    return [deeper for section in inner for deeper in (section, *_sections(section))]
+
+
+def _section(section: type[Section]) -> str:
+    rows = [
+        f"| `{name}` | {_cell(describe(field.annotation, field.metadata))} | `{json.dumps(field.get_default(call_default_factory=True))}` | "
+        f"{_cell((field.description or '').replace('None', 'null'))} |"
+        for name, field in section.model_fields.items()
+        if nested_section(field) is None
+    ]
+    about = " ".join((section.__doc__ or "").split())
+    head = f"\n## {section.key}\n\n{about}\n\n| key | value | default | meaning |\n|---|---|---|---|\n"
+    return head + "\n".join(rows) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

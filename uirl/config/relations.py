@@ -1,0 +1,151 @@
+"""What must hold between keys. Each rule says why, so that the message teaches what the combination would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from uirl.config.training import GROUP_ESTIMATORS
+
+if TYPE_CHECKING:
+    from uirl.config.store import ConfigStore
+
+BUILT_IN_VLM = "uirl/tiny-vlm"
+BUILT_IN = (BUILT_IN_VLM, "uirl/tiny-lm")
+
+
+def broken_relations(config: ConfigStore) -> list[str]:
+    """One message per combination of values that cannot work; empty: none."""
+    rules = (_groups, _batches, _lengths, _turns, _objective, _success, _engine, _tiny_text, _tiny_vision)
+    return [message for rule in rules for message in rule(config)]
+
+
+def broken_for_training(config: ConfigStore) -> list[str]:
+    """Combinations that are fine for generating and evaluating, but from which nothing can be learned."""
+    messages = []
+    if config.inference.temperature == 0:
+        messages.append(
+            "inference.temperature=0: a greedy policy never explores, every episode of a task is the same and every "
+            "advantage is 0; sample with 1.0, and use training.eval_temperature=0 for greedy evaluation"
+        )
+    if config.model.dtype == "float16":
+        messages.append(
+            "model.dtype=float16: gradients below 6e-8 become 0 without loss scaling, which the learner does not do; "
+            "use bfloat16 or float32"
+        )
+    return messages
+
+
+def _groups(config: ConfigStore) -> Iterator[str]:
+    training = config.training
+    if training.adv_estimator in GROUP_ESTIMATORS and training.episodes_per_group < 2:
+        yield (
+            f"training.adv_estimator={training.adv_estimator} with training.group_size=1: a group of one has no "
+            "baseline, its reward minus the mean of the group is always 0 and nothing is learned; use a group_size of "
+            "2 or more, or adv_estimator=gae"
+        )
+
+
+def _batches(config: ConfigStore) -> Iterator[str]:
+    training = config.training
+    if training.batch_size % training.episodes_per_group:
+        yield (
+            f"training.batch_size={training.batch_size} is no multiple of the {training.episodes_per_group} episodes of "
+            "a group: one group would be cut and its baseline wrong; change batch_size or training.group_size"
+        )
+    if training.minibatches > training.batch_size:
+        yield (
+            f"training.minibatches={training.minibatches} is more than training.batch_size={training.batch_size}: a "
+            "minibatch needs at least one episode"
+        )
+
+
+def _lengths(config: ConfigStore) -> Iterator[str]:
+    response = config.inference.max_tokens
+    limits = {
+        "rollout.max_tokens": config.rollout.max_tokens,
+        "rollout.token_budget": config.rollout.token_budget,
+        "inference.max_context": config.inference.max_context,
+    }
+    for key, limit in limits.items():
+        if limit is not None and limit <= response:
+            yield (
+                f"{key}={limit} leaves no room for a prompt beside a response of inference.max_tokens={response}; "
+                "raise the one or lower the other"
+            )
+
+
+def _turns(config: ConfigStore) -> Iterator[str]:
+    turns = config.rollout.max_turns
+    if not config.inference.multi_turn and turns is not None and turns > 1:
+        yield (
+            f"rollout.max_turns={turns} with inference.multi_turn=false: without several turns the first reply ends "
+            "the episode; set multi_turn=true or max_turns=1"
+        )
+
+
+def _objective(config: ConfigStore) -> Iterator[str]:
+    training, algorithm = config.training, config.algorithm
+    if training.adv_estimator == "gae" and training.value_coef == 0:
+        yield (
+            "training.adv_estimator=gae with training.value_coef=0: the critic would never be trained, and GAE "
+            "subtracts its guesses from the rewards; use a value_coef above 0, or an estimator without critic"
+        )
+    if algorithm.kl_target is not None and not training.use_kl_in_reward:
+        yield (
+            f"algorithm.kl_target={algorithm.kl_target} with training.use_kl_in_reward=false: the controller adapts "
+            "training.kl_coef, which then weighs nothing; set use_kl_in_reward=true or kl_target=null"
+        )
+    if algorithm.loss_length is not None and algorithm.loss_aggregation != "seq-mean-token-sum-norm":
+        yield (
+            f"algorithm.loss_length={algorithm.loss_length} is read by loss_aggregation='seq-mean-token-sum-norm' "
+            f"alone, got {algorithm.loss_aggregation!r}; change one of them"
+        )
+
+
+def _success(config: ConfigStore) -> Iterator[str]:
+    training, warm = config.training, config.training.warm_start
+    if training.stop_at_success is not None and training.eval_every is None:
+        yield (
+            "training.stop_at_success with training.eval_every=null: the success rate is that of an evaluation, and "
+            "there is none between the first and the last update; set eval_every"
+        )
+    if warm.enabled and warm.stop_at_success is not None and warm.evaluate_every is None:
+        yield (
+            "training.warm_start.stop_at_success with training.warm_start.evaluate_every=null: there is no evaluation "
+            "that could stop it; set evaluate_every, or stop_at_success=null"
+        )
+
+
+def _engine(config: ConfigStore) -> Iterator[str]:
+    if config.inference.backend == "transformers" and config.model.tensor_parallel_size > 1:
+        yield (
+            f"model.tensor_parallel_size={config.model.tensor_parallel_size} with inference.backend=transformers: the "
+            "embedded engine keeps the model on one device; use vllm or sglang, or 1"
+        )
+
+
+def _tiny_text(config: ConfigStore) -> Iterator[str]:
+    tiny = config.model.tiny
+    if config.model.model_name in BUILT_IN and tiny.hidden_size % (2 * tiny.num_heads):
+        yield (
+            f"model.tiny.hidden_size={tiny.hidden_size} with num_heads={tiny.num_heads}: every head needs an even, "
+            f"whole width for rotary positions; use a multiple of {2 * tiny.num_heads}"
+        )
+
+
+def _tiny_vision(config: ConfigStore) -> Iterator[str]:
+    tiny = config.model.tiny
+    if config.model.model_name != BUILT_IN_VLM:
+        return
+    if tiny.vision_hidden_size % (4 * tiny.num_heads):
+        yield (
+            f"model.tiny.vision_hidden_size={tiny.vision_hidden_size} with num_heads={tiny.num_heads}: a vision head "
+            f"has rotary positions along two axes; use a multiple of {4 * tiny.num_heads}"
+        )
+    cell = tiny.patch_size * tiny.merge_size
+    if tiny.image_size % cell:
+        yield (
+            f"model.tiny.image_size={tiny.image_size} is no multiple of patch_size x merge_size = {cell}: pictures are "
+            f"cut into cells of {cell} x {cell} pixels, one token each; use {max(cell, tiny.image_size // cell * cell)}"
+        )

@@ -1,0 +1,139 @@
+"""The training loop: how much data an update sees, the optimiser, advantages, evaluation and the warm start."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from uirl.config.section import Count, Fraction, Index, NonNegative, Pair, Positive, Section
+
+Estimator = Literal[
+    "gae",
+    "grpo",
+    "rloo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "gigpo",
+    "rejection_sampling",
+]
+GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus_baseline", "gigpo")
+"""Estimators whose baseline is the mean of a group of episodes of the same task."""
+DEFAULT_GROUP_SIZE = 8
+
+
+class WarmStartConfig(Section):
+    """Supervised training on demonstrations before the first update."""
+
+    key: ClassVar[str] = "training.warm_start"
+
+    enabled: bool = True
+    """Warm-start where the environment has a demonstrator; false: begin with reinforcement learning."""
+    demonstrations: Count = 25_600
+    """Most demonstrated episodes, each with a seed of its own."""
+    steps: Count = 500
+    """Most optimiser steps."""
+    batch_size: Count = 64
+    """Demonstrations per step."""
+    learning_rate: Positive = 1e-3
+    """Peak learning rate of AdamW."""
+    betas: Pair = (0.9, 0.95)
+    """AdamW's decay rates of the first and second moment."""
+    warmup_steps: Index = 20
+    """Steps over which the learning rate rises linearly from 0."""
+    stop_at_success: Fraction | None = 0.45
+    """Stop when the greedy policy solves this share of fresh tasks; None: take all `steps`."""
+    evaluate_every: Count | None = 25
+    """Steps between evaluations; None: never, so all `steps` are taken."""
+    evaluate_episodes: Count = 128
+    """Episodes of one evaluation."""
+
+
+class TrainingConfig(Section):
+    """One run: `num_epochs` epochs of `num_iters_per_epoch` updates on `batch_size` episodes each."""
+
+    key: ClassVar[str] = "training"
+
+    seed: int = 0
+    """Seed of everything random in the run."""
+    num_epochs: Count = 20
+    """Epochs; a checkpoint falls on the end of one."""
+    num_iters_per_epoch: Count = 10
+    """Updates per epoch."""
+    max_seconds: Positive | None = None
+    """Wall time of the run after which it ends in order, with a checkpoint; None: no limit."""
+    stop_at_success: Fraction | None = None
+    """End the run when an evaluation reaches this success rate; None: never."""
+
+    batch_size: Count = 256
+    """Episodes per update."""
+    group_size: Count | None = None
+    """Episodes of the same task that are compared with each other; None: 8 where `adv_estimator` compares within a
+    group, 1 otherwise. `episodes_per_group` is the number that holds."""
+    minibatches: Count = 2
+    """Optimiser steps per pass over the episodes of an update."""
+    update_epochs: Count = 1
+    """Passes over the episodes of an update."""
+    micro_batch_tokens: Count = 32_768
+    """Most tokens, padding included, of one forward and backward pass. Changes memory, not the gradient."""
+
+    learning_rate: Positive = 4e-4
+    """Peak learning rate of AdamW. Adapters and tiny models bear 1e-4 to 1e-3, full 7B models about 1e-6."""
+    betas: Pair = (0.9, 0.99)
+    """AdamW's decay rates of the first and second moment."""
+    weight_decay: NonNegative = 0.01
+    """AdamW's decoupled weight decay."""
+    warmup_steps: Index = 10
+    """Optimiser steps over which the learning rate rises linearly from 0. A fresh AdamW without them loses success."""
+    max_grad_norm: Positive | None = 1.0
+    """Gradients of a larger norm are scaled down to this one; None: never."""
+
+    adv_estimator: Estimator = "gae"
+    """How rewards become advantages: 'gae' (PPO with a critic), 'grpo', 'rloo', 'reinforce_plus_plus',
+    'reinforce_plus_plus_baseline', 'gigpo' (credit per turn), 'rejection_sampling' (imitate the successes)."""
+    gamma: Fraction = 1.0
+    """Discount per token ('gae', 'reinforce_plus_plus') or per turn ('gigpo'); 1: none."""
+    lam: Fraction = 0.95
+    """Lambda of GAE, per token: 1 trusts the rewards alone, 0 the critic alone."""
+    clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """PPO clips the probability ratio to [1 - clip_ratio, 1 + clip_ratio]."""
+    clip_ratio_low: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Distance of the lower clip from 1 (eps_low); None: `clip_ratio`."""
+    clip_ratio_high: Positive | None = None
+    """Distance of the upper clip from 1 (eps_high); None: `clip_ratio`. More than the lower one keeps exploration."""
+    entropy_coef: NonNegative = 0.02
+    """Weight of the entropy bonus in the loss; 0: none."""
+    value_coef: NonNegative = 0.5
+    """Weight of the critic's loss ('gae')."""
+    value_clip: Positive | None = 0.2
+    """The critic's new value may differ from the old one by this much; None: freely."""
+    value_learning_rate: Positive | None = None
+    """Learning rate of the value head; None: `learning_rate`."""
+    use_kl_in_reward: bool = False
+    """Subtract `kl_coef` x KL(policy, reference) from the reward of every token. Loads a reference model."""
+    kl_coef: NonNegative = 0.001
+    """Initial weight of the KL penalty in the reward."""
+
+    eval_every: Count | None = 10
+    """Updates between evaluations; None: none but the first and the last."""
+    eval_episodes: Count = 256
+    """Episodes of one evaluation, on seeds that training never uses."""
+    eval_temperature: NonNegative | None = None
+    """Temperature in evaluation; 0: greedy; None: `inference.temperature`."""
+    threads: Count | None = None
+    """CPU threads of torch; None: torch's own choice is left alone. On a busy machine 1 is the quickest."""
+    warm_start: WarmStartConfig = Field(default_factory=WarmStartConfig)
+
+    @property
+    def episodes_per_group(self) -> int:
+        """`group_size`, resolved."""
+        if self.group_size is not None:
+            return self.group_size
+        return DEFAULT_GROUP_SIZE if self.adv_estimator in GROUP_ESTIMATORS else 1
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """(distance below 1, distance above 1) at which the probability ratio is clipped."""
+        low = self.clip_ratio if self.clip_ratio_low is None else self.clip_ratio_low
+        high = self.clip_ratio if self.clip_ratio_high is None else self.clip_ratio_high
+        return low, high

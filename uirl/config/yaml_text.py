@@ -1,0 +1,77 @@
+"""YAML as people mean it: `1e-4` is a number, `no` is a word, a key given twice is an error."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+import yaml
+
+from uirl.errors import ConfigError
+
+_CORE_SCHEMA = (
+    ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", "~nN\0"),
+    ("tag:yaml.org,2002:int", r"[-+]?[0-9][0-9_]*", "-+0123456789"),
+    (
+        "tag:yaml.org,2002:float",
+        r"[-+]?((\.[0-9]+|[0-9][0-9_]*\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+|\.inf)|\.nan",
+        "-+.0123456789",
+    ),
+)
+"""(tag, pattern, first characters) of plain scalars, close to YAML 1.2; PyYAML's own follow 1.1, which reads `1e-4` as
+text, `no` as false and `1:30` as ninety."""
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
+            seen.add(getattr(key, "value", ""))
+        return super().construct_mapping(node, deep)
+
+
+def _whole_number(loader: _Loader, node: yaml.ScalarNode) -> int:
+    return int(node.value.replace("_", ""))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole_number)
+for _tag, _pattern, _first in _CORE_SCHEMA:
+    _Loader.add_implicit_resolver(_tag, re.compile(rf"(?:{_pattern})\Z"), ["" if c == "\0" else c for c in _first])
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that YAML 1.1 or 1.2 would read as something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _tag, _pattern, _first in _CORE_SCHEMA:
+    _Dumper.add_implicit_resolver(_tag, re.compile(rf"(?:{_pattern})\Z"), ["" if c == "\0" else c for c in _first])
+
+
+def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
+    """Outside double quotes PyYAML loses the rarer line breaks (NEL, LS, PS)."""
+    style = '"' if any(mark in value for mark in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def parse(text: str, source: str) -> Any:
+    """The plain data in `text`; None for an empty document. Raises `ConfigError` that names `source` and the line."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source} is not YAML that can be read: {error}") from error
+
+
+def render(data: Any) -> str:
+    """YAML that `parse` reads back to equal data, keys in the given order."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

@@ -1,0 +1,69 @@
+"""Files that are whole or absent: the one place that knows how to replace a file so that no crash leaves half of it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from uirl.errors import StorageError
+
+_REMEDIES = {
+    errno.ENOSPC: "the disk is full: free some space or point the run at another disk, then continue with --resume",
+    errno.EDQUOT: "the disk quota is used up: free some space, then continue with --resume",
+    errno.EFBIG: "the file reached the size limit of this process (ulimit -f): raise it, then continue with --resume",
+    errno.EACCES: "this user may not write there: choose another directory or fix the permissions",
+    errno.EROFS: "the file system is read-only: choose another directory",
+}
+
+
+@contextlib.contextmanager
+def storage_errors(what: str) -> Iterator[None]:
+    """A context in which an `OSError` becomes a `StorageError` that says what failed and what to do."""
+    try:
+        yield
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, "what was written before is still readable")
+        raise StorageError(f"{what}: {error.strerror or error}; {remedy}") from error
+
+
+def write_atomically(path: str | os.PathLike[str], data: str | bytes) -> None:
+    """Replaces `path` by `data` (text as UTF-8), so that a reader or a crash sees the old file or the new one, whole.
+
+    The bytes are on the disk before the name changes, and the folder is made where it is missing. Raises `StorageError`
+    where that fails; the old file then stands and no temporary file is left.
+    """
+    target = Path(path)
+    with storage_errors(f"cannot write {target}"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data.encode("utf-8") if isinstance(data, str) else data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        sync_folder(target.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames and new names in `folder` survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _umask() -> int:
+    current = os.umask(0o077)
+    os.umask(current)
+    return current
