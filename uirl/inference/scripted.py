@@ -1,0 +1,56 @@
+"""An engine without a model: it says what it is told. For tests, and for trying an environment out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from uirl.errors import EngineFailure
+from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine
+
+if TYPE_CHECKING:
+    import torch
+
+Script = Callable[[GenerationRequest], "tuple[int, ...] | list[int]"]
+
+
+class ScriptedInferenceEngine(InferenceEngine):
+    """Answers each request with the next item of `replies` (token ids), or with what `replies(request)` returns.
+
+    Every token gets the log-prob 0.0: the script is certain. Raises `EngineFailure` where the replies run out.
+    """
+
+    def __init__(self, replies: Iterable[Iterable[int]] | Script, *, end_ids: tuple[int, ...] = ()) -> None:
+        self._script = replies if callable(replies) else None
+        self._replies: Iterator[Iterable[int]] = iter(()) if callable(replies) else iter(replies)
+        self._end_ids = end_ids
+        self.requests: list[GenerationRequest] = []
+        """Everything that was asked, in order."""
+        self.released: list[str] = []
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        self.requests.append(request)
+        ids = tuple(self._script(request)) if self._script else self._next()
+        cut = ids[: request.sampling.max_tokens]
+        ended = not self._end_ids or (bool(cut) and cut[-1] in self._end_ids)
+        reason = "stop" if ended and len(cut) == len(ids) else "length"
+        return Generation(cut, (0.0,) * len(cut), reason, self.policy_version)
+
+    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> None:
+        self.policy_version = version
+
+    def release(self, session_id: str) -> None:
+        self.released.append(session_id)
+
+    def _next(self) -> tuple[int, ...]:
+        try:
+            return tuple(next(self._replies))
+        except StopIteration:
+            raise EngineFailure(f"the script has no reply for request {len(self.requests)}") from None
+
+
+def uniform_script(token_ids: Iterable[int], length: int, seed: int = 0) -> Script:
+    """A script that writes `length` tokens drawn evenly from `token_ids`."""
+    rng, choices = random.Random(seed), list(token_ids)
+    return lambda request: [rng.choice(choices) for _ in range(length)]

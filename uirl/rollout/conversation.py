@@ -1,0 +1,117 @@
+"""The token sequence of one episode, and the one policy on what of the history a generation sees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from uirl.images import Screenshot
+from uirl.inference.chat import ChatRenderer, Message
+
+DROPPED_PICTURE = "(earlier picture)"
+
+
+@dataclass(frozen=True, slots=True)
+class ContextWindow:
+    """How much history a generation sees. Generation, storage and training share it."""
+
+    max_images: int | None = None
+    """The newest so many pictures stay; older ones become a few words. None: all."""
+    token_budget: int | None = None
+    """Prompt tokens at most; the oldest exchanges after the first message are left out. None: all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the engine is fed for one turn."""
+
+    prompt_ids: tuple[int, ...]
+    images: tuple[Screenshot, ...]
+    new_ids: tuple[int, ...]
+    """The part of `prompt_ids` that is new since the previous response; all of it where a segment starts."""
+    new_images: tuple[Screenshot, ...]
+    starts_segment: bool
+
+
+class Conversation:
+    """Grows by what is sampled and what is observed; sampled ids are kept as they are.
+
+    Only the window may rewrite history. It then renders the remaining messages anew, and the next context says
+    `starts_segment`.
+    """
+
+    def __init__(self, chat: ChatRenderer, window: ContextWindow) -> None:
+        self._chat = chat
+        self._window = window
+        self._messages: list[Message] = []
+        self._pending: list[Message] = []
+        self._ids: list[int] = []
+        self._images: list[Screenshot] = []
+        self._ended = True
+
+    def add(self, message: Message) -> None:
+        """A message that the next context shows."""
+        self._pending.append(message)
+
+    def context(self) -> Context:
+        """The prompt for the next reply."""
+        new = self._pending
+        self._messages += new
+        self._pending = []
+        shortened = self._drop_pictures()
+        if self._ids and self._chat.incremental and not shortened:
+            added = self._chat.following(new, after_end=self._ended)
+            if self._fits(len(self._ids) + len(added)):
+                self._ids += added
+                images = tuple(shot for m in new for shot in m.images)
+                self._images += images
+                return Context(tuple(self._ids), tuple(self._images), tuple(added), images, False)
+        return self._rewritten()
+
+    def reply(self, ids: Sequence[int], text: str, *, ended: bool) -> None:
+        """What the policy answered. `ended`: the ids close with an end token."""
+        self._ids += ids
+        self._ended = ended
+        self._messages.append(Message("assistant", text))
+
+    def _rewritten(self) -> Context:
+        ids = self._chat.whole(self._messages)
+        while not self._fits(len(ids)) and self._drop_oldest():
+            ids = self._chat.whole(self._messages)
+        self._ids = ids
+        self._images = [shot for m in self._messages for shot in m.images]
+        return Context(tuple(ids), tuple(self._images), tuple(ids), tuple(self._images), True)
+
+    def _fits(self, length: int) -> bool:
+        return self._window.token_budget is None or length <= self._window.token_budget
+
+    def _drop_pictures(self) -> bool:
+        """Replaces pictures beyond the newest `max_images` by words; True where something changed."""
+        limit = self._window.max_images
+        if limit is None:
+            return False
+        excess = sum(len(m.images) for m in self._messages) - limit
+        changed = excess > 0
+        for i, message in enumerate(self._messages):
+            if excess <= 0:
+                break
+            if message.images:
+                gone = min(excess, len(message.images))
+                words = "\n".join(filter(None, [message.text, *[DROPPED_PICTURE] * gone]))
+                self._messages[i] = replace(message, text=words, images=message.images[gone:])
+                excess -= gone
+        return changed
+
+    def _drop_oldest(self) -> bool:
+        """Leaves out the oldest exchange after the opening one, at last the opening reply; False: nothing is left to
+        leave out."""
+        replies = [i for i, message in enumerate(self._messages) if message.role == "assistant"]
+        if len(replies) >= 2:
+            del self._messages[replies[0] + 1 : replies[1] + 1]
+            return True
+        if not replies:
+            return False
+        opening, newest = self._messages[replies[0] - 1], self._messages[-1]
+        words = "\n".join(filter(None, [opening.text, newest.text]))
+        self._messages[replies[0] - 1 :] = [replace(newest, text=words)]
+        return True
