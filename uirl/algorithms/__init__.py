@@ -1,1 +1,91 @@
+"""Reinforcement-learning algorithms as pure functions on tensors, and the table that names them.
 
+advantages.py, turns.py   rewards -> one advantage per response token
+losses.py, entropy.py     what the optimiser minimises
+kl.py                     distance to a reference: estimators, penalty, controller
+aggregation.py            token numbers -> batch numbers
+inputs.py, table.py       the uniform call of the trainer, and the names it may use
+descriptions.py           `PPO(...)`, `GRPO(...)`, ... for `Trainer(model, algorithm)`
+scan.py, groups.py, checks.py   the recurrence, the group arithmetic, the shape checks beneath them
+"""
+
+from uirl.algorithms.advantages import (
+    compute_gae_advantage_return,
+    compute_grpo_advantage,
+    compute_reinforce_plus_plus_advantage,
+    compute_reinforce_plus_plus_baseline_advantage,
+    compute_rejection_sampling_advantage,
+    compute_rloo_advantage,
+)
+from uirl.algorithms.aggregation import (
+    Aggregation,
+    aggregate_loss,
+    aggregation_denominator,
+    masked_mean,
+    masked_whiten,
+)
+from uirl.algorithms.descriptions import (
+    GRPO,
+    PPO,
+    RLOO,
+    Algorithm,
+    GiGPO,
+    ReinforcePlusPlus,
+    RejectionSampling,
+    TurnLevel,
+)
+from uirl.algorithms.entropy import compute_entropy
+from uirl.algorithms.groups import GroupIndex
+from uirl.algorithms.inputs import AdvantageInputs
+from uirl.algorithms.kl import KLController, KLEstimator, apply_kl_penalty, compute_kl, compute_kl_loss
+from uirl.algorithms.losses import (
+    RatioLevel,
+    compute_policy_loss,
+    compute_rejection_sampling_loss,
+    compute_value_loss,
+    kept_mask,
+)
+from uirl.algorithms.scan import discounted_suffix_sum
+from uirl.algorithms.table import ALGORITHMS, AlgorithmSpec, get_algorithm
+from uirl.algorithms.turns import compute_gigpo_advantage, compute_turn_level_advantage
+
+__all__ = [
+    "ALGORITHMS",
+    "GRPO",
+    "PPO",
+    "RLOO",
+    "AdvantageInputs",
+    "Aggregation",
+    "Algorithm",
+    "AlgorithmSpec",
+    "GiGPO",
+    "GroupIndex",
+    "KLController",
+    "KLEstimator",
+    "RatioLevel",
+    "ReinforcePlusPlus",
+    "RejectionSampling",
+    "TurnLevel",
+    "aggregate_loss",
+    "aggregation_denominator",
+    "apply_kl_penalty",
+    "compute_entropy",
+    "compute_gae_advantage_return",
+    "compute_gigpo_advantage",
+    "compute_grpo_advantage",
+    "compute_kl",
+    "compute_kl_loss",
+    "compute_policy_loss",
+    "compute_reinforce_plus_plus_advantage",
+    "compute_reinforce_plus_plus_baseline_advantage",
+    "compute_rejection_sampling_advantage",
+    "compute_rejection_sampling_loss",
+    "compute_rloo_advantage",
+    "compute_turn_level_advantage",
+    "compute_value_loss",
+    "discounted_suffix_sum",
+    "get_algorithm",
+    "kept_mask",
+    "masked_mean",
+    "masked_whiten",
+]

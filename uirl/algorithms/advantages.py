@@ -1,0 +1,261 @@
+"""Credit: from rewards to one advantage per response token; pure functions, no gradient.
+
+Every function takes one whole trajectory per row `[B, T]`: compute advantages first, cut rows into training
+samples afterwards, or a trajectory of three samples votes three times in its group. Rewards under mask 0 do
+not count. Estimators that look at turns live in `turns.py`.
+"""
+
+import torch
+from torch import Tensor
+
+from uirl.algorithms.aggregation import masked_whiten
+from uirl.algorithms.checks import as_bool_mask, check_aligned, check_unit_interval, zero_outside
+from uirl.algorithms.groups import GroupIndex, centred_in_group, group_codes, group_sizes, relative_to_group
+from uirl.algorithms.scan import discounted_suffix_sum, without_holes
+
+
+@torch.no_grad()
+def compute_gae_advantage_return(
+    token_level_rewards: Tensor,
+    values: Tensor,
+    response_mask: Tensor,
+    gamma: float,
+    lam: float,
+    *,
+    whiten: bool = True,
+    bootstrap_values: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantages and the returns the critic learns.
+
+    Over the response tokens t = 1..n of a row, observation tokens between them skipped:
+    `delta[t] = token_level_rewards[t] + gamma * values[t + 1] - values[t]`,
+    `advantages[t] = delta[t] + gamma * lam * advantages[t + 1]`, `returns = advantages + values`,
+    then `advantages = whiten(advantages)` over all response tokens of the batch.
+
+    Args:
+        token_level_rewards: `[B, T]`; the reward of a turn stands on its last response token.
+        values: `[B, T]`, the critic's value before each token is chosen.
+        response_mask: 0 and 1, `[B, T]`; may have holes (multi-turn), leading zeros (prompt) and padding.
+        gamma: Discount per response token.
+        lam: Trace decay: 0 is the one-step TD error, 1 the discounted return minus the value.
+        whiten: Whether to whiten the advantages over the batch, as PPO implementations do; False returns them
+            raw.
+        bootstrap_values: `[B]`, the value after the last response token, for episodes cut short by a limit;
+            None means every episode ended and nothing follows.
+
+    Returns:
+        `(advantages, returns)`, both `[B, T]`, 0 where the mask is 0. `returns` are never whitened.
+
+    Raises:
+        ValueError: Shapes that differ, a mask that is not 0/1, a discount outside [0, 1].
+
+    Papers: Schulman et al. 2015 (1506.02438); token-level masks as in verl.
+
+    The discount counts response tokens, not columns: a screenshot of 1000 tokens between two turns discounts
+    nothing. Without `bootstrap_values` a truncated episode is treated as if the world had ended there.
+    """
+    check_aligned(token_level_rewards=token_level_rewards, values=values, response_mask=response_mask)
+    check_unit_interval(gamma=gamma, lam=lam)
+    mask = as_bool_mask(response_mask)
+    rewards, values = _as_float(token_level_rewards), _as_float(values)
+    after_last = _bootstrap_column(bootstrap_values, values)
+
+    def advantages_of(packed: Tensor, rewards: Tensor, values: Tensor) -> Tensor:
+        next_values = torch.cat([values[:, 1:], values.new_zeros(len(values), 1)], dim=1)
+        if after_last is not None:
+            next_values += after_last * _is_last(packed)
+        # In place: this runs over [B, T] of a whole batch, and memory traffic is all it costs.
+        delta = next_values.mul_(gamma).add_(rewards).sub_(values)
+        return discounted_suffix_sum(delta, gamma * lam)
+
+    advantages = without_holes(advantages_of, mask, rewards, values)
+    returns = zero_outside(advantages + values, mask)
+    return (masked_whiten(advantages, mask) if whiten else advantages), returns
+
+
+@torch.no_grad()
+def compute_grpo_advantage(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    index: GroupIndex,
+    *,
+    normalize_by_std: bool = True,
+    epsilon: float = 1e-6,
+) -> tuple[Tensor, Tensor]:
+    """Each trajectory's reward relative to its group, on every response token.
+
+    `score = sum(token_level_rewards)`,
+    `advantages = (score - mean(group)) / (std(group) + epsilon)`, the division only if `normalize_by_std`.
+
+    Args:
+        token_level_rewards: `[B, T]`.
+        response_mask: 0 and 1, `[B, T]`.
+        index: One group id per row: tensor, array or list, integers or strings.
+        normalize_by_std: False is Dr. GRPO, which does not favour groups of nearly equal rewards.
+        epsilon: Added to the standard deviation (unbiased: n - 1).
+
+    Returns:
+        `(advantages, returns)`, both `[B, T]`, 0 where the mask is 0; `returns` hold the score.
+
+    Papers: GRPO (2402.03300); Dr. GRPO (2503.20783).
+
+    A group of one has nothing to be compared with: its advantage is 0, not its raw reward (verl returns the
+    raw reward). A group of equal rewards has advantage exactly 0.
+    """
+    scores, mask, codes = _scores_and_groups(token_level_rewards, response_mask, index)
+    advantages = relative_to_group(scores, codes, normalize_by_std, epsilon)
+    return _spread(advantages, mask, token_level_rewards), _spread(scores, mask, token_level_rewards)
+
+
+@torch.no_grad()
+def compute_rloo_advantage(
+    token_level_rewards: Tensor, response_mask: Tensor, index: GroupIndex
+) -> tuple[Tensor, Tensor]:
+    """Each trajectory's reward minus the mean of the others in its group (leave one out).
+
+    `advantages[i] = score[i] - mean(score[j], j != i) = n / (n - 1) * (score[i] - mean(group))`.
+
+    Args:
+        token_level_rewards: `[B, T]`.
+        response_mask: 0 and 1, `[B, T]`.
+        index: One group id per row.
+
+    Returns:
+        `(advantages, returns)`, both `[B, T]`, 0 where the mask is 0; `returns` hold the score.
+
+    Paper: Ahmadian et al. 2024 (2402.14740).
+
+    A group of one has no others: advantage 0.
+    """
+    scores, mask, codes = _scores_and_groups(token_level_rewards, response_mask, index)
+    sizes = group_sizes(codes)
+    advantages = centred_in_group(scores, codes) * sizes / (sizes - 1).clamp(min=1)
+    return _spread(advantages, mask, token_level_rewards), _spread(scores, mask, token_level_rewards)
+
+
+@torch.no_grad()
+def compute_reinforce_plus_plus_advantage(
+    token_level_rewards: Tensor, response_mask: Tensor, gamma: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Discounted reward-to-go of each token, whitened over the batch.
+
+    `returns[t] = token_level_rewards[t] + gamma * returns[t + 1]` over response tokens,
+    `advantages = whiten(returns)`.
+
+    Args:
+        token_level_rewards: `[B, T]`.
+        response_mask: 0 and 1, `[B, T]`; holes are skipped as in GAE.
+        gamma: Discount per response token.
+
+    Returns:
+        `(advantages, returns)`, both `[B, T]`, 0 where the mask is 0; `returns` are not whitened.
+
+    Paper: Hu 2025 (2501.03262).
+
+    The baseline is the batch mean: adding a constant to the reward of every token does change the advantages,
+    since long rows then collect more of it.
+    """
+    check_aligned(token_level_rewards=token_level_rewards, response_mask=response_mask)
+    check_unit_interval(gamma=gamma)
+    mask = as_bool_mask(response_mask)
+
+    def reward_to_go(_: Tensor, rewards: Tensor) -> Tensor:
+        return discounted_suffix_sum(rewards, gamma)
+
+    returns = without_holes(reward_to_go, mask, _as_float(token_level_rewards))
+    return masked_whiten(returns, mask), returns
+
+
+@torch.no_grad()
+def compute_reinforce_plus_plus_baseline_advantage(
+    token_level_rewards: Tensor, response_mask: Tensor, index: GroupIndex
+) -> tuple[Tensor, Tensor]:
+    """Each trajectory's reward minus its group mean, whitened over all response tokens of the batch.
+
+    `advantages = whiten(score - mean(group))`.
+
+    Args:
+        token_level_rewards: `[B, T]`.
+        response_mask: 0 and 1, `[B, T]`.
+        index: One group id per row.
+
+    Returns:
+        `(advantages, returns)`, both `[B, T]`, 0 where the mask is 0; `returns` hold the score.
+
+    Paper: Hu 2025 (2501.03262).
+
+    Whitening weighs rows by their length, so the advantages of a group need not sum to 0; and a group of one,
+    centred to 0, gets minus the batch mean, which is small but not 0.
+    """
+    scores, mask, codes = _scores_and_groups(token_level_rewards, response_mask, index)
+    centred = _spread(centred_in_group(scores, codes), mask, token_level_rewards)
+    return masked_whiten(centred, mask), _spread(scores, mask, token_level_rewards)
+
+
+@torch.no_grad()
+def compute_rejection_sampling_advantage(
+    token_level_rewards: Tensor, response_mask: Tensor, reward_threshold: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """1 on the response tokens of kept trajectories, 0 on all others.
+
+    `advantages = 1 if sum(token_level_rewards) > reward_threshold else 0`.
+
+    Args:
+        token_level_rewards: `[B, T]`.
+        response_mask: 0 and 1, `[B, T]`.
+        reward_threshold: Keep trajectories whose reward is larger.
+
+    Returns:
+        `(advantages, returns)`, both `[B, T]`, 0 where the mask is 0; `returns` hold the score.
+
+    The comparison is strict: with the default 0, a reward of exactly 0 (a failure) is dropped.
+    """
+    scores, mask = _scores(token_level_rewards, response_mask)
+    kept = (scores > reward_threshold).to(scores.dtype)
+    return _spread(kept, mask, token_level_rewards), _spread(scores, mask, token_level_rewards)
+
+
+def _scores(token_level_rewards: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The reward of each row, float64 `[B]` (float32 on Apple's GPU), and the boolean mask `[B, T]`."""
+    check_aligned(token_level_rewards=token_level_rewards, response_mask=response_mask)
+    mask = as_bool_mask(response_mask)
+    precise = torch.float32 if token_level_rewards.device.type == "mps" else torch.float64
+    return zero_outside(token_level_rewards, mask).sum(dim=-1, dtype=precise), mask
+
+
+def _scores_and_groups(
+    token_level_rewards: Tensor, response_mask: Tensor, index: GroupIndex
+) -> tuple[Tensor, Tensor, Tensor]:
+    scores, mask = _scores(token_level_rewards, response_mask)
+    return scores, mask, group_codes(index, len(scores), scores.device)
+
+
+def _spread(per_row: Tensor, mask: Tensor, like: Tensor) -> Tensor:
+    """One number per row on all its response tokens, `[B, T]`, in float32 or the rewards' float64."""
+    return per_row.to(_float_dtype(like)).unsqueeze(-1) * mask
+
+
+def _as_float(tensor: Tensor) -> Tensor:
+    return tensor.to(_float_dtype(tensor))
+
+
+def _float_dtype(tensor: Tensor) -> torch.dtype:
+    """Float32 for everything narrower: an advantage in bfloat16 keeps three digits."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _bootstrap_column(bootstrap_values: Tensor | None, values: Tensor) -> Tensor | None:
+    """The bootstrap values as `[B, 1]`, checked."""
+    if bootstrap_values is None:
+        return None
+    if bootstrap_values.shape != values.shape[:1]:
+        raise ValueError(
+            f"bootstrap_values must be [B]: got shape {tuple(bootstrap_values.shape)}, expected "
+            f"{tuple(values.shape[:1])}; one value per row, 0 where the episode ended by itself"
+        )
+    return bootstrap_values.to(values).unsqueeze(1)
+
+
+def _is_last(mask: Tensor) -> Tensor:
+    """True on the last response token of each row, for a mask without holes."""
+    return mask & ~torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], dim=1)

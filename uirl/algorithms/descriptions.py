@@ -1,0 +1,257 @@
+"""Algorithms as small frozen descriptions: the second argument of `Trainer(model, algorithm, ...)`.
+
+A description computes nothing. It names an entry of `ALGORITHMS` and carries the hyper-parameters, in the
+words of its paper; the learner reads them as keyword arguments through `advantage_options()` and the two
+`*_loss_options()`.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from uirl.algorithms.aggregation import Aggregation
+from uirl.algorithms.checks import check_unit_interval
+from uirl.algorithms.losses import RatioLevel
+from uirl.algorithms.table import AlgorithmSpec, get_algorithm
+
+
+class Algorithm(ABC):
+    """What the learner reads from any algorithm."""
+
+    @property
+    @abstractmethod
+    def adv_estimator(self) -> str:
+        """The name in `ALGORITHMS`."""
+
+    @property
+    def spec(self) -> AlgorithmSpec:
+        """The entry of `ALGORITHMS`."""
+        return get_algorithm(self.adv_estimator)
+
+    def advantage_options(self) -> dict[str, Any]:
+        """Keyword arguments for `AdvantageInputs`, next to the tensors."""
+        return {}
+
+    def loss_options(self) -> dict[str, Any]:
+        """Keyword arguments for the loss named by `spec.loss`, next to the tensors and the denominator."""
+        return {}
+
+    def value_loss_options(self) -> dict[str, Any]:
+        """Keyword arguments for `compute_value_loss`; read only if `spec.needs_critic`."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Clipped(Algorithm):
+    """The options that every algorithm with the clipped policy loss shares."""
+
+    clip_ratio_c: float | None = None
+    """Dual clip bound for negative advantages; None: off."""
+    tis_cap: float | None = None
+    """Cap of the importance weight learner / engine; None: no correction."""
+    aggregation: Aggregation = "token-mean"
+    """How token losses become one number, see `aggregate_loss`."""
+    loss_length: int | None = None
+    """The constant of 'seq-mean-token-sum-norm'; None with the other aggregations."""
+    kl_coef: float = 0.0
+    """Weight of the KL to the reference policy; 0: no reference policy is needed."""
+
+    def _clip_range(self) -> tuple[float, float]:
+        """Below and above 1."""
+        raise NotImplementedError
+
+    def loss_options(self) -> dict[str, Any]:
+        """Keyword arguments for `compute_policy_loss`."""
+        eps_low, eps_high = self._clip_range()
+        return {
+            "eps_low": eps_low,
+            "eps_high": eps_high,
+            "clip_ratio_c": self.clip_ratio_c,
+            "tis_cap": self.tis_cap,
+            "aggregation": self.aggregation,
+            "loss_length": self.loss_length,
+        }
+
+
+@dataclass(frozen=True)
+class RejectionSampling(Algorithm):
+    """Train, supervised, on the trajectories whose reward is larger than `reward_threshold`."""
+
+    reward_threshold: float = 0.0
+    """Strict: with 0 a reward of exactly 0 is dropped."""
+    aggregation: Aggregation = "token-mean"
+    """How token losses become one number, see `aggregate_loss`."""
+
+    @property
+    def adv_estimator(self) -> str:
+        return "rejection_sampling"
+
+    def advantage_options(self) -> dict[str, Any]:
+        return {"reward_threshold": self.reward_threshold}
+
+    def loss_options(self) -> dict[str, Any]:
+        return {"aggregation": self.aggregation}
+
+
+@dataclass(frozen=True)
+class PPO(_Clipped):
+    """Proximal policy optimisation with a critic (1707.06347)."""
+
+    clip_epsilon: float = 0.2
+    """Clip range of the ratio on both sides."""
+    gamma: float = 0.99
+    """Discount per response token."""
+    gae_lambda: float = 0.95
+    """Trace decay."""
+    cliprange_value: float | None = 0.2
+    """How far the critic may move in one update; None: unclipped."""
+    whiten: bool = True
+    """Whether advantages are whitened over the batch."""
+
+    def __post_init__(self) -> None:
+        _check_positive(clip_epsilon=self.clip_epsilon)
+        check_unit_interval(gamma=self.gamma, gae_lambda=self.gae_lambda)
+
+    @property
+    def adv_estimator(self) -> str:
+        return "gae"
+
+    def _clip_range(self) -> tuple[float, float]:
+        return self.clip_epsilon, self.clip_epsilon
+
+    def advantage_options(self) -> dict[str, Any]:
+        return {"gamma": self.gamma, "lam": self.gae_lambda, "whiten": self.whiten}
+
+    def value_loss_options(self) -> dict[str, Any]:
+        return {"cliprange_value": self.cliprange_value, "aggregation": self.aggregation} | (
+            {} if self.loss_length is None else {"loss_length": self.loss_length}
+        )
+
+
+@dataclass(frozen=True)
+class GRPO(_Clipped):
+    """Group relative policy optimisation (2402.03300) with DAPO's asymmetric clip range (2503.14476).
+
+    `GRPO(normalize_by_std=False)` is Dr. GRPO; `GRPO(3e-4, 4e-4, ratio_level="sequence",
+    aggregation="seq-mean-token-mean")` is GSPO.
+    """
+
+    eps_low: float = 0.2
+    """Clip range below 1."""
+    eps_high: float = 0.3
+    """Clip range above 1."""
+    normalize_by_std: bool = True
+    """Whether to divide by the group's standard deviation."""
+    ratio_level: RatioLevel = "token"
+    """'sequence' clips the ratio of the whole row, as GSPO does."""
+
+    def __post_init__(self) -> None:
+        _check_positive(eps_low=self.eps_low, eps_high=self.eps_high)
+
+    @property
+    def adv_estimator(self) -> str:
+        return "grpo"
+
+    def _clip_range(self) -> tuple[float, float]:
+        return self.eps_low, self.eps_high
+
+    def advantage_options(self) -> dict[str, Any]:
+        return {"normalize_by_std": self.normalize_by_std}
+
+    def loss_options(self) -> dict[str, Any]:
+        return {**super().loss_options(), "ratio_level": self.ratio_level}
+
+
+@dataclass(frozen=True)
+class RLOO(_Clipped):
+    """REINFORCE with the mean of the others in the group as baseline (2402.14740)."""
+
+    clip_epsilon: float = 0.2
+    """Clip range of the ratio on both sides."""
+
+    def __post_init__(self) -> None:
+        _check_positive(clip_epsilon=self.clip_epsilon)
+
+    @property
+    def adv_estimator(self) -> str:
+        return "rloo"
+
+    def _clip_range(self) -> tuple[float, float]:
+        return self.clip_epsilon, self.clip_epsilon
+
+
+@dataclass(frozen=True)
+class ReinforcePlusPlus(_Clipped):
+    """REINFORCE++ (2501.03262): no critic, advantages whitened over the batch."""
+
+    clip_epsilon: float = 0.2
+    """Clip range of the ratio on both sides."""
+    gamma: float = 1.0
+    """Discount per response token; not read with `group_baseline`."""
+    group_baseline: bool = False
+    """Whether to subtract the group's mean first (the "-baseline" variant)."""
+
+    def __post_init__(self) -> None:
+        _check_positive(clip_epsilon=self.clip_epsilon)
+        check_unit_interval(gamma=self.gamma)
+
+    @property
+    def adv_estimator(self) -> str:
+        return "reinforce_plus_plus_baseline" if self.group_baseline else "reinforce_plus_plus"
+
+    def _clip_range(self) -> tuple[float, float]:
+        return self.clip_epsilon, self.clip_epsilon
+
+    def advantage_options(self) -> dict[str, Any]:
+        return {"gamma": self.gamma}
+
+
+@dataclass(frozen=True)
+class TurnLevel(_Clipped):
+    """Reward-to-go of each turn relative to the same turn of the group."""
+
+    eps_low: float = 0.2
+    """Clip range below 1."""
+    eps_high: float = 0.3
+    """Clip range above 1."""
+    gamma: float = 1.0
+    """Discount per turn."""
+    normalize_by_std: bool = True
+    """Whether to divide by the standard deviation among the compared turns."""
+
+    def __post_init__(self) -> None:
+        _check_positive(eps_low=self.eps_low, eps_high=self.eps_high)
+        check_unit_interval(gamma=self.gamma)
+
+    @property
+    def adv_estimator(self) -> str:
+        return "turn_level"
+
+    def _clip_range(self) -> tuple[float, float]:
+        return self.eps_low, self.eps_high
+
+    def advantage_options(self) -> dict[str, Any]:
+        return {"gamma": self.gamma, "normalize_by_std": self.normalize_by_std}
+
+
+@dataclass(frozen=True)
+class GiGPO(TurnLevel):
+    """Group in group (2505.10978): the episode's advantage plus the turn's among equal states."""
+
+    gamma: float = 0.95
+    """Discount per turn."""
+    step_advantage_weight: float = 1.0
+    """Weight of the turn's advantage next to the episode's."""
+
+    @property
+    def adv_estimator(self) -> str:
+        return "gigpo"
+
+    def advantage_options(self) -> dict[str, Any]:
+        return {**super().advantage_options(), "step_advantage_weight": self.step_advantage_weight}
+
+
+def _check_positive(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not number > 0:
+            raise ValueError(f"{name} must be positive: got {number}; at 0 the policy could not move at all")
