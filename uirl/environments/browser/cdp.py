@@ -1,0 +1,175 @@
+"""Chrome DevTools Protocol over one websocket: calls that always end, events, and a socket whose death is an error."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
+
+EventHandler = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A call that waits for its answer."""
+
+    method: str
+    session: str | None
+    answer: asyncio.Future[dict[str, Any]]
+
+
+class CdpConnection:
+    """One websocket to one browser, shared by all its pages.
+
+    A page is addressed by its session id; None addresses the browser. Every call has a time limit. When the socket
+    dies, all calls that wait fail at once, and so does every later one.
+    """
+
+    def __init__(self, socket: Any, *, timeout: float, on_lost: Callable[[], None] | None = None) -> None:
+        """A connection over an open websocket; call it inside a running event loop.
+
+        `timeout` is the limit in seconds of a call that names none. `on_lost` is called once, when the socket is gone
+        or the event loop ends.
+        """
+        self.timeout = timeout
+        self._socket = socket
+        self._lost: str | None = None
+        self._loop = asyncio.get_running_loop()
+        self._on_lost = on_lost
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        self._handlers: dict[tuple[str | None, str], EventHandler] = {}
+        self._reader = asyncio.create_task(self._read(), name="cdp-reader")
+
+    @property
+    def lost(self) -> str | None:
+        """Why no call can be made, from where it is asked; None: the connection stands."""
+        if self._lost is None and asyncio.get_running_loop() is not self._loop:
+            return "the browser belongs to another event loop"
+        return self._lost
+
+    @classmethod
+    async def open(cls, url: str, *, timeout: float, on_lost: Callable[[], None] | None = None) -> CdpConnection:
+        """A connection to the browser that listens at `url` (ws://...).
+
+        Raises EnvironmentFailure where nothing answers, EpisodeTimeout after `timeout` seconds, ConfigError where the
+        package `websockets` is missing.
+        """
+        try:
+            from websockets.asyncio.client import connect
+            from websockets.exceptions import InvalidHandshake
+        except ImportError as error:
+            raise ConfigError("the browser needs the package 'websockets'; pip install 'uirl[browser]'") from error
+        try:
+            # proxy=None: a proxy in the machine's environment must not stand between us and our own process.
+            socket = await connect(
+                url, max_size=None, compression=None, ping_interval=None, open_timeout=timeout, proxy=None
+            )
+        except TimeoutError as error:
+            raise EpisodeTimeout(f"no connection to the browser at {url} within {timeout} s") from error
+        except (OSError, InvalidHandshake) as error:
+            raise EnvironmentFailure(f"no connection to the browser at {url}: {error}") from error
+        return cls(socket, timeout=timeout, on_lost=on_lost)
+
+    async def call(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None = None,
+        *,
+        session: str | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        """The result of one protocol method.
+
+        Raises EpisodeTimeout where no answer came in time, EnvironmentFailure where the browser is gone, the page
+        crashed or the method was refused.
+        """
+        lost = self.lost
+        if lost is not None:
+            raise EnvironmentFailure(f"{method}: {lost}")
+        seconds = self.timeout if timeout is None else timeout
+        number = next(self._numbers)
+        waiting = _Pending(method, session, asyncio.get_running_loop().create_future())
+        self._pending[number] = waiting
+        message: dict[str, Any] = {"id": number, "method": method, "params": dict(params or {})}
+        if session is not None:
+            message["sessionId"] = session
+        try:
+            async with asyncio.timeout(seconds):
+                await self._send(json.dumps(message))
+                return await waiting.answer
+        except TimeoutError as error:
+            raise EpisodeTimeout(f"{method}: the page did not answer within {seconds} s") from error
+        finally:
+            self._pending.pop(number, None)
+
+    def on(self, session: str | None, method: str, handler: EventHandler) -> None:
+        """Calls `handler(params)` at each such event of the session, on the event loop. One handler per event."""
+        self._handlers[(session, method)] = handler
+
+    def forget(self, session: str) -> None:
+        """Drops the handlers of a session and fails the calls that still wait for it."""
+        self._handlers = {key: handler for key, handler in self._handlers.items() if key[0] != session}
+        self.fail_session(session, "the page was closed")
+
+    def fail_session(self, session: str, reason: str) -> None:
+        """Ends the waiting calls of one session with an EnvironmentFailure."""
+        for waiting in self._pending.values():
+            if waiting.session == session and not waiting.answer.done():
+                waiting.answer.set_exception(EnvironmentFailure(f"{waiting.method}: {reason}"))
+
+    async def close(self) -> None:
+        """Closes the socket. Calls that wait fail; `on_lost` is called."""
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+
+    async def _send(self, text: str) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            await self._socket.send(text)
+        except ConnectionClosed as error:
+            raise EnvironmentFailure(f"the connection to the browser is gone: {error}") from error
+
+    async def _read(self) -> None:
+        """Hands out answers and events until the socket ends. Cancelled where the event loop shuts down."""
+        reason = "the connection to the browser was closed"
+        try:
+            async for text in self._socket:
+                self._receive(json.loads(text))
+            reason = "the browser ended"
+        except Exception as error:  # whatever ended the reader must reach those who wait for it
+            reason = f"the connection to the browser broke: {type(error).__name__}: {error}"
+        finally:
+            self._end(reason)
+
+    def _receive(self, message: Mapping[str, Any]) -> None:
+        if "id" not in message:
+            handler = self._handlers.get((message.get("sessionId"), message["method"]))
+            if handler is not None:
+                handler(message.get("params", {}))
+            return
+        waiting = self._pending.get(message["id"])
+        if waiting is None or waiting.answer.done():
+            return  # the caller gave up before the answer came
+        if "error" in message:
+            refused = message["error"].get("message", message["error"])
+            waiting.answer.set_exception(EnvironmentFailure(f"{waiting.method}: the browser refused: {refused}"))
+        else:
+            waiting.answer.set_result(message.get("result", {}))
+
+    def _end(self, reason: str) -> None:
+        if self._lost is not None:
+            return
+        self._lost = reason
+        self._socket.transport.abort()
+        for waiting in self._pending.values():
+            if not waiting.answer.done():
+                waiting.answer.set_exception(EnvironmentFailure(f"{waiting.method}: {reason}"))
+        if self._on_lost is not None:
+            self._on_lost()

@@ -1,0 +1,236 @@
+"""The browser process: found, started when first needed, shared by all sessions of an event loop, never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import weakref
+from pathlib import Path
+
+from uirl.environments.browser.cdp import CdpConnection
+from uirl.environments.browser.page import Page
+from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
+
+EXECUTABLES = ("chromium-headless-shell", "chrome-headless-shell", "chromium", "chromium-browser", "google-chrome")
+"""Tried in this order; the headless shell needs about half the CPU of the full browser."""
+
+FLAGS = (
+    "--remote-debugging-port=0",
+    # With the pipe the browser ends when our end of it closes: also where this process is killed with -9.
+    "--remote-debugging-pipe",
+    "--disable-gpu",
+    "--hide-scrollbars",
+    "--mute-audio",
+    "--no-first-run",
+    "--no-default-browser-check",
+    "--disable-extensions",
+    "--disable-sync",
+    "--disable-breakpad",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--disable-background-timer-throttling",
+    "--disable-backgrounding-occluded-windows",
+    "--disable-renderer-backgrounding",
+    "--disable-features=Translate,MediaRouter,OptimizationHints,AutofillServerCommunication",
+    "--password-store=basic",
+    "--use-mock-keychain",
+    "--force-color-profile=srgb",
+)
+
+CLOSED_NETWORK = (
+    # Every request, loopback included, goes to a proxy that does not exist; names do not resolve; no UDP around it.
+    "--proxy-server=http://127.0.0.1:9",
+    "--proxy-bypass-list=<-loopback>",
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
+    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
+    "--disable-quic",
+)
+
+SMALL_SHM = 512 * 2**20
+"""Bytes of /dev/shm under which pages are shared through the temporary folder (containers often give 64 MiB)."""
+
+_LISTENING = re.compile(r"DevTools listening on (ws://\S+)")
+
+
+def find_executable() -> str:
+    """Path of the browser: `UIRL_CHROMIUM`, else the first of `EXECUTABLES` on the PATH.
+
+    Raises ConfigError with the remedy where there is none.
+    """
+    named = os.environ.get("UIRL_CHROMIUM")
+    if named:
+        found = shutil.which(named)
+        if found is None:
+            raise ConfigError(f"UIRL_CHROMIUM={named!r} is not an executable; name the browser's path, or unset it")
+        return found
+    for name in EXECUTABLES:
+        found = shutil.which(name)
+        if found is not None:
+            return found
+    raise ConfigError(
+        "no Chromium found (" + ", ".join(EXECUTABLES) + "); run scripts/install_browser.sh (Debian: apt-get install "
+        "chromium-headless-shell), or set UIRL_CHROMIUM to the path of a Chromium or Chrome"
+    )
+
+
+class Chromium:
+    """One browser process, started at the first page, restarted at the next page after it died.
+
+    Belongs to the event loop that started it and ends with it. `Chromium.shared()` is the one that the environments
+    of an event loop use together.
+    """
+
+    def __init__(self, *, executable: str | None = None, timeout: float = 10.0, start_timeout: float = 30.0) -> None:
+        """A browser that is not started yet.
+
+        `executable`: path; None: `find_executable()` when it starts. `timeout`: limit in seconds of one protocol
+        call. `start_timeout`: limit of the start.
+        """
+        self.timeout = timeout
+        self.start_timeout = start_timeout
+        self.starts = 0
+        """How often a process was started: one more than the crashes that were repaired."""
+        self._executable = executable
+        self._connection: CdpConnection | None = None
+        self._process: _BrowserProcess | None = None
+        self._starting = asyncio.Lock()
+
+    @classmethod
+    def shared(cls) -> Chromium:
+        """The browser of the running event loop in this process."""
+        loop = asyncio.get_running_loop()
+        browser = _shared.get(loop)
+        if browser is None:
+            browser = _shared[loop] = cls()
+        return browser
+
+    @property
+    def pid(self) -> int | None:
+        """Leader of the browser's process group; None: not running."""
+        return None if self._process is None else self._process.pid
+
+    async def new_page(self, width: int, height: int) -> Page:
+        """A page of `width` x `height` pixels in a context of its own: no cookie or storage is shared with another.
+
+        Starts the browser where it does not run. Raises EnvironmentFailure or EpisodeTimeout where it cannot.
+        """
+        connection = await self._connected()
+        return await Page.open(connection, width, height)
+
+    async def close(self) -> None:
+        """Ends the browser and frees its profile. The next page starts another."""
+        async with self._starting:
+            if self._connection is not None:
+                await self._connection.close()
+
+    async def _connected(self) -> CdpConnection:
+        async with self._starting:
+            if self._connection is None or self._connection.lost is not None:
+                self._connection = await self._start()
+            return self._connection
+
+    async def _start(self) -> CdpConnection:
+        process = _BrowserProcess(self._executable or find_executable())
+        self._process = process
+        self.starts += 1
+        try:
+            url = await process.endpoint(self.start_timeout)
+            return await CdpConnection.open(url, timeout=self.timeout, on_lost=lambda: self._stopped(process))
+        except BaseException:
+            self._stopped(process)
+            raise
+
+    def _stopped(self, process: _BrowserProcess) -> None:
+        process.stop()
+        if self._process is process:
+            self._process = None
+
+
+class _BrowserProcess:
+    """The process group of one browser and its temporary profile."""
+
+    def __init__(self, executable: str) -> None:
+        self.executable = executable
+        self._owner = os.getpid()
+        self._profile = Path(tempfile.mkdtemp(prefix="uirl-chromium-"))
+        self._log = self._profile / "browser.log"
+        # The shell puts our two pipes where the browser looks for them: descriptors 3 and 4.
+        wiring = 'exec "$@" 3<&0 4>&1 0</dev/null 1>/dev/null'
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", wiring, "sh", executable, *_flags(executable, self._profile), "about:blank"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        _running.add(self)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def endpoint(self, timeout: float) -> str:
+        """The websocket address that the browser prints when it is ready."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            text = self._log.read_text(errors="replace")
+            found = _LISTENING.search(text)
+            if found:
+                return found.group(1)
+            if self._process.poll() is not None:
+                raise EnvironmentFailure(
+                    f"{self.executable} ended with code {self._process.returncode} before it was ready: "
+                    f"{text.strip()[-600:] or 'no output'}; does it run by hand with --no-sandbox?"
+                )
+            await asyncio.sleep(0.01)
+        raise EpisodeTimeout(f"{self.executable} was not ready within {timeout} s; is the machine overloaded?")
+
+    def stop(self) -> None:
+        """Ends the whole group, politely for a second, then by force; removes the profile. Twice is fine."""
+        if self not in _running or os.getpid() != self._owner:
+            return
+        _running.discard(self)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            pass
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # the polite way worked
+        self._process.wait()
+        shutil.rmtree(self._profile, ignore_errors=True)
+
+
+def _flags(executable: str, profile: Path) -> list[str]:
+    flags = [*FLAGS, *CLOSED_NETWORK, f"--user-data-dir={profile}"]
+    if "headless-shell" not in Path(executable).name:
+        flags.append("--headless=new")
+    if os.geteuid() == 0:
+        flags.append("--no-sandbox")  # Chromium refuses to run as root with its sandbox
+    shm = Path("/dev/shm")
+    if not shm.is_dir() or shutil.disk_usage(shm).total < SMALL_SHM:
+        flags.append("--disable-dev-shm-usage")
+    return flags
+
+
+_shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Chromium] = weakref.WeakKeyDictionary()
+_running: set[_BrowserProcess] = set()
+
+
+@atexit.register
+def _stop_all() -> None:
+    for process in list(_running):
+        process.stop()
