@@ -69,7 +69,8 @@ def test_a_combination_that_cannot_work_is_refused_with_the_reason(reason):
     refused, fine = REFUSED[reason]
     with pytest.raises(ConfigError) as caught:
         ConfigStore().override(refused)
-    assert reason in str(caught.value) and len(str(caught.value).splitlines()) == 1
+    assert reason in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
     ConfigStore().override(fine)
 
 

@@ -23,7 +23,7 @@ class LoggingConfig(Section):
     print_every: Count = 1
     """Updates between lines of progress."""
     tensorboard: bool = True
-    """Also write TensorBoard events to the run directory, where the package is installed."""
+    """Also write TensorBoard events to the run directory; an error where the package is missing."""
     wandb: bool = False
     """Also send metrics to Weights & Biases; an error where the package is missing."""
     wandb_project: str = "uirl"
