@@ -1,1 +1,69 @@
+"""Reinforcement learning for vision-language agents that use things.
 
+The public names live here and are imported when they are first used: `import uirl` loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "uirl.types": "Action Failure Observation RolloutData Sample StepResult Task ToolCall Trajectory Turn Verdict",
+    "uirl.errors": (
+        "AlignmentError CheckpointError ConfigError ContractError EngineFailure EnvironmentFailure EpisodeTimeout "
+        "JudgeFailure RolloutFailure StorageError UirlError"
+    ),
+    "uirl.images": "ImageStore Screenshot screenshot",
+    "uirl.metrics": "Metrics MetricsLogger pass_at_k read_metrics success_interval",
+    "uirl.config": (
+        "AlgorithmConfig CheckpointConfig ConfigStore EnvironmentConfig InferenceConfig LoggingConfig ModelConfig "
+        "RayConfig RolloutConfig TrainingConfig load_config"
+    ),
+    "uirl.environments": (
+        "BaseEnvironment ENVIRONMENTS EnvironmentSession GuessNumberEnvironment GymnasiumEnvironment "
+        "MiniWobEnvironment ScreenEnvironment SimpleGameEnvironment check_environment create_environment"
+    ),
+    "uirl.parsers": "ActionParser JSONActionParser PARSERS TextParser check_parser create_parser",
+    "uirl.inference": (
+        "BatchInferenceManager ChatRenderer Generation GenerationOutput GenerationRequest InferenceEngine LoadedModel "
+        "Message SamplingParams ScriptedInferenceEngine TextEngine TransformersInferenceEngine check_engine "
+        "create_engine create_inference_engine load_model"
+    ),
+    "uirl.algorithms": (
+        "ALGORITHMS AdvantageInputs GRPO GiGPO KLController PPO RLOO ReinforcePlusPlus RejectionSampling TurnLevel "
+        "apply_kl_penalty compute_entropy compute_gae_advantage_return compute_gigpo_advantage "
+        "compute_grpo_advantage compute_policy_loss compute_reinforce_plus_plus_advantage "
+        "compute_reinforce_plus_plus_baseline_advantage compute_rloo_advantage compute_value_loss"
+    ),
+    "uirl.rollout": (
+        "Collector ContextWindow Conversation EnginePlayer EpisodeLimits EpisodeSpec ExpertPlayer Player run_episode "
+        "samples_of"
+    ),
+    "uirl.storage": "RunDirectory TrajectoryStore export_sft",
+    "uirl.learner": (
+        "Batch Learner Policy PolicyValueModel VLMWrapper export_hf latest_checkpoint load_checkpoint load_policy "
+        "save_checkpoint"
+    ),
+    "uirl.training": "Channel LocalChannel RayPPOTrainer TaskSource Trainer evaluate",
+}
+_NAMES = {name: module for module, names in _HOME.items() for name in names.split()}
+_MODULES = ("algorithms", "config", "environments", "inference", "learner", "parsers", "rollout", "storage", "training")
+
+__all__ = sorted([*_NAMES, *_MODULES, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        value = getattr(importlib.import_module(_NAMES[name]), name)
+        globals()[name] = value
+        return value
+    if name in _MODULES:
+        return importlib.import_module(f"uirl.{name}")
+    raise AttributeError(f"module 'uirl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

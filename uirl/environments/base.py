@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from uirl.types import Action, Task
@@ -61,9 +61,14 @@ class BaseEnvironment(ABC):
         """What a demonstrator would do now, for a warm start; None: this environment has no demonstrator."""
         return None
 
+    def controls(self) -> Mapping[str, BaseEnvironment | Action | str]:
+        """Name -> a variant of this environment in which a policy that uses what it should must fail (a blank
+        picture, no instruction), or an action that, repeated, must fail. Evaluated beside a trained policy."""
+        return {}
+
     def spawn(self) -> BaseEnvironment:
         """Another, independent instance for a parallel episode. Default: a deep copy."""
         return copy.deepcopy(self)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most environments hold nothing
         """Frees what the instance holds. Calling it twice is fine."""

@@ -1,1 +1,31 @@
+"""Engines that sample from the policy, the models they load, and chat templates."""
 
+from uirl.inference.chat import ChatRenderer, Message
+from uirl.inference.check import EngineReport, check_engine
+from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, SamplingParams
+from uirl.inference.front import BatchInferenceManager, GenerationOutput, TextEngine, create_inference_engine
+from uirl.inference.models import LoadedModel, load_model
+from uirl.inference.scripted import ScriptedInferenceEngine
+from uirl.inference.table import BACKENDS, create_engine
+from uirl.inference.transformers_engine import TransformersInferenceEngine
+
+__all__ = [
+    "BACKENDS",
+    "BatchInferenceManager",
+    "ChatRenderer",
+    "EngineReport",
+    "Generation",
+    "GenerationOutput",
+    "GenerationRequest",
+    "InferenceEngine",
+    "LoadedModel",
+    "Message",
+    "SamplingParams",
+    "ScriptedInferenceEngine",
+    "TextEngine",
+    "TransformersInferenceEngine",
+    "check_engine",
+    "create_engine",
+    "create_inference_engine",
+    "load_model",
+]

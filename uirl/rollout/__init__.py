@@ -1,1 +1,34 @@
+"""Episodes: one, a group, many at once; and the samples they become."""
 
+from uirl.rollout.collector import Collector
+from uirl.rollout.conversation import Context, ContextWindow, Conversation
+from uirl.rollout.episode import (
+    ConstantPlayer,
+    EnginePlayer,
+    EpisodeLimits,
+    EpisodeSpec,
+    ExpertPlayer,
+    Player,
+    Response,
+    derive_seed,
+    run_episode,
+)
+from uirl.rollout.samples import samples_of, samples_of_all
+
+__all__ = [
+    "Collector",
+    "ConstantPlayer",
+    "Context",
+    "ContextWindow",
+    "Conversation",
+    "EnginePlayer",
+    "EpisodeLimits",
+    "EpisodeSpec",
+    "ExpertPlayer",
+    "Player",
+    "Response",
+    "derive_seed",
+    "run_episode",
+    "samples_of",
+    "samples_of_all",
+]

@@ -38,11 +38,16 @@ class Collector:
     """How often an episode that failed is run again before its group goes without it."""
     step_timeout: float = 60.0
     reset_timeout: float = 120.0
+    system_prompt: str | None = None
+    """Replaces the environment's own prompt prefix; None: the environment's."""
     _idle: list[EnvironmentSession] = field(default_factory=list)
+    _free: asyncio.Semaphore | None = None
 
     async def collect(self, specs: Sequence[EpisodeSpec], make_player: MakePlayer) -> list[Trajectory]:
         """The trajectories of all `specs`, in their order; then those of failed attempts that were repeated."""
-        free = asyncio.Semaphore(self.parallel)
+        if self._free is None:
+            self._free = asyncio.Semaphore(self.parallel)
+        free = self._free
         attempts: list[Trajectory] = []
 
         async def one(spec: EpisodeSpec) -> Trajectory:
@@ -87,6 +92,7 @@ class Collector:
                 limits=self.limits,
                 window=self.window,
                 reward_fn=self.reward_fn,
+                system_prompt=self.system_prompt,
             )
         except BaseException:
             await session.close()

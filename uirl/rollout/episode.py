@@ -124,6 +124,7 @@ async def run_episode(
     limits: EpisodeLimits,
     window: ContextWindow,
     reward_fn: RewardFunction | None = None,
+    system_prompt: str | None = None,
 ) -> Trajectory:
     """The record of one episode. A failure of the environment, the engine or the judge is on the record
     (`Trajectory.failure`) and does not raise; a broken contract does."""
@@ -131,7 +132,7 @@ async def run_episode(
     episode = _Episode(session, player, chat, parser, images, limits, Conversation(chat, window), record)
     started = time.perf_counter()
     try:
-        await episode.play(spec)
+        await episode.play(spec, system_prompt)
         if reward_fn is not None:
             apply_reward(record, reward_fn, session.env)
     except RolloutFailure as error:
@@ -154,10 +155,10 @@ class _Episode:
     conversation: Conversation
     record: Trajectory
 
-    async def play(self, spec: EpisodeSpec) -> None:
+    async def play(self, spec: EpisodeSpec, system_prompt: str | None) -> None:
         started = time.perf_counter()
         observation = self._keep(await self.session.reset(spec.task, spec.environment_seed))
-        prefix = self.session.env.get_prompt_prefix()
+        prefix = self.session.env.get_prompt_prefix() if system_prompt is None else system_prompt
         if prefix:
             self.conversation.add(Message("system", prefix))
         max_turns = min(self.limits.max_turns, self.session.env.max_turns or self.limits.max_turns)

@@ -1,0 +1,120 @@
+"""A config and an environment -> everything a run needs, wired together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from uirl.config import ConfigStore
+from uirl.environments import BaseEnvironment, create_environment
+from uirl.images import ImageStore
+from uirl.inference.chat import ChatRenderer
+from uirl.inference.contract import InferenceEngine, SamplingParams
+from uirl.inference.table import create_engine
+from uirl.learner import Learner, Policy
+from uirl.parsers import create_parser
+from uirl.rollout.collector import Collector, MakePlayer
+from uirl.rollout.conversation import ContextWindow
+from uirl.rollout.episode import EnginePlayer, EpisodeLimits, RewardFunction
+from uirl.training.tasks import tasks_of
+from uirl.types import Task
+
+
+@dataclass(slots=True)
+class Assembly:
+    """The parts of one run in one process."""
+
+    config: ConfigStore
+    environment: BaseEnvironment
+    eval_environment: BaseEnvironment
+    tasks: list[Task]
+    learner: Learner
+    engine: InferenceEngine
+    chat: ChatRenderer
+    images: ImageStore
+    collector: Collector
+    eval_collector: Collector
+
+    def collector_for(self, environment: BaseEnvironment) -> Collector:
+        """A collector like the run's own, for a variant of the environment."""
+        return _collector(self.config, environment, self.chat, self.images, self.collector.reward_fn)
+
+    def player(self, *, temperature: float | None = None) -> MakePlayer:
+        """Players that sample from the policy; `temperature` None: the training temperature."""
+        sampling = sampling_of(self.config, temperature)
+        return lambda spec: EnginePlayer(self.engine, sampling, spec.trajectory_id)
+
+    async def close(self) -> None:
+        """Frees environments and engine."""
+        await self.collector.close()
+        await self.eval_collector.close()
+        await self.engine.close()
+
+
+def assemble(
+    config: ConfigStore,
+    environment: BaseEnvironment | None = None,
+    reward_fn: RewardFunction | None = None,
+    dataset: Iterable[Any] | None = None,
+    policy: Policy | None = None,
+) -> Assembly:
+    """The parts of a run. `environment` None: the one the config names; `policy` None: the one the config loads."""
+    own = environment is None
+    settings = config.environment
+    if environment is None:
+        environment = create_environment(settings.name, settings.options_for("train"), settings)
+    evaluation = create_environment(settings.name, settings.options_for("eval"), settings) if own else environment
+    tasks = tasks_of(environment, dataset)
+    policy = policy or Policy.from_config(config)
+    images = ImageStore()
+    learner = Learner(policy, config, images)
+    chat = ChatRenderer(policy.loaded)
+    return Assembly(
+        config=config,
+        environment=environment,
+        eval_environment=evaluation,
+        tasks=tasks,
+        learner=learner,
+        engine=create_engine(config.inference, policy.loaded, shared=True),
+        chat=chat,
+        images=images,
+        collector=_collector(config, environment, chat, images, reward_fn),
+        eval_collector=_collector(config, evaluation, chat, images, reward_fn),
+    )
+
+
+def sampling_of(config: ConfigStore, temperature: float | None = None) -> SamplingParams:
+    """The sampling parameters of the config."""
+    inference = config.inference
+    return SamplingParams(
+        max_tokens=inference.max_tokens,
+        temperature=inference.temperature if temperature is None else temperature,
+        top_p=inference.top_p,
+        top_k=inference.top_k,
+    )
+
+
+def _collector(
+    config: ConfigStore,
+    environment: BaseEnvironment,
+    chat: ChatRenderer,
+    images: ImageStore,
+    reward_fn: RewardFunction | None,
+) -> Collector:
+    rollout, settings = config.rollout, config.environment
+    return Collector(
+        environment=environment,
+        chat=chat,
+        parser=create_parser(environment.action_format),
+        images=images,
+        limits=EpisodeLimits(config.turn_limit, rollout.max_tokens, rollout.max_seconds),
+        window=ContextWindow(rollout.max_images, rollout.token_budget),
+        reward_fn=reward_fn,
+        parallel=rollout.parallel,
+        retries=rollout.retries if rollout.group_repair == "retry" else 0,
+        step_timeout=settings.step_timeout or math.inf,
+        reset_timeout=settings.reset_timeout or math.inf,
+        system_prompt=config.inference.system_prompt,
+    )

@@ -1,0 +1,50 @@
+"""One event loop for the life of a trainer, on a thread of its own.
+
+Environments and engines hold sockets and tasks that belong to a loop, while `fit`, `evaluate` and the rest are plain
+calls, also in a notebook whose own loop is running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class EventLoopThread:
+    """Runs coroutines for callers that are not coroutines."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="uirl-loop", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What the coroutine returns. Ctrl-C cancels it, waits for its clean-up, and is raised here."""
+        if not self._thread.is_alive():
+            coroutine.close()
+            raise RuntimeError("the trainer is cleaned up; make a new one")
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(timeout=10)
+            raise
+
+    def close(self) -> None:
+        """Stops the loop. Calling it twice is fine."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(timeout=10)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()

@@ -1,0 +1,110 @@
+"""Which episodes to play next. The door for a curriculum: anything with these methods can stand here."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from uirl.environments.base import BaseEnvironment
+from uirl.errors import ConfigError
+from uirl.rollout.episode import EpisodeSpec, derive_seed
+from uirl.types import Task, Trajectory
+
+
+class TaskSource(Protocol):
+    """Hands out groups of episodes and hears how they went."""
+
+    def groups(self, count: int, size: int) -> list[list[EpisodeSpec]]:
+        """The next `count` groups of `size` episodes: one task and one instance per group."""
+        ...
+
+    def report(self, trajectories: Sequence[Trajectory]) -> None:
+        """What became of them."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data from which `load_state_dict` continues exactly here."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class UniformTasks:
+    """Every task equally often: pass after pass through a list, each pass in another order.
+
+    Episode number, task, instance and draws are functions of (`seed`, `split`, position), so that a run continued
+    from a position plays what the run that never stopped would have played.
+    """
+
+    def __init__(self, tasks: Sequence[Task], *, seed: int, split: str = "train", instance_seed: int | None = None) -> None:
+        """`instance_seed` makes the instances; None: `seed`. Held-out splits fix it, so that every run is measured on
+        the same instances."""
+        if not tasks:
+            raise ConfigError("there are no tasks; the environment's tasks() and the dataset are empty")
+        ids = [task.id for task in tasks]
+        if len(set(ids)) < len(ids):
+            raise ConfigError(f"task ids must be unique, got {next(i for i in ids if ids.count(i) > 1)!r} twice")
+        self._tasks = list(tasks)
+        self._seed, self._split = seed, split
+        self._instances = seed if instance_seed is None else instance_seed
+        self._position = 0
+
+    def groups(self, count: int, size: int) -> list[list[EpisodeSpec]]:
+        return [self._group(size) for _ in range(count)]
+
+    def report(self, trajectories: Sequence[Trajectory]) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self._position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._position = int(state["position"])
+
+    def _group(self, size: int) -> list[EpisodeSpec]:
+        at, self._position = self._position, self._position + 1
+        task = self._task(at)
+        instance = task.seed if task.seed is not None else derive_seed(self._instances, self._split, "instance", at)
+        group = f"{self._split}-{at:06d}"
+        return [
+            EpisodeSpec(
+                task=task,
+                environment_seed=instance,
+                sampling_seed=derive_seed(self._seed, self._split, "draws", at, member),
+                trajectory_id=f"{group}-{member}",
+                group_id=group,
+            )
+            for member in range(size)
+        ]
+
+    def _task(self, at: int) -> Task:
+        number, index = divmod(at, len(self._tasks))
+        if len(self._tasks) == 1:
+            return self._tasks[0]
+        order = list(range(len(self._tasks)))
+        random.Random(derive_seed(self._seed, self._split, "order", number)).shuffle(order)
+        return self._tasks[order[index]]
+
+
+def tasks_of(environment: BaseEnvironment, dataset: Iterable[Any] | None = None) -> list[Task]:
+    """The tasks to train on: those of `dataset` (`Task`s, mappings of their fields, or plain goals), else the
+    environment's, else one that stands for the environment itself."""
+    if dataset is not None:
+        return [_as_task(item, i, type(environment).__name__) for i, item in enumerate(dataset)]
+    own = environment.tasks()
+    return list(own) if own else [Task(id=type(environment).__name__)]
+
+
+def _as_task(item: Any, index: int, name: str) -> Task:
+    if isinstance(item, Task):
+        return item
+    if isinstance(item, str):
+        return Task(id=f"{name}/{index}", goal=item)
+    if isinstance(item, Mapping):
+        try:
+            return Task(**{"id": f"{name}/{index}", **item})
+        except TypeError as error:
+            fields = ", ".join(Task.__dataclass_fields__)
+            raise ConfigError(f"dataset item {index} is no task: {error}; expected keys among {fields}") from error
+    raise ConfigError(f"dataset item {index} is a {type(item).__name__}; expected a Task, a mapping or a str")
