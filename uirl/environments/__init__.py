@@ -1,1 +1,45 @@
+"""What an agent can use, behind one contract. Names load when they are first used."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from uirl.environments.base import BaseEnvironment
+    from uirl.environments.contract import EnvironmentReport, check_environment
+    from uirl.environments.scripted import Play, play_episode, scripted_success
+    from uirl.environments.session import EnvironmentSession
+    from uirl.environments.table import ENVIRONMENTS, create_environment, environment_class
+
+_EXPORTS = {
+    "BaseEnvironment": "uirl.environments.base",
+    "EnvironmentReport": "uirl.environments.contract",
+    "check_environment": "uirl.environments.contract",
+    "Play": "uirl.environments.scripted",
+    "play_episode": "uirl.environments.scripted",
+    "scripted_success": "uirl.environments.scripted",
+    "EnvironmentSession": "uirl.environments.session",
+    "ENVIRONMENTS": "uirl.environments.table",
+    "create_environment": "uirl.environments.table",
+    "environment_class": "uirl.environments.table",
+}
+
+__all__ = [
+    "ENVIRONMENTS",
+    "BaseEnvironment",
+    "EnvironmentReport",
+    "EnvironmentSession",
+    "Play",
+    "check_environment",
+    "create_environment",
+    "environment_class",
+    "play_episode",
+    "scripted_success",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_EXPORTS[name]), name)

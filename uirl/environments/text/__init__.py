@@ -1,1 +1,1 @@
-
+"""Environments of words alone."""

@@ -1,0 +1,580 @@
+"""EnvironmentSession: every shape an environment may return, and every way in which it may break."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from uirl.environments import BaseEnvironment, EnvironmentSession
+from uirl.errors import ContractError, EngineFailure, EnvironmentFailure, EpisodeTimeout
+from uirl.images import screenshot
+from uirl.types import Action, Observation, StepResult, Task
+
+RED = Image.new("RGB", (4, 3), (255, 0, 0))
+RED_HASH = screenshot(RED).hash
+ACTION = Action(text="go")
+NEXT: Any = ("next", 0.5, False, {})
+
+
+class Answers(BaseEnvironment):
+    """Returns (or raises, or calls) what it is told to."""
+
+    def __init__(
+        self, on_reset: Any = "start", on_step: Any = ("next", 0.5, False, {}), *, inline: bool = False
+    ) -> None:
+        super().__init__()
+        self.on_reset, self.on_step = on_reset, on_step
+        self.runs_inline = inline  # type: ignore[misc]
+        self.closed = 0
+
+    def reset(self) -> Any:
+        return self._say(self.on_reset)
+
+    def step(self, action: Any) -> Any:
+        self.action, self.thread = action, threading.get_ident()
+        return self._say(self.on_step)
+
+    def get_state_description(self) -> str:
+        return "somewhere"
+
+    def close(self) -> None:
+        self.closed += 1
+        self.closed_by = threading.get_ident()
+
+    @staticmethod
+    def _say(answer: Any) -> Any:
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer() if callable(answer) else answer
+
+
+class AsyncAnswers(Answers):
+    """The same, with async methods."""
+
+    async def reset(self) -> Any:
+        return await self._later(self.on_reset)
+
+    async def step(self, action: Any) -> Any:
+        return await self._later(self.on_step)
+
+    async def _later(self, answer: Any) -> Any:
+        await asyncio.sleep(0)
+        said = self._say(answer)
+        return await said if isinstance(said, Awaitable) else said
+
+
+KINDS = [
+    pytest.param(Answers, id="threaded"),
+    pytest.param(partial(Answers, inline=True), id="inline"),
+    pytest.param(AsyncAnswers, id="async"),
+]
+Make = Callable[..., Answers]
+
+
+async def reset_and_step(session: EnvironmentSession) -> tuple[Observation, StepResult]:
+    return await session.reset(), await session.step(ACTION)
+
+
+def first_turn(env: BaseEnvironment, **limits: float) -> tuple[Observation, StepResult]:
+    async def run() -> tuple[Observation, StepResult]:
+        session = EnvironmentSession(env, **limits)
+        try:
+            return await reset_and_step(session)
+        finally:
+            await session.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize(
+    ("answer", "text", "images", "info"),
+    [
+        ("hello", "hello", 0, {}),
+        (("hello", {"a": 1}), "hello", 0, {"a": 1}),
+        (Observation("hello", (RED,), {"a": 1}), "hello", 1, {"a": 1}),
+        ((Observation("hello", (), {"a": 1, "b": 1}), {"b": 2}), "hello", 0, {"a": 1, "b": 2}),
+        (RED, "", 1, {}),
+        (np.asarray(RED), "", 1, {}),
+        (screenshot(RED), "", 1, {}),
+        (screenshot(RED).data, "", 1, {}),
+        ({"text": "hello", "image": RED}, "hello", 1, {}),
+        ({"text": "hello", "images": [RED, RED]}, "hello", 2, {}),
+        (({"image": np.asarray(RED)}, {}), "", 1, {}),
+    ],
+)
+def test_reset_accepts_every_shape(make: Make, answer: Any, text: str, images: int, info: dict[str, int]) -> None:
+    observation, _ = first_turn(make(answer))
+    assert (observation.text, observation.info) == (text, info)
+    assert [image.hash for image in observation.images] == [RED_HASH] * images
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize(
+    ("answer", "terminated", "truncated"),
+    [
+        (("next", 0.5, False, {}), False, False),
+        (("next", np.float32(0.5), np.bool_(True), {"a": 1}), True, False),
+        (("next", 0.5, False, True, {}), False, True),
+        (("next", 0.5, True, False, {}), True, False),
+        (StepResult(Observation("next"), 0.5, terminated=True), True, False),
+        (StepResult(Observation("next"), 0.5, truncated=True), False, True),
+    ],
+)
+def test_step_accepts_every_shape(make: Make, answer: Any, terminated: bool, truncated: bool) -> None:
+    _, result = first_turn(make("start", answer))
+    assert (result.observation.text, result.reward) == ("next", 0.5)
+    assert (result.terminated, result.truncated) == (terminated, truncated)
+    assert (type(result.reward), type(result.terminated)) == (float, bool)
+
+
+def test_info_is_carried_and_success_survives_the_last_step() -> None:
+    _, result = first_turn(
+        Answers("start", (Observation("end", (), {"seen": 1}), True, True, {"success": np.bool_(True)}))
+    )
+    assert result.observation.info == {"seen": 1, "success": True}
+    assert result.observation.info["success"] is True
+    assert result.reward == 1.0
+
+
+def test_a_picture_is_taken_at_once_and_not_shared() -> None:
+    canvas = np.asarray(RED).copy()
+
+    def paint() -> tuple[Any, ...]:
+        canvas[:] = 0
+        return canvas, 0.0, False, {}
+
+    first, second = first_turn(Answers(lambda: canvas, paint))
+    assert first.images[0].hash == RED_HASH
+    assert second.observation.images[0].hash != RED_HASH
+
+
+NONSENSE_STEPS: list[tuple[Any, str]] = [
+    (None, "None (NoneType)"),
+    ("next", "'next' (str)"),
+    (("next", 0.5), "a tuple of 2"),
+    (("next", 0.5, False), "a tuple of 3"),
+    (("next", 0.5, False, False, {}, {}), "a tuple of 6"),
+    (("next", None, False, {}), "the reward None"),
+    (("next", math.nan, False, {}), "the reward nan"),
+    (("next", math.inf, False, {}), "the reward inf"),
+    (("next", "1.0", False, {}), "the reward '1.0' (str)"),
+    (("next", np.array([1.0]), False, {}), "the reward array([1.])"),
+    (("next", 0.5, None, {}), "None (NoneType) as done"),
+    (("next", 0.5, "no", {}), "'no' (str) as done"),
+    (("next", 0.5, False, 1, {}), "1 (int) as truncated"),
+    (("next", 0.5, False, None), "None (NoneType) as info"),
+    (("next", 0.5, False, True), "True (bool) as info"),
+    (("next", 0.5, False, {"success": "yes"}), "'yes' (str) as info['success']"),
+    ((None, 0.5, False, {}), "None (NoneType) as observation"),
+    ((3, 0.5, False, {}), "3 (int) as observation"),
+    (({"text": "a", "target": "b"}, 0.5, False, {}), "keys ['target', 'text']"),
+    (({"text": 3}, 0.5, False, {}), "3 (int) as observation text"),
+    (({"images": RED}, 0.5, False, {}), "as 'images'"),
+    ((np.zeros((4, 3), np.float32), 0.5, False, {}), "uint8"),
+    ((b"no picture", 0.5, False, {}), "cannot be used"),
+    ((Observation("a", ("no picture",)), 0.5, False, {}), "must be PIL, bytes or a uint8 array, got str"),
+]
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize(("answer", "words"), NONSENSE_STEPS)
+def test_nonsense_from_step_is_a_failure_that_says_what_was_got(make: Make, answer: Any, words: str) -> None:
+    with pytest.raises(EnvironmentFailure) as caught:
+        first_turn(make("start", answer))
+    message = str(caught.value)
+    assert words in message
+    assert "Answers.step returned" in message
+    assert "expected" in message
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("answer", [None, 3, ("a",), ("a", {}, {}), ("a", "b"), {}, [RED]])
+def test_nonsense_from_reset_is_a_failure(make: Make, answer: Any) -> None:
+    with pytest.raises(EnvironmentFailure, match=r"Answers\.reset returned .*expected"):
+        first_turn(make(answer))
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("method", ["reset", "step"])
+@pytest.mark.parametrize("error", [ValueError("boom"), StopIteration("boom"), SystemExit("boom"), TimeoutError("boom")])
+def test_exceptions_become_failures_and_break_the_session(make: Make, method: str, error: BaseException) -> None:
+    if isinstance(error, SystemExit) and isinstance(make(), AsyncAnswers):
+        error = OSError("boom")  # asyncio itself ends the loop on a SystemExit inside a task
+    env = make(error) if method == "reset" else make("start", error)
+
+    async def run() -> None:
+        session = EnvironmentSession(env)
+        assert not session.broken
+        with pytest.raises(EnvironmentFailure, match=rf"Answers\.{method} raised .*boom") as caught:
+            await reset_and_step(session)
+        assert caught.value.__cause__ is not None
+        assert session.broken
+        for again in (session.reset(), session.step(ACTION), session.expert_action(), session.state_description()):
+            with pytest.raises(EnvironmentFailure, match=r"the session broke earlier .*boom.*fresh spawn"):
+                await again
+        await session.close()
+        assert env.closed == 1
+
+    asyncio.run(run())
+
+
+def test_a_typed_failure_of_the_environment_keeps_its_type() -> None:
+    with pytest.raises(EngineFailure, match=r"^judge model is down$"):
+        first_turn(Answers("start", EngineFailure("judge model is down")))
+
+
+class Hang:
+    """A call that takes a second, and says whether it came to its end."""
+
+    def __init__(self) -> None:
+        self.finished = False
+
+    def blocking(self) -> None:
+        time.sleep(1)
+        self.finished = True
+
+    async def sleeping(self) -> None:
+        await asyncio.sleep(1)
+        self.finished = True
+
+    async def resisting(self) -> None:
+        for _ in range(10):
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.1)
+        self.finished = True
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+@pytest.mark.parametrize(
+    ("make", "hang"),
+    [
+        pytest.param(Answers, Hang.blocking, id="thread"),
+        pytest.param(AsyncAnswers, Hang.sleeping, id="async"),
+        pytest.param(AsyncAnswers, Hang.resisting, id="async-that-resists"),
+        pytest.param(Answers, Hang.sleeping, id="sync-that-returns-a-coroutine"),
+    ],
+)
+def test_a_hang_is_cut_off(method: str, make: Make, hang: Callable[[Hang], Any]) -> None:
+    call = Hang()
+    env = make(partial(hang, call)) if method == "reset" else make("start", partial(hang, call))
+
+    async def run() -> None:
+        session = EnvironmentSession(env, step_timeout=0.2, reset_timeout=0.2)
+        with pytest.raises(EpisodeTimeout, match=rf"Answers\.{method} did not return within 0.2 s"):
+            await reset_and_step(session)
+        assert session.broken
+        with pytest.raises(EnvironmentFailure, match="did not return"):
+            await session.step(ACTION)
+        await session.close()
+        assert not call.finished, "the caller waited for the hanging call"
+
+    asyncio.run(run())
+
+
+def test_cancelling_an_episode_breaks_the_session_and_closing_does_not_wait() -> None:
+    call = Hang()
+
+    async def run() -> None:
+        session = EnvironmentSession(Answers("start", call.blocking))
+        await session.reset()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(session.step(ACTION), 0.1)
+        assert session.broken
+        await session.close()
+        assert not call.finished
+
+    asyncio.run(run())
+
+
+def test_an_abandoned_instance_is_closed_when_it_comes_back() -> None:
+    release = threading.Event()
+    env = Answers("start", release.wait)
+
+    async def run() -> None:
+        session = EnvironmentSession(env, step_timeout=0.1)
+        await session.reset()
+        with pytest.raises(EpisodeTimeout):
+            await session.step(ACTION)
+        await session.close()
+        assert env.closed == 0
+        release.set()
+        for _ in range(200):
+            if env.closed:
+                break
+            await asyncio.sleep(0.01)
+        assert env.closed == 1
+        assert env.closed_by == env.thread
+
+    asyncio.run(run())
+
+
+def test_a_hung_thread_does_not_keep_the_interpreter_alive() -> None:
+    program = (
+        "import asyncio, time\n"
+        "from uirl.environments import BaseEnvironment, EnvironmentSession\n"
+        "from uirl.errors import EpisodeTimeout\n"
+        "class Hangs(BaseEnvironment):\n"
+        "    def reset(self): time.sleep(1000)\n"
+        "    def step(self, action): pass\n"
+        "    def get_state_description(self): return ''\n"
+        "async def run():\n"
+        "    try: await EnvironmentSession(Hangs(), reset_timeout=0.1).reset()\n"
+        "    except EpisodeTimeout: print('cut off')\n"
+        "asyncio.run(run())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "cut off"), done.stderr
+
+
+def test_each_instance_has_one_thread_for_its_whole_life() -> None:
+    class Where(Answers):
+        def reset(self) -> str:
+            self.threads = [*getattr(self, "threads", []), threading.get_ident()]
+            return "start"
+
+        def step(self, action: Any) -> Any:
+            self.threads.append(threading.get_ident())
+            return "next", 0.0, False, {}
+
+    async def episode(session: EnvironmentSession) -> None:
+        await session.reset()
+        await session.step(ACTION)
+
+    async def run() -> list[Where]:
+        envs = [Where() for _ in range(3)]
+        sessions = [EnvironmentSession(env) for env in envs]
+        for _ in range(2):
+            await asyncio.gather(*(episode(session) for session in sessions))
+        for session in sessions:
+            await session.close()
+            await session.close()
+        return envs
+
+    envs = asyncio.run(run())
+    threads = [set(env.threads) | {env.closed_by} for env in envs]
+    assert all(len(t) == 1 for t in threads)
+    assert len(set.union(*threads)) == 3
+    assert threading.get_ident() not in set.union(*threads)
+    assert [env.closed for env in envs] == [1, 1, 1]
+
+
+def test_threads_end_with_their_sessions() -> None:
+    before = threading.active_count()
+
+    async def run() -> None:
+        closed, forgotten = EnvironmentSession(Answers()), EnvironmentSession(Answers())
+        await closed.reset()
+        await forgotten.reset()
+        assert threading.active_count() == before + 2
+        await closed.close()
+
+    asyncio.run(run())
+    gc.collect()
+    for _ in range(200):
+        if threading.active_count() == before:
+            break
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def test_inline_environments_run_on_the_event_loop() -> None:
+    env = Answers(inline=True)
+    first_turn(env)
+    assert env.thread == threading.get_ident()
+
+
+def test_threaded_environments_run_side_by_side() -> None:
+    meet = threading.Barrier(4, timeout=5)
+
+    async def run() -> None:
+        sessions = [EnvironmentSession(Answers(lambda: (meet.wait(), "met")[1])) for _ in range(4)]
+        observations = await asyncio.gather(*(session.reset() for session in sessions))
+        assert [o.text for o in observations] == ["met"] * 4
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("signature", "expected"),
+    [
+        ("self", {}),
+        ("self, seed=7", {"seed": 5}),
+        ("self, *, task", {"task": "t"}),
+        ("self, task=None, seed=None", {"task": "t", "seed": 5}),
+        ("self, **kwargs", {"task": "t", "seed": 5}),
+        ("self, seed=None, **kwargs", {"task": "t", "seed": 5}),
+        ("self, *task", {}),
+        ("self, level=1", {}),
+    ],
+)
+def test_reset_gets_only_what_its_signature_takes(signature: str, expected: dict[str, Any]) -> None:
+    scope: dict[str, Any] = {}
+    exec(f"def reset({signature}):\n    return str(sorted((k, v) for k, v in got(locals()).items()))", scope)
+
+    def got(local: dict[str, Any]) -> dict[str, Any]:
+        named = {k: v for k, v in local.items() if k in ("task", "seed") and not isinstance(v, tuple)}
+        return {k: getattr(v, "id", v) for k, v in {**named, **local.get("kwargs", {})}.items()}
+
+    scope["got"] = got
+    env = type("Signature", (Answers,), {"reset": scope["reset"]})()
+
+    async def run() -> str:
+        return (await EnvironmentSession(env).reset(Task("t"), 5)).text
+
+    assert asyncio.run(run()) == str(sorted(expected.items()))
+
+
+def test_none_is_not_handed_over_where_the_environment_has_a_default() -> None:
+    class Defaults(Answers):
+        def reset(self, task: Task | None, seed: int = 7) -> str:  # type: ignore[override]
+            return f"{task} {seed}"
+
+    async def run() -> list[str]:
+        session = EnvironmentSession(Defaults())
+        return [(await session.reset()).text, (await session.reset(Task("t", seed=3))).text[-1]]
+
+    assert asyncio.run(run()) == ["None 7", "3"]
+
+
+@pytest.mark.parametrize(("action_format", "kind"), [("text", str), ("json", Action)])
+def test_step_gets_text_or_action(action_format: str, kind: type) -> None:
+    env = Answers()
+    env.action_format = action_format  # type: ignore[misc]
+    first_turn(env)
+    assert type(env.action) is kind
+    assert env.action in ("go", ACTION)
+
+
+def test_done_flag_is_cleared_before_each_reset() -> None:
+    class Flag(Answers):
+        def step(self, action: Any) -> Any:
+            before, self._done = self._done, True
+            return str(before), 0.0, self._done, {}
+
+    async def run() -> list[str]:
+        session = EnvironmentSession(Flag())
+        seen = []
+        for _ in range(2):
+            await session.reset()
+            seen.append((await session.step(ACTION)).observation.text)
+        return seen
+
+    assert asyncio.run(run()) == ["False", "False"]
+
+
+def test_steps_outside_of_an_episode_are_refused() -> None:
+    async def run() -> None:
+        env = Answers("start", ("end", 1.0, True, {}))
+        session = EnvironmentSession(env)
+        with pytest.raises(ContractError, match=r"step was called first; expected reset\(\)"):
+            await session.step(ACTION)
+        await session.reset()
+        await session.step(ACTION)
+        with pytest.raises(ContractError, match="step was called after the end of the episode"):
+            await session.step(ACTION)
+        assert not session.broken, "the caller's mistake is not the environment's"
+        await session.reset()
+        await session.close()
+        with pytest.raises(ContractError, match="after close"):
+            await session.reset()
+
+    asyncio.run(run())
+
+
+def test_wrong_arguments_are_explained() -> None:
+    with pytest.raises(ContractError, match=r"BaseEnvironment subclass, got 'env'.*GymnasiumEnvironment"):
+        EnvironmentSession("env")  # type: ignore[arg-type]
+    with pytest.raises(ContractError, match="step_timeout must be positive seconds, got 0"):
+        EnvironmentSession(Answers(), step_timeout=0)
+
+
+@pytest.mark.parametrize(
+    ("action_format", "said", "expected"),
+    [("text", "north", Action(text="north")), ("json", ACTION, ACTION), ("text", None, None), ("json", None, None)],
+)
+def test_expert_action_is_an_action(action_format: str, said: Any, expected: Action | None) -> None:
+    env = Answers()
+    env.action_format = action_format  # type: ignore[misc]
+    env.expert_action = lambda: said  # type: ignore[method-assign]
+    assert asyncio.run(EnvironmentSession(env).expert_action()) == expected
+
+
+@pytest.mark.parametrize(("method", "said"), [("expert_action", 3), ("get_state_description", None)])
+def test_nonsense_from_other_methods_is_a_failure(method: str, said: Any) -> None:
+    env = Answers()
+    setattr(env, method, lambda: said)
+
+    async def run() -> None:
+        session = EnvironmentSession(env)
+        with pytest.raises(EnvironmentFailure, match=rf"Answers\.{method} returned {said}"):
+            await (session.expert_action() if method == "expert_action" else session.state_description())
+        assert session.broken
+
+    asyncio.run(run())
+
+
+def test_a_failing_close_is_reported_once() -> None:
+    class Stuck(Answers):
+        def close(self) -> None:
+            raise OSError("device busy")
+
+    async def run() -> None:
+        session = EnvironmentSession(Stuck())
+        await session.reset()
+        with pytest.raises(EnvironmentFailure, match=r"Stuck\.close raised OSError: device busy"):
+            await session.close()
+        await session.close()
+
+    asyncio.run(run())
+
+
+class Cellar(BaseEnvironment):
+    """The shape of the documents' text game: no constructor, a `_done` that it never clears itself."""
+
+    def reset(self) -> str:
+        self.gold = 0.0
+        self.bag: list[str] = []
+        return "A cellar. There is a lamp."
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        gain = -0.1
+        if "grab" in action.lower():
+            self.bag.append("lamp")
+            gain = 1.0
+        elif "leave" in action.lower():
+            gain = 5.0
+            self._done = True
+        self.gold += gain
+        return self.get_state_description(), gain, self._done, {}
+
+    def get_state_description(self) -> str:
+        return f"Gold: {self.gold}, bag: {self.bag}"
+
+
+def test_the_plain_game_of_the_documents_runs_unchanged() -> None:
+    async def run() -> None:
+        session = EnvironmentSession(Cellar("any config").spawn())
+        for _ in range(2):
+            first = await session.reset(Task("t"), seed=1)
+            assert first == Observation("A cellar. There is a lamp.")
+            results = [await session.step(Action(text=t)) for t in ("Grab the lamp", "dance", "leave")]
+            assert [r.reward for r in results] == [1.0, -0.1, 5.0]
+            assert [r.done for r in results] == [False, False, True]
+            assert results[0].observation.text == "Gold: 1.0, bag: ['lamp']"
+        await session.close()
+
+    asyncio.run(run())

@@ -1,0 +1,152 @@
+"""What environments may return -> the strict nouns. Nonsense is an `EnvironmentFailure` that says what was expected."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from uirl.errors import EnvironmentFailure
+from uirl.images import Screenshot, screenshot
+from uirl.types import Observation, StepResult
+
+RESET_SHAPES = "an observation or (observation, info)"
+STEP_SHAPES = (
+    "(observation, reward, done, info), (observation, reward, terminated, truncated, info) or a uirl.types.StepResult"
+)
+OBSERVATION_SHAPES = "a str, an Observation, an image, or a dict with 'text' and 'image' or 'images'"
+
+
+def read_reset(value: Any, where: str) -> Observation:
+    """The first observation of what `reset` returned. `where` ('MyEnv.reset') begins the message of a failure."""
+    if not isinstance(value, tuple):
+        return read_observation(value, where)
+    if len(value) != 2:
+        raise EnvironmentFailure(f"{where} returned a tuple of {len(value)}; expected {RESET_SHAPES}")
+    return _with_info(read_observation(value[0], where), value[1], where)
+
+
+def read_step(value: Any, where: str) -> StepResult:
+    """The step result of what `step` returned."""
+    info: Any
+    if isinstance(value, StepResult):
+        observation, terminated, truncated = value.observation, value.terminated, value.truncated
+        reward, info = value.reward, {}
+    elif isinstance(value, tuple) and len(value) == 4:
+        (observation, reward, terminated, info), truncated = value, False
+    elif isinstance(value, tuple) and len(value) == 5:
+        observation, reward, terminated, truncated, info = value
+    else:
+        got = f"a tuple of {len(value)}" if isinstance(value, tuple) else _describe(value)
+        raise EnvironmentFailure(f"{where} returned {got}; expected {STEP_SHAPES}")
+    return StepResult(
+        observation=_with_info(read_observation(observation, where), info, where),
+        reward=_read_reward(reward, where),
+        terminated=_read_flag(
+            terminated, "done" if isinstance(value, tuple) and len(value) == 4 else "terminated", where
+        ),
+        truncated=_read_flag(truncated, "truncated", where),
+    )
+
+
+def read_observation(value: Any, where: str) -> Observation:
+    """An observation whose images are screenshots, taken now: the environment may draw on its own picture again."""
+    if isinstance(value, str):
+        return Observation(text=value)
+    if isinstance(value, Observation):
+        return Observation(
+            value.text, tuple(_read_image(i, where) for i in value.images), _read_info(value.info, where)
+        )
+    if isinstance(value, Mapping):
+        return _read_mapping(value, where)
+    if _is_image(value):
+        return Observation(images=(_read_image(value, where),))
+    raise EnvironmentFailure(f"{where} returned {_describe(value)} as observation; expected {OBSERVATION_SHAPES}")
+
+
+def _read_mapping(value: Mapping[str, Any], where: str) -> Observation:
+    unknown = sorted(map(str, set(value) - {"text", "image", "images"}))
+    if unknown or not value:
+        raise EnvironmentFailure(
+            f"{where} returned an observation dict with keys {sorted(map(str, value))}; expected only 'text', 'image', "
+            "'images' (what the agent must not see belongs in info)"
+        )
+    text = value.get("text", "")
+    if not isinstance(text, str):
+        raise EnvironmentFailure(f"{where} returned {_describe(text)} as observation text; expected a str")
+    images = value.get("images", ())
+    if not isinstance(images, (list, tuple)):
+        raise EnvironmentFailure(
+            f"{where} returned {_describe(images)} as 'images'; expected a list (one: use 'image')"
+        )
+    pictures = ([value["image"]] if "image" in value else []) + list(images)
+    return Observation(text, tuple(_read_image(picture, where) for picture in pictures))
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, (Screenshot, bytes, bytearray)) or hasattr(value, "__array_interface__")
+
+
+def _read_image(value: Any, where: str) -> Screenshot:
+    try:
+        shot = screenshot(value)
+        if isinstance(value, (Screenshot, bytes, bytearray)):
+            _check_header(shot)
+    except (TypeError, ValueError, OSError) as error:
+        raise EnvironmentFailure(
+            f"{where} returned an image that cannot be used: {error}; expected a PIL image, a uint8 array [H, W, 3], "
+            "or the bytes of a PNG or JPEG"
+        ) from error
+    return shot
+
+
+def _check_header(shot: Screenshot) -> None:
+    # Only the header: decoding every full screenshot twice would cost more than most environments.
+    from PIL import Image
+
+    Image.open(io.BytesIO(shot.data)).close()
+
+
+def _read_reward(value: Any, where: str) -> float:
+    plain = _plain(value)
+    if isinstance(plain, (bool, int, float)) and math.isfinite(plain):
+        return float(plain)
+    raise EnvironmentFailure(
+        f"{where} returned the reward {_describe(value)}; expected a finite number "
+        "(no reward yet is 0.0; a step that could not be judged is an exception)"
+    )
+
+
+def _read_flag(value: Any, name: str, where: str) -> bool:
+    plain = _plain(value)
+    if isinstance(plain, bool):
+        return plain
+    raise EnvironmentFailure(f"{where} returned {_describe(value)} as {name}; expected True or False in {STEP_SHAPES}")
+
+
+def _with_info(observation: Observation, info: Any, where: str) -> Observation:
+    if not info and isinstance(info, Mapping):
+        return observation
+    return Observation(observation.text, observation.images, {**observation.info, **_read_info(info, where)})
+
+
+def _read_info(info: Any, where: str) -> dict[str, Any]:
+    if not isinstance(info, Mapping):
+        raise EnvironmentFailure(
+            f"{where} returned {_describe(info)} as info; expected a dict, {{}} where there is none"
+        )
+    read = dict(info)
+    if "success" in read:
+        read["success"] = _read_flag(read["success"], "info['success']", where)
+    return read
+
+
+def _plain(value: Any) -> Any:
+    """The Python number of a NumPy or tensor scalar; anything else as it is."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+
+
+def _describe(value: Any) -> str:
+    shown = repr(value)
+    return f"{shown if len(shown) <= 60 else shown[:57] + '...'} ({type(value).__name__})"

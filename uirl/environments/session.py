@@ -1,0 +1,203 @@
+"""`EnvironmentSession`: the one place where the freedom of `BaseEnvironment` becomes the strict nouns."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from uirl.environments.base import BaseEnvironment
+from uirl.environments.results import STEP_SHAPES, read_reset, read_step
+from uirl.environments.worker import TimedOut, Worker, within
+from uirl.errors import ContractError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
+from uirl.types import Action, Observation, StepResult, Task
+
+
+class EnvironmentSession:
+    """One environment instance, played by one caller at a time: strict values out, typed failures, time limits.
+
+    Make one session per instance and keep it for all its episodes: the instance stays on the session's thread. After
+    a failure or a time-out the session is `broken` and refuses further calls; take a fresh `spawn()` instead. An
+    environment with `runs_inline` is called directly on the event loop and cannot be cut off.
+    """
+
+    def __init__(self, env: BaseEnvironment, step_timeout: float = 60.0, reset_timeout: float = 120.0) -> None:
+        """`step_timeout` and `reset_timeout` are seconds. Raises ContractError for what is no `BaseEnvironment`."""
+        if not isinstance(env, BaseEnvironment):
+            raise ContractError(
+                f"an environment must be an instance of a BaseEnvironment subclass, got {env!r:.80}; "
+                "a Gymnasium environment goes through GymnasiumEnvironment"
+            )
+        for name, seconds in (("step_timeout", step_timeout), ("reset_timeout", reset_timeout)):
+            if not seconds > 0:
+                raise ContractError(f"{name} must be positive seconds, got {seconds!r}")
+        self.env = env
+        self._step_timeout, self._reset_timeout = step_timeout, reset_timeout
+        self._worker = Worker(f"environment-{type(env).__name__}")
+        self._broken: str | None = None
+        self._state = "new"  # new -> running -> done -> running ...; abandoned: a call may still run; closed
+
+    @property
+    def broken(self) -> bool:
+        """Whether an earlier call failed, hung or was cancelled half-way."""
+        return self._broken is not None
+
+    async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
+        """The first observation of a new episode, its images as screenshots.
+
+        `seed` None takes the task's. What is None is not handed to the environment (its own default counts), except
+        where its `reset` has no default. Raises `EnvironmentFailure` or `EpisodeTimeout`.
+        """
+        self._refuse_unusable("reset")
+        self._state = "new"
+        self.env._done = False
+        if seed is None and task is not None:
+            seed = task.seed
+        arguments = reset_arguments(self.env, task, seed)
+        observation: Observation = await self._call("reset", read_reset, **arguments)
+        self._state = "running"
+        return observation
+
+    async def step(self, action: Action) -> StepResult:
+        """What the environment answered; `info` of the tuple stands in `observation.info`.
+
+        Raises `EnvironmentFailure`, `EpisodeTimeout`, or ContractError for a step outside of an episode.
+        """
+        self._refuse_unusable("step")
+        if self._state != "running":
+            when = "after the end of the episode" if self._state == "done" else "first"
+            raise ContractError(f"{self._name}: step was called {when}; expected reset() before it")
+        result: StepResult = await self._call("step", read_step, action.text if self._takes_text else action)
+        if result.done:
+            self._state = "done"
+        return result
+
+    async def expert_action(self) -> Action | None:
+        """What the environment's demonstrator would do now; None: it has none, or none for this state."""
+        self._refuse_unusable("expert_action")
+
+        def read(value: Any, where: str) -> Action | None:
+            if value is None or isinstance(value, Action):
+                return value
+            if isinstance(value, str) and self._takes_text:
+                return Action(text=value)
+            expected = (
+                "a str or an Action" if self._takes_text else "an Action (for example Action.of('click', x=3, y=4))"
+            )
+            raise EnvironmentFailure(f"{where} returned {value!r:.60} ({type(value).__name__}); expected {expected}")
+
+        action: Action | None = await self._call("expert_action", read)
+        return action
+
+    async def state_description(self) -> str:
+        """The environment's state as text."""
+        self._refuse_unusable("get_state_description")
+
+        def read(value: Any, where: str) -> str:
+            if isinstance(value, str):
+                return value
+            raise EnvironmentFailure(f"{where} returned {value!r:.60} ({type(value).__name__}); expected a str")
+
+        text: str = await self._call("get_state_description", read)
+        return text
+
+    async def close(self) -> None:
+        """Closes the environment and ends its thread; a second call does nothing.
+
+        An instance that hangs is closed by its own thread if it ever comes back. Raises `EnvironmentFailure` where
+        closing fails.
+        """
+        if self._state == "closed":
+            return
+        abandoned, self._state = self._state == "abandoned", "closed"
+        try:
+            if abandoned and self._needs_thread(self.env.close):
+                self._worker.post(self.env.close)
+            else:
+                await self._call("close", lambda value, where: None)
+        finally:
+            self._worker.stop()
+
+    @property
+    def _name(self) -> str:
+        return type(self.env).__name__
+
+    @property
+    def _takes_text(self) -> bool:
+        return self.env.action_format == "text"
+
+    def _needs_thread(self, function: Callable[..., Any]) -> bool:
+        return not self.env.runs_inline and not inspect.iscoroutinefunction(function)
+
+    def _refuse_unusable(self, method: str) -> None:
+        if self._broken is not None:
+            raise EnvironmentFailure(
+                f"{self._name}.{method} refused: the session broke earlier ({self._broken}); start a fresh spawn()"
+            )
+        if self._state == "closed":
+            raise ContractError(f"{self._name}.{method} was called after close(); start a fresh spawn()")
+
+    async def _call(self, method: str, read: Callable[[Any, str], Any], *args: Any, **kwargs: Any) -> Any:
+        """What `read` makes of the method's answer; every failure typed, the session marked."""
+        where = f"{self._name}.{method}"
+        limit = self._reset_timeout if method in ("reset", "close") else self._step_timeout
+        try:
+            return await self._answer(getattr(self.env, method), read, where, limit, args, kwargs)
+        except TimedOut:
+            self._abandon(f"{where} did not return within {limit:g} s")
+            option = "step_timeout" if limit == self._step_timeout else "reset_timeout"
+            raise EpisodeTimeout(f"{self._broken}; raise environment.{option} or find what it waits for") from None
+        except RolloutFailure as error:
+            self._broken = str(error)
+            raise
+        except (Exception, SystemExit) as error:  # an environment must not end the run
+            if isinstance(error.__cause__, StopIteration):
+                error = error.__cause__  # Python turns one that leaves a coroutine into a RuntimeError
+            self._broken = f"{where} raised {type(error).__name__}: {error}"
+            raise EnvironmentFailure(f"{self._broken}; {_remedy(method)}") from error
+        except BaseException:
+            self._abandon(f"{where} was cancelled half-way")
+            raise
+
+    def _abandon(self, why: str) -> None:
+        self._broken = why
+        if self._state != "closed":
+            self._state = "abandoned"
+
+    async def _answer(
+        self,
+        function: Callable[..., Any],
+        read: Callable[[Any, str], Any],
+        where: str,
+        limit: float,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        def work() -> Any:
+            value = function(*args, **kwargs)
+            return value if inspect.isawaitable(value) else read(value, where)
+
+        value = await self._worker.run(work, limit) if self._needs_thread(function) else work()
+        return read(await within(value, limit), where) if inspect.isawaitable(value) else value
+
+
+def reset_arguments(env: BaseEnvironment, task: Task | None, seed: int | None) -> dict[str, Any]:
+    """The keyword arguments of `task` and `seed` that this environment's `reset` accepts."""
+    parameters = inspect.signature(env.reset).parameters
+    catches_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    arguments: dict[str, Any] = {}
+    for name, value in (("task", task), ("seed", seed)):
+        parameter = parameters.get(name)
+        if parameter is None or parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+            wanted = catches_all and value is not None
+        else:
+            wanted = value is not None or parameter.default is parameter.empty
+        if wanted:
+            arguments[name] = value
+    return arguments
+
+
+def _remedy(method: str) -> str:
+    if method == "step":
+        return f"expected {STEP_SHAPES}; a mistake of the model belongs in the observation, not in an exception"
+    return "the environment, not the model, must be mended"

@@ -1,0 +1,86 @@
+"""A text puzzle that a tiny language model learns: find the number, told "higher" or "lower"."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+from uirl.environments.base import BaseEnvironment
+from uirl.errors import ConfigError
+
+_NUMBER = re.compile(r"\s*([0-9]{1,9})\s*", re.ASCII)
+
+DEMONSTRATORS = ("expert", "random")
+
+
+class GuessNumberEnvironment(BaseEnvironment):
+    """A number from 1 to `n`, `guesses` tries. The reply is the guess, the answer "higher" or "lower"; a hit pays 1.
+
+    A reply that is not a number costs the guess. With `guesses` >= log2(n + 1) halving always wins; the texts are as
+    short as they can be, because a tiny model pays for every token.
+    """
+
+    runs_inline = True
+
+    def __init__(
+        self, config: Any = None, *, n: int = 7, guesses: int = 3, demonstrator: str = "expert", prompt: str = ""
+    ) -> None:
+        """`demonstrator` 'expert' halves the range, 'random' guesses anything: it shows the format alone.
+
+        `prompt` is the system prompt; empty: none.
+        """
+        super().__init__(config)
+        for name, value in (("n", n), ("guesses", guesses)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"guess_number: {name} must be a positive int, got {value!r}")
+        if demonstrator not in DEMONSTRATORS:
+            raise ConfigError(f"guess_number: demonstrator must be one of {DEMONSTRATORS}, got {demonstrator!r}")
+        self.n, self.guesses, self.max_turns = n, guesses, guesses
+        self._demonstrator, self._prompt = demonstrator, prompt
+        self._begin(random.Random(0))
+
+    def reset(self, *, seed: int | None = None) -> str:
+        """ "guess 1-7". `seed` None draws a new instance."""
+        self._begin(random.Random(seed))
+        return f"guess 1-{self.n}"
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        """The answer to one guess."""
+        self._taken += 1
+        self._careless_guess = self._careless.randint(1, self.n)
+        match = _NUMBER.fullmatch(action)
+        hit = match is not None and int(match[1]) == self._secret
+        done = hit or self._taken >= self.guesses
+        return self._answer(match, hit), float(hit), done, {"success": hit, "number": self._secret}
+
+    def get_state_description(self) -> str:
+        """What the guesses so far have shown, e.g. "5-7, 2 left"."""
+        return f"{self._low}-{self._high}, {self.guesses - self._taken} left"
+
+    def get_prompt_prefix(self) -> str:
+        return self._prompt
+
+    def expert_action(self) -> str:
+        """The demonstrator's guess; asked twice in one turn it says the same."""
+        return str(self._careless_guess if self._demonstrator == "random" else (self._low + self._high) // 2)
+
+    def _begin(self, rng: random.Random) -> None:
+        self._secret = rng.randint(1, self.n)
+        # A generator of its own: what the demonstrator draws must not depend on, or tell, the number.
+        self._careless = random.Random(rng.getrandbits(32))
+        self._careless_guess = self._careless.randint(1, self.n)
+        self._low, self._high = 1, self.n
+        self._taken: int = 0
+
+    def _answer(self, match: re.Match[str] | None, hit: bool) -> str:
+        if match is None:
+            return "not a number"
+        if hit:
+            return "right"
+        guess = int(match[1])
+        if guess < self._secret:
+            self._low = max(self._low, guess + 1)
+            return "higher"
+        self._high = min(self._high, guess - 1)
+        return "lower"

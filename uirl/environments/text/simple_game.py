@@ -1,0 +1,158 @@
+"""A small text adventure: find the key, open the door, open the chest, take the treasure."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+from uirl.environments.base import BaseEnvironment
+from uirl.environments.text.world import DIRECTIONS, House, build_house
+from uirl.errors import ConfigError
+
+REWARDS = {"key": 0.2, "door": 0.2, "chest": 0.2, "treasure": 0.4}
+"""Paid once each; together 1."""
+
+_VERBS = {
+    "go": "go walk move run",
+    "take": "take get grab pick",
+    "open": "open unlock",
+    "look": "look l examine",
+    "inventory": "inventory inv i",
+    "help": "help",
+}
+_VERB_OF = {word: verb for verb, words in _VERBS.items() for word in words.split()}
+_FILLERS = frozenset(["the", "a", "an", "to", "up", "at", "around", "my", "through", "please"])
+_HELP = "Commands: go north, take key, open door, open chest, look, inventory."
+
+
+class SimpleGameEnvironment(BaseEnvironment):
+    """A house drawn from the seed, played in commands like "go north" or "take key".
+
+    Unknown words are answered with help, and cost a turn. The treasure ends the episode as a success; after
+    `max_turns` turns it is truncated.
+    """
+
+    runs_inline = True
+
+    def __init__(self, config: Any = None, *, rooms: int = 5, max_turns: int = 30) -> None:
+        """`rooms` from 3 (start, key, vault) to 12. No house needs more than `2 * rooms + 3` turns."""
+        super().__init__(config)
+        if isinstance(rooms, bool) or not isinstance(rooms, int) or not 3 <= rooms <= 12:
+            raise ConfigError(f"simple_game: rooms must be an int from 3 to 12, got {rooms!r}")
+        if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
+            raise ConfigError(f"simple_game: max_turns must be a positive int, got {max_turns!r}")
+        self._rooms, self._turn_limit, self.max_turns = rooms, max_turns, max_turns
+        self._begin(random.Random(0))
+
+    def reset(self, *, seed: int | None = None) -> str:
+        """The goal and the first room. `seed` None draws a new house."""
+        self._begin(random.Random(seed))
+        return f"Find the treasure. {self.get_state_description()}"
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """The answer to one command."""
+        self._turns += 1
+        paid = len(self._paid)
+        answer = self._obey(action)
+        reward = REWARDS[self._paid[-1]] if len(self._paid) > paid else 0.0
+        success = "treasure" in self._paid
+        truncated = not success and self._turns >= self._turn_limit
+        return answer, reward, success, truncated, {"success": success, "progress": len(self._paid) / len(REWARDS)}
+
+    def get_state_description(self) -> str:
+        """The room as the player sees it."""
+        doors = [d + (" (locked door)" if self._locked(d) else "") for d in self._house.exits[self._room]]
+        things = self._things_here()
+        seen = f" You see: {', '.join(things)}." if things else ""
+        return f"You are in the {self._house.names[self._room]}. Exits: {', '.join(doors)}.{seen}"
+
+    def get_prompt_prefix(self) -> str:
+        return f"You play a text adventure. Answer with one command. {_HELP}"
+
+    def expert_action(self) -> str:
+        """The next command on a shortest way to the treasure."""
+        house = self._house
+        if "key" not in self._paid:
+            way = house.way(self._room, house.key_room, unlocked=False)
+            return f"go {way}" if way else "take key"
+        if "door" not in self._paid:
+            way = house.way(self._room, house.door_room, unlocked=False)
+            return f"go {way}" if way else "open door"
+        way = house.way(self._room, house.vault, unlocked=True)
+        if way:
+            return f"go {way}"
+        return "take treasure" if "chest" in self._paid else "open chest"
+
+    def _begin(self, rng: random.Random) -> None:
+        self._house: House = build_house(rng, self._rooms)
+        self._room = 0
+        self._turns = 0
+        # Milestones in the order in which they were reached: also the state of key, door, chest and treasure.
+        self._paid: list[str] = []
+        self._clutter = dict(self._house.clutter)
+        self._bag: list[str] = []
+
+    def _obey(self, command: str) -> str:
+        words = [word for word in re.findall(r"[a-z]+", command.lower()) if word not in _FILLERS]
+        if words and words[0] in DIRECTIONS:
+            words = ["go", *words]
+        verb = _VERB_OF.get(words[0]) if words else None
+        thing = words[1] if len(words) > 1 else ""
+        if verb == "go":
+            return self._go(thing)
+        if verb == "take":
+            return self._take(thing)
+        if verb == "open":
+            return self._open(thing)
+        if verb == "look":
+            return self.get_state_description()
+        if verb == "inventory":
+            return f"You carry: {', '.join(self._bag) or 'nothing'}."
+        return _HELP if verb == "help" else f'I do not know "{command.strip()[:40]}". {_HELP}'
+
+    def _go(self, direction: str) -> str:
+        if direction not in self._house.exits[self._room]:
+            return f"No exit there. {self.get_state_description()}"
+        if self._locked(direction):
+            return "The door is locked."
+        self._room = self._house.exits[self._room][direction]
+        return self.get_state_description()
+
+    def _take(self, thing: str) -> str:
+        if thing not in self._things_here() or thing == "chest":
+            return f"You cannot take {thing or 'that'}." if thing == "chest" else f"No {thing or 'such thing'} here."
+        if thing in self._clutter:
+            del self._clutter[thing]
+        else:
+            self._paid.append(thing)
+        self._bag.append(thing)
+        return f"You take the {thing}."
+
+    def _open(self, thing: str) -> str:
+        if thing == "chest" and self._room == self._house.vault:
+            if "chest" in self._paid:
+                return "It is open."
+            self._paid.append("chest")
+            return "The chest opens. You see: treasure."
+        if thing != "door" or self._room != self._house.door_room:
+            return f"No {thing or 'such thing'} to open here."
+        if "door" in self._paid:
+            return "It is open."
+        if "key" not in self._paid:
+            return "You need a key."
+        self._paid.append("door")
+        return "The door opens."
+
+    def _locked(self, direction: str) -> bool:
+        return self._house.exits[self._room][direction] == self._house.vault and "door" not in self._paid
+
+    def _things_here(self) -> list[str]:
+        things = [thing for thing, room in self._clutter.items() if room == self._room]
+        if self._room == self._house.key_room and "key" not in self._paid:
+            things.append("key")
+        if self._room == self._house.vault:
+            things.append("chest")
+            if "chest" in self._paid and "treasure" not in self._paid:
+                things.append("treasure")
+        return sorted(things)
