@@ -4,7 +4,7 @@
 |---|---|---|
 | the model's own mistake: bad JSON, unknown action, click outside | the model, in the next observation | the episode goes on |
 | `EnvironmentFailure`, `EngineFailure`, `JudgeFailure`, `EpisodeTimeout` | the trajectory's `failure` | the episode is excluded from every advantage, its group is repaired |
-| `ConfigError`, `ContractError`, `CheckpointError`, `StorageError`, `AlignmentError` | the person | the run stops and names the place; what was written stays readable |
+| `ConfigError`, `ContractError`, `CheckpointError`, `StorageError`, `AlignmentError`, `NonFiniteError` | the person | the run stops and names the place; what was written stays readable |
 
 A failure is never a reward of zero.
 """
@@ -37,6 +37,10 @@ class CheckpointError(UirlError):
 
 class StorageError(UirlError):
     """The run directory cannot be written or read."""
+
+
+class NonFiniteError(UirlError):
+    """A loss, a gradient or a log-prob is NaN or infinite; the step was refused."""
 
 
 class RolloutFailure(UirlError):
