@@ -40,6 +40,8 @@ class Collector:
     reset_timeout: float = 120.0
     system_prompt: str | None = None
     """Replaces the environment's own prompt prefix; None: the environment's."""
+    on_finished: Callable[[Trajectory], None] | None = None
+    """Hears of every episode the moment it ends, failed attempts included: the place to write it down."""
     _idle: list[EnvironmentSession] = field(default_factory=list)
     _free: asyncio.Semaphore | None = None
 
@@ -70,6 +72,8 @@ class Collector:
         attempt = 0
         while True:
             trajectory = await self._run(_attempt(spec, attempt), make_player)
+            if self.on_finished is not None:
+                self.on_finished(trajectory)
             if trajectory.failure is None or attempt >= self.retries:
                 return trajectory
             attempts.append(trajectory)

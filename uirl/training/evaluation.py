@@ -59,9 +59,11 @@ async def evaluate_episodes(
     tries: int = 1,
     split: str = "eval",
     seed: int = 0,
+    label: str | None = None,
 ) -> EvaluationReport:
-    """Plays `episodes` held-out episodes, `tries` per instance, and reports on them."""
-    source = UniformTasks(tasks, seed=seed, split=split, instance_seed=HELD_OUT_SEED)
+    """Plays `episodes` held-out episodes, `tries` per instance, and reports on them. The same split has the same
+    instances in every run; `label` begins the ids of the trajectories."""
+    source = UniformTasks(tasks, seed=seed, split=split, instance_seed=HELD_OUT_SEED, label=label)
     groups = source.groups(max(1, episodes // tries), tries)
     specs = [spec for group in groups for spec in group]
     played = await collector.collect(specs, make_player)

@@ -37,9 +37,17 @@ class UniformTasks:
     from a position plays what the run that never stopped would have played.
     """
 
-    def __init__(self, tasks: Sequence[Task], *, seed: int, split: str = "train", instance_seed: int | None = None) -> None:
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        *,
+        seed: int,
+        split: str = "train",
+        instance_seed: int | None = None,
+        label: str | None = None,
+    ) -> None:
         """`instance_seed` makes the instances; None: `seed`. Held-out splits fix it, so that every run is measured on
-        the same instances."""
+        the same instances. `label` begins the ids of the trajectories; None: `split`."""
         if not tasks:
             raise ConfigError("there are no tasks; the environment's tasks() and the dataset are empty")
         ids = [task.id for task in tasks]
@@ -48,6 +56,7 @@ class UniformTasks:
         self._tasks = list(tasks)
         self._seed, self._split = seed, split
         self._instances = seed if instance_seed is None else instance_seed
+        self._label = label or split
         self._position = 0
 
     def groups(self, count: int, size: int) -> list[list[EpisodeSpec]]:
@@ -66,7 +75,7 @@ class UniformTasks:
         at, self._position = self._position, self._position + 1
         task = self._task(at)
         instance = task.seed if task.seed is not None else derive_seed(self._instances, self._split, "instance", at)
-        group = f"{self._split}-{at:06d}"
+        group = f"{self._label}-{at:06d}"
         return [
             EpisodeSpec(
                 task=task,

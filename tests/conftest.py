@@ -1,0 +1,44 @@
+"""What many tests share: tiny real models, one thread."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+
+from uirl.config import ModelConfig
+from uirl.inference.chat import ChatRenderer
+from uirl.inference.models import LoadedModel, load_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def tiny_model(name: str = "uirl/tiny-vlm", **tiny: object) -> LoadedModel:
+    """A built-in model on the CPU, seed 0."""
+    config = ModelConfig(model_name=name, device="cpu")
+    for key, value in tiny.items():
+        setattr(config.tiny, key, value)
+    return load_model(config, seed=0)
+
+
+@pytest.fixture(scope="session")
+def vlm() -> LoadedModel:
+    return tiny_model()
+
+
+@pytest.fixture(scope="session")
+def lm() -> LoadedModel:
+    return tiny_model("uirl/tiny-lm")
+
+
+@pytest.fixture(scope="session")
+def vlm_chat(vlm: LoadedModel) -> ChatRenderer:
+    return ChatRenderer(vlm)

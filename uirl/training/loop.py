@@ -1,0 +1,294 @@
+"""The run: warm start, then collect, verify, credit, update, publish; evaluated, recorded, resumable."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from uirl.config import ConfigStore
+from uirl.environments import BaseEnvironment
+from uirl.errors import CheckpointError
+from uirl.learner import Policy, latest_checkpoint, load_checkpoint, save_checkpoint
+from uirl.rollout.episode import RewardFunction
+from uirl.rollout.samples import samples_of_all
+from uirl.training.assembly import Assembly, assemble, sampling_of
+from uirl.training.background import EventLoopThread
+from uirl.training.channel import Channel, Group, LocalChannel
+from uirl.training.controls import play_controls
+from uirl.training.evaluation import EvaluationReport, evaluate_episodes
+from uirl.training.gates import live_groups
+from uirl.training.progress import percent, report_table, say, step_line
+from uirl.training.record import RunRecord, row_of
+from uirl.training.tasks import TaskSource, UniformTasks
+from uirl.training.warm_start import warm_start
+from uirl.types import Trajectory
+
+
+class RayPPOTrainer:
+    """Trains a policy in an environment, as the config says; the algorithm is `training.adv_estimator`.
+
+    `environment` None: the one the config names. `reward_fn(trajectory)` or `reward_fn(trajectory, environment)` gives
+    the total reward of an episode; None: the environment's rewards. `dataset`: the tasks; None: the environment's own.
+    """
+
+    def __init__(
+        self,
+        config: ConfigStore,
+        environment: BaseEnvironment | None = None,
+        reward_fn: RewardFunction | None = None,
+        dataset: Iterable[Any] | None = None,
+        *,
+        policy: Policy | None = None,
+        tasks: TaskSource | None = None,
+    ) -> None:
+        self.config = config.check(training=True)
+        if config.training.threads is not None:
+            torch.set_num_threads(config.training.threads)
+        self._parts: Assembly = assemble(config, environment, reward_fn, dataset, policy)
+        self.tasks: TaskSource = tasks or UniformTasks(self._parts.tasks, seed=config.training.seed)
+        self._loop = EventLoopThread()
+        self._record: RunRecord | None = None
+        self._state: dict[str, Any] = {"step": 0, "episodes": 0, "seconds": 0.0, "warm": None, "before": None}
+        self._restored = False
+        self._parts.collector.on_finished = self._write_down
+        self.metrics_history: list[dict[str, Any]] = []
+        """One row per epoch: its number and the means of the metrics of its updates."""
+
+    @property
+    def learner(self) -> Any:
+        """The learner: policy, optimiser, version."""
+        return self._parts.learner
+
+    @property
+    def run_path(self) -> Path | None:
+        """The run directory; None before the first `fit`."""
+        return self._record.path if self._record else None
+
+    def fit(self, num_epochs: int | None = None, num_iters_per_epoch: int | None = None) -> dict[str, Any]:
+        """Trains until `num_epochs` epochs of `num_iters_per_epoch` updates are done (counted from the start of the
+        run), the success asked for is reached, or time is up; returns the summary that is also written to the run."""
+        training = self.config.training
+        epochs = num_epochs if num_epochs is not None else training.num_epochs
+        per_epoch = num_iters_per_epoch if num_iters_per_epoch is not None else training.num_iters_per_epoch
+        return self._loop.run(self._fit(epochs, per_epoch))
+
+    def evaluate(self, episodes: int | None = None, *, tries: int = 1, split: str = "eval") -> EvaluationReport:
+        """How the current policy does on held-out instances."""
+        return self._loop.run(self._evaluate(episodes or self.config.training.eval_episodes, split, tries=tries))
+
+    def save_checkpoint(self, path: str | Path) -> Path:
+        """Writes everything a resumed run needs to `path`."""
+        folder = Path(path)
+        save_checkpoint(folder, self.learner, self._extra())
+        return folder
+
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Continues from a checkpoint: weights, optimiser, random states, position in the data, history."""
+        extra = load_checkpoint(Path(path), self.learner)
+        if "tasks" not in extra or "state" not in extra:
+            raise CheckpointError(f"{path} holds no state of a run; expected one that a trainer saved")
+        self.tasks.load_state_dict(extra["tasks"])
+        self._state = dict(extra["state"])
+        self.metrics_history = list(extra["history"])
+        self._restored = True
+
+    def cleanup(self) -> None:
+        """Closes environments, engine and files. Calling it twice is fine."""
+        if self._record is not None:
+            self._record.close()
+        try:
+            self._loop.run(self._parts.close())
+        except RuntimeError:
+            return
+        self._loop.close()
+
+    # -- the run -----------------------------------------------------------------------------------------------
+
+    async def _fit(self, epochs: int, per_epoch: int) -> dict[str, Any]:
+        self._open_record()
+        parts = self._parts
+        channel = LocalChannel(parts.collector, parts.engine, sampling_of(self.config))
+        await channel.publish(None, self.learner.version)
+        try:
+            await self._begin()
+            started = time.perf_counter()
+            earlier = self._state["seconds"]
+            stop = None
+            while self._state["step"] < epochs * per_epoch and stop is None:
+                row = await self._step(channel, per_epoch, earlier + time.perf_counter() - started)
+                self._state["seconds"] = earlier + time.perf_counter() - started
+                stop = await self._after_step(row, epochs * per_epoch, per_epoch)
+            return await self._finish(stop or "all epochs are done")
+        finally:
+            await channel.close()
+
+    async def _step(self, channel: Channel, per_epoch: int, elapsed: float) -> dict[str, Any]:
+        """One update, and the row of metrics it left."""
+        clock = time.perf_counter()
+        groups = await self._collect(channel)
+        played = [t for group in groups for t in group.trajectories]
+        self.tasks.report(played)
+        collected = time.perf_counter()
+        update = self.learner.update(samples_of_all(played))
+        updated = time.perf_counter()
+        await channel.publish(None, self.learner.version)
+        self._state["step"] += 1
+        self._state["episodes"] += len(played)
+        row = row_of(played, update, self._parts.engine.stats())
+        row["epoch"] = (self._state["step"] - 1) // per_epoch
+        row["episodes_total"] = self._state["episodes"]
+        row["count/failed_episodes"] = sum(t.failure is not None for g in groups for t in g.trajectories + g.attempts)
+        row["time/collect"], row["time/update"] = collected - clock, updated - collected
+        row["time/record"] = time.perf_counter() - updated
+        row["time/elapsed"] = elapsed + time.perf_counter() - clock
+        return row
+
+    async def _collect(self, channel: Channel) -> list[Group]:
+        """The groups of one update; more of them where too few hold any signal."""
+        training, gate = self.config.training, self.config.algorithm
+        size = training.episodes_per_group
+        groups = await channel.exchange(self.tasks.groups(training.batch_size // size, size))
+        for _ in range(gate.max_resamples if size > 1 else 0):
+            if len(live_groups(groups)) >= gate.min_live_groups * len(groups):
+                break
+            groups += await channel.exchange(self.tasks.groups(training.batch_size // size, size))
+        return groups
+
+    async def _begin(self) -> None:
+        """The warm start and the evaluation before reinforcement learning, unless a checkpoint holds them."""
+        if self._restored:
+            say(f"resumed at step {self._state['step']}")
+            return
+        seed = self.config.training.seed
+        torch.manual_seed(seed)
+        if self.config.training.warm_start.enabled and await self._has_demonstrator():
+            self._state["warm"] = await warm_start(self._parts, say)
+        before = await self._evaluate(self.config.training.eval_episodes, "test", label="before")
+        self._state["before"] = before.to_dict()
+        say(f"before reinforcement learning: success {percent(before.success, before.interval)}, reward {before.reward}")
+        self._save(0)
+
+    async def _after_step(self, row: dict[str, Any], steps: int, per_epoch: int) -> str | None:
+        """Evaluates, logs and saves where it is time to; why to stop, or None."""
+        training, step = self.config.training, self._state["step"]
+        stop = None
+        if training.eval_every is not None and (step % training.eval_every == 0 or step == steps):
+            clock = time.perf_counter()
+            report = await self._evaluate(training.eval_episodes, "eval", label=f"eval@{step}")
+            row |= {"eval/success": report.success, "eval/reward": report.reward, "eval/turns": report.turns}
+            row["time/evaluate"] = time.perf_counter() - clock
+            if training.stop_at_success is not None and (report.success or 0.0) >= training.stop_at_success:
+                stop = f"held-out success reached {training.stop_at_success}"
+        if training.max_seconds is not None and self._state["seconds"] >= training.max_seconds:
+            stop = stop or f"the time limit of {training.max_seconds:g} s was reached"
+        written = self._open_record().log(step, row)
+        self._note_epoch(written)
+        if step % self.config.logging.print_every == 0 or stop or step == steps:
+            say(step_line(step, steps, written))
+        interval = self.config.checkpoint.save_interval
+        if interval is not None and step % (interval * per_epoch) == 0:
+            self._save(step)
+        return stop
+
+    async def _finish(self, reason: str) -> dict[str, Any]:
+        """The last evaluation, the controls, the picture, the checkpoint and the summary."""
+        record, training = self._open_record(), self.config.training
+        after = await self._evaluate(training.eval_episodes, "test", label="after")
+        controls = await play_controls(self._parts, episodes=training.eval_episodes)
+        checkpoint = self._save(self._state["step"])
+        before = self._state["before"] or {}
+        summary = {
+            "success_before": before.get("success"),
+            "success_after": after.success,
+            "success_after_interval": after.interval,
+            "reward_before": before.get("reward"),
+            "reward_after": after.reward,
+            "controls": controls,
+            "episodes": self._state["episodes"],
+            "steps": self._state["step"],
+            "train_seconds": self._state["seconds"] + (self._state["warm"] or {}).get("seconds", 0.0),
+            "warm_start": self._state["warm"],
+            "stopped_because": reason,
+            "seed": training.seed,
+            "algorithm": training.adv_estimator,
+            "model": self._parts.learner.policy.loaded.name,
+            "parameters": sum(p.numel() for p in self._parts.learner.policy.loaded.model.parameters()),
+        }
+        record.finish(summary)
+        self._tell(summary, after, checkpoint)
+        return summary
+
+    def _tell(self, summary: Mapping[str, Any], after: EvaluationReport, checkpoint: Path) -> None:
+        record = self._open_record()
+        rows = {
+            "success before": percent(summary["success_before"]),
+            "success after": percent(after.success, after.interval),
+            **{f"control: {name}": percent(value) for name, value in summary["controls"].items()},
+            "reward": f"{summary['reward_before']} -> {summary['reward_after']}",
+            "episodes": f"{summary['episodes']} in {summary['steps']} steps, {summary['train_seconds']:.0f} s",
+            "stopped because": summary["stopped_because"],
+            "learning curve": record.curve_path,
+            "trajectories": record.directory.trajectories_path,
+            "metrics": record.directory.metrics_path,
+            "summary": record.directory.summary_path,
+            "checkpoint": checkpoint,
+        }
+        report_table(f"run {record.path.name}", rows)
+
+    # -- parts of it -------------------------------------------------------------------------------------------
+
+    async def _evaluate(
+        self, episodes: int, split: str, *, label: str | None = None, tries: int = 1
+    ) -> EvaluationReport:
+        """The report on held-out episodes; with a `label` they are part of the record."""
+        parts, seed = self._parts, self.config.training.seed
+        player = parts.player(temperature=self.config.training.eval_temperature)
+        report = await evaluate_episodes(
+            parts.eval_collector, player, parts.tasks, episodes=episodes, tries=tries, split=split, seed=seed, label=label
+        )
+        parts.engine.stats()
+        if label is not None:
+            self._open_record().add(report.trajectories, step=self._state["step"], split=split)
+        return report
+
+    def _write_down(self, trajectory: Trajectory) -> None:
+        """Every training episode is on the disk the moment it ends."""
+        self._open_record().add([trajectory], step=self._state["step"] + 1, split="train")
+
+    async def _has_demonstrator(self) -> bool:
+        return type(self._parts.environment).expert_action is not BaseEnvironment.expert_action
+
+    def _open_record(self) -> RunRecord:
+        """The run directory, made or continued at first use."""
+        if self._record is None:
+            resume = self.config.checkpoint.resume
+            self._record = RunRecord.open(self.config, self._parts.environment, self._parts.images, resume=resume)
+            newest = latest_checkpoint(self._record.checkpoints) if resume and not self._restored else None
+            if newest is not None:
+                self.load_checkpoint(newest)
+            self._record.start(resume_after=self._state["step"] if self._restored else None)
+        return self._record
+
+    def _note_epoch(self, row: Mapping[str, Any]) -> None:
+        """Folds a row into the history: the newest epoch's entry is the mean of its rows so far."""
+        epoch = int(row["epoch"])
+        if not self.metrics_history or self.metrics_history[-1]["epoch"] != epoch:
+            self.metrics_history.append({"epoch": epoch, "updates": 0})
+        entry = self.metrics_history[-1]
+        entry["updates"] += 1
+        for name, value in row.items():
+            if name == "epoch" or value is None:
+                continue
+            entry[name] = value if name not in entry else entry[name] + (value - entry[name]) / entry["updates"]
+
+    def _extra(self) -> dict[str, Any]:
+        return {"state": dict(self._state), "tasks": self.tasks.state_dict(), "history": self.metrics_history}
+
+    def _save(self, step: int) -> Path:
+        folder = self._open_record().checkpoints / f"step_{step:06d}"
+        save_checkpoint(folder, self.learner, self._extra(), keep_last_n=self.config.checkpoint.keep_last_n)
+        return folder

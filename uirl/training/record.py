@@ -1,0 +1,128 @@
+"""What a run writes down: every episode, every number, the picture and the summary."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from uirl.config import ConfigStore
+from uirl.environments import BaseEnvironment
+from uirl.images import ImageStore
+from uirl.metrics import Metrics, MetricsLogger, Tracker, read_metrics
+from uirl.storage import RunDirectory, TrajectoryStore, free_run_name
+from uirl.training.curve import draw_curve
+from uirl.training.progress import say
+from uirl.training.trackers import TensorBoardTracker, WandbTracker
+from uirl.types import Trajectory
+
+
+class RunRecord:
+    """The run directory while it is being written."""
+
+    def __init__(self, directory: RunDirectory, config: ConfigStore, images: ImageStore) -> None:
+        self.directory = directory
+        self._config = config
+        self._images = images
+        self._store: TrajectoryStore | None = None
+        self._logger: MetricsLogger | None = None
+
+    @classmethod
+    def open(cls, config: ConfigStore, environment: BaseEnvironment, images: ImageStore, *, resume: bool) -> RunRecord:
+        """The record of the run that the config names; `resume` continues one that exists. Raises StorageError."""
+        logging = config.logging
+        stem = config.environment.name if logging.run_name is None else logging.run_name
+        name = logging.run_name or free_run_name(logging.runs_dir, stem)
+        directory = RunDirectory.create(Path(logging.runs_dir) / name, config.to_yaml(), resume=resume)
+        return cls(directory, config, images)
+
+    @property
+    def path(self) -> Path:
+        return self.directory.path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        chosen = self._config.checkpoint.output_dir
+        return Path(chosen) if chosen is not None else self.directory.checkpoints
+
+    @property
+    def curve_path(self) -> Path:
+        return self.directory.plot_path("learning_curve")
+
+    def start(self, *, resume_after: int | None) -> None:
+        """Opens store and log. `resume_after`: what later steps left is dropped; None: from the start."""
+        after = 0 if resume_after is None and self.directory.metrics_path.exists() else resume_after
+        self._logger = MetricsLogger(self.directory.metrics_path, resume_after=after, trackers=self._trackers())
+        if self._config.logging.store_trajectories:
+            keep = self._config.logging.store_images
+            self._store = TrajectoryStore(self.directory.trajectories_path, keep_images=keep)
+            # without a checkpoint even the evaluation of step 0 is played again
+            self._store.truncate_after(-1 if resume_after is None else resume_after)
+
+    def add(self, trajectories: Sequence[Trajectory], *, step: int, split: str) -> None:
+        """Writes episodes down; on return they survive a kill."""
+        if self._store is not None:
+            self._store.add_many(trajectories, step=step, split=split, images=self._images)
+
+    def log(self, step: int, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Writes the numbers of one step; as written."""
+        if self._logger is None:
+            raise RuntimeError("the record was not started")
+        return self._logger.log(step, row)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The picture and the summary."""
+        title = f"{summary['model']} in {self._config.environment.name}, {summary['algorithm']}, seed {summary['seed']}"
+        rows = read_metrics(self.directory.metrics_path)
+        before = {"episodes_total": 0, "eval/success": summary["success_before"], "reward": summary["reward_before"]}
+        draw_curve(self.curve_path, [before, *rows], title=title, controls=summary["controls"])
+        self.directory.write_json("summary.json", summary)
+
+    def close(self) -> None:
+        """Closes every file. Calling it twice is fine."""
+        if self._logger is not None:
+            self._logger.close()
+        if self._store is not None:
+            self._store.close()
+        self.directory.close()
+
+    def _trackers(self) -> list[Tracker]:
+        logging = self._config.logging
+        trackers: list[Tracker] = []
+        if logging.tensorboard:
+            if importlib.util.find_spec("tensorboard") is None:
+                say("tensorboard is not installed, so there are no event files (metrics.jsonl has everything)")
+            else:
+                trackers.append(TensorBoardTracker(self.directory.tensorboard))
+        if logging.wandb:
+            trackers.append(WandbTracker(logging.wandb_project, self.directory.name, self._config.to_dict()))
+        return trackers
+
+
+def row_of(played: Sequence[Trajectory], update: Mapping[str, Any], engine: Mapping[str, float]) -> dict[str, Any]:
+    """The numbers of one step: how the episodes went, what the update did, how fast the engine was."""
+    metrics = Metrics()
+    usable = [t for t in played if t.failure is None]
+    for trajectory in usable:
+        metrics.add("success", trajectory.success)
+        metrics.add("reward", trajectory.total_reward())
+        metrics.add("reward_max", trajectory.total_reward())
+        metrics.add("reward_min", trajectory.total_reward())
+        metrics.add("turns", len(trajectory))
+        metrics.add("response_tokens", trajectory.metrics.get("response_tokens"))
+        metrics.add("parse_error_rate", trajectory.metrics.get("parse_errors", 0.0) / max(1, len(trajectory)))
+        metrics.add("time/environment", trajectory.metrics.get("environment_seconds"))
+    row: dict[str, Any] = dict(metrics.reduce())
+    stops = Counter(t.stop_reason for t in played)
+    row |= {f"stop/{reason}": count / len(played) for reason, count in sorted(stops.items(), key=str)}
+    row |= update
+    seconds = engine.get("prefill_seconds", 0.0) + engine.get("decode_seconds", 0.0)
+    if seconds:
+        row["tokens_per_second"] = engine.get("generated_tokens", 0.0) / seconds
+        prompt = engine.get("prefill_tokens", 0.0) + engine.get("reused_tokens", 0.0)
+        row["cache_hit_rate"] = engine.get("reused_tokens", 0.0) / prompt if prompt else None
+    row |= {f"time/engine_{key}": engine.get(f"{key}_seconds", 0.0) for key in ("prefill", "decode")}
+    return row
