@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from pydantic.fields import FieldInfo
+
 from uirl.config.problems import describe, nested_section
 
 if TYPE_CHECKING:
@@ -29,15 +31,16 @@ def _sections(tree: type[Section]) -> list[type[Section]]:
 
 
 def _section(section: type[Section]) -> str:
-    rows = [
-        f"| `{name}` | {_cell(describe(field.annotation, field.metadata))} | `{json.dumps(field.get_default(call_default_factory=True))}` | "
-        f"{_cell((field.description or '').replace('None', 'null'))} |"
-        for name, field in section.model_fields.items()
-        if nested_section(field) is None
-    ]
+    rows = [_row(name, field) for name, field in section.model_fields.items() if nested_section(field) is None]
     about = " ".join((section.__doc__ or "").split())
     head = f"\n## {section.key}\n\n{about}\n\n| key | value | default | meaning |\n|---|---|---|---|\n"
     return head + "\n".join(rows) + "\n"
+
+
+def _row(name: str, field: FieldInfo) -> str:
+    default = json.dumps(field.get_default(call_default_factory=True))
+    meaning = (field.description or "").replace("None", "null")
+    return f"| `{name}` | {_cell(describe(field.annotation, field.metadata))} | `{default}` | {_cell(meaning)} |"
 
 
 def _cell(text: str) -> str:

@@ -50,8 +50,8 @@ def _batches(config: ConfigStore) -> Iterator[str]:
     training = config.training
     if training.batch_size % training.episodes_per_group:
         yield (
-            f"training.batch_size={training.batch_size} is no multiple of the {training.episodes_per_group} episodes of "
-            "a group: one group would be cut and its baseline wrong; change batch_size or training.group_size"
+            f"training.batch_size={training.batch_size} is no multiple of the {training.episodes_per_group} episodes "
+            "of a group: one group would be cut and its baseline wrong; change batch_size or training.group_size"
         )
     if training.minibatches > training.batch_size:
         yield (

@@ -27,7 +27,7 @@ class RolloutConfig(Section):
     token_budget: Count | None = None
     """Most tokens of history a generation sees, the oldest turns are dropped first; None: no limit."""
     retries: Index = 2
-    """How often a failed episode (environment, engine, judge, time-out) is played again before its group is repaired."""
+    """How often a failed episode (environment, engine, judge, time-out) is played again before its group shrinks."""
     group_repair: Literal["retry", "shrink"] = "retry"
     """A group with a failed episode: 'retry' plays it again up to `retries` times, then shrinks; 'shrink' goes on with
     the others at once. A failure is never a reward of zero."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -24,8 +24,6 @@ text, `no` as false and `1:30` as ninety."""
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
-
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
@@ -33,6 +31,9 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} is given twice", key.start_mark)
             seen.add(getattr(key, "value", ""))
         return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {}
 
 
 def _whole_number(loader: _Loader, node: yaml.ScalarNode) -> int:

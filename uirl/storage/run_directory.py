@@ -1,0 +1,182 @@
+"""The folder of one run: what lies where, who may write there, and files that are never half written."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from uirl.errors import StorageError
+from uirl.files import storage_errors, write_atomically
+
+
+class RunDirectory:
+    """`<runs_dir>/<run_name>/`: config.yaml, metrics.jsonl, trajectories.sqlite, checkpoints/, summary.json, plots.
+
+    `create` is for the one process that writes and holds a lock until `close`; `open` is for readers.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._lock: int | None = None
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], config: str, *, resume: bool = False) -> Self:
+        """The directory at `path`, locked for this process, with `config` (YAML) as its config.yaml.
+
+        Args:
+            path: Where; folders above it are made.
+            config: The resolved config of the run.
+            resume: Continue the run that is there; where there is none, begin it. The config it had until now stays
+                as `config.<n>.yaml` where it differs. False: a folder that is not empty is refused.
+
+        Raises:
+            StorageError: Another run or other files are there, another process writes there, or it cannot be written.
+        """
+        run = cls(path)
+        with storage_errors(f"cannot create the run directory {run.path}"):
+            run.path.mkdir(parents=True, exist_ok=True)
+        run._take_lock()
+        try:
+            run._refuse_foreign_files(resume)
+            run._write_config(config)
+            with storage_errors(f"cannot create {run.checkpoints}"):
+                run.checkpoints.mkdir(exist_ok=True)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """The existing run at `path`, for reading. Raises `StorageError` where there is none."""
+        run = cls(path)
+        if not run.config_path.is_file():
+            raise StorageError(f"{run.path} is no run directory: it has no config.yaml; expected runs/<name>")
+        return run
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def trajectories_path(self) -> Path:
+        return self.path / "trajectories.sqlite"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def summary_path(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    def plot_path(self, name: str) -> Path:
+        """Where the picture `name` belongs, for example 'learning_curve'."""
+        return self.path / f"{name}.png"
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Path of the file `name` of this run, replaced by `text` in one step."""
+        write_atomically(self.path / name, text)
+        return self.path / name
+
+    def write_json(self, name: str, data: Any) -> Path:
+        """Path of the file `name` of this run, replaced by `data` in one step. Raises `StorageError` for data that
+        JSON does not have; NaN and infinities too, since other programs cannot read them."""
+        try:
+            text = json.dumps(data, indent=2, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise StorageError(f"{name} cannot be written as JSON: {error}; use null for a missing number") from error
+        return self.write_text(name, text + "\n")
+
+    def read_json(self, name: str) -> Any:
+        """What `write_json` wrote. Raises `StorageError` where the file is missing or damaged."""
+        path = self.path / name
+        with storage_errors(f"cannot read {path}"):
+            text = path.read_text(encoding="utf-8")
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise StorageError(f"{path} is not JSON: {error}") from error
+
+    def close(self) -> None:
+        """Lets another process write here. Calling it twice is fine."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _take_lock(self) -> None:
+        """The kernel frees the lock of a process that dies in any way."""
+        with storage_errors(f"cannot write to {self.path}"):
+            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._lock, 32, 0).decode("ascii", "replace").strip()
+            self.close()
+            raise StorageError(
+                f"{self.path} is being written by process {holder or 'of unknown id'}; stop that run (or close it, if "
+                "it is this process: trainer.cleanup()), or choose another run name"
+            ) from None
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+
+    def _refuse_foreign_files(self, resume: bool) -> None:
+        others = sorted(entry.name for entry in self.path.iterdir() if not entry.name.startswith("."))
+        is_run = self.config_path.is_file()
+        if not others or (is_run and resume):
+            return
+        if is_run:
+            raise StorageError(
+                f"{self.path} already holds a run; continue it with --resume (checkpoint.resume=true), or choose "
+                "another logging.run_name"
+            )
+        raise StorageError(
+            f"{self.path} is not empty and no run directory (it holds {', '.join(others[:3])}); choose another "
+            "logging.run_name or logging.runs_dir"
+        )
+
+    def _write_config(self, config: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            earlier = self.config_path.read_text(encoding="utf-8")
+            if earlier == config:
+                return
+            count = sum(re.fullmatch(r"config\.\d+\.yaml", entry.name) is not None for entry in self.path.iterdir())
+            self.write_text(f"config.{count + 1}.yaml", earlier)
+        self.write_text("config.yaml", config)
+
+
+def free_run_name(runs_dir: str | os.PathLike[str], stem: str) -> str:
+    """`stem`, or `stem-2`, `stem-3`, ...: the first that is no folder of `runs_dir` yet. Characters that do not belong
+    in a folder's name become '-'."""
+    clean = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "run"
+    number, name = 1, clean
+    while (Path(runs_dir) / name).exists():
+        number += 1
+        name = f"{clean}-{number}"
+    return name

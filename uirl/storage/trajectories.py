@@ -1,0 +1,275 @@
+"""The trajectory store: everything that happened in a run, in one SQLite file that others may read while it grows."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from uirl.errors import StorageError
+from uirl.images import ImageStore, Screenshot, screenshot
+from uirl.storage.database import connect, database_errors, transaction
+from uirl.storage.records import TurnRow, decode_header, decode_turn, encode_header, encode_turn
+from uirl.types import Trajectory, Turn
+
+_SUMMARY = "id, step, split, created, task_id, environment, group_id, stop_reason, reward, success, failure, turns"
+Rows = Sequence[tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectorySummary:
+    """One line about a stored trajectory, for lists and choices."""
+
+    id: str
+    step: int
+    """Update of the run that it was collected for."""
+    split: str
+    created: float
+    """When it was stored, in seconds since 1970."""
+    task_id: str
+    environment: str
+    group_id: str
+    stop_reason: str | None
+    reward: float | None
+    """Total reward; None: it was NaN."""
+    success: bool | None
+    """None: nobody said."""
+    failure: str | None
+    """Kind of the failure; None: the episode is evidence."""
+    turns: int
+
+
+class TrajectoryStore:
+    """Trajectories with their screenshots, each image once, read back exactly as they were stored.
+
+    Tuples in free mappings (`info`, `checks`, arguments) come back as lists, array scalars as Python numbers. One
+    process writes (any of its threads), any number read. What `add` or `add_many` has returned from survives a kill.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False, keep_images: bool = True) -> None:
+        """Opens the file at `path`.
+
+        Args:
+            path: The SQLite file, made where it is missing.
+            read_only: For a process that only reads; the file must exist.
+            keep_images: Store the bytes of screenshots; false: their hashes alone, which then stand in the
+                observations that `get` returns.
+
+        Raises:
+            StorageError: The file cannot be opened, is something else, or has another schema version.
+        """
+        self.path = Path(path)
+        self._keep_images = keep_images
+        self._lock = threading.RLock()
+        self._connection = connect(self.path, read_only=read_only)
+
+    def add(self, trajectory: Trajectory, *, step: int, split: str = "train", images: ImageStore | None = None) -> None:
+        """Stores one trajectory, committed on return. See `add_many`."""
+        self.add_many([trajectory], step=step, split=split, images=images)
+
+    def add_many(
+        self, trajectories: Sequence[Trajectory], *, step: int, split: str = "train", images: ImageStore | None = None
+    ) -> None:
+        """Stores all of them in one transaction, committed on return; on an error, none.
+
+        Args:
+            trajectories: Finished episodes, failures included.
+            step: Update they were collected for; `truncate_after` goes by it.
+            split: 'train', 'eval', 'demo', ...
+            images: Where to find images that turns name by hash and do not carry.
+
+        Raises:
+            StorageError: A value that cannot be stored, an image that is nowhere, an id that is stored already, a full
+                disk. What was stored before is untouched.
+        """
+        pictures: dict[str, bytes] = {}
+        wanted: set[str] = set()
+        headers, turns = [], []
+        for trajectory in trajectories:
+            turns.append([_turn_row(trajectory, i, pictures, wanted) for i in range(len(trajectory.turns))])
+            headers.append(_header_row(trajectory, int(step), split))
+        with self._lock, database_errors(f"cannot store trajectories in {self.path}"):
+            if self._keep_images:
+                self._find(wanted - pictures.keys(), pictures, images)
+            self._write(headers, turns, pictures if self._keep_images else {}, int(step))
+
+    def get(self, id: str) -> Trajectory:
+        """The trajectory as it was stored. Raises `StorageError` for an unknown id."""
+        with self._lock, database_errors(f"cannot read {self.path}"):
+            found = self._connection.execute("SELECT number, record FROM trajectories WHERE id = ?", (id,)).fetchone()
+            if found is None:
+                raise StorageError(f"there is no trajectory {id!r} in {self.path}; list() shows what there is")
+            rows = self._connection.execute(
+                "SELECT record, context_ids, response_ids, log_probs FROM turns WHERE trajectory = ? ORDER BY position",
+                (found[0],),
+            ).fetchall()
+            return decode_header(found[1], [decode_turn(row, self._picture) for row in rows])
+
+    def image(self, hash: str) -> bytes:
+        """The encoded picture with this hash. Raises `StorageError` where it was not kept."""
+        with self._lock, database_errors(f"cannot read {self.path}"):
+            found = self._connection.execute("SELECT data FROM images WHERE hash = ?", (hash,)).fetchone()
+        if found is None:
+            raise StorageError(
+                f"there is no image {hash!r} in {self.path}; were screenshots kept (logging.store_images)?"
+            )
+        return bytes(found[0])
+
+    def list(
+        self,
+        *,
+        step: int | None = None,
+        split: str | None = None,
+        success: bool | None = None,
+        task_id: str | None = None,
+        group_id: str | None = None,
+        limit: int | None = None,
+        newest_first: bool = False,
+    ) -> Sequence[TrajectorySummary]:
+        """Summaries of the trajectories that fit every condition given, in the order they were stored."""
+        where, values = _conditions(step=step, split=split, success=success, task_id=task_id, group_id=group_id)
+        order = "DESC" if newest_first else "ASC"
+        query = f"SELECT {_SUMMARY} FROM trajectories{where} ORDER BY number {order} LIMIT ?"
+        with self._lock, database_errors(f"cannot read {self.path}"):
+            rows = self._connection.execute(query, (*values, -1 if limit is None else limit)).fetchall()
+        return [_summary(row) for row in rows]
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        """Every trajectory, oldest first, one in memory at a time."""
+        for summary in self.list():
+            yield self.get(summary.id)
+
+    def count(self, *, step: int | None = None, split: str | None = None, success: bool | None = None) -> int:
+        """How many trajectories fit every condition given."""
+        where, values = _conditions(step=step, split=split, success=success)
+        with self._lock, database_errors(f"cannot read {self.path}"):
+            return int(self._connection.execute(f"SELECT count(*) FROM trajectories{where}", values).fetchone()[0])
+
+    def truncate_after(self, step: int) -> int:
+        """How many trajectories of later steps were removed, with the images that only they show: a run that resumes
+        after `step` collects them again."""
+        with self._lock, database_errors(f"cannot remove trajectories from {self.path}"), transaction(self._connection):
+            self._connection.execute(
+                "DELETE FROM turns WHERE trajectory IN (SELECT number FROM trajectories WHERE step > ?)", (step,)
+            )
+            self._connection.execute("DELETE FROM images WHERE step > ?", (step,))
+            return self._connection.execute("DELETE FROM trajectories WHERE step > ?", (step,)).rowcount
+
+    def close(self) -> None:
+        """Closes the file. Calling it twice is fine."""
+        with self._lock:
+            self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _find(self, wanted: set[str], pictures: dict[str, bytes], images: ImageStore | None) -> None:
+        """Puts the bytes of images that no turn carries into `pictures`; those stored earlier need none."""
+        for hash in sorted(wanted):
+            stored = self._connection.execute("SELECT 1 FROM images WHERE hash = ?", (hash,)).fetchone()
+            if stored is not None:
+                continue
+            try:
+                if images is None:
+                    raise KeyError("no image store was given")
+                pictures[hash] = images.get(hash).data
+            except KeyError as error:
+                raise StorageError(
+                    f"a turn names the image {hash}, which it does not carry: {error.args[0]}; pass the image store of "
+                    "the episode as images="
+                ) from None
+
+    def _write(self, headers: Rows, turns: Sequence[Sequence[TurnRow]], pictures: dict[str, bytes], step: int) -> None:
+        with transaction(self._connection):
+            first = self._connection.execute("SELECT coalesce(max(number), 0) + 1 FROM trajectories").fetchone()[0]
+            self._refuse_known([row[0] for row in headers])
+            self._connection.executemany(
+                f"INSERT INTO trajectories (number, {_SUMMARY}, record) VALUES ({', '.join('?' * 14)})",
+                [(first + i, *row) for i, row in enumerate(headers)],
+            )
+            self._connection.executemany(
+                "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?)",
+                [(first + i, at, *row) for i, rows in enumerate(turns) for at, row in enumerate(rows)],
+            )
+            self._connection.executemany(
+                "INSERT INTO images VALUES (?, ?, ?) ON CONFLICT (hash) DO UPDATE SET step = excluded.step "
+                "WHERE excluded.step < images.step",
+                [(hash, step, data) for hash, data in pictures.items()],
+            )
+
+    def _refuse_known(self, ids: Sequence[str]) -> None:
+        seen: set[str] = set()
+        for id in ids:
+            known = self._connection.execute("SELECT step FROM trajectories WHERE id = ?", (id,)).fetchone()
+            if known is not None or id in seen:
+                raise StorageError(
+                    f"trajectory {id!r} is stored already{f' (step {known[0]})' if known else ''}; every episode needs "
+                    "an id of its own, and a resumed run calls truncate_after(step) first"
+                )
+            seen.add(id)
+
+    def _picture(self, hash: str) -> Screenshot | str:
+        found = self._connection.execute("SELECT data FROM images WHERE hash = ?", (hash,)).fetchone()
+        return hash if found is None else Screenshot(bytes(found[0]), hash)
+
+
+def _turn_row(trajectory: Trajectory, index: int, pictures: dict[str, bytes], wanted: set[str]) -> TurnRow:
+    """The row of a turn; the bytes it carries go into `pictures`, the hashes it only names into `wanted`."""
+    turn: Turn = trajectory.turns[index]
+    where = f"trajectory {trajectory.id}: turns[{index}]"
+    hashes = []
+    for picture in turn.observation.images:
+        if isinstance(picture, str):
+            wanted.add(picture)
+            hashes.append(picture)
+            continue
+        try:
+            shot = screenshot(picture)
+        except TypeError as error:
+            raise StorageError(f"{where}.observation.images: {error}") from error
+        pictures[shot.hash] = shot.data
+        hashes.append(shot.hash)
+    wanted.update(turn.context_images)
+    return encode_turn(turn, hashes, where)
+
+
+def _header_row(trajectory: Trajectory, step: int, split: str) -> tuple[Any, ...]:
+    """The columns of `_SUMMARY`, then the record."""
+    reward = trajectory.total_reward()
+    return (
+        trajectory.id,
+        step,
+        split,
+        time.time(),
+        trajectory.task.id,
+        trajectory.task.environment,
+        trajectory.group_id,
+        trajectory.stop_reason,
+        reward if reward == reward else None,
+        trajectory.success,
+        trajectory.failure.kind if trajectory.failure else None,
+        len(trajectory.turns),
+        encode_header(trajectory),
+    )
+
+
+def _summary(row: tuple[Any, ...]) -> TrajectorySummary:
+    columns = dict(zip(_SUMMARY.split(", "), row, strict=True))
+    columns["success"] = None if columns["success"] is None else bool(columns["success"])
+    return TrajectorySummary(**columns)
+
+
+def _conditions(**wanted: Any) -> tuple[str, tuple[Any, ...]]:
+    given = {name: value for name, value in wanted.items() if value is not None}
+    where = " AND ".join(f"{name} = ?" for name in given)
+    return (f" WHERE {where}" if where else ""), tuple(given.values())
