@@ -12,6 +12,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -90,9 +91,7 @@ def _carry_between_blocks(blocks: Tensor, decay: float) -> Tensor:
     return blocks.addcmul_(carry.t().unsqueeze(-1), weights).view(rows, count * size)
 
 
-def looped_gae(
-    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float
-) -> tuple[Tensor, Tensor]:
+def looped_gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """GAE as a loop over tokens that carries value and advantage across masked ones, then whitened."""
     next_values = running = rewards.new_zeros(len(rewards))
     columns = []
@@ -146,7 +145,7 @@ def report_recurrences(x: Tensor, decay: float, repeats: int) -> None:
     """One line per form: time, ratio to the column loop, error."""
     reference = exact(x, decay)
     scale = reference.abs().max()
-    seconds = measure({n: (lambda f=f: f(x, decay)) for n, f in RECURRENCES.items()}, repeats)
+    seconds = measure({n: partial(f, x, decay) for n, f in RECURRENCES.items()}, repeats)
     print(f"\nrecurrence, decay {decay:.4f}   ms   times faster   largest error / largest value")
     for name, function in RECURRENCES.items():
         error = ((function(x, decay).double() - reference).abs().max() / scale).item()
@@ -156,13 +155,16 @@ def report_recurrences(x: Tensor, decay: float, repeats: int) -> None:
 
 def report_gae(rewards: Tensor, values: Tensor, mask: Tensor, title: str, repeats: int) -> None:
     """One line: the whole function against the token loop."""
-    arguments = (rewards, values, mask, 0.99, 0.95)
+    gamma, lam = 0.99, 0.95
     seconds = measure(
-        {"loop": lambda: looped_gae(*arguments), "uirl": lambda: compute_gae_advantage_return(*arguments)},
+        {
+            "loop": partial(looped_gae, rewards, values, mask, gamma, lam),
+            "uirl": partial(compute_gae_advantage_return, rewards, values, mask, gamma, lam),
+        },
         repeats,
     )
-    precise = looped_gae(*(a.double() if isinstance(a, Tensor) else a for a in arguments))
-    ours = compute_gae_advantage_return(*arguments)
+    precise = looped_gae(rewards.double(), values.double(), mask.double(), gamma, lam)
+    ours = compute_gae_advantage_return(rewards, values, mask, gamma, lam)
     error = max((a.double() - b).abs().max().item() for a, b in zip(ours, precise, strict=True))
     print(
         f"{title:28s} loop {seconds['loop'] * 1e3:7.1f} ms, uirl {seconds['uirl'] * 1e3:6.2f} ms: "
@@ -172,9 +174,7 @@ def report_gae(rewards: Tensor, values: Tensor, mask: Tensor, title: str, repeat
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--columns", type=int, default=2048, help="a multiple of 64")
     parser.add_argument("--repeats", type=int, default=15)

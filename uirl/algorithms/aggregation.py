@@ -138,9 +138,7 @@ def aggregate_loss(
 
 def _check_aggregation(aggregation: str) -> None:
     if aggregation not in get_args(Aggregation):
-        raise ValueError(
-            f"aggregation must be one of {', '.join(get_args(Aggregation))}: got {aggregation!r}"
-        )
+        raise ValueError(f"aggregation must be one of {', '.join(get_args(Aggregation))}: got {aggregation!r}")
 
 
 def _check_loss_length(aggregation: str, loss_length: int | None) -> None:

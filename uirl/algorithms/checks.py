@@ -31,8 +31,7 @@ def check_aligned(**tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(
-                f"{name} must be a torch.Tensor [B, T]: got {type(tensor).__name__}; "
-                "wrap it with torch.as_tensor(...)"
+                f"{name} must be a torch.Tensor [B, T]: got {type(tensor).__name__}; wrap it with torch.as_tensor(...)"
             )
         if expected is None:
             if tensor.dim() != 2:

@@ -1,6 +1,6 @@
 """The entropy of the policy from its logits, at the memory cost of one row block."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ def compute_entropy(logits: Tensor) -> Tensor:
     """
     if logits.dim() < 1 or not logits.is_floating_point():
         raise ValueError(f"logits must be floats [..., V]: got {logits.dtype}, shape {tuple(logits.shape)}")
-    entropy: Tensor = _Entropy.apply(logits)  # type: ignore[no-untyped-call]
+    entropy: Tensor = cast(Any, _Entropy).apply(logits)
     return entropy
 
 
@@ -37,9 +37,7 @@ class _Entropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor) -> Tensor:
         rows = logits.reshape(-1, logits.shape[-1])
-        entropy = torch.cat(
-            [torch.special.entr(_probabilities(rows[block])).sum(dim=-1) for block in _blocks(rows)]
-        )
+        entropy = torch.cat([torch.special.entr(_probabilities(rows[block])).sum(dim=-1) for block in _blocks(rows)])
         ctx.save_for_backward(logits, entropy)
         return entropy.view(logits.shape[:-1])
 

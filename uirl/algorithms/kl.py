@@ -31,8 +31,8 @@ def compute_kl(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator 
 
     Reference: Schulman, "Approximating KL divergence" (2020).
 
-    Good values are not good gradients: as a loss k1 has expected gradient 0 and only k2 has the gradient of
-    the KL. In k3 the difference is clamped to +-20, where `exp` would leave float32.
+    Good values are not good gradients: as a loss k1 has expected gradient 0 and only k2 has the gradient of the
+    KL. In k3 the difference is clamped to +-20, where `exp` would leave float32 (verl cuts the estimate at 10).
     """
     if log_probs.shape != ref_log_probs.shape:
         raise ValueError(
@@ -194,9 +194,7 @@ class KLController:
         """
         current_kl = float(current_kl)
         if not math.isfinite(current_kl):
-            raise ValueError(
-                f"current_kl must be finite: got {current_kl}; look at the log-probs of this batch"
-            )
+            raise ValueError(f"current_kl must be finite: got {current_kl}; look at the log-probs of this batch")
         if self.adaptive:
             error = min(max(current_kl / self.target_kl - 1.0, -0.2), 0.2)
             factor = 1.0 + error * n_steps / self.horizon

@@ -82,9 +82,7 @@ def compute_policy_loss(
     eps_low = clip_ratio if eps_low is None else eps_low
     eps_high = clip_ratio if eps_high is None else eps_high
     _check_ranges(eps_low, eps_high, clip_ratio_c, tis_cap)
-    check_aligned(
-        old_log_probs=old_log_probs, log_probs=log_probs, advantages=advantages, response_mask=response_mask
-    )
+    check_aligned(old_log_probs=old_log_probs, log_probs=log_probs, advantages=advantages, response_mask=response_mask)
     mask = as_bool_mask(response_mask)
     advantages = zero_outside(advantages, mask)
     log_ratio = _log_ratio(log_probs, old_log_probs.detach(), mask)
@@ -135,9 +133,7 @@ def compute_value_loss(
     """
     check_aligned(vpreds=vpreds, returns=returns, old_values=old_values, response_mask=response_mask)
     if cliprange_value is not None and cliprange_value <= 0:
-        raise ValueError(
-            f"cliprange_value must be positive: got {cliprange_value}; give None for no clipping"
-        )
+        raise ValueError(f"cliprange_value must be positive: got {cliprange_value}; give None for no clipping")
     mask = as_bool_mask(response_mask)
     vpreds = zero_outside(vpreds, mask)
     returns = zero_outside(returns.detach(), mask)
@@ -203,9 +199,7 @@ def _check_ranges(eps_low: float, eps_high: float, clip_ratio_c: float | None, t
             "expected eps_low in [0, 1] and eps_high at least 0; 0.2 and 0.2 to 0.3 are usual"
         )
     if clip_ratio_c is not None and clip_ratio_c <= 1:
-        raise ValueError(
-            f"clip_ratio_c must be above 1: got {clip_ratio_c}; 3 is usual, None switches it off"
-        )
+        raise ValueError(f"clip_ratio_c must be above 1: got {clip_ratio_c}; 3 is usual, None switches it off")
     if tis_cap is not None and tis_cap <= 0:
         raise ValueError(f"tis_cap must be positive: got {tis_cap}; 2 is usual, None switches it off")
 

@@ -63,9 +63,7 @@ def _grpo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
 
 def _grpo_mean(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
     index = inputs.required_index("grpo_mean")
-    return compute_grpo_advantage(
-        inputs.token_level_rewards, inputs.response_mask, index, normalize_by_std=False
-    )
+    return compute_grpo_advantage(inputs.token_level_rewards, inputs.response_mask, index, normalize_by_std=False)
 
 
 def _rloo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
@@ -74,16 +72,12 @@ def _rloo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
 
 
 def _reinforce_plus_plus(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    return compute_reinforce_plus_plus_advantage(
-        inputs.token_level_rewards, inputs.response_mask, inputs.gamma
-    )
+    return compute_reinforce_plus_plus_advantage(inputs.token_level_rewards, inputs.response_mask, inputs.gamma)
 
 
 def _reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
     index = inputs.required_index("reinforce_plus_plus_baseline")
-    return compute_reinforce_plus_plus_baseline_advantage(
-        inputs.token_level_rewards, inputs.response_mask, index
-    )
+    return compute_reinforce_plus_plus_baseline_advantage(inputs.token_level_rewards, inputs.response_mask, index)
 
 
 def _turn_level(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
@@ -116,12 +110,8 @@ def _rejection_sampling(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
     )
 
 
-_GAE = AlgorithmSpec(
-    advantage=_gae, needs_critic=True, summary="PPO: a critic, and generalised advantages per token"
-)
-_GRPO_MEAN = AlgorithmSpec(
-    advantage=_grpo_mean, needs_group=True, summary="Dr. GRPO: reward minus the group's mean"
-)
+_GAE = AlgorithmSpec(advantage=_gae, needs_critic=True, summary="PPO: a critic, and generalised advantages per token")
+_GRPO_MEAN = AlgorithmSpec(advantage=_grpo_mean, needs_group=True, summary="Dr. GRPO: reward minus the group's mean")
 
 ALGORITHMS: dict[str, AlgorithmSpec] = {
     "gae": _GAE,

@@ -100,9 +100,7 @@ def compute_gigpo_advantage(
     turn_returns = turns.returns(gamma)
     codes = group_codes(index, len(turn_returns), turn_returns.device)
     episode = relative_to_group(turns.rewards.sum(dim=1), codes, normalize_by_std, epsilon)
-    step = turns.relative(
-        turn_returns, codes.unsqueeze(1), turns.anchors(anchor_ids), normalize_by_std, epsilon
-    )
+    step = turns.relative(turn_returns, codes.unsqueeze(1), turns.anchors(anchor_ids), normalize_by_std, epsilon)
     return turns.spread(episode.unsqueeze(1) + step_advantage_weight * step), turns.spread(turn_returns)
 
 
@@ -153,9 +151,7 @@ class _Turns:
         fresh = -1 - torch.arange(highest.numel(), device=highest.device).view(shape)
         return torch.where(self.exists & (highest >= 0), highest, fresh)
 
-    def relative(
-        self, values: Tensor, rows: Tensor, columns: Tensor, normalize_by_std: bool, epsilon: float
-    ) -> Tensor:
+    def relative(self, values: Tensor, rows: Tensor, columns: Tensor, normalize_by_std: bool, epsilon: float) -> Tensor:
         """`values` `[B, K]` relative to all existing turns with the same two keys; 0 elsewhere."""
         shape = self.exists.shape
         keys = torch.stack([rows.expand(shape), columns.expand(shape)], dim=-1)[self.exists]

@@ -1,0 +1,281 @@
+"""The policy and likelihood losses: numbers by hand, gradients, micro-batches, garbage under the mask."""
+
+import math
+
+import pytest
+import torch
+
+from uirl.algorithms import (
+    aggregation_denominator,
+    compute_policy_loss,
+    compute_rejection_sampling_loss,
+    compute_value_loss,
+    kept_mask,
+)
+
+AGGREGATIONS = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+
+
+def one_token(log_ratio: float, advantage: float, **options) -> tuple[float, float, dict[str, float]]:
+    """Loss, its gradient by the log-prob, and metrics of a single token."""
+    log_probs = torch.tensor([[log_ratio - 1.0]], requires_grad=True)
+    loss, metrics = compute_policy_loss(
+        torch.tensor([[-1.0]]), log_probs, torch.tensor([[advantage]]), torch.ones(1, 1), **options
+    )
+    loss.backward()
+    return loss.item(), log_probs.grad.item(), metrics
+
+
+@pytest.mark.parametrize(
+    ("log_ratio", "advantage", "options", "loss", "gradient"),
+    [
+        # ratio e^0.1 = 1.10517 inside 0.8..1.2: loss = -A * ratio, gradient the same
+        (0.1, 1.0, {}, -1.10517, -1.10517),
+        # ratio e^0.5 = 1.649 clips to 1.2, A = +1: loss = -1.2, no gradient
+        (0.5, 1.0, {}, -1.2, 0.0),
+        # A = -1: the larger loss wins, 1.649 unclipped
+        (0.5, -1.0, {}, 1.64872, 1.64872),
+        # ratio e^-0.5 = 0.60653 clips to 0.8, A = -1: loss = 0.8, no gradient
+        (-0.5, -1.0, {}, 0.8, 0.0),
+        (-0.5, 1.0, {}, -0.60653, -0.60653),
+        # asymmetric: 1.3 above, 0.9 below
+        (0.5, 2.0, {"eps_high": 0.3}, -2.6, 0.0),
+        (-0.5, -2.0, {"eps_low": 0.1}, 1.8, 0.0),
+        # dual clip: ratio e^2 = 7.389, A = -1: loss min(7.389, 3) = 3, no gradient; A = +1 not concerned
+        (2.0, -1.0, {"clip_ratio_c": 3.0}, 3.0, 0.0),
+        (2.0, -1.0, {}, 7.38906, 7.38906),
+        (2.0, 1.0, {"clip_ratio_c": 3.0}, -1.2, 0.0),
+        # a ratio beyond e^20 stays finite
+        (90.0, -1.0, {}, math.exp(20), 0.0),
+    ],
+)
+def test_one_token_by_hand(log_ratio, advantage, options, loss, gradient):
+    got_loss, got_gradient, _ = one_token(log_ratio, advantage, clip_ratio=0.2, **options)
+    assert got_loss == pytest.approx(loss, rel=1e-4)
+    assert got_gradient == pytest.approx(gradient, rel=1e-4, abs=1e-7)
+
+
+def test_metrics_by_hand():
+    # ratios: e^0.5 = 1.649 (A+, high), e^-0.5 = 0.607 (A-, low), e^2 = 7.389 (A-, dual), 1 (inside); one masked.
+    log_ratio = torch.tensor([[0.5, -0.5, 2.0, 0.0, 3.0]])
+    advantages = torch.tensor([[1.0, -1.0, -1.0, 1.0, 1.0]])
+    mask = torch.tensor([[1, 1, 1, 1, 0]])
+    _, metrics = compute_policy_loss(torch.zeros(1, 5), log_ratio, advantages, mask, 0.2, clip_ratio_c=3.0)
+    assert metrics["policy/clip_fraction_high"] == 0.25
+    assert metrics["policy/clip_fraction_low"] == 0.25
+    assert metrics["policy/clip_fraction_dual"] == 0.25
+    assert metrics["policy/ratio_mean"] == pytest.approx((1.64872 + 0.60653 + 7.38906 + 1) / 4, rel=1e-5)
+    assert metrics["policy/ratio_max"] == pytest.approx(7.38906, rel=1e-5)
+    assert metrics["policy/tokens"] == 4
+    # k3: ratio - 1 - log ratio = 0.14872, 0.10653, 4.38906, 0
+    assert metrics["policy/approx_kl"] == pytest.approx((0.14872 + 0.10653 + 4.38906) / 4, rel=1e-4)
+
+
+def test_sequence_ratio_by_hand():
+    # Row 0: log ratios 0.1, 0.3, mean 0.2, ratio e^0.2 = 1.2214 for both tokens; A = 1, eps 0.3: inside.
+    # Row 1: log ratios 0.6, 0.2, mean 0.4, e^0.4 = 1.4918, clips to 1.3.  loss = -(1.2214 + 1.3) / 2
+    log_probs = torch.tensor([[0.1, 5.0, 0.3], [0.6, 0.2, 9.0]], requires_grad=True)
+    mask = torch.tensor([[1, 0, 1], [1, 1, 0]])
+    loss, metrics = compute_policy_loss(
+        torch.zeros(2, 3),
+        log_probs,
+        torch.ones(2, 3),
+        mask,
+        0.3,
+        ratio_level="sequence",
+        aggregation="seq-mean-token-mean",
+    )
+    loss.backward()
+    assert loss.item() == pytest.approx(-(1.22140 + 1.3) / 2, rel=1e-5)
+    # d loss / d log_prob of each token of row 0 = -1.2214 / 2 tokens / 2 sequences; row 1 is clipped
+    expected = torch.tensor([[-0.30535, 0, -0.30535], [0, 0, 0]])
+    torch.testing.assert_close(log_probs.grad, expected, rtol=1e-4, atol=1e-6)
+    assert metrics["policy/clip_fraction_high"] == 0.5
+
+
+def test_truncated_importance_weights_by_hand():
+    # weights exp(old - rollout): e^0 = 1, e^1 = 2.718 capped to 2, e^-1 = 0.36788; ratio 1 everywhere, A = 1, 2, 3
+    # loss = -(1*1 + 2*2 + 3*0.36788) / 3 = -2.03455
+    old = torch.tensor([[-1.0, -1.0, -2.0]])
+    rollout = torch.tensor([[-1.0, -2.0, -1.0]])
+    log_probs = old.clone().requires_grad_()
+    arguments = (old, log_probs, torch.tensor([[1.0, 2.0, 3.0]]), torch.ones(1, 3))
+    loss, metrics = compute_policy_loss(*arguments, rollout_log_probs=rollout, tis_cap=2.0)
+    loss.backward()
+    assert loss.item() == pytest.approx(-2.03455, rel=1e-5)
+    torch.testing.assert_close(log_probs.grad, -torch.tensor([[1.0, 4.0, 3 * 0.367879]]) / 3)
+    assert metrics["policy/mismatch_capped_fraction"] == pytest.approx(1 / 3)
+    assert metrics["policy/mismatch_weight_max"] == pytest.approx(2.71828, rel=1e-5)
+    assert metrics["policy/mismatch_weight_mean"] == pytest.approx((1 + 2.71828 + 0.36788) / 3, rel=1e-5)
+    # k3 of the engine against the learner: w - 1 - log w = 0, 0.71828, 0.36788
+    assert metrics["policy/mismatch_kl"] == pytest.approx((0.71828 + 0.36788) / 3, rel=1e-4)
+    measured, measured_metrics = compute_policy_loss(*arguments, rollout_log_probs=rollout)
+    assert measured.item() == pytest.approx(-2.0)  # reported, not corrected
+    assert "policy/mismatch_capped_fraction" not in measured_metrics
+    assert "policy/mismatch_kl" in measured_metrics
+
+
+def random_batch(seed: int = 0, rows: int = 6, columns: int = 7) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    mask = torch.rand(rows, columns, generator=g) < 0.6
+    mask[2] = False  # a row without response tokens
+    return {
+        "old_log_probs": -torch.rand(rows, columns, generator=g),
+        "log_probs": -torch.rand(rows, columns, generator=g),
+        "advantages": torch.randn(rows, columns, generator=g),
+        "response_mask": mask,
+    }
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("ratio_level", ["token", "sequence"])
+def test_micro_batches_sum_to_the_full_batch(aggregation, ratio_level):
+    batch = random_batch()
+    options = {"aggregation": aggregation, "ratio_level": ratio_level, "clip_ratio_c": 1.5, "tis_cap": 1.1}
+    options |= {"loss_length": 11} if aggregation.endswith("norm") else {}
+    rollout = batch["old_log_probs"] - 0.1 * batch["advantages"]
+
+    def loss_of(rows: slice, log_probs: torch.Tensor, denominator: float | None) -> torch.Tensor:
+        part = {name: tensor[rows] for name, tensor in batch.items()} | {"log_probs": log_probs[rows]}
+        return compute_policy_loss(**part, rollout_log_probs=rollout[rows], denominator=denominator, **options)[0]
+
+    whole = batch["log_probs"].clone().requires_grad_()
+    full = loss_of(slice(None), whole, None)
+    full.backward()
+    pieces = batch["log_probs"].clone().requires_grad_()
+    denominator = aggregation_denominator(batch["response_mask"], aggregation)
+    total = 0.0
+    for rows in (slice(0, 1), slice(1, 3), slice(3, 6)):
+        loss = loss_of(rows, pieces, denominator)
+        loss.backward()
+        total += loss.item()
+    assert total == pytest.approx(full.item(), rel=1e-6)
+    torch.testing.assert_close(pieces.grad, whole.grad)
+    assert whole.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS[:3])
+def test_garbage_and_padding_under_the_mask_change_nothing(aggregation):
+    batch = random_batch()
+    clean = batch["log_probs"].clone().requires_grad_()
+    loss, metrics = compute_policy_loss(**batch | {"log_probs": clean}, aggregation=aggregation)
+    loss.backward()
+    pad = torch.nn.functional.pad
+    mask = pad(batch["response_mask"], (1, 2))
+    dirty = {
+        name: torch.where(mask, pad(batch[name], (1, 2)), garbage)
+        for name, garbage in (("old_log_probs", -math.inf), ("log_probs", -math.inf), ("advantages", math.nan))
+    }
+    dirty["log_probs"].requires_grad_()
+    again, again_metrics = compute_policy_loss(**dirty, response_mask=mask, aggregation=aggregation)
+    again.backward()
+    assert again.item() == pytest.approx(loss.item(), rel=1e-6)
+    torch.testing.assert_close(dirty["log_probs"].grad[:, 1:-2], clean.grad)
+    assert again_metrics == pytest.approx(metrics, rel=1e-6)
+
+
+def test_the_first_pass_is_the_plain_policy_gradient():
+    batch = random_batch()
+    log_probs = batch["old_log_probs"].clone().requires_grad_()
+    loss, metrics = compute_policy_loss(**batch | {"log_probs": log_probs})
+    loss.backward()
+    mask = batch["response_mask"]
+    torch.testing.assert_close(log_probs.grad, -batch["advantages"] * mask / mask.sum())
+    assert metrics["policy/ratio_mean"] == 1
+    assert metrics["policy/approx_kl"] == 0
+
+
+def test_no_tokens_give_zero_loss_and_zero_gradient():
+    log_probs = torch.zeros(2, 3, requires_grad=True)
+    loss, metrics = compute_policy_loss(torch.zeros(2, 3), log_probs, torch.ones(2, 3), torch.zeros(2, 3))
+    loss.backward()
+    assert loss.item() == 0
+    assert (log_probs.grad == 0).all()
+    assert metrics["policy/tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tis_cap": 2.0}, "tis_cap=2.0 needs rollout_log_probs"),
+        ({"tis_cap": -1.0, "rollout_log_probs": torch.zeros(2, 3)}, "tis_cap must be positive"),
+        ({"clip_ratio_c": 0.9}, "clip_ratio_c must be above 1: got 0.9"),
+        ({"eps_low": 1.5}, "eps_low=1.5"),
+        ({"ratio_level": "row"}, "ratio_level must be 'token' or 'sequence': got 'row'"),
+        ({"rollout_log_probs": torch.zeros(2, 2)}, r"got shape \(2, 2\), expected \(2, 3\); does the engine"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(options, message):
+    zeros = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match=message):
+        compute_policy_loss(zeros, zeros, zeros, torch.ones(2, 3), **options)
+
+
+def test_value_loss_by_hand():
+    # returns 1, old value 0, range 0.2.
+    # v = 0.5: clipped 0.2, errors 0.25 and 0.64 -> 0.64.  v = 0.1: unclipped 0.81.  v = 2: clipped 0.2, 1 and 0.64 -> 1
+    # loss = (0.64 + 0.81 + 1) / 3 / 2 = 0.408333; the masked token does not count.
+    vpreds = torch.tensor([[0.5, 0.1, 2.0, 50.0]], requires_grad=True)
+    mask = torch.tensor([[1, 1, 1, 0]])
+    loss, metrics = compute_value_loss(vpreds, torch.ones(1, 4), torch.zeros(1, 4), mask, 0.2)
+    loss.backward()
+    assert loss.item() == pytest.approx(0.408333, rel=1e-5)
+    # gradient (v - 1) / 3 where the unclipped error is the larger one: -0.9 / 3 and 1 / 3
+    torch.testing.assert_close(vpreds.grad, torch.tensor([[0.0, -0.3, 1 / 3, 0.0]]))
+    assert metrics["value/clip_fraction"] == pytest.approx(1 / 3)
+    assert metrics["value/explained_variance"] == 0  # returns do not vary
+    unclipped, _ = compute_value_loss(vpreds, torch.ones(1, 4), torch.zeros(1, 4), mask, None)
+    assert unclipped.item() == pytest.approx((0.25 + 0.81 + 1) / 6, rel=1e-5)
+
+
+def test_explained_variance():
+    # returns 0, 2 (variance 1); predictions 0, 1: residual 0, 1, variance 0.25 -> 0.75
+    _, metrics = compute_value_loss(
+        torch.tensor([[0.0, 1.0]]), torch.tensor([[0.0, 2.0]]), torch.zeros(1, 2), torch.ones(1, 2), None
+    )
+    assert metrics["value/explained_variance"] == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS[:3])
+def test_value_micro_batches_sum_to_the_full_batch(aggregation):
+    batch = random_batch()
+    arguments = [batch["log_probs"], batch["advantages"], batch["old_log_probs"], batch["response_mask"]]
+    full = compute_value_loss(*arguments, 0.2, aggregation=aggregation)[0].item()
+    denominator = aggregation_denominator(batch["response_mask"], aggregation)
+    parts = [
+        compute_value_loss(*(a[i : i + 2] for a in arguments), 0.2, aggregation=aggregation, denominator=denominator)[0]
+        for i in (0, 2, 4)
+    ]
+    assert sum(parts).item() == pytest.approx(full, rel=1e-6)
+
+
+def test_rejection_sampling_loss_by_hand():
+    # kept: the first row's two response tokens, -log p = 1 and 3, mean 2. The second row is rejected.
+    log_probs = torch.tensor([[-1.0, -9.0, -3.0], [-5.0, -5.0, -5.0]], requires_grad=True)
+    mask = torch.tensor([[1, 0, 1], [1, 1, 1]])
+    advantages = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]])
+    loss, metrics = compute_rejection_sampling_loss(log_probs, advantages, mask)
+    loss.backward()
+    assert loss.item() == 2.0
+    torch.testing.assert_close(log_probs.grad, torch.tensor([[-0.5, 0, -0.5], [0, 0, 0]]))
+    assert metrics["policy/kept_fraction"] == pytest.approx(0.4)
+    assert metrics["policy/nll"] == 2.0
+    assert metrics["policy/tokens"] == 2
+
+
+def test_rejection_sampling_micro_batches_and_an_empty_one():
+    batch = random_batch()
+    advantages = (torch.arange(6) % 2 == 0).float().unsqueeze(1).expand(6, 7)
+    kept = kept_mask(advantages, batch["response_mask"])
+    full = compute_rejection_sampling_loss(batch["log_probs"], advantages, batch["response_mask"])[0].item()
+    parts = [
+        compute_rejection_sampling_loss(
+            batch["log_probs"][i : i + 1],
+            advantages[i : i + 1],
+            batch["response_mask"][i : i + 1],
+            denominator=aggregation_denominator(kept),
+        )[0].item()
+        for i in range(6)
+    ]
+    assert sum(parts) == pytest.approx(full, rel=1e-6)
+    assert parts[1] == 0
