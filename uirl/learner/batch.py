@@ -1,0 +1,137 @@
+"""Samples -> the padded batch a forward pass reads.
+
+A `Batch` is [B, T], one row per sample. A number per response token travels between batches as one flat tensor
+[tokens]: samples in order, tokens in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from uirl.errors import AlignmentError
+from uirl.images import ImageStore, Screenshot
+from uirl.inference.models import LoadedModel, pad_sequences
+from uirl.types import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Samples as tensors [B, T], right-padded, all aligned to `input_ids`."""
+
+    input_ids: Tensor
+    position_ids: Tensor
+    """[axes, B, T]; one axis, or three for Qwen-VL."""
+    attention_mask: Tensor
+    """Booleans: the token is there, not padding."""
+    response_mask: Tensor
+    """Booleans: the policy sampled the token."""
+    rollout_log_probs: Tensor
+    """The engine's, float32; 0 where `response_mask` is False."""
+    shots: tuple[Screenshot, ...] = ()
+    """The pictures of all rows, in reading order."""
+
+    def flatten(self, aligned: Tensor) -> Tensor:
+        """The response tokens of `aligned` [B, T] as one tensor [tokens]."""
+        return aligned[self.response_mask]
+
+    def scatter(self, flat: Tensor) -> Tensor:
+        """`flat` [tokens] back at its places, [B, T], 0 elsewhere. Carries the gradient."""
+        aligned = flat.new_zeros(self.response_mask.shape)
+        aligned[self.response_mask] = flat
+        return aligned
+
+
+def collate(loaded: LoadedModel, samples: Sequence[Sample], images: ImageStore) -> Batch:
+    """The batch of `samples`, on the model's device.
+
+    Raises AlignmentError that names the sample where tokens, masks or pictures do not line up: a sampled first token
+    (nothing predicts it), a token the policy cannot sample, a picture that is missing or does not match its
+    placeholders.
+    """
+    shots = [[_picture(sample, hash, images) for hash in sample.images] for sample in samples]
+    try:
+        input_ids, position_ids = pad_sequences(loaded, [s.token_ids for s in samples], shots)
+    except AlignmentError:
+        for sample, own in zip(samples, shots, strict=True):
+            _check_pictures(loaded, sample, own)
+        raise
+    shape = tuple(input_ids.shape)
+    attention_mask, response_mask = np.zeros(shape, bool), np.zeros(shape, bool)
+    log_probs = np.zeros(shape, np.float32)
+    for row, sample in enumerate(samples):
+        n = len(sample.token_ids)
+        attention_mask[row, :n] = True
+        response_mask[row, :n] = sample.response_mask
+        log_probs[row, :n] = sample.rollout_log_probs
+    log_probs[~response_mask] = 0.0
+    device = loaded.device
+    mask = torch.from_numpy(response_mask).to(device)
+    _check_sampled(loaded, samples, input_ids, mask)
+    return Batch(
+        input_ids=input_ids,
+        position_ids=position_ids,
+        attention_mask=torch.from_numpy(attention_mask).to(device),
+        response_mask=mask,
+        rollout_log_probs=torch.from_numpy(log_probs).to(device),
+        shots=tuple(shot for own in shots for shot in own),
+    )
+
+
+def micro_batches(samples: Sequence[Sample], token_budget: int) -> list[list[int]]:
+    """Indices of `samples` in groups whose padded size (rows x longest row) is at most `token_budget`.
+
+    Samples of like length share a group, longest first; equal lengths keep their order, so the result depends on the
+    lengths alone. A sample longer than the budget gets a group of its own.
+    """
+    if token_budget < 1:
+        raise ValueError(f"token_budget must be at least 1, got {token_budget} (training.micro_batch_tokens)")
+    groups: list[list[int]] = []
+    widest = 0
+    for index in sorted(range(len(samples)), key=lambda i: -len(samples[i].token_ids)):
+        if not groups or (len(groups[-1]) + 1) * widest > token_budget:
+            groups.append([])
+            widest = len(samples[index].token_ids)
+        groups[-1].append(index)
+    return groups
+
+
+def describe(sample: Sample) -> str:
+    """Words that name a sample in an error."""
+    name = sample.trajectory_id or "without trajectory_id"
+    return f"the sample of trajectory {name}, segment {sample.segment}, {len(sample.token_ids)} tokens,"
+
+
+def _picture(sample: Sample, hash: str, images: ImageStore) -> Screenshot:
+    try:
+        return images.get(hash)
+    except KeyError as error:
+        raise AlignmentError(
+            f"{describe(sample)} shows image {hash}, which is gone from the store ({len(images)} kept); keep as many "
+            "images as an update has (ImageStore(capacity=...))"
+        ) from error
+
+
+def _check_pictures(loaded: LoadedModel, sample: Sample, shots: Sequence[Screenshot]) -> None:
+    try:
+        loaded.positions(sample.token_ids, shots)
+    except AlignmentError as error:
+        raise AlignmentError(f"{describe(sample)} does not fit its pictures: {error}") from error
+
+
+def _check_sampled(loaded: LoadedModel, samples: Sequence[Sample], input_ids: Tensor, mask: Tensor) -> None:
+    if mask[:, 0].any():
+        sample = samples[int(mask[:, 0].nonzero()[0])]
+        raise AlignmentError(f"{describe(sample)} begins with a sampled token; expected a prompt before the response")
+    banned = torch.tensor(loaded.banned_ids, device=mask.device)
+    impossible = mask & torch.isin(input_ids, banned)
+    if impossible.any():
+        row, column = impossible.nonzero()[0].tolist()
+        raise AlignmentError(
+            f"{describe(samples[row])} has the response token {int(input_ids[row, column])} at {column}, which "
+            f"{loaded.name} never samples; was it made by another model or tokenizer?"
+        )

@@ -1,0 +1,126 @@
+"""Low-rank adapters (Hu et al. 2021, 2106.09685), put into the HF model in place: engine and learner see the same
+module, with the same class and the same forward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uirl.config.model import LoraConfig
+from uirl.errors import ConfigError, ContractError
+
+ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv", "qkv_proj", "proj"})
+MLP = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "linear_fc1", "linear_fc2"})
+VISION_ROOTS = frozenset({"visual", "vision_tower", "vision_model"})
+"""What HF calls the vision tower of a model."""
+
+_ADAPTER = "default"
+
+
+def add_adapters(model: nn.Module, config: LoraConfig, *, seed: int) -> None:
+    """Nothing; puts adapters into `model` and freezes everything else. They start as no change at all (B = 0).
+
+    `config.target`: 'attention', 'mlp', 'all', or names of linear layers (the last part of their path). The vision
+    tower is left alone unless `config.vision`. Raises ConfigError where no layer fits.
+    """
+    try:
+        from peft import LoraConfig as PeftConfig
+        from peft import inject_adapter_in_model
+    except ImportError as error:
+        raise ConfigError("model.use_lora needs the package peft: pip install peft") from error
+    chosen = target_modules(model, config)
+    settings = PeftConfig(
+        r=config.r, lora_alpha=config.lora_alpha, lora_dropout=config.lora_dropout, target_modules=chosen
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
+    got = {name for name, _ in _adapted(model)}
+    if got != set(chosen):
+        raise ContractError(f"peft adapted other layers than asked for: {sorted(got ^ set(chosen))[:4]}")
+
+
+def target_modules(model: nn.Module, config: LoraConfig) -> list[str]:
+    """Paths of the linear layers that get an adapter."""
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
+    reach = [name for name in linear if config.vision or not _in_vision(name)]
+    leaves = {name: name.rsplit(".", 1)[-1] for name in reach}
+    if isinstance(config.target, str):
+        wanted = {"attention": ATTENTION, "mlp": MLP, "all": ATTENTION | MLP}[config.target]
+    else:
+        wanted = frozenset(config.target)
+        missing = sorted(wanted - set(leaves.values()))
+        if missing:
+            raise ConfigError(
+                f"model.lora.target names no linear layer {', '.join(missing)}; this model has "
+                f"{', '.join(sorted(set(leaves.values())))}" + ("" if config.vision else " outside its vision tower")
+            )
+    chosen = [name for name in reach if leaves[name] in wanted]
+    if not chosen:
+        raise ConfigError(
+            f"model.lora.target={config.target!r} fits no linear layer; this model has "
+            f"{', '.join(sorted(set(leaves.values())))}. Give the names as a list."
+        )
+    return chosen
+
+
+@contextlib.contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """A context in which the model is what it was before its adapters."""
+    layers = [layer for _, layer in _adapted(model)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(name in the HF model, tensor) of the adapters alone."""
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            yield name, parameter
+
+
+def untouched(model: nn.Module) -> bool:
+    """Whether the adapters still change nothing: every B is 0."""
+    return all(not bool(tensor.any()) for name, tensor in adapter_weights(model) if ".lora_B." in name)
+
+
+@torch.no_grad()
+def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of the model as if it never had adapters, their change added to the weights: W + B A alpha / r.
+
+    Names are those of the HF model before `add_adapters`. Without adapters these are the parameters themselves.
+    """
+    changed = dict(_adapted(model))
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            continue
+        path, _, leaf = name.rpartition(".base_layer.")
+        if not path:
+            yield name, parameter
+        elif leaf == "weight":
+            delta = changed[path].get_delta_weight(_ADAPTER)
+            yield f"{path}.weight", (parameter.float() + delta.float()).to(parameter.dtype)
+        else:
+            yield f"{path}.{leaf}", parameter
+
+
+def _adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """(path, layer) of the layers with an adapter."""
+    for name, module in model.named_modules():
+        if hasattr(module, "lora_A") and hasattr(module, "base_layer"):
+            yield name, module
+
+
+def _in_vision(path: str) -> bool:
+    return not VISION_ROOTS.isdisjoint(path.split("."))

@@ -1,0 +1,165 @@
+"""AdamW over the policy and the value head: warm-up, clipping, float32 masters for narrower weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from uirl.errors import CheckpointError, NonFiniteError
+
+Named = Sequence[tuple[str, nn.Parameter]]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """How one phase of a run steps."""
+
+    learning_rate: float
+    value_learning_rate: float
+    betas: tuple[float, float]
+    weight_decay: float
+    warmup_steps: int
+    """Steps over which the learning rate rises linearly; a fresh AdamW knows nothing of the scale of gradients."""
+    max_grad_norm: float | None
+    """Gradients of a larger norm are scaled to it, policy and value head each by its own norm; None: never."""
+
+
+class Optimizer:
+    """AdamW with two groups: the policy, and the value head with a learning rate of its own.
+
+    Weights narrower than float32 get a float32 master: gradients of micro-batches are summed there, the step is taken
+    there, and the weight is its rounding. A step of 1e-5 on a bfloat16 weight of 1 would otherwise be lost.
+    """
+
+    def __init__(self, policy: Named, value: Named, settings: OptimizerSettings) -> None:
+        self.settings = settings
+        self.steps = 0
+        self._groups = (tuple(policy), tuple(value))
+        self._masters: dict[str, tuple[nn.Parameter, Tensor]] = {}
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._stepped = {name: self._own(name, p) for group in self._groups for name, p in group}
+        rates = (settings.learning_rate, settings.value_learning_rate)
+        self._adam = torch.optim.AdamW(
+            [
+                {"params": [self._stepped[name] for name, _ in group], "lr": rate, "peak": rate}
+                for group, rate in zip(self._groups, rates, strict=True)
+                if group
+            ],
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+
+    def zero_grad(self) -> None:
+        """Forgets the gradients."""
+        self._adam.zero_grad(set_to_none=True)
+        for group in self._groups:
+            for _, parameter in group:
+                parameter.grad = None
+
+    def step(self, scale: float = 1.0) -> dict[str, float]:
+        """One step with the learning rate times `scale`; `grad_norm`, `value_grad_norm`, `learning_rate`.
+
+        Raises NonFiniteError that names the first weight whose gradient is not finite; no weight has changed then.
+        """
+        norms = [self._norm(group) for group in self._groups]
+        for norm, group in zip(norms, self._groups, strict=True):
+            if not torch.isfinite(norm):
+                raise NonFiniteError(self._blame(group))
+        for norm, group in zip(norms, self._groups, strict=True):
+            self._clip(norm, group)
+        self.steps += 1
+        risen = min(1.0, self.steps / max(1, self.settings.warmup_steps))
+        for group_settings in self._adam.param_groups:
+            group_settings["lr"] = group_settings["peak"] * risen * scale
+        self._adam.step()
+        self._publish()
+        self.zero_grad()
+        metrics = {"grad_norm": float(norms[0]), "learning_rate": self.settings.learning_rate * risen * scale}
+        return metrics | ({"value_grad_norm": float(norms[1])} if self._groups[1] else {})
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything but the number of steps, as named tensors."""
+        tensors = {f"master.{name}": master for name, (_, master) in self._masters.items()}
+        for name, parameter in self._stepped.items():
+            for key, value in self._adam.state.get(parameter, {}).items():
+                tensors[f"{key}.{name}"] = value
+        return tensors
+
+    def load_state(self, tensors: Mapping[str, Tensor], steps: int) -> None:
+        """Continues from what `state` gave. Raises CheckpointError where the weights have other names or shapes."""
+        self.steps = steps
+        states: dict[str, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            kind, _, name = key.partition(".")
+            if name not in self._stepped or (kind != "step" and tensor.shape != self._stepped[name].shape):
+                raise CheckpointError(
+                    f"the optimizer state of {name!r} ({kind}, {tuple(tensor.shape)}) fits no weight of this policy; "
+                    "was the checkpoint made with another model, other adapters or another estimator?"
+                )
+            states.setdefault(name, {})[kind] = tensor
+        with torch.no_grad():
+            for name, state in states.items():
+                stepped = self._stepped[name]
+                if "master" in state:
+                    stepped.copy_(state.pop("master"))
+                if state:
+                    # `step` stays where AdamW puts it; the moments go to the weight
+                    self._adam.state[stepped] = {k: t.to(stepped.device, copy=True) for k, t in state.items()}
+
+    def detach(self) -> None:
+        """Lets go of the model's gradients; call it before another optimizer takes over."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _own(self, name: str, parameter: nn.Parameter) -> Tensor:
+        """The tensor that AdamW steps: the parameter, or its master."""
+        if parameter.dtype in (torch.float32, torch.float64):
+            return parameter
+        master = parameter.detach().float().clone()
+        self._masters[name] = (parameter, master)
+
+        def move(p: Tensor) -> None:
+            assert p.grad is not None
+            grad = p.grad.float()
+            master.grad = grad if master.grad is None else master.grad.add_(grad)
+            p.grad = None
+
+        self._hooks.append(parameter.register_post_accumulate_grad_hook(move))
+        return master
+
+    def _gradients(self, group: Named) -> list[Tensor]:
+        found = (self._stepped[name].grad for name, _ in group)
+        return [grad for grad in found if grad is not None]
+
+    def _norm(self, group: Named) -> Tensor:
+        gradients = self._gradients(group)
+        if not gradients:
+            return torch.zeros(())
+        return torch.nn.utils.get_total_norm(gradients)
+
+    def _clip(self, norm: Tensor, group: Named) -> None:
+        limit = self.settings.max_grad_norm
+        if limit is not None and norm > limit:
+            for gradient in self._gradients(group):
+                gradient.mul_(limit / float(norm))
+
+    def _publish(self) -> None:
+        with torch.no_grad():
+            for parameter, master in self._masters.values():
+                parameter.copy_(master)
+
+    def _blame(self, group: Named) -> str:
+        for name, _ in group:
+            grad = self._stepped[name].grad
+            if grad is not None and not grad.isfinite().all():
+                bad = int((~grad.isfinite()).sum())
+                return (
+                    f"the gradient of {name} is not finite in {bad} of {grad.numel()} numbers; the step was refused "
+                    "and no weight changed. Lower the learning rate, or look at the log-probs of this batch."
+                )
+        return "the norm of the gradients is not finite although each is: it overflows; lower the learning rate"

@@ -1,0 +1,308 @@
+"""The policy that learns: a HF model, its value head and its adapters; log-probs of what was sampled, and nothing else.
+
+Dropout is off, also in training: engine and learner must compute one distribution. Only adapters may drop inputs
+(`model.lora.lora_dropout`), and then only while gradients flow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from uirl.algorithms import compute_entropy, get_algorithm
+from uirl.config import ConfigStore, ModelConfig
+from uirl.errors import ContractError
+from uirl.images import Screenshot
+from uirl.inference.models import LoadedModel, hidden_states, load_model, project
+from uirl.learner import lora
+from uirl.learner.batch import Batch
+
+LOGITS_PER_CHUNK = 2**25
+"""Logits held at once: 2**25 numbers are 128 MB of float32, whatever the vocabulary and the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """What the policy says about the response tokens of a batch: [B, T] aligned to `input_ids`, float32, 0 elsewhere."""
+
+    log_probs: Tensor | None
+    """None: not asked for."""
+    entropy: Tensor | None
+    """Of the distribution each token was drawn from, in nats; None: not asked for."""
+    values: Tensor | None
+    """The value before the token is chosen; None: not asked for."""
+    final_values: Tensor | None
+    """[B], the value after the last token of the row; None: not asked for."""
+
+
+class Policy:
+    """A `LoadedModel` with what learning needs: value head, adapters, a reference.
+
+    `critic`: adds a linear value head (float32, from 0) on the last hidden states. `lora`: adapters are put into the
+    model and everything else is frozen. Raises ContractError for float16, whose small gradients vanish.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        critic: bool = False,
+        lora_config: Any | None = None,
+        gradient_checkpointing: bool = False,
+        seed: int = 0,
+    ) -> None:
+        if loaded.dtype == torch.float16:
+            raise ContractError("a policy in float16 cannot learn without loss scaling; use model.dtype=bfloat16")
+        self.loaded = loaded
+        self.lora_config = lora_config
+        self.gradient_checkpointing = gradient_checkpointing
+        self.value_head = _value_head(loaded) if critic else None
+        self._reference: dict[str, Tensor] | None = None
+        if lora_config is not None:
+            lora.add_adapters(loaded.model, lora_config, seed=seed)
+        if gradient_checkpointing:
+            loaded.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        _drop_nothing(loaded.model)
+        self.train(False)
+
+    @classmethod
+    def from_config(cls, config: ConfigStore, *, critic: bool | None = None) -> Policy:
+        """The policy of a run: model, adapters and, where the estimator needs one (`critic` overrides), a value head."""
+        needed = get_algorithm(config.training.adv_estimator).needs_critic if critic is None else critic
+        return cls.from_model_config(config.model, critic=needed, seed=config.training.seed)
+
+    @classmethod
+    def from_model_config(cls, config: ModelConfig, *, critic: bool = False, seed: int = 0) -> Policy:
+        """The policy that the `model` section alone describes."""
+        return cls(
+            load_model(config, seed=seed),
+            critic=critic,
+            lora_config=config.lora if config.use_lora else None,
+            gradient_checkpointing=config.gradient_checkpointing,
+            seed=seed,
+        )
+
+    @property
+    def model(self) -> nn.Module:
+        return self.loaded.model
+
+    def named_trainable(self) -> list[tuple[str, nn.Parameter]]:
+        """(name, parameter) of what is trained in the model: all of it, or the adapters. Without the value head."""
+        return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad or ".lora_" in name]
+
+    def train(self, mode: bool = True) -> None:
+        """Training mode, where something needs it (gradient checkpointing, adapter dropout); else evaluation mode."""
+        dropping = self.lora_config is not None and self.lora_config.lora_dropout > 0
+        wanted = mode and (self.gradient_checkpointing or dropping)
+        if self.model.training == wanted:
+            return
+        self.model.train(wanted)
+        if wanted:
+            for name, module in self.model.named_modules():
+                if isinstance(module, nn.Dropout) and ".lora_" not in name:
+                    module.eval()
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """Last hidden states [B, T, H]."""
+        return hidden_states(self.loaded, batch.input_ids, batch.position_ids, batch.shots)
+
+    def log_probs_and_values(
+        self,
+        batch: Batch,
+        temperature: float = 1.0,
+        *,
+        log_probs: bool = True,
+        entropy: bool = False,
+        values: bool = False,
+    ) -> TokenScores:
+        """What the policy says about the response tokens of `batch`; carries the gradient.
+
+        `log_probs[b, t] = log softmax(logits[b, t - 1] / temperature)[input_ids[b, t]]`, banned tokens excluded; a
+        temperature of 0 counts as 1, as in the engines. Logits are made at the positions that predict a response
+        token only, in chunks, so a long prompt costs no vocabulary-sized memory.
+        """
+        if values and self.value_head is None:
+            raise ContractError("this policy has no value head; make it with critic=True")
+        hidden = self.hidden(batch)
+        # the one shift of the house: the state before token t is at t - 1
+        before = hidden[:, :-1][batch.response_mask[:, 1:]]
+        spread = batch.scatter
+        scored = (None, None)
+        if log_probs or entropy:
+            targets = batch.flatten(batch.input_ids)
+            scored = self._score(before, targets, temperature or 1.0, log_probs, entropy)
+        said = final = None
+        if values:
+            said = spread(self._values(before))
+            ends = batch.attention_mask.sum(1) - 1
+            final = self._values(hidden[torch.arange(len(ends), device=ends.device), ends])
+        return TokenScores(
+            log_probs=None if scored[0] is None else spread(scored[0]),
+            entropy=None if scored[1] is None else spread(scored[1]),
+            values=said,
+            final_values=final,
+        )
+
+    # -- the reference -----------------------------------------------------------------------------------------
+
+    @property
+    def reference_weights(self) -> dict[str, Tensor] | None:
+        """The weights that `freeze_reference` kept; None: none were kept, or the reference is the adapters' base."""
+        return self._reference
+
+    def freeze_reference(self) -> None:
+        """Makes the policy as it is now the reference of every KL.
+
+        Keeps a copy of the trainable weights: of adapters this is little, and nothing where they are untouched (the
+        reference is then the model with its adapters off).
+        """
+        if self.lora_config is not None and lora.untouched(self.model):
+            self._reference = None
+            return
+        self._reference = {name: p.detach().clone() for name, p in self.named_trainable()}
+
+    def load_reference(self, weights: dict[str, Tensor] | None) -> None:
+        """Takes the reference of a checkpoint."""
+        own = dict(self.named_trainable())
+        if weights is not None and {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in own.items()}:
+            raise ContractError("the reference weights are those of another model or other adapters")
+        self._reference = None if weights is None else {n: t.to(own[n]) for n, t in weights.items()}
+
+    @contextlib.contextmanager
+    def reference(self) -> Iterator[None]:
+        """A context, without gradients, in which this policy is its reference.
+
+        Raises ContractError for a policy without adapters whose reference was never frozen.
+        """
+        if self._reference is None and self.lora_config is None:
+            raise ContractError("no reference policy: call Policy.freeze_reference() before training starts")
+        with torch.no_grad(), contextlib.ExitStack() as stack:
+            if self._reference is None:
+                stack.enter_context(lora.adapters_off(self.model))
+            else:
+                stack.enter_context(_exchanged(dict(self.named_trainable()), self._reference))
+            yield
+
+    # -- weights for others ------------------------------------------------------------------------------------
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(HF name, tensor) of the whole model with adapters merged in, for an engine with a model of its own."""
+        return lora.merged_weights(self.model)
+
+    def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """(HF name, tensor) of the adapters alone; nothing without adapters."""
+        return lora.adapter_weights(self.model)
+
+    # -- the head ----------------------------------------------------------------------------------------------
+
+    def _score(
+        self, hidden: Tensor, targets: Tensor, temperature: float, log_probs: bool, entropy: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """(log-probs, entropies) of `targets` [n] from `hidden` [n, H]."""
+
+        def score(hidden: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+            logits = project(self.loaded, hidden)
+            if temperature != 1.0:
+                logits = logits / temperature
+            said = [-nn.functional.cross_entropy(logits, targets, reduction="none")] if log_probs else []
+            return tuple(said + ([compute_entropy(logits)] if entropy else []))
+
+        vocabulary = self.loaded.model.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
+        chunks = list(zip(*(t.split(max(1, LOGITS_PER_CHUNK // vocabulary)) for t in (hidden, targets)), strict=True))
+        # several chunks: each recomputes its logits on the way back, so that one chunk at a time is in memory
+        keep = len(chunks) == 1 or not torch.is_grad_enabled()
+        parts = [score(h, t) if keep else checkpoint(score, h, t, use_reentrant=False) for h, t in chunks]
+        columns = [torch.cat(column) for column in zip(*parts, strict=True)]
+        return (columns[0] if log_probs else None), (columns[-1] if entropy else None)
+
+    def _values(self, hidden: Tensor) -> Tensor:
+        assert self.value_head is not None
+        return self.value_head(hidden.float())[..., 0]
+
+
+class PolicyValueModel(nn.Module):
+    """Policy and value network on one trunk.
+
+    `PolicyValueModel("uirl/tiny-vlm")`, or a `ModelConfig`, a `ConfigStore` or a ready `Policy` (with a value head).
+    """
+
+    def __init__(self, model: str | ModelConfig | ConfigStore | Policy, *, seed: int = 0, **options: Any) -> None:
+        """`options` are keys of the `model` section, for a model given by name."""
+        super().__init__()
+        if isinstance(model, str):
+            model = ModelConfig(model_name=model, **options)
+        elif options:
+            raise ContractError(f"options {sorted(options)} go with a model name, got a {type(model).__name__}")
+        if isinstance(model, ConfigStore):
+            model = Policy.from_config(model, critic=True)
+        elif isinstance(model, ModelConfig):
+            model = Policy.from_model_config(model, critic=True, seed=seed)
+        if model.value_head is None:
+            raise ContractError("PolicyValueModel needs a policy with a value head; make it with critic=True")
+        self.policy = model
+        self.model = model.model
+        self.value_head = model.value_head
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        shots: Sequence[Screenshot] = (),
+    ) -> tuple[Tensor, Tensor]:
+        """(logits [B, T, V], values [B, T]) at every position of `input_ids` [B, T].
+
+        `attention_mask` may mark padding on either side; without `position_ids` positions count the tokens that are
+        there, which is right for text only: with pictures give those of `LoadedModel.positions`.
+        """
+        loaded = self.policy.loaded
+        if position_ids is None:
+            if shots:
+                raise ContractError("pictures need position_ids; use uirl.learner.collate and log_probs_and_values")
+            position_ids = _counted(input_ids, attention_mask).expand(loaded.axes, *input_ids.shape)
+        mask = {} if attention_mask is None else {"attention_mask": attention_mask}
+        hidden = hidden_states(loaded, input_ids, position_ids, shots, **mask)
+        return project(loaded, hidden), self.policy._values(hidden)
+
+    def log_probs_and_values(self, batch: Batch, temperature: float = 1.0, *, entropy: bool = False) -> TokenScores:
+        """Log-probs and values of the response tokens, for training."""
+        return self.policy.log_probs_and_values(batch, temperature, entropy=entropy, values=True)
+
+
+@contextlib.contextmanager
+def _exchanged(parameters: dict[str, nn.Parameter], others: dict[str, Tensor]) -> Iterator[None]:
+    own = {name: p.data for name, p in parameters.items()}
+    try:
+        for name, p in parameters.items():
+            p.data = others[name]
+        yield
+    finally:
+        for name, p in parameters.items():
+            p.data = own[name]
+
+
+def _value_head(loaded: LoadedModel) -> nn.Linear:
+    config = getattr(loaded.config, "text_config", loaded.config)
+    head = nn.Linear(config.hidden_size, 1, device="meta").to_empty(device=loaded.device)
+    # from 0: no random numbers, and the first values say nothing
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def _drop_nothing(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+
+
+def _counted(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    if attention_mask is None:
+        return torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+    return (attention_mask.long().cumsum(1) - 1).clamp(min=0)
