@@ -1,1 +1,21 @@
+"""Runs: the loop, its warm start, the channel between actors and learner, evaluation, the record."""
 
+from uirl.training.channel import Channel, Group, LocalChannel
+from uirl.training.evaluation import EvaluationReport, evaluate_episodes, report_on
+from uirl.training.loop import RayPPOTrainer
+from uirl.training.tasks import TaskSource, UniformTasks, tasks_of
+from uirl.training.trainer import Trainer
+
+__all__ = [
+    "Channel",
+    "EvaluationReport",
+    "Group",
+    "LocalChannel",
+    "RayPPOTrainer",
+    "TaskSource",
+    "Trainer",
+    "UniformTasks",
+    "evaluate_episodes",
+    "report_on",
+    "tasks_of",
+]
