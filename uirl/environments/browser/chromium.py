@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import os
 import re
 import shutil
@@ -202,14 +203,10 @@ class _BrowserProcess:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            pass
-        try:
+        with contextlib.suppress(ProcessLookupError):  # nobody is left where the polite way worked
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # the polite way worked
         self._process.wait()
         shutil.rmtree(self._profile, ignore_errors=True)
 

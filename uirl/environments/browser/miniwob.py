@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.browser.chromium import Chromium, find_executable
-from uirl.environments.browser.miniwob_pages import AREA, RELOADED, START, STATE, TARGETS, page_url
+from uirl.environments.browser.miniwob_pages import AREA, PREPARE, RELOADED, START, STATE, TARGETS, page_url
 from uirl.environments.browser.page import Page
 from uirl.errors import ConfigError
 from uirl.types import Action, Observation, StepResult, Task
@@ -81,9 +81,6 @@ class MiniWobEnvironment(BaseEnvironment):
         self._settle = settle
         self._carelessness = carelessness if demonstrator == "careless" else 0.0
         self._page: Page | None = None
-        self._forget()
-
-    def _forget(self) -> None:
         self._shown: str | None = None  # name of the page that is loaded
         self._goal = ""
         self._turns = 0
@@ -91,7 +88,7 @@ class MiniWobEnvironment(BaseEnvironment):
         self._spots: list[tuple[float, float]] = []  # page pixels: the target, then the others
         self._random = random.Random(0)
 
-    async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:  # type: ignore[override]
+    async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
         """The instruction and the picture of a new episode.
 
         `task`: one of `tasks()`; None: by the seed. `seed`: the same seed gives the same page, pixel by pixel (but for
@@ -110,7 +107,7 @@ class MiniWobEnvironment(BaseEnvironment):
         self._picture = await self._look(page)
         return Observation(self._goal, (self._picture,), {"page": name, "seed": seed, "success": False})
 
-    async def step(self, action: Action) -> StepResult:  # type: ignore[override]
+    async def step(self, action: Action) -> StepResult:
         """Clicks, and gives the new picture; no picture where the episode ended."""
         if self._done or self._page is None:
             raise RuntimeError("step after the end of an episode; call reset first")
@@ -158,13 +155,14 @@ class MiniWobEnvironment(BaseEnvironment):
     def spawn(self) -> MiniWobEnvironment:
         """Another environment with the same options and a page of its own in the same browser."""
         twin = copy.copy(self)
-        twin._page = None
-        twin._forget()
+        twin._page = twin._shown = None
+        twin._spots = []
         return twin
 
     async def close(self) -> None:  # type: ignore[override]
-        page, self._page = self._page, None
-        self._forget()
+        """Frees the page and its browser context; the browser itself stays for the others."""
+        page, self._page, self._shown = self._page, None, None
+        self._spots = []
         if page is not None:
             await page.close()
 
@@ -183,6 +181,7 @@ class MiniWobEnvironment(BaseEnvironment):
         if self._shown != name or name in RELOADED:
             self._shown = None
             await self._page.goto(page_url(name))
+            await self._page.evaluate(PREPARE)
             self._shown = name
         return self._page
 
@@ -237,7 +236,7 @@ def _crop_box(crop: Literal["area"] | Sequence[int] | None, width: int, height: 
     if crop is None:
         return 0, 0, width, height
     box = AREA if crop == "area" else tuple(crop)
-    if len(box) != 4 or isinstance(crop, str) and crop != "area":
+    if len(box) != 4 or (isinstance(crop, str) and crop != "area"):
         raise ConfigError(f"miniwob: crop must be 'area' or (left, top, width, height), got {crop!r}")
     left, top, w, h = (int(part) for part in box)
     if left < 0 or top < 0 or w < 1 or h < 1 or left + w > width or top + h > height:

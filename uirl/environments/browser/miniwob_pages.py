@@ -12,14 +12,49 @@ AREA = (0, 50, 160, 160)
 """Left, top, width and height of the part below the instruction, in page pixels."""
 
 RELOADED = frozenset(
-    """book-flight book-flight-nodelay chase-circle choose-date choose-date-easy choose-date-medium
-    choose-date-nodelay click-button click-collapsible click-collapsible-2 click-collapsible-2-nodelay
-    click-collapsible-nodelay click-dialog-2 click-tab click-tab-2 click-tab-2-easy click-tab-2-hard
-    click-tab-2-medium drag-cube drag-shapes-2 form-sequence moving-items multi-layouts simon-says social-media
-    stock-market text-editor use-slider use-slider-2 use-spinner""".split()
+    {
+        "book-flight",
+        "book-flight-nodelay",
+        "chase-circle",
+        "choose-date",
+        "choose-date-easy",
+        "choose-date-medium",
+        "choose-date-nodelay",
+        "click-button",
+        "click-collapsible",
+        "click-collapsible-2",
+        "click-collapsible-2-nodelay",
+        "click-collapsible-nodelay",
+        "click-dialog-2",
+        "click-tab",
+        "click-tab-2",
+        "click-tab-2-easy",
+        "click-tab-2-hard",
+        "click-tab-2-medium",
+        "drag-cube",
+        "drag-shapes-2",
+        "form-sequence",
+        "moving-items",
+        "multi-layouts",
+        "simon-says",
+        "social-media",
+        "stock-market",
+        "text-editor",
+        "use-slider",
+        "use-slider-2",
+        "use-spinner",
+    }
 )
 """Pages that a new seed alone does not clear: something of the last episode stays on the screen. On all others,
 episodes after a new seed were equal, pixel by pixel, to episodes after a fresh load (8 seeds, 4 clicks each)."""
+
+PREPARE = """(() => {
+  const style = document.createElement('style');
+  style.textContent = '#reward-display, #click-canvas, #attention-canvas { display: none !important; }';
+  document.head.appendChild(style);
+})()"""
+"""Hides the score board at the right of the task. It is outside the picture, but a page that sets the focus can scroll
+to it, and its clock repaints every second."""
 
 START = """(seed => {
   if (document.activeElement) document.activeElement.blur();
@@ -27,6 +62,7 @@ START = """(seed => {
   core.EPISODE_MAX_TIME = 2147483647;
   core.startEpisodeReal();
   core.cover_div.onclick = null;
+  scrollTo(0, 0);
   return new Promise(done => {
     const look = () => WOB_TASK_READY ? done(core.getUtterance()) : setTimeout(look, 5);
     look();
@@ -56,7 +92,8 @@ STATE = """(() => {
   const first = (elements, wanted) => [...elements.filter(wanted), ...elements.filter(e => !wanted(e))];
   const spot = element => {
     const box = element.getBoundingClientRect();
-    for (const [u, v] of [[.5, .5], [.25, .5], [.75, .5], [.5, .25], [.5, .75], [.1, .1], [.9, .1], [.1, .9], [.9, .9]]) {
+    const places = [[.5, .5], [.25, .5], [.75, .5], [.5, .25], [.5, .75], [.1, .1], [.9, .1], [.1, .9], [.9, .9]];
+    for (const [u, v] of places) {
       const x = box.left + u * box.width, y = box.top + v * box.height;
       const top = document.elementFromPoint(x, y);
       if (top && element.contains(top)) return [x, y];

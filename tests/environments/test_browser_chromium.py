@@ -1,0 +1,157 @@
+"""The browser process: found, shared, restarted, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from uirl.environments.browser.chromium import Chromium, find_executable
+from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
+
+
+def running(group: int) -> list[int]:
+    """Processes of a process group that are still at work (not zombies)."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, _, its_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(its_group) == group and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def ended(group: int, seconds: float = 10.0) -> bool:
+    """Whether nothing of a group is left; waits for it up to `seconds`."""
+    deadline = time.monotonic() + seconds
+    while running(group) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not running(group)
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_named_browser_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    named = script(tmp_path / "my-browser", "exit 0")
+    monkeypatch.setenv("UIRL_CHROMIUM", named)
+    assert find_executable() == named
+    monkeypatch.setenv("UIRL_CHROMIUM", str(tmp_path / "nothing"))
+    with pytest.raises(ConfigError, match="UIRL_CHROMIUM"):
+        find_executable()
+
+
+def test_a_machine_without_browser_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("UIRL_CHROMIUM", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"scripts/install_browser\.sh"):
+        find_executable()
+    script(tmp_path / "chromium", "exit 0")
+    script(tmp_path / "chromium-headless-shell", "exit 0")
+    assert Path(find_executable()).name == "chromium-headless-shell"
+
+
+async def test_pages_share_one_process_and_free_their_contexts() -> None:
+    browser = Chromium.shared()
+    assert browser is Chromium.shared()
+    assert browser.pid is None, "it starts with the first page"
+    pages = await asyncio.gather(*(browser.new_page(100, 100) for _ in range(5)))
+    assert browser.starts == 1
+    connection = await browser._connected()
+    assert len((await connection.call("Target.getBrowserContexts"))["browserContextIds"]) == 5
+    await asyncio.gather(*(page.close() for page in pages))
+    assert (await connection.call("Target.getBrowserContexts"))["browserContextIds"] == []
+
+
+async def test_a_killed_browser_fails_its_pages_and_is_started_again() -> None:
+    browser = Chromium.shared()
+    pages = await asyncio.gather(*(browser.new_page(100, 100) for _ in range(3)))
+    first = browser.pid
+    assert first is not None
+    waiting = [asyncio.create_task(page.evaluate("new Promise(() => {})")) for page in pages]
+    await asyncio.sleep(0.05)
+    os.killpg(first, signal.SIGKILL)
+    for outcome in await asyncio.gather(*waiting, return_exceptions=True):
+        assert isinstance(outcome, EnvironmentFailure)
+    for page in pages:
+        await page.close()
+    new = await asyncio.gather(*(browser.new_page(100, 100) for _ in range(3)))
+    assert await new[0].evaluate("1 + 1") == 2
+    assert browser.starts == 2
+    assert ended(first)
+
+
+async def test_close_leaves_no_process_and_no_profile() -> None:
+    browser = Chromium()
+    await browser.new_page(100, 100)
+    group, process = browser.pid, browser._process
+    assert group is not None
+    assert process is not None
+    assert process._profile.is_dir()
+    assert len(running(group)) >= 3
+    await browser.close()
+    assert running(group) == []
+    assert not process._profile.exists()
+    await browser.close()
+    page = await browser.new_page(100, 100)
+    assert await page.evaluate("1 + 1") == 2
+    await browser.close()
+
+
+def test_the_browser_ends_with_its_event_loop() -> None:
+    async def play() -> int:
+        await Chromium.shared().new_page(100, 100)
+        group = Chromium.shared().pid
+        assert group is not None
+        return group
+
+    groups = [asyncio.run(play()) for _ in range(2)]
+    assert groups[0] != groups[1]
+    assert [running(group) for group in groups] == [[], []]
+
+
+ORPHAN = """
+import asyncio, os, signal, sys
+from uirl.environments.browser.chromium import Chromium
+
+loop = asyncio.new_event_loop()
+loop.run_until_complete(Chromium().new_page(100, 100))
+from uirl.environments.browser import chromium
+print(next(iter(chromium._running)).pid, flush=True)
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "ended without closing its event loop"])
+def test_the_browser_ends_with_its_process(how: str) -> None:
+    child = subprocess.run([sys.executable, "-c", ORPHAN, how], capture_output=True, text=True, timeout=60, check=False)
+    assert child.returncode == (-signal.SIGKILL if how == "killed" else 0), child.stderr
+    assert ended(int(child.stdout))
+
+
+async def test_a_browser_that_cannot_start_says_what_it_said(tmp_path: Path) -> None:
+    browser = Chromium(executable=script(tmp_path / "broken", "echo no display here >&2; exit 3"))
+    with pytest.raises(EnvironmentFailure, match=r"(?s)code 3.*no display here"):
+        await browser.new_page(100, 100)
+
+
+async def test_a_browser_that_never_gets_ready_is_ended(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    browser = Chromium(executable=script(tmp_path / "slow", f"echo $$ > {note}; sleep 60"), start_timeout=0.5)
+    with pytest.raises(EpisodeTimeout, match="not ready"):
+        await browser.new_page(100, 100)
+    assert ended(int(note.read_text()))
+    assert browser.pid is None

@@ -1,0 +1,290 @@
+"""MiniWoB++ in the real browser: the contract, the seeds, the mistakes, and failures that are never a zero."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from uirl.environments.browser.chromium import Chromium
+from uirl.environments.browser.miniwob import MiniWobEnvironment
+from uirl.environments.browser.miniwob_pages import RELOADED, TARGETS, page_names
+from uirl.environments.contract import check_environment
+from uirl.environments.session import EnvironmentSession
+from uirl.environments.table import create_environment
+from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
+from uirl.images import screenshot
+from uirl.types import Action, Observation, StepResult, Task
+
+
+def click(x: Any, y: Any) -> Action:
+    return Action.of("click", x=x, y=y)
+
+
+def picture(observation: Observation) -> str:
+    """The hash of the one picture of an observation."""
+    (image,) = observation.images
+    return screenshot(image).hash
+
+
+async def solve(env: MiniWobEnvironment, seed: int) -> StepResult:
+    """What the demonstrator's one click on the instance of `seed` gives."""
+    await env.reset(seed=seed)
+    action = env.expert_action()
+    assert action is not None
+    return await env.step(action)
+
+
+@pytest.mark.parametrize("options", [{}, {"task": "click-color", "crop": "area", "image_size": 56, "max_turns": 2}])
+def test_it_keeps_the_environment_contract(options: dict[str, Any]) -> None:
+    report = check_environment(create_environment("miniwob", options), episodes=2)
+    assert report.seeded
+    assert report.expert_success == 1.0
+
+
+async def test_the_expert_solves_every_page_it_knows_also_in_small_pictures() -> None:
+    async def score(page: str, options: dict[str, Any]) -> list[float]:
+        env = MiniWobEnvironment(task=page, **options)
+        rewards = [(await solve(env, seed)).reward for seed in range(4)]
+        await env.close()
+        return rewards
+
+    whole = await asyncio.gather(*(score(page, {}) for page in TARGETS))
+    # Exactly 1: the page's own figure decays with the clock, this one does not.
+    assert dict(zip(TARGETS, whole, strict=True)) == {page: [1.0] * 4 for page in TARGETS}
+    pages = ("click-test", "click-color", "focus-text")
+    small = await asyncio.gather(*(score(page, {"crop": "area", "image_size": 56}) for page in pages))
+    assert small == [[1.0] * 4] * 3
+
+
+@pytest.mark.parametrize("page", ["click-test", "click-checkboxes", "click-tab-2"])
+async def test_a_seed_gives_the_same_pictures_whatever_was_played_before(page: str) -> None:
+    clicks = [click(25, 70), click(80, 100), click(40, 150), click(130, 120)]
+
+    async def play(env: MiniWobEnvironment, seed: int) -> list[Any]:
+        first = await env.reset(seed=seed)
+        seen: list[Any] = [first.text, picture(first)]
+        for action in clicks:
+            result = await env.step(action)
+            seen.append((picture(result.observation) if not result.done else None, result.reward, result.done))
+            if result.done:
+                break
+        return seen
+
+    env, fresh = MiniWobEnvironment(task=page), MiniWobEnvironment(task=page)
+    first, other = await play(env, 3), await play(env, 4)
+    assert first[:2] != other[:2]
+    assert await play(env, 3) == first
+    assert await play(fresh, 3) == first
+
+
+async def test_without_a_seed_every_episode_is_another() -> None:
+    env = MiniWobEnvironment()
+    assert len({picture(await env.reset()) for _ in range(4)}) > 1
+    one = await env.reset(task=Task("miniwob/click-test", seed=5))
+    assert picture(one) == picture(await env.reset(seed=5))
+
+
+async def test_the_wrong_button_costs_and_a_miss_goes_on_until_the_turns_are_used_up() -> None:
+    env = MiniWobEnvironment(task="click-test-2", max_turns=2)
+    first = await env.reset(seed=0)
+    assert first.text == "Click button ONE."
+    wrong = await env.step(click(90, 113))  # TWO stands there with this seed
+    assert (wrong.reward, wrong.terminated, wrong.observation.info["success"]) == (-1.0, True, False)
+    await env.reset(seed=0)
+    miss = await env.step(click(2, 208))
+    assert (miss.reward, miss.done, miss.observation.info["success"]) == (0.0, False, False)
+    assert picture(miss.observation) == picture(first)
+    last = await env.step(click(2, 208))
+    assert (last.reward, last.terminated, last.truncated) == (0.0, False, True)
+
+
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [
+        (click(160, 5), "x=160 is outside the picture; expected 0 to 159"),
+        (click(5, -1), "y=-1 is outside the picture; expected 0 to 209"),
+        (click(5, float("nan")), "y=nan is outside the picture"),
+        (click(True, 5), "click needs numbers x and y; got x=True"),
+        (click("5", 5), "click needs numbers x and y; got x='5'"),
+        (Action.of("click", x=5), "click needs numbers x and y; got y=None"),
+        (Action.of("type", text="hi"), "unknown action 'type'; expected 'click'"),
+        (Action(text="the button!", parse_error="no JSON object in the reply"), "no JSON object in the reply"),
+        (Action(text="the button!"), "no action; expected"),
+    ],
+)
+async def test_a_mistake_of_the_model_is_told_and_costs_a_turn(action: Action, told: str) -> None:
+    env = MiniWobEnvironment(max_turns=2)
+    first = await env.reset(seed=1)
+    result = await env.step(action)
+    assert result.observation.text.startswith(told)
+    assert (result.reward, result.done, result.observation.info["success"]) == (0.0, False, False)
+    assert picture(result.observation) == picture(first)
+    assert (await env.step(action)).truncated
+
+
+async def test_clicks_are_in_pixels_of_the_picture() -> None:
+    env = MiniWobEnvironment(crop="area", image_size=[56, 28])
+    first = await env.reset(seed=1)
+    assert first.images[0].size == (56, 28)
+    page = env._page
+    assert page is not None
+    await page.evaluate("addEventListener('mousedown', e => window.at = [e.clientX, e.clientY])")
+    await env.step(click(10, 4))
+    # x: (10 + 0.5) * 160 / 56 = 30; y: 50 + (4 + 0.5) * 160 / 28 = 75.71, which the page rounds down
+    assert await page.evaluate("at") == [30, 75]
+
+
+async def test_the_score_board_is_never_in_the_picture() -> None:
+    env = MiniWobEnvironment(task="click-dialog")  # its focus once scrolled the board into view
+    shown = Image.open(io.BytesIO((await env.reset(seed=0)).images[0])).convert("RGB")
+    assert shown.getpixel((155, 5)) == (255, 255, 0), "the yellow of the instruction"
+    assert env._page is not None
+    assert await env._page.evaluate("[scrollX, scrollY]") == [0, 0]
+
+
+async def test_a_late_click_cannot_start_another_episode_over_the_reward() -> None:
+    env = MiniWobEnvironment()
+    assert (await solve(env, 0)).reward == 1.0
+    with pytest.raises(RuntimeError, match="call reset first"):
+        await env.step(click(80, 105))
+    assert env._page is not None
+    await env._page.click(80, 105)  # on the cover that says START
+    assert await env._page.evaluate("[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]") == [True, 1]
+
+
+async def test_a_careless_demonstrator_clicks_any_of_the_things() -> None:
+    env = MiniWobEnvironment(task="click-color", demonstrator="careless", carelessness=1.0)
+    places: Counter[tuple[int, int]] = Counter()
+    for seed in range(12):
+        await env.reset(seed=seed)
+        for _ in range(10):
+            action = env.expert_action()
+            assert action is not None
+            assert action.call is not None
+            places[(action.call.arguments["x"], action.call.arguments["y"])] += 1
+    # 120 clicks on 4 boxes: 30 each, standard deviation 4.7
+    assert len(places) == 4
+    assert min(places.values()) >= 12
+
+
+async def test_eight_sessions_at_once() -> None:
+    base = MiniWobEnvironment()
+    sessions = [EnvironmentSession(base.spawn()) for _ in range(8)]
+
+    async def play(session: EnvironmentSession, seed: int) -> list[float]:
+        rewards = []
+        for episode in range(2):
+            await session.reset(seed=seed + 8 * episode)
+            action = await session.expert_action()
+            assert action is not None
+            rewards.append((await session.step(action)).reward)
+        return rewards
+
+    assert await asyncio.gather(*(play(session, i) for i, session in enumerate(sessions))) == [[1.0, 1.0]] * 8
+    browser = Chromium.shared()
+    assert browser.starts == 1
+    connection = await browser._connected()
+    assert len((await connection.call("Target.getBrowserContexts"))["browserContextIds"]) == 8
+    for session in sessions:
+        await session.close()
+    assert (await connection.call("Target.getBrowserContexts"))["browserContextIds"] == []
+
+
+async def test_a_browser_killed_under_its_sessions_is_a_failure_and_the_next_ones_work() -> None:
+    base = MiniWobEnvironment()
+    sessions = [EnvironmentSession(base.spawn()) for _ in range(4)]
+    await asyncio.gather(*(session.reset(seed=1) for session in sessions))
+    group = Chromium.shared().pid
+    assert group is not None
+    os.killpg(group, signal.SIGKILL)
+    outcomes = await asyncio.gather(*(session.step(click(2, 205)) for session in sessions), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [EnvironmentFailure] * 4
+    await asyncio.gather(*(session.close() for session in sessions))
+    again = [EnvironmentSession(base.spawn()) for _ in range(4)]
+    await asyncio.gather(*(session.reset(seed=1) for session in again))
+    assert Chromium.shared().starts == 2
+    # The environment itself recovers too, where its owner goes on with it.
+    assert (await solve(sessions[0].env, 1)).reward == 1.0  # type: ignore[arg-type]
+
+
+async def test_a_page_that_hangs_is_a_time_out_and_the_next_episode_works() -> None:
+    Chromium.shared().timeout = 1.0
+    env = MiniWobEnvironment()
+    session = EnvironmentSession(env)
+    await session.reset(seed=1)
+    assert env._page is not None
+    await env._page.evaluate("document.addEventListener('mousedown', () => { while (true); })")
+    with pytest.raises(EpisodeTimeout, match=r"did not answer within 1\.0 s"):
+        await session.step(click(2, 205))
+    assert session.broken
+    await session.close()
+    assert (await solve(env, 1)).reward == 1.0
+    assert Chromium.shared().starts == 1
+
+
+def test_an_environment_outlives_its_event_loop() -> None:
+    env = MiniWobEnvironment()
+    assert asyncio.run(solve(env, 1)).reward == 1.0
+    assert asyncio.run(solve(env, 1)).reward == 1.0
+    asyncio.run(env.close())
+
+
+async def test_several_pages_are_tasks() -> None:
+    env = MiniWobEnvironment(task=["click-test", "click-color"])
+    assert [task.id for task in env.tasks()] == ["miniwob/click-test", "miniwob/click-color"]
+    for task, words in zip(env.tasks(), ("Click the button.", "colored box"), strict=True):
+        assert words in (await env.reset(task=task, seed=0)).text
+    drawn = {(await env.reset(seed=seed)).info["page"] for seed in range(8)}
+    assert drawn == {"click-test", "click-color"}
+    with pytest.raises(ConfigError, match="click-colour"):
+        await env.reset(task=Task("miniwob/click-colour"))
+
+
+def test_there_are_130_pages_and_the_tables_name_only_them() -> None:
+    assert len(page_names()) == 130
+    assert set(page_names()) >= RELOADED
+    assert set(page_names()) >= set(TARGETS)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"task": "click-tset"}, "did you mean 'click-test'"),
+        ({"task": []}, "task is an empty list"),
+        ({"crop": "query"}, "crop must be"),
+        ({"crop": [0, 0, 161, 210]}, "outside the page"),
+        ({"image_size": [56]}, "image_size must be"),
+        ({"image_size": 0}, "image_size must be"),
+        ({"demonstrator": "lazy"}, "demonstrator must be"),
+        ({"picture": 3}, "no option 'picture'"),
+    ],
+)
+def test_options_that_do_not_fit(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        create_environment("miniwob", options)
+
+
+def test_importing_it_loads_neither_selenium_nor_torch_nor_the_browser_packages() -> None:
+    program = (
+        "import sys; from uirl.environments.browser.miniwob import MiniWobEnvironment as E; E(); "
+        "print([m for m in ('torch', 'selenium', 'miniwob', 'websockets', 'PIL') if m in sys.modules])"
+    )
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert child.stdout.strip() == "[]"
+
+
+def test_without_the_pages_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    page_names.cache_clear()
+    with pytest.raises(ConfigError, match=r"pip install 'uirl\[browser\]'"):
+        MiniWobEnvironment()
+    page_names.cache_clear()
