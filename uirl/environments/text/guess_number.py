@@ -24,11 +24,11 @@ class GuessNumberEnvironment(BaseEnvironment):
     runs_inline = True
 
     def __init__(
-        self, config: Any = None, *, n: int = 7, guesses: int = 3, demonstrator: str = "expert", prompt: str = ""
+        self, config: Any = None, *, n: int = 7, guesses: int = 3, demonstrator: str = "expert", describe: bool = False
     ) -> None:
         """`demonstrator` 'expert' halves the range, 'random' guesses anything: it shows the format alone.
 
-        `prompt` is the system prompt; empty: none.
+        `describe`: a system prompt with the rules, for models that read; a tiny one would only pay for its tokens.
         """
         super().__init__(config)
         for name, value in (("n", n), ("guesses", guesses)):
@@ -37,7 +37,7 @@ class GuessNumberEnvironment(BaseEnvironment):
         if demonstrator not in DEMONSTRATORS:
             raise ConfigError(f"guess_number: demonstrator must be one of {DEMONSTRATORS}, got {demonstrator!r}")
         self.n, self.guesses, self.max_turns = n, guesses, guesses
-        self._demonstrator, self._prompt = demonstrator, prompt
+        self._demonstrator, self._describe = demonstrator, describe
         self._begin(random.Random(0))
 
     def reset(self, *, seed: int | None = None) -> str:
@@ -59,7 +59,12 @@ class GuessNumberEnvironment(BaseEnvironment):
         return f"{self._low}-{self._high}, {self.guesses - self._taken} left"
 
     def get_prompt_prefix(self) -> str:
-        return self._prompt
+        if not self._describe:
+            return ""
+        return (
+            f"Find a number from 1 to {self.n} in at most {self.guesses} guesses. Answer with one number and nothing "
+            "else; you are told whether the right one is higher or lower."
+        )
 
     def expert_action(self) -> str:
         """The demonstrator's guess; asked twice in one turn it says the same."""

@@ -1,0 +1,95 @@
+"""The table of environments: names, options and what is said about wrong ones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from uirl.environments import ENVIRONMENTS, BaseEnvironment, create_environment, environment_class
+from uirl.environments.text.guess_number import GuessNumberEnvironment
+from uirl.errors import ConfigError
+
+
+class Mine(BaseEnvironment):
+    """A user's class with a constructor of its own."""
+
+    def __init__(self, level: int, *, speed: float = 1.0) -> None:
+        super().__init__()
+        self.level, self.speed = level, speed
+
+    def reset(self) -> str:
+        return ""
+
+    def step(self, action: Any) -> Any:
+        return "", 0.0, True, {}
+
+    def get_state_description(self) -> str:
+        return ""
+
+
+class Anything(Mine):
+    """Takes every option."""
+
+    def __init__(self, config: Any = None, **options: Any) -> None:
+        super().__init__(1)
+        self.config, self.options = config, options
+
+
+MINE, ANYTHING = f"{Mine.__module__}:Mine", f"{Mine.__module__}:Anything"
+
+
+@pytest.mark.parametrize("name", sorted(ENVIRONMENTS))
+def test_every_name_loads_an_environment_that_takes_a_config(name: str) -> None:
+    cls = environment_class(name)
+    assert issubclass(cls, BaseEnvironment)
+    if name != "gymnasium":  # which needs to be told which one
+        assert create_environment(name, config="section").config == "section"
+
+
+def test_options_and_config_reach_the_class() -> None:
+    env = create_environment("guess_number", {"n": 15, "guesses": 5}, config="section")
+    assert isinstance(env, GuessNumberEnvironment)
+    assert (env.n, env.max_turns, env.config) == (15, 5, "section")
+    mine = create_environment(MINE, {"level": 2}, config="section")
+    assert isinstance(mine, Mine)
+    assert (mine.level, mine.speed, mine.config) == (2, 1.0, None)
+    anything = create_environment(ANYTHING, {"colour": "red"}, config="section")
+    assert isinstance(anything, Anything)
+    assert (anything.options, anything.config) == ({"colour": "red"}, "section")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("gues_number", {}, "did you mean 'guess_number'?"),
+        ("zzzzzz", {}, "known: guess_number, gymnasium, miniwob, screen, simple_game"),
+        ("guess_number", {"guesess": 3}, "no option 'guesess'; did you mean 'guesses'?"),
+        ("guess_number", {"config": 3}, "no option 'config'"),
+        ("guess_number", {"n": 0}, "n must be a positive int, got 0"),
+        ("guess_number", {"n": True}, "n must be a positive int, got True"),
+        ("guess_number", {"demonstrator": "wise"}, "got 'wise'"),
+        (MINE, {}, "missing a required argument: 'level'; options: level, speed"),
+        ("no.such.module:Class", {}, "No module named 'no'"),
+        (f"{Mine.__module__}:Yours", {}, "cannot be loaded"),
+        ("uirl.types:Task", {}, "expected a subclass of uirl.BaseEnvironment"),
+    ],
+)
+def test_wrong_names_and_options_are_explained(name: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        create_environment(name, options)
+    assert words in str(caught.value)
+
+
+def test_the_table_loads_nothing_heavy() -> None:
+    program = (
+        "import sys\n"
+        "from uirl.environments import ENVIRONMENTS, check_environment, create_environment, EnvironmentSession\n"
+        "create_environment('guess_number')\n"
+        "heavy = {'torch', 'numpy', 'PIL', 'gymnasium', 'websockets', 'transformers'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,250 @@
+"""`GymnasiumEnvironment`: environments of the Gymnasium registry, or your own, behind our contract.
+
+Needs the extra `gymnasium` (`pip install 'uirl[gymnasium]'`), which is imported when an environment is made.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from uirl.environments.base import BaseEnvironment
+from uirl.errors import ConfigError, did_you_mean
+from uirl.types import Observation
+
+VIEWS = ("auto", "text", "image", "ansi", "rgb")
+"""What the agent sees: the observation as text, the observation as an image, or one of the two renderings."""
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
+
+
+class GymnasiumEnvironment(BaseEnvironment):
+    """A Gymnasium environment played by text: an action name or number, a list of numbers, or free text.
+
+    A reply that is no action is the model's mistake: the environment is not stepped, the answer says which actions
+    there are, and the turn counts. `info['success']` is the environment's own word (`success` or `is_success` in its
+    info), else whether the episode's return reached `success_return`; with neither, nothing is said.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        config: Any = None,
+        *,
+        view: str = "auto",
+        action_names: Sequence[str] | None = None,
+        max_turns: int | None = None,
+        success_return: float | None = None,
+        make_options: Mapping[str, Any] | None = None,
+        describe: bool = True,
+    ) -> None:
+        """`env` is an id ('FrozenLake-v1'), a function that makes an environment, or an environment.
+
+        The underlying environment is made when it is first used. One handed over as an object serves this instance;
+        `spawn()` makes others from its spec, or copies it where it has none.
+        `view` 'auto': an image where the observation space is one, else text. `action_names` name the actions of a
+        Discrete space in order. `max_turns` None: the limit of the registry, if any. `make_options` go to
+        `gymnasium.make`. `describe`: a system prompt that says how to act. Raises ConfigError.
+        """
+        super().__init__(config)
+        if view not in VIEWS:
+            raise ConfigError(f"gymnasium: view must be one of {VIEWS}, got {view!r}; {did_you_mean(str(view), VIEWS)}")
+        self._make, self._env, spec = _read_source(env, view, dict(make_options or {}))
+        self.max_turns = max_turns if max_turns is not None else getattr(spec, "max_episode_steps", None)
+        self._view, self._names = view, tuple(action_names or ())
+        self._success_return, self._describe = success_return, describe
+        self._return, self._turns = 0.0, 0
+        self._last = Observation()
+
+    def reset(self, *, seed: int | None = None) -> tuple[Observation, dict[str, Any]]:
+        """The first observation. `seed` None: the generator of the underlying environment goes on."""
+        value, info = self._opened().reset(seed=seed)
+        self._return, self._turns = 0.0, 0
+        self._last = self._see(value)
+        return self._last, dict(info)
+
+    def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """What the underlying environment answered, or why the reply is no action."""
+        env = self._opened()
+        self._turns += 1
+        out_of_turns = self.max_turns is not None and self._turns >= self.max_turns
+        try:
+            chosen = read_action(env.action_space, action, self._names)
+        except _NoAction as mistake:
+            seen = Observation(f"{mistake}\n{self._last.text}".strip(), self._last.images)
+            return seen, 0.0, False, out_of_turns, self._success({}, out_of_turns)
+        value, reward, terminated, truncated, info = env.step(chosen)
+        self._return += float(reward)
+        self._last = self._see(value)
+        truncated = bool(truncated) or (out_of_turns and not terminated)
+        ended = bool(terminated) or truncated
+        return self._last, float(reward), bool(terminated), truncated, {**info, **self._success(info, ended)}
+
+    def get_state_description(self) -> str:
+        """The text of the last observation; a count of the turns where it is a picture."""
+        return self._last.text or f"turn {self._turns}"
+
+    def get_prompt_prefix(self) -> str:
+        if not self._describe:
+            return ""
+        return f"You control an environment. Answer with {describe_actions(self._opened().action_space, self._names)}."
+
+    def spawn(self) -> GymnasiumEnvironment:
+        """Another instance, made anew; a handed-over environment without a spec is copied."""
+        other = copy.copy(self)
+        other._env = None
+        if self._make is None:
+            try:
+                other._env = copy.deepcopy(self._env)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise ConfigError(
+                    f"gymnasium: {self._env} cannot be copied for a parallel episode ({error}); give its id, or a "
+                    "function that makes it"
+                ) from error
+        return other
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+
+    def _opened(self) -> Any:
+        if self._env is None:
+            assert self._make is not None  # spawn() leaves one of the two
+            self._env = self._make()
+            if self._names and len(self._names) != getattr(self._env.action_space, "n", None):
+                raise ConfigError(
+                    f"gymnasium: got {len(self._names)} action_names, expected one per action of "
+                    f"{self._env.action_space}"
+                )
+        return self._env
+
+    def _see(self, value: Any) -> Observation:
+        view = self._view if self._view != "auto" else "image" if _is_image(value) else "text"
+        if view == "ansi":
+            return Observation(_without_colours(str(self._opened().render())))
+        if view == "rgb":
+            return Observation(images=(self._opened().render(),))
+        return Observation(images=(value,)) if view == "image" else Observation(_as_text(value))
+
+    def _success(self, info: Mapping[str, Any], ended: bool) -> dict[str, bool]:
+        for key in ("success", "is_success"):
+            if key in info:
+                return {"success": bool(info[key])}
+        if self._success_return is None or not ended:
+            return {}
+        return {"success": self._return >= self._success_return}
+
+
+class _NoAction(ValueError):
+    """Why a reply is no action, in words for the model."""
+
+
+def describe_actions(space: Any, names: Sequence[str] = ()) -> str:
+    """The actions of a space in words: 'one of: left, right'."""
+    kind = type(space).__name__
+    if kind == "Discrete":
+        first, count = int(space.start), int(space.n)
+        return f"one of: {', '.join(names)}" if names else f"a number from {first} to {first + count - 1}"
+    if kind in ("Box", "MultiDiscrete", "MultiBinary"):
+        count = _size(space)
+        return "one number" if count == 1 else f"{count} numbers, with spaces between them"
+    if kind == "Text":
+        return f"a text of {space.min_length} to {space.max_length} characters"
+    raise ConfigError(
+        f"gymnasium: no text form for the action space {space}; expected Discrete, Box, MultiDiscrete, MultiBinary "
+        "or Text"
+    )
+
+
+def read_action(space: Any, reply: str, names: Sequence[str] = ()) -> Any:
+    """The action that `reply` names. Raises a ValueError with words for the model where it names none."""
+    expected = describe_actions(space, names)
+    kind, reply = type(space).__name__, reply.strip()
+    if kind == "Text":
+        chosen: Any = reply
+    elif kind == "Discrete":
+        chosen = _read_discrete(space, reply, names)
+    else:
+        numbers = [float(number) for number in _NUMBER.findall(reply)]
+        chosen = _as_array(space, numbers) if len(numbers) == _size(space) else None
+    if chosen is None or not space.contains(chosen):
+        raise _NoAction(f"No action {reply[:40]!r}; answer with {expected}.")
+    return chosen
+
+
+def _read_discrete(space: Any, reply: str, names: Sequence[str]) -> Any:
+    import numpy as np
+
+    folded = [name.casefold() for name in names]
+    if reply.casefold() in folded:
+        return np.int64(space.start + folded.index(reply.casefold()))
+    # Nine digits at most: what is longer would not fit the integer of the space.
+    return np.int64(int(reply)) if re.fullmatch(r"-?[0-9]{1,9}", reply) else None
+
+
+def _as_array(space: Any, numbers: list[float]) -> Any:
+    import numpy as np
+
+    array = np.asarray(numbers)
+    if np.issubdtype(space.dtype, np.integer) and not np.array_equal(array, np.round(array)):
+        return None
+    return array.astype(space.dtype).reshape(space.shape)
+
+
+def _size(space: Any) -> int:
+    size = 1
+    for length in space.shape:
+        size *= length
+    return size
+
+
+def _read_source(env: Any, view: str, options: dict[str, Any]) -> tuple[Callable[[], Any] | None, Any, Any]:
+    """How to make one, one that is there already, and the spec; each None where there is none."""
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise ConfigError("GymnasiumEnvironment needs the extra 'gymnasium': pip install 'uirl[gymnasium]'") from error
+    mode = {"ansi": "ansi", "rgb": "rgb_array"}.get(view)
+    if mode is not None:
+        options = {"render_mode": mode, **options}
+    if isinstance(env, str):
+        try:
+            spec = gymnasium.spec(env)
+        except gymnasium.error.Error as error:
+            raise ConfigError(f"gymnasium: no environment {env!r}: {error}") from error
+        return partial(gymnasium.make, env, **options), None, spec
+    if isinstance(env, gymnasium.Env):
+        if mode is not None and env.render_mode != mode:
+            raise ConfigError(
+                f"gymnasium: view {view!r} needs an environment made with render_mode={mode!r}, got {env}"
+            )
+        return (partial(gymnasium.make, env.spec) if env.spec is not None else None), env, env.spec
+    if callable(env):
+        return env, None, None
+    raise ConfigError(f"gymnasium: expected an id, a function or a gymnasium.Env, got {env!r:.80}")
+
+
+def _is_image(value: Any) -> bool:
+    return getattr(value, "ndim", 0) in (2, 3) and str(getattr(value, "dtype", "")) == "uint8"
+
+
+def _without_colours(text: str) -> str:
+    """The text with [brackets] around what a terminal would highlight: often that alone says where the player is."""
+    marked = re.sub(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", r"[\1]", text)
+    return re.sub(r"\x1b\[[0-9;]*m", "", marked).strip("\n")
+
+
+def _as_text(value: Any) -> str:
+    """Short text of an observation: numbers to four digits, lists without brackets, 'name: value' for dicts."""
+    if isinstance(value, Mapping):
+        return "; ".join(f"{name}: {_as_text(item)}" for name, item in value.items())
+    if isinstance(value, (tuple, list)):
+        return " ".join(_as_text(item) for item in value)
+    if getattr(value, "ndim", 0):
+        return " ".join(_as_text(item) for item in value)
+    if isinstance(value, str):
+        return value
+    plain = value.item() if hasattr(value, "item") else value
+    return f"{plain:.4g}" if isinstance(plain, float) else str(plain)

@@ -1,0 +1,91 @@
+"""Shapes -> a picture. What is drawn is plain data, so the rules of the form load no image library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from PIL import Image, ImageDraw, ImageFont
+
+from uirl.environments.screen.layout import Box
+
+Colour = tuple[int, int, int]
+
+BACKGROUND: Colour = (245, 245, 245)
+SHADOW: Colour = (205, 205, 210)
+BLACK: Colour = (0, 0, 0)
+WHITE: Colour = (255, 255, 255)
+ROUNDED_FROM = 24
+"""Height of a box, in pixels, from which it is drawn with round corners, a shadow and its optional label. Smaller
+ones are plain rectangles: at that size decoration is noise."""
+LARGE_LABELS = 0.65
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A filled box with a label."""
+
+    box: Box
+    fill: Colour
+    label: str = ""
+    ink: Colour = WHITE
+    optional_label: bool = False
+    """The label is drawn only where there is room."""
+    label_height: float = 0.8
+    """Size of the font, as a share of the height of the box; `LARGE_LABELS` of it where there is room for margins."""
+
+
+def draw(size: int, shapes: tuple[Shape, ...]) -> Image.Image:
+    """An RGB picture of `size` x `size` pixels."""
+    picture = Image.new("RGB", (size, size), BACKGROUND)
+    canvas = ImageDraw.Draw(picture)
+    for shape in shapes:
+        large = shape.box.height >= ROUNDED_FROM
+        (_draw_rounded if large else _draw_plain)(canvas, shape)
+        if shape.label and (large or not shape.optional_label):
+            _draw_label(picture, shape, large)
+    return picture
+
+
+def _draw_plain(canvas: ImageDraw.ImageDraw, shape: Shape) -> None:
+    canvas.rectangle(_corners(shape.box), fill=shape.fill, outline=BLACK)
+
+
+def _draw_rounded(canvas: ImageDraw.ImageDraw, shape: Shape) -> None:
+    radius, depth = shape.box.height // 5, max(1, shape.box.height // 20)
+    left, top, right, bottom = _corners(shape.box)
+    canvas.rounded_rectangle((left, top + depth, right, bottom + depth), radius, fill=SHADOW)
+    canvas.rounded_rectangle(
+        (left, top, right, bottom), radius, fill=shape.fill, outline=_darker(shape.fill), width=depth
+    )
+
+
+def _draw_label(picture: Image.Image, shape: Shape, large: bool) -> None:
+    share = shape.label_height * (LARGE_LABELS if large else 1.0)
+    mask, letter_height = _label(shape.label, max(6, round(shape.box.height * share)))
+    left = shape.box.left + (shape.box.width - mask.width) // 2
+    top = shape.box.top + (shape.box.height - letter_height) // 2
+    picture.paste(shape.ink, (left, top), mask)
+
+
+@lru_cache(maxsize=256)
+def _label(text: str, height: int) -> tuple[Image.Image, int]:
+    """The ink of a text, and the height of its letters above the line, by which it is centred.
+
+    Kept, because rendering a font costs more than all the rest of a small picture.
+    """
+    font = ImageFont.load_default(size=height)
+    left, _, right, bottom = font.getbbox(text)
+    _, top, _, line = font.getbbox("b")
+    mask = Image.new("L", (round(right - left), round(max(bottom, line) - top)))
+    ImageDraw.Draw(mask).text((-left, -top), text, fill=255, font=font)
+    return mask, round(line - top)
+
+
+def _corners(box: Box) -> tuple[int, int, int, int]:
+    return box.left, box.top, box.left + box.width - 1, box.top + box.height - 1
+
+
+def _darker(colour: Colour) -> Colour:
+    red, green, blue = colour
+    return red * 3 // 5, green * 3 // 5, blue * 3 // 5
