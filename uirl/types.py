@@ -286,7 +286,8 @@ class Sample:
     advantages: tuple[float, ...] | None = None
     """Credit of each token; None: not yet computed."""
     ends_episode: bool = True
-    """The last token of this segment ended its episode."""
+    """The episode ended with this segment, and the state was an end. False: another segment follows, or the environment
+    truncated. The run's own limits (turns, tokens, time) are ends: a policy must learn to finish in time."""
 
     def __post_init__(self) -> None:
         n = len(self.token_ids)

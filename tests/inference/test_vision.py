@@ -62,3 +62,13 @@ def test_an_unknown_family_is_named(vlm) -> None:
 
     with pytest.raises(ContractError, match="telepathy"):
         VisionInputs(Config(), None)
+
+
+@pytest.mark.parametrize("size", [(56, 56), (28, 56), (56, 28), (40, 33), (200, 120), (12, 12)])
+def test_patches_are_the_processors_to_the_last_bit(vlm, size: tuple[int, int]) -> None:
+    shot = picture(3, size) if min(size) > 12 else picture(3, (16, 16))
+    processor = vlm.vision.processor
+    theirs = processor(images=[shot.open()], return_tensors="pt")
+    ours = VisionInputs(vlm.config, processor).encode([shot])[0]
+    assert torch.equal(ours.pixels, theirs["pixel_values"])
+    assert list(ours.grid) == theirs["image_grid_thw"][0].tolist()

@@ -181,8 +181,8 @@ def _image_processor(sizes: Any) -> Any:
 
     cell = sizes.patch_size * sizes.merge_size
     return Qwen2VLImageProcessorPil(
-        min_pixels=cell**2,
-        max_pixels=sizes.image_size**2,
+        # not min_pixels and max_pixels: those would write into a dict that all processors share
+        size={"shortest_edge": cell**2, "longest_edge": sizes.image_size**2},
         patch_size=sizes.patch_size,
         merge_size=sizes.merge_size,
     )

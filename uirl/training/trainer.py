@@ -9,8 +9,9 @@ from uirl.algorithms import Algorithm
 from uirl.config import ConfigStore
 from uirl.errors import AlignmentError
 from uirl.images import ImageStore
-from uirl.inference.chat import ChatRenderer, Message
+from uirl.inference.chat import Message
 from uirl.learner import Learner, VLMWrapper
+from uirl.metrics import Metrics
 from uirl.rollout.samples import samples_of_all
 from uirl.types import Trajectory, Turn
 
@@ -19,8 +20,8 @@ class Trainer:
     """Updates `model` with `algorithm` on batches of trajectories.
 
     Trajectories from an engine are used token for token. Trajectories filled by hand (`states`, `actions`, `rewards`)
-    have no tokens; their turns are rendered with the chat template, and log-probs are those of the model as it is
-    now: what was not sampled by an engine counts as sampled by the current policy.
+    have no tokens; their turns are rendered with the chat template. The log-probs at the start of an update are the
+    model's own, so what no engine sampled counts as sampled by the policy as it is then.
     """
 
     def __init__(
@@ -33,23 +34,30 @@ class Trainer:
         config: ConfigStore | None = None,
         images: ImageStore | None = None,
     ) -> None:
-        """`batch_size`: trajectories per minibatch. `config`: everything else; None: the defaults."""
+        """`batch_size`: trajectories per update. `config`: everything else; None: the defaults."""
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.model, self.algorithm, self.batch_size = model, algorithm, batch_size
-        self.config = config or ConfigStore()
+        self.config = (config or ConfigStore()).model_copy(deep=True)
         self.config.training.learning_rate = learning_rate
+        self.config.training.minibatches = 1
+        # what was filled by hand has no log-probs of an engine
+        self.config.training.old_log_probs = "recompute"
         self.images = images or ImageStore()
-        policy = model.policy_for(algorithm)
-        self._chat = ChatRenderer(policy.loaded)
-        self.learner = Learner(policy, self.config, self.images, algorithm=algorithm)
+        if algorithm.spec.needs_critic:
+            model.policy.add_critic()
+        self.learner = Learner(model.policy, self.config, self.images, algorithm=algorithm)
 
     def train_step(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """One update on the trajectories that are evidence (no failure); its metrics."""
+        """Updates on the trajectories that are evidence (no failure), `batch_size` at a time and in their order; the
+        mean of the metrics of the updates. Members of a group should stand together."""
         usable = [self._with_tokens(t) for t in trajectories if t.failure is None]
         if not usable:
             raise AlignmentError(f"none of the {len(trajectories)} trajectories is usable; got failures only, or none")
-        return self.learner.update(samples_of_all(usable), minibatches=-(-len(usable) // self.batch_size))
+        metrics = Metrics()
+        for start in range(0, len(usable), self.batch_size):
+            metrics.add_all(self.learner.update(samples_of_all(usable[start : start + self.batch_size])))
+        return {name: value for name, value in metrics.reduce().items() if value is not None}
 
     def _with_tokens(self, trajectory: Trajectory) -> Trajectory:
         if trajectory.turns and all(turn.response_ids for turn in trajectory.turns):
@@ -59,12 +67,12 @@ class Trainer:
             shots = tuple(self.images.put(picture) for picture in turn.observation.images)
             message = Message("user", turn.observation.text, shots)
             first = not turns
-            ids = self._chat.whole([message]) if first else self._chat.following([message], after_end=True)
+            ids = self.model.chat.whole([message]) if first else self.model.chat.following([message], after_end=True)
             turns.append(
                 replace(
                     turn,
                     context_ids=tuple(ids),
-                    response_ids=tuple(self._chat.demonstration(turn.action.text)),
+                    response_ids=tuple(self.model.chat.demonstration(turn.action.text)),
                     starts_segment=first,
                     context_images=tuple(shot.hash for shot in shots),
                     policy_version=self.learner.version,

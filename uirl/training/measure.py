@@ -1,0 +1,101 @@
+"""`uirl eval`: how good a finished policy is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from uirl.config import ConfigStore
+from uirl.environments import BaseEnvironment
+from uirl.errors import CheckpointError, ConfigError
+from uirl.learner import Policy, latest_checkpoint, load_policy
+from uirl.rollout.episode import RewardFunction
+from uirl.training.assembly import assemble
+from uirl.training.background import EventLoopThread
+from uirl.training.evaluation import EvaluationReport, evaluate_episodes
+from uirl.training.tasks import tasks_of
+
+
+def measure(
+    path: str | Path,
+    *,
+    tasks_path: str | Path | None = None,
+    episodes: int = 256,
+    tries: int = 1,
+    temperature: float | None = None,
+    overrides: Sequence[str] = (),
+    environment: BaseEnvironment | None = None,
+    reward_fn: RewardFunction | None = None,
+) -> EvaluationReport:
+    """The report on the policy at `path`: a run directory (its newest checkpoint), a checkpoint, or a HF folder.
+
+    The config is the one stored with the run, with `overrides`. Instances are the held-out ones of the split 'test',
+    the same that the summary of a run reports on. Raises CheckpointError where there is nothing to load.
+    """
+    folder, config = locate(Path(path))
+    config = config.override([*overrides])
+    policy = policy_at(folder, config)
+    tasks = read_tasks(Path(tasks_path)) if tasks_path is not None else None
+    parts = assemble(config, environment, reward_fn, tasks, policy)
+    loop = EventLoopThread()
+
+    async def play() -> EvaluationReport:
+        try:
+            asked = config.training.eval_temperature if temperature is None else temperature
+            return await evaluate_episodes(
+                parts.eval_collector,
+                parts.player(temperature=asked),
+                parts.tasks if tasks is not None else tasks_of(parts.eval_environment),
+                episodes=episodes,
+                tries=tries,
+                split="test",
+                seed=config.training.seed,
+            )
+        finally:
+            await parts.close()
+
+    try:
+        return loop.run(play())
+    finally:
+        loop.close()
+
+
+def locate(path: Path) -> tuple[Path, ConfigStore]:
+    """(folder with the weights, config) of what a person points at."""
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; expected a run directory, a checkpoint or a HF model folder")
+    if (path / "checkpoints").is_dir():
+        config = ConfigStore.from_yaml(path / "config.yaml")
+        home = Path(config.checkpoint.output_dir) if config.checkpoint.output_dir else path / "checkpoints"
+        newest = latest_checkpoint(home)
+        if newest is None:
+            raise CheckpointError(f"{path} has no finished checkpoint yet; wait for the first or train longer")
+        return newest, config
+    for candidate in (path / "config.yaml", path.parent.parent / "config.yaml"):
+        if candidate.is_file():
+            return path, ConfigStore.from_yaml(candidate)
+    if (path / "config.json").is_file():
+        return path, ConfigStore()
+    raise CheckpointError(f"{path} is neither a run directory, nor a checkpoint, nor a HF model folder (no config.json)")
+
+
+def policy_at(folder: Path, config: ConfigStore) -> Policy:
+    """The policy in a checkpoint or in a HF folder."""
+    if (folder / "config.json").is_file():
+        config.model.local_path = str(folder)
+        return Policy.from_config(config, critic=False)
+    return load_policy(folder)
+
+
+def read_tasks(path: Path) -> list[Any]:
+    """The tasks in a JSON file: a list of goals or of mappings of `Task` fields. Raises ConfigError."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read tasks from {path}: {error}; expected a JSON list") from error
+    items = data.get("tasks") if isinstance(data, dict) else data
+    if not isinstance(items, list) or not items:
+        raise ConfigError(f"{path} holds no list of tasks; expected [{{'id': ..., 'goal': ...}}, ...]")
+    return items
