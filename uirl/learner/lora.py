@@ -35,7 +35,10 @@ def add_adapters(model: nn.Module, config: LoraConfig, *, seed: int) -> None:
         raise ConfigError("model.use_lora needs the package peft: pip install peft") from error
     chosen = target_modules(model, config)
     settings = PeftConfig(
-        r=config.r, lora_alpha=config.lora_alpha, lora_dropout=config.lora_dropout, target_modules=chosen
+        r=config.r,
+        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]
+        lora_dropout=config.lora_dropout,
+        target_modules=chosen,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -47,7 +50,7 @@ def add_adapters(model: nn.Module, config: LoraConfig, *, seed: int) -> None:
 
 def target_modules(model: nn.Module, config: LoraConfig) -> list[str]:
     """Paths of the linear layers that get an adapter."""
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    head = model.get_output_embeddings()  # type: ignore[operator]
     linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
     reach = [name for name in linear if config.vision or not _in_vision(name)]
     leaves = {name: name.rsplit(".", 1)[-1] for name in reach}

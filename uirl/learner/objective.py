@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,7 +94,11 @@ class Objective:
         if settings.kl_loss_coef > 0 and known.ref_log_probs is not None:
             ref = self._rows(known.ref_log_probs, batch, chosen)
             loss, said = compute_kl_loss(
-                scores.log_probs, ref, mask, estimator=settings.kl_type, **self._shares()  # type: ignore[arg-type]
+                scores.log_probs,
+                ref,
+                mask,
+                estimator=settings.kl_type,
+                **self._shares(),
             )
             terms["kl_loss"] = (settings.kl_loss_coef, loss)
             metrics.add("kl_reference", said["kl/mean"], tokens)
@@ -122,7 +127,7 @@ class Objective:
             metrics.add(name.removeprefix("policy/"), value, weight)
         return loss
 
-    def _shares(self) -> dict[str, object]:
+    def _shares(self) -> dict[str, Any]:
         return {
             "aggregation": self.settings.policy_loss["aggregation"],
             "denominator": self.denominator,

@@ -29,7 +29,7 @@ LOGITS_PER_CHUNK = 2**25
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """What the policy says about the response tokens of a batch: [B, T] aligned to `input_ids`, float32, 0 elsewhere."""
+    """What the policy says about the response tokens of a batch: float32 [B, T] like `input_ids`, 0 elsewhere."""
 
     log_probs: Tensor | None
     """None: not asked for."""
@@ -73,7 +73,7 @@ class Policy:
 
     @classmethod
     def from_config(cls, config: ConfigStore, *, critic: bool | None = None) -> Policy:
-        """The policy of a run: model, adapters and, where the estimator needs one (`critic` overrides), a value head."""
+        """The policy of a run, with a value head where the estimator needs one; `critic` overrides that."""
         needed = get_algorithm(config.training.adv_estimator).needs_critic if critic is None else critic
         return cls.from_model_config(config.model, critic=needed, seed=config.training.seed)
 
@@ -133,7 +133,7 @@ class Policy:
         # the one shift of the house: the state before token t is at t - 1
         before = hidden[:, :-1][batch.response_mask[:, 1:]]
         spread = batch.scatter
-        scored = (None, None)
+        scored: tuple[Tensor | None, Tensor | None] = (None, None)
         if log_probs or entropy:
             targets = batch.flatten(batch.input_ids)
             scored = self._score(before, targets, temperature or 1.0, log_probs, entropy)
@@ -299,7 +299,7 @@ def _value_head(loaded: LoadedModel) -> nn.Linear:
 def _drop_nothing(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
+            module.attention_dropout = 0.0  # type: ignore[assignment]
 
 
 def _counted(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:

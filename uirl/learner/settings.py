@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from uirl.algorithms import Algorithm, AlgorithmSpec, get_algorithm
+from uirl.algorithms import Algorithm, AlgorithmSpec, KLEstimator, get_algorithm
 from uirl.config import ConfigStore
 from uirl.learner.optimizer import OptimizerSettings
 from uirl.types import Sample
@@ -40,7 +40,7 @@ class LearnerSettings:
     kl_target: float | None
     kl_horizon: int
     kl_loss_coef: float
-    kl_type: str
+    kl_type: KLEstimator
     skip_dead_groups: bool
     min_live_groups: float
     scale_step: bool

@@ -204,9 +204,7 @@ class Learner:
         first, second, third = (torch.cat(column) if ask else None for column, ask in zip(columns, asked, strict=True))
         return first, second, third
 
-    def _rewards(
-        self, view: ResponseView, old: Tensor | None, reference: Tensor | None, metrics: Metrics
-    ) -> Tensor:
+    def _rewards(self, view: ResponseView, old: Tensor | None, reference: Tensor | None, metrics: Metrics) -> Tensor:
         """The token-level rewards [N, R], less the KL penalty where the config asks for one."""
         if not self.settings.kl_in_reward:
             return view.rewards
@@ -295,7 +293,7 @@ class Learner:
         pristine: bool,
         metrics: Metrics,
     ) -> None:
-        """One optimizer step on the chosen samples. `pristine`: the weights are still those of the rollout's version."""
+        """One optimizer step on the chosen samples. `pristine`: the weights have not changed since the update began."""
         sums: dict[str, float] = {}
         with self._training(optimizer):
             for batch, members in self._batches(samples, chosen):
@@ -309,7 +307,7 @@ class Learner:
                 terms = objective.terms(scores, batch, members, metrics)
                 for name, (_, loss) in terms.items():
                     _require_finite(name, loss, own)
-                    sums[name] = sums.get(name, 0.0) + float(loss)
+                    sums[name] = sums.get(name, 0.0) + loss.item()
                 torch.stack([weight * loss for weight, loss in terms.values()]).sum().backward()
             metrics.add_all(optimizer.step(scale))
         # the entropy itself is already a metric, as a mean per token
@@ -330,8 +328,8 @@ class Learner:
         if self.settings.engine_is_exact and largest > LARGEST_GAP:
             row, column = divmod(int(gap.argmax()), gap.shape[1])
             raise AlignmentError(
-                f"engine and learner disagree by {largest:.3g} nats on token {column} of {describe(samples[row])} expected "
-                "at most 1e-3 in float32: the engine saw other tokens, other pictures or other weights. Did "
+                f"engine and learner disagree by {largest:.3g} nats on token {column} of {describe(samples[row])} "
+                "expected at most 1e-3 in float32: the engine saw other tokens, other pictures or other weights. Did "
                 "update_weights run after the last step? `uirl check` finds the turn."
             )
 
@@ -357,7 +355,7 @@ def _require_finite(name: str, loss: Tensor, samples: Sequence[Sample]) -> None:
     if not torch.isfinite(loss):
         ids = sorted({sample.trajectory_id for sample in samples})
         raise NonFiniteError(
-            f"the {name} is {float(loss)} on {len(samples)} samples of the trajectories {', '.join(ids[:4])}"
+            f"the {name} is {loss.item()} on {len(samples)} samples of the trajectories {', '.join(ids[:4])}"
             f"{', ...' if len(ids) > 4 else ''}; the step was refused. Were the weights still finite? A lower learning "
             "rate or training.max_grad_norm may have prevented it."
         )

@@ -93,7 +93,7 @@ def response_view(samples: Sequence[Sample]) -> ResponseView:
     shape = (len(order), int(column.max()) + 1)
 
     def compact(parts: Sequence[np.ndarray], fill: float, dtype: type) -> Tensor:
-        out = np.full(shape, fill, dtype)
+        out: np.ndarray = np.full(shape, fill, dtype)
         out[rows, column] = np.concatenate(parts)
         return torch.from_numpy(out)
 
@@ -177,7 +177,8 @@ def _check_turns(view: ResponseView) -> None:
     bad = backwards.any(1) | ((turns[:, 0] < 0) & mask[:, 0])
     if bad.any():
         row = int(bad.nonzero()[0])
+        got = turns[row][mask[row]].unique_consecutive().tolist()
         raise AlignmentError(
-            f"trajectory {view.trajectory_ids[row]} has the turn ids {turns[row][mask[row]].unique_consecutive().tolist()} "
-            "on its response tokens; expected numbers from 0 that never fall, segment after segment"
+            f"trajectory {view.trajectory_ids[row]} has the turn ids {got} on its response tokens; expected numbers "
+            "from 0 that never fall, segment after segment"
         )

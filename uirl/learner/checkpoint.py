@@ -1,0 +1,288 @@
+"""Checkpoints: everything a learner is, so that a resumed run takes the same next step to the last digit.
+
+    step-000120/
+      manifest.json           every file with size and sha256
+      config.yaml             the config of the run
+      state.json              versions, phase, random states, what the caller wants back
+      policy/                 the model as HF writes it, with tokenizer and image processor; or, with adapters,
+      adapters.safetensors    the adapters alone: the base comes from where it came from
+      value_head.safetensors, reference.safetensors, optimizer.safetensors    where there are such
+
+No pickle anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from uirl.config import ConfigStore
+from uirl.errors import CheckpointError
+from uirl.inference.models import LoadedModel, load_model
+from uirl.learner import lora
+from uirl.learner.folder import (
+    check_folder,
+    finished_folders,
+    number_of,
+    read_json,
+    read_tensors,
+    tensor_text,
+    text_tensor,
+    whole_folder,
+    write_json,
+    write_tensors,
+)
+from uirl.learner.optimizer import Optimizer
+from uirl.learner.policy import Policy
+from uirl.learner.update import Learner
+
+_STATE, _CONFIG, _POLICY = "state.json", "config.yaml", "policy"
+_ADAPTERS, _HEAD = "adapters.safetensors", "value_head.safetensors"
+_REFERENCE, _OPTIMIZER = "reference.safetensors", "optimizer.safetensors"
+
+
+def save_checkpoint(
+    folder: str | Path,
+    learner: Learner,
+    extra: Mapping[str, Any],
+    keep_last_n: int | None = None,
+    *,
+    save_optimizer: bool = True,
+) -> Path:
+    """The checkpoint `folder`, whole on the disk; its name must end in a number, which orders checkpoints.
+
+    Args:
+        folder: Where it shall stand, for instance `runs/x/checkpoints/step-000120`. One that stands there already is
+            replaced.
+        learner: What to save. The random states of torch, numpy and Python are saved as they are now.
+        extra: Plain JSON data that `load_checkpoint` gives back (positions of data and curriculum).
+        keep_last_n: Older checkpoints beside it than the newest n are deleted, after this one stands; None: none.
+        save_optimizer: False is smaller, and a resumed run is then not the one that never stopped.
+
+    Raises CheckpointError where the disk is full or not writable; nothing half-written is visible then.
+    """
+    target = Path(folder)
+    if number_of(target) is None:
+        raise CheckpointError(f"the name of checkpoint {target} must end in a number, as in step-000120")
+    with whole_folder(target) as work:
+        _write_policy(work, learner.policy)
+        (work / _CONFIG).write_text(learner.config.to_yaml(), encoding="utf-8")
+        if learner.policy.reference_weights is not None:
+            write_tensors(work / _REFERENCE, learner.policy.reference_weights)
+        if learner.optimizer is not None and save_optimizer:
+            write_tensors(work / _OPTIMIZER, learner.optimizer.state())
+        write_json(work / _STATE, _state_of(learner, extra, save_optimizer))
+    if keep_last_n is not None:
+        for old in finished_folders(target.parent)[:-keep_last_n]:
+            if old != target:
+                shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def load_checkpoint(folder: str | Path, learner: Learner) -> Any:
+    """The `extra` of a checkpoint, after `learner` and the random states have become what they were.
+
+    Every file is checked first, so a damaged checkpoint changes nothing. Raises CheckpointError that names the damaged
+    or missing file and an older checkpoint to use, or says what of this policy the checkpoint does not fit.
+    """
+    source = Path(folder)
+    check_folder(source)
+    state = read_json(source / _STATE)
+    _check_fit(source, state, learner.policy)
+    _read_policy(source, learner.policy)
+    reference = read_tensors(source / _REFERENCE) if (source / _REFERENCE).exists() else None
+    learner.policy.load_reference(reference)
+    learner.reference_frozen = state["reference_frozen"]
+    learner.version, learner.updates = state["version"], state["updates"]
+    learner.kl.load_state_dict({"kl_coef": state["kl_coef"]})
+    _restore_optimizer(source, state, learner)
+    _set_random(state["random"])
+    return state["extra"]
+
+
+def latest_checkpoint(directory: str | Path) -> Path | None:
+    """The newest finished checkpoint in `directory`, by the number in its name; None where there is none.
+
+    It is not checked: loading does that, and its error names older ones.
+    """
+    found = finished_folders(Path(directory))
+    return found[-1] if found else None
+
+
+def load_policy(folder: str | Path, *, device: str | None = None) -> Policy:
+    """The policy of a checkpoint, for evaluation or serving: `Policy.loaded` has model, tokenizer and image processor.
+
+    `device` overrides the one in its config. Raises CheckpointError for a damaged checkpoint.
+    """
+    source = Path(folder)
+    check_folder(source)
+    config = ConfigStore.from_yaml(source / _CONFIG)
+    state = read_json(source / _STATE)
+    model = config.model if device is None else config.model.model_copy(update={"device": device})
+    if not state["adapters"]:
+        model = model.model_copy(update={"local_path": str(source / _POLICY)})
+    policy = Policy.from_model_config(model, critic=state["critic"], seed=config.training.seed)
+    if state["adapters"]:
+        _check_fit(source, state, policy)
+        _read_adapters(source, policy)
+    _read_head(source, policy)
+    return policy
+
+
+def export_hf(folder: str | Path, learner: Learner | Policy) -> Path:
+    """A folder that `from_pretrained` of HF and `load_model(local_path=...)` read: weights (adapters merged), config,
+    tokenizer, chat template, image processor. The value head stays behind. Written whole or not at all."""
+    policy = learner.policy if isinstance(learner, Learner) else learner
+    target = Path(folder)
+    with whole_folder(target) as work:
+        save_merged(policy, work)
+    return target
+
+
+def save_merged(policy: Policy, folder: Path) -> None:
+    """Nothing; writes the policy as HF does, adapters merged."""
+    loaded = policy.loaded
+    if policy.lora_config is None:
+        loaded.save(folder)
+        return
+    whole = policy.model.state_dict()
+    state = {name.replace(".base_layer.", "."): t for name, t in whole.items() if ".lora_" not in name}
+    state |= dict(lora.merged_weights(policy.model))
+    policy.model.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
+    loaded.tokenizer.save_pretrained(folder)
+    if loaded.vision is not None:
+        loaded.vision.processor.save_pretrained(folder)
+
+
+def _write_policy(work: Path, policy: Policy) -> None:
+    if policy.lora_config is None:
+        policy.loaded.save(work / _POLICY)
+    else:
+        write_tensors(work / _ADAPTERS, dict(policy.adapter_weights()))
+    if policy.value_head is not None:
+        write_tensors(work / _HEAD, dict(policy.value_head.state_dict()))
+
+
+def _read_policy(source: Path, policy: Policy) -> None:
+    if policy.lora_config is None:
+        stored = _stored_model(source, policy)
+        _copy_all(policy.model.named_parameters(), dict(stored.model.named_parameters()), source)
+        _copy_all(policy.model.named_buffers(), dict(stored.model.named_buffers()), source)
+    else:
+        _read_adapters(source, policy)
+    _read_head(source, policy)
+
+
+def _stored_model(source: Path, policy: Policy) -> LoadedModel:
+    """The model in the checkpoint, read by HF itself: it may have renamed weights when it wrote them."""
+    config = ConfigStore.from_yaml(source / _CONFIG).model
+    dtype = str(policy.loaded.dtype).removeprefix("torch.")
+    return load_model(config.model_copy(update={"local_path": str(source / _POLICY), "device": "cpu", "dtype": dtype}))
+
+
+def _read_adapters(source: Path, policy: Policy) -> None:
+    _copy_all(policy.adapter_weights(), read_tensors(source / _ADAPTERS), source)
+
+
+def _read_head(source: Path, policy: Policy) -> None:
+    if policy.value_head is not None:
+        _copy_all(policy.value_head.named_parameters(), read_tensors(source / _HEAD), source)
+
+
+@torch.no_grad()
+def _copy_all(own: Iterable[tuple[str, Tensor]], stored: Mapping[str, Tensor], source: Path) -> None:
+    """Nothing; copies every stored tensor into its namesake. Raises CheckpointError before the first copy where names
+    or shapes differ."""
+    mine = dict(own)
+    theirs = {name: tensor.shape for name, tensor in stored.items()}
+    if theirs != {name: tensor.shape for name, tensor in mine.items()}:
+        odd = sorted(n for n in theirs.keys() | mine.keys() if n not in mine or theirs.get(n) != mine[n].shape)
+        raise CheckpointError(
+            f"checkpoint {source} is of another model: {odd[0]} is {tuple(theirs.get(odd[0], ())) or 'absent'} there; "
+            "build the learner from the config.yaml beside it"
+        )
+    for name, tensor in mine.items():
+        tensor.copy_(stored[name])
+
+
+def _state_of(learner: Learner, extra: Mapping[str, Any], save_optimizer: bool) -> dict[str, Any]:
+    policy, optimizer = learner.policy, learner.optimizer
+    saved = optimizer is not None and save_optimizer
+    return {
+        "version": learner.version,
+        "updates": learner.updates,
+        "phase": learner.phase if saved else None,
+        "optimizer_steps": optimizer.steps if optimizer is not None and saved else 0,
+        "reference_frozen": learner.reference_frozen,
+        "kl_coef": learner.kl.value,
+        "critic": policy.value_head is not None,
+        "adapters": policy.lora_config is not None,
+        "base_fingerprint": _fingerprint(policy) if policy.lora_config is not None else None,
+        "random": _random_states(),
+        "extra": dict(extra),
+    }
+
+
+def _check_fit(source: Path, state: Mapping[str, Any], policy: Policy) -> None:
+    for key, mine, words in (
+        ("critic", policy.value_head is not None, "a value head (training.adv_estimator)"),
+        ("adapters", policy.lora_config is not None, "adapters (model.use_lora)"),
+    ):
+        if state[key] != mine:
+            raise CheckpointError(
+                f"checkpoint {source} was made {'with' if state[key] else 'without'} {words}, this policy is "
+                f"{'with' if mine else 'without'}; build it from the config.yaml beside it"
+            )
+    if state["adapters"] and state["base_fingerprint"] != _fingerprint(policy):
+        raise CheckpointError(
+            f"the adapters in {source} belong to another base model; load the same model.model_name or local_path, and "
+            "for a built-in model the same seed"
+        )
+
+
+def _fingerprint(policy: Policy) -> str:
+    """A short name of the frozen weights: their names, shapes and first numbers."""
+    digest = hashlib.sha256()
+    for name, parameter in policy.model.named_parameters():
+        if ".lora_" not in name:
+            head = parameter.detach().flatten()[:32].float().cpu().tolist()
+            digest.update(f"{name}{tuple(parameter.shape)}{head}".encode())
+    return digest.hexdigest()[:32]
+
+
+def _restore_optimizer(source: Path, state: Mapping[str, Any], learner: Learner) -> None:
+    if learner.optimizer is not None:
+        learner.optimizer.detach()
+    learner.optimizer, learner.phase = None, None
+    if state["phase"] is not None:
+        optimizer: Optimizer = learner.use_optimizer(state["phase"])
+        optimizer.load_state(read_tensors(source / _OPTIMIZER), state["optimizer_steps"])
+
+
+def _random_states() -> dict[str, Any]:
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    version, numbers, spare = random.getstate()
+    return {
+        "torch": tensor_text(torch.get_rng_state()),
+        "cuda": [tensor_text(s) for s in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+        "numpy": [kind, [int(k) for k in keys], position, has_gauss, gauss],
+        "python": [version, list(numbers), spare],
+    }
+
+
+def _set_random(state: Mapping[str, Any]) -> None:
+    torch.set_rng_state(text_tensor(state["torch"]))
+    if state["cuda"] and torch.cuda.is_available() and torch.cuda.device_count() == len(state["cuda"]):
+        torch.cuda.set_rng_state_all([text_tensor(s) for s in state["cuda"]])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.array(keys, np.uint32), *rest))
+    version, numbers, spare = state["python"]
+    random.setstate((version, tuple(numbers), spare))
