@@ -128,6 +128,11 @@ class NoPrefix(Counting):
         return None
 
 
+class BadControl(Counting):
+    def controls(self) -> Any:
+        return {"constant": 3}
+
+
 class NoDescription(Counting):
     def get_state_description(self) -> Any:
         return {"count": 1}
@@ -171,6 +176,7 @@ BROKEN = [
     (NoTasks, "tasks returned no task"),
     (TextTasks, "expected uirl.types.Task"),
     (NoPrefix, "get_prompt_prefix returned None; expected a str"),
+    (BadControl, "controls holds 'constant': 3; expected an environment, an Action or a str"),
     (NoDescription, "get_state_description returned {'count': 1} (dict); expected a str"),
     (ClosesOnce, "close raised RuntimeError: already closed on a second call"),
     (RaisesOnSecondReset, "reset raised RuntimeError: device is in use"),

@@ -260,6 +260,21 @@ def test_the_hidden_instruction_control_says_nothing() -> None:
         assert env.expert_action() == plain.expert_action()
 
 
+def test_controls_are_the_same_form_with_one_thing_taken_away() -> None:
+    env = ScreenEnvironment(size=84, slots=3, level=1, demonstrator="careless", carelessness=1.0)
+    controls = env.controls()
+    assert sorted(controls) == ["blank_image", "constant_click", "no_instruction"]
+    assert controls["constant_click"] == env.constant_click_action() == click(14, 14)
+    blank, untold = controls["blank_image"], controls["no_instruction"]
+    assert isinstance(blank, ScreenEnvironment)
+    assert isinstance(untold, ScreenEnvironment)
+    plain, seen, told = env.reset(seed=1), blank.reset(seed=1), untold.reset(seed=1)
+    assert seen.images[0].getcolors() == [(84 * 84, BACKGROUND)]
+    assert (seen.text, told.text) == (plain.text, "press")
+    assert screenshot(told.images[0]) == screenshot(plain.images[0])
+    assert plain.text != "press"
+
+
 # Chance levels. A constant click hits the named colour in 1 of 4 slots and OK in 1 of 4: 1/16 = 0.0625; of 1600
 # episodes the standard deviation is 0.006. Pressing any of 3 buttons: 1/3, standard deviation 0.012.
 

@@ -99,9 +99,9 @@ def test_the_careless_demonstrator_leaves_the_number_alone() -> None:
 
 def test_constant_guess_is_the_chance_level() -> None:
     # always "4" of seven: 1/7 = 0.143; 700 episodes, standard deviation 0.013
-    assert scripted_success(GuessNumberEnvironment(), lambda turn: Action(text="4"), episodes=700) == pytest.approx(
-        1 / 7, abs=0.05
-    )
+    env = GuessNumberEnvironment()
+    assert env.controls() == {"constant_guess": "4"}
+    assert scripted_success(env, lambda turn: Action(text="4"), episodes=700) == pytest.approx(1 / 7, abs=0.05)
 
 
 @pytest.mark.parametrize("rooms", [3, 5, 12])

@@ -6,11 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from uirl.environments.adapters.gymnasium import GymnasiumEnvironment
     from uirl.environments.base import BaseEnvironment
+    from uirl.environments.browser.miniwob import MiniWobEnvironment
     from uirl.environments.contract import EnvironmentReport, check_environment
+    from uirl.environments.screen.environment import ScreenEnvironment
     from uirl.environments.scripted import Play, play_episode, scripted_success
     from uirl.environments.session import EnvironmentSession
     from uirl.environments.table import ENVIRONMENTS, create_environment, environment_class
+    from uirl.environments.text.guess_number import GuessNumberEnvironment
+    from uirl.environments.text.simple_game import SimpleGameEnvironment
 
 _EXPORTS = {
     "BaseEnvironment": "uirl.environments.base",
@@ -23,6 +28,11 @@ _EXPORTS = {
     "ENVIRONMENTS": "uirl.environments.table",
     "create_environment": "uirl.environments.table",
     "environment_class": "uirl.environments.table",
+    "GuessNumberEnvironment": "uirl.environments.text.guess_number",
+    "GymnasiumEnvironment": "uirl.environments.adapters.gymnasium",
+    "MiniWobEnvironment": "uirl.environments.browser.miniwob",
+    "ScreenEnvironment": "uirl.environments.screen.environment",
+    "SimpleGameEnvironment": "uirl.environments.text.simple_game",
 }
 
 __all__ = [
@@ -30,7 +40,12 @@ __all__ = [
     "BaseEnvironment",
     "EnvironmentReport",
     "EnvironmentSession",
+    "GuessNumberEnvironment",
+    "GymnasiumEnvironment",
+    "MiniWobEnvironment",
     "Play",
+    "ScreenEnvironment",
+    "SimpleGameEnvironment",
     "check_environment",
     "create_environment",
     "environment_class",

@@ -15,11 +15,12 @@ class BaseEnvironment(ABC):
 
     What a subclass may return and accept:
 
-    - `reset()` returns a str, an `Observation`, a PIL image, or `(observation, info)`. It is called with `task=` and
-      `seed=` only where its signature has them.
+    - `reset()` returns an observation or `(observation, info)`. An observation is a str, an `Observation`, an image
+      (PIL, uint8 array [H, W, 3], PNG or JPEG bytes), or a dict with 'text' and 'image' or 'images'. `reset` is called
+      with `task=` and `seed=` only where its signature has them.
     - `step(action)` returns `(observation, reward, done, info)`, the five-tuple with terminated and truncated, or a
       `StepResult`. `info['success']` (bool), where given, is the environment's own word on success.
-    - Both may be `async def`.
+    - Both may be `async def`. What belongs to one thread (a browser, a window) is made in `reset`, not in `__init__`.
     """
 
     action_format: ClassVar[str] = "text"

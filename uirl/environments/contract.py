@@ -140,6 +140,11 @@ class _Suite:
             self.violate(
                 f"{self.name}.max_turns is {limit!r}; expected a positive int, or None for no limit of its own"
             )
+        for name, control in self.env.controls().items():
+            if not isinstance(control, (BaseEnvironment, Action, str)):
+                self.violate(
+                    f"{self.name}.controls holds {name!r}: {control!r:.60}; expected an environment, an Action or a str"
+                )
         tasks = self.env.tasks()
         if tasks is None:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -109,6 +110,12 @@ class ScreenEnvironment(BaseEnvironment):
     def expert_action(self) -> Action | None:
         """The demonstrator's action on this page; asked twice it says the same. None: the form is done."""
         return None if self._index == len(self._stages) else self._demonstration
+
+    def controls(self) -> dict[str, BaseEnvironment | Action | str]:
+        """The same form without its picture, without its instruction, and a click that never moves."""
+        blank, untold = copy.deepcopy(self), copy.deepcopy(self)
+        blank._blank = untold._hidden = True
+        return {"blank_image": blank, "no_instruction": untold, "constant_click": self.constant_click_action()}
 
     def constant_click_action(self) -> Action:
         """A click on the middle of the first slot, where a button often stands: the control for blind policies."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from uirl.environments.base import BaseEnvironment
 from uirl.errors import ConfigError
+from uirl.types import Action
 
 _NUMBER = re.compile(r"\s*([0-9]{1,9})\s*", re.ASCII)
 
@@ -69,6 +70,10 @@ class GuessNumberEnvironment(BaseEnvironment):
     def expert_action(self) -> str:
         """The demonstrator's guess; asked twice in one turn it says the same."""
         return str(self._careless_guess if self._demonstrator == "random" else (self._low + self._high) // 2)
+
+    def controls(self) -> dict[str, BaseEnvironment | Action | str]:
+        """The middle number, every time."""
+        return {"constant_guess": str((self.n + 1) // 2)}
 
     def _begin(self, rng: random.Random) -> None:
         self._secret = rng.randint(1, self.n)
