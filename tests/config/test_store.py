@@ -104,6 +104,10 @@ def test_an_unknown_key_with_nothing_near_lists_what_there_is():
             "training.learning_rate: got nan, expected number > 0",
         ),
         (
+            lambda c: setattr(c.algorithm, "reward_threshold", float("inf")),
+            "algorithm.reward_threshold: got inf, expected number",
+        ),
+        (
             lambda c: setattr(c.algorithm, "kl_type", "k4"),
             "algorithm.kl_type: got 'k4', expected 'k1' or 'k2' or 'k3'",
         ),
@@ -172,7 +176,7 @@ def load_config_text(text: str) -> ConfigStore:
 
 
 @pytest.mark.parametrize(
-    "word", ["no", "on", "y", "1e-4", "1:30", "0x1f", "2024-01-01", "~", "null", "1_000", ".5", ""]
+    "word", ["no", "on", "y", "1e-4", "1:30", "0x1f", "\x85", "2024-01-01", "~", "null", "1_000", ".5", ""]
 )
 def test_words_that_look_like_something_else_stay_words(word):
     import yaml

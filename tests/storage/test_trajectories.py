@@ -244,17 +244,23 @@ def test_a_resume_removes_what_came_after(store):
     assert store.count() == 3
 
 
-def test_threads_share_one_store(store):
+def test_threads_share_one_store(store, monkeypatch):
     def write(name):
-        for i in range(5):
+        for i in range(10):
             store.add(episode(f"{name}-{i}", shot=b"x"), step=i)
 
     threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert store.count() == 20
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert store.count() == 40
 
 
 READER = """
@@ -277,6 +283,17 @@ def test_another_process_reads_while_this_one_writes(store):
             reader.stdin.write(f"{i}\n")
             reader.stdin.flush()
             assert reader.stdout.readline().split() == [str(i + 1), str(i)]
+
+
+def test_a_reader_in_the_middle_of_its_work_holds_up_nobody(store):
+    store.add(episode("a"), step=1)
+    with sqlite3.connect(store.path) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM trajectories").fetchone() == (1,)
+        store.add(episode("b"), step=1)
+        assert reader.execute("SELECT count(*) FROM trajectories").fetchone() == (1,)
+        reader.rollback()
+    assert store.count() == 2
 
 
 def test_a_reader_cannot_write_and_needs_a_file(tmp_path):

@@ -40,6 +40,8 @@ class AlgorithmConfig(Section):
     signal, yet Adam steps on what is left of the batch in full size."""
     min_live_groups: Fraction = 0.1
     """An update with a smaller share of live groups is skipped; 0: never."""
+    scale_step_by_live: bool = False
+    """Scale the learning rate of an update by its share of trajectories that carry a signal."""
     max_resamples: Index = 0
     """How often an update may collect fresh groups in place of dead ones; 0: never."""
 

@@ -101,6 +101,9 @@ class TrainingConfig(Section):
     """Distance of the lower clip from 1 (eps_low); None: `clip_ratio`."""
     clip_ratio_high: Positive | None = None
     """Distance of the upper clip from 1 (eps_high); None: `clip_ratio`. More than the lower one keeps exploration."""
+    old_log_probs: Literal["auto", "rollout", "recompute"] = "auto"
+    """Log-probs at the start of an update: 'recompute' them in the learner, take the engine's ('rollout'), or 'auto':
+    the engine's where they are the learner's to 1e-4 (embedded engine, float32, no top-p, top-k or dropout)."""
     entropy_coef: NonNegative = 0.02
     """Weight of the entropy bonus in the loss; 0: none."""
     value_coef: NonNegative = 0.5
