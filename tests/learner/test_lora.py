@@ -1,0 +1,145 @@
+"""Adapters: where they go, that gradients reach nothing else, and that off and merged are what they say."""
+
+import pytest
+import torch
+
+from tests.learner.worlds import make_config, sample_trajectories, weights_of
+from uirl.errors import ConfigError
+from uirl.learner import Learner, Policy, collate
+from uirl.learner.lora import adapters_off, target_modules
+
+TEXT = "model.language_model.layers.0."
+VISION = "model.visual.blocks.0."
+
+
+def lora_config(*overrides: str):
+    return make_config("model.use_lora=true", "model.lora.r=4", "model.lora.lora_alpha=8", *overrides)
+
+
+def adapted(policy: Policy) -> set[str]:
+    return {name.split(".lora_")[0] for name, _ in policy.adapter_weights()}
+
+
+def stir(policy: Policy) -> None:
+    """Makes the adapters matter: B starts from 0."""
+    with torch.no_grad():
+        for _, p in policy.adapter_weights():
+            p.add_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+
+
+ATTENTION = {TEXT + f"self_attn.{name}_proj" for name in "qkvo"}
+MLP = {TEXT + f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+SEEING = {VISION + name for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["model.lora.target=attention"], ATTENTION),
+        (["model.lora.target=mlp"], MLP),
+        (["model.lora.target=all"], ATTENTION | MLP),
+        (["model.lora.target=all", "model.lora.vision=true"], ATTENTION | MLP | SEEING),
+        (["model.lora.target=attention", "model.lora.vision=true"], ATTENTION | {n for n in SEEING if "attn" in n}),
+        (["model.lora.target=[q_proj, v_proj]"], {n for n in ATTENTION if n.endswith(("q_proj", "v_proj"))}),
+        (["model.lora.target=[qkv]", "model.lora.vision=true"], {VISION + "attn.qkv"}),
+    ],
+)
+def test_adapters_go_where_they_are_asked_to(overrides, expected):
+    policy = Policy.from_config(lora_config("model.tiny.num_layers=1", *overrides))
+    assert adapted(policy) == expected
+    assert type(policy.model).__name__ == "Qwen2VLForConditionalGeneration"
+
+
+@pytest.mark.parametrize("architecture", ["qwen2_5_vl", "qwen3_vl"])
+def test_the_names_of_other_architectures_are_known(architecture):
+    config = lora_config(f"model.tiny.architecture={architecture}", "model.lora.vision=true")
+    names = {name.rsplit(".", 1)[-1] for name in adapted(Policy.from_config(config)) if "visual.blocks" in name}
+    mlp = {"gate_proj", "up_proj", "down_proj"} if architecture == "qwen2_5_vl" else {"linear_fc1", "linear_fc2"}
+    assert names == {"qkv", "proj"} | mlp
+
+
+def test_a_name_that_fits_nothing_is_refused(policy):
+    config = lora_config("model.lora.target=[q_proj, qkv]").model.lora
+    with pytest.raises(ConfigError, match=r"no linear layer qkv.*outside its vision tower"):
+        target_modules(policy.model, config)
+
+
+@pytest.mark.parametrize("vision", ["false", "true"])
+def test_gradients_and_steps_reach_the_adapters_alone(vision, images):
+    config = lora_config(f"model.lora.vision={vision}", "training.adv_estimator=reinforce_plus_plus")
+    policy = Policy.from_config(config)
+    before = weights_of(policy)
+    learner = Learner(policy, config, images)
+    samples = sample_trajectories(policy, images)
+    for _ in range(2):  # in the first step A has no gradient yet, since B is 0
+        learner.supervised(samples)
+    changed = {name for name, p in weights_of(policy).items() if not torch.equal(p, before[name])}
+    assert changed == {name for name, _ in policy.adapter_weights()}
+
+
+def test_adapters_start_as_no_change_and_off_means_the_base(images):
+    base = Policy.from_config(make_config())
+    policy = Policy.from_config(lora_config("model.lora.vision=true"))
+    samples = sample_trajectories(base, images)
+    batch = collate(base.loaded, samples, images)
+    with torch.no_grad():
+        expected = base.log_probs_and_values(batch).log_probs
+        assert torch.equal(policy.log_probs_and_values(batch).log_probs, expected)
+        stir(policy)
+        assert not torch.allclose(policy.log_probs_and_values(batch).log_probs, expected, atol=1e-3)
+        with adapters_off(policy.model):
+            assert torch.equal(policy.log_probs_and_values(batch).log_probs, expected)
+        assert not torch.allclose(policy.log_probs_and_values(batch).log_probs, expected, atol=1e-3)
+    assert all(p.requires_grad for _, p in policy.adapter_weights())
+
+
+def test_the_reference_is_the_base_while_adapters_are_fresh_and_their_copy_later(images):
+    policy = Policy.from_config(lora_config())
+    batch = collate(policy.loaded, sample_trajectories(policy, images, n=2), images)
+    policy.freeze_reference()
+    assert policy.reference_weights is None
+    with torch.no_grad():
+        base = policy.log_probs_and_values(batch).log_probs
+        stir(policy)
+        with policy.reference():
+            assert torch.equal(policy.log_probs_and_values(batch).log_probs, base)
+        warm = policy.log_probs_and_values(batch).log_probs
+        policy.freeze_reference()
+        stir(policy)
+        with policy.reference():
+            assert torch.equal(policy.log_probs_and_values(batch).log_probs, warm)
+    assert policy.reference_weights.keys() == {name for name, _ in policy.adapter_weights()}
+
+
+def test_merged_weights_are_the_adapted_model_under_the_names_of_the_base(images):
+    base = Policy.from_config(make_config())
+    policy = Policy.from_config(lora_config("model.lora.vision=true"))
+    stir(policy)
+    merged = dict(policy.weights())
+    assert merged.keys() == dict(base.model.named_parameters()).keys()
+    batch = collate(policy.loaded, sample_trajectories(policy, images, n=2), images)
+    with torch.no_grad():
+        expected = policy.log_probs_and_values(batch).log_probs
+        for name, p in base.model.named_parameters():
+            p.copy_(merged[name])
+        assert (base.log_probs_and_values(batch).log_probs - expected).abs().max() < 1e-4
+
+
+def test_the_engine_samples_from_the_adapted_policy(images):
+    policy = Policy.from_config(lora_config("model.lora.vision=true"))
+    stir(policy)
+    samples = sample_trajectories(policy, images)
+    batch = collate(policy.loaded, samples, images)
+    with torch.no_grad():
+        gap = (policy.log_probs_and_values(batch).log_probs - batch.rollout_log_probs).abs().max()
+    assert gap < 1e-4
+
+
+def test_adapters_depend_on_the_seed_and_leave_the_random_state_alone():
+    state = torch.get_rng_state()
+    first, same = (dict(Policy.from_config(lora_config()).adapter_weights()) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), state)
+    other = dict(Policy.from_config(lora_config("training.seed=1")).adapter_weights())
+    name = next(n for n in first if ".lora_A." in n)
+    assert torch.equal(first[name], same[name])
+    assert not torch.equal(first[name], other[name])
