@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -244,23 +245,22 @@ def test_a_resume_removes_what_came_after(store):
     assert store.count() == 3
 
 
-def test_threads_share_one_store(store, monkeypatch):
-    def write(name):
-        for i in range(10):
-            store.add(episode(f"{name}-{i}", shot=b"x"), step=i)
+def test_a_thread_waits_for_the_transaction_of_another(store, monkeypatch):
+    inside = threading.Event()
+    check = store._refuse_known
 
-    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
-    monkeypatch.setattr(threading, "excepthook", lambda args: None)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert store.count() == 40
+    def slow_check(ids):
+        inside.set()
+        time.sleep(0.1)
+        check(ids)
+
+    monkeypatch.setattr(store, "_refuse_known", slow_check)
+    other = threading.Thread(target=store.add, args=(episode("a"),), kwargs={"step": 1})
+    other.start()
+    assert inside.wait(10)
+    store.add(episode("b"), step=1)
+    other.join()
+    assert [row.id for row in store.list()] == ["a", "b"]
 
 
 READER = """
