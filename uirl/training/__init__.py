@@ -3,12 +3,15 @@
 from uirl.training.channel import Channel, Group, LocalChannel
 from uirl.training.evaluation import EvaluationReport, evaluate_episodes, report_on
 from uirl.training.loop import RayPPOTrainer
+from uirl.training.measure import measure
+from uirl.training.preflight import Finding, preflight
 from uirl.training.tasks import TaskSource, UniformTasks, tasks_of
 from uirl.training.trainer import Trainer
 
 __all__ = [
     "Channel",
     "EvaluationReport",
+    "Finding",
     "Group",
     "LocalChannel",
     "RayPPOTrainer",
@@ -16,6 +19,8 @@ __all__ = [
     "Trainer",
     "UniformTasks",
     "evaluate_episodes",
+    "measure",
+    "preflight",
     "report_on",
     "tasks_of",
 ]

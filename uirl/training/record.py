@@ -10,12 +10,12 @@ from typing import Any
 
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment
+from uirl.errors import ConfigError
 from uirl.images import ImageStore
-from uirl.metrics import Metrics, MetricsLogger, Tracker, read_metrics
+from uirl.metrics import Metrics, MetricsLogger, TensorBoardTracker, Tracker, WandbTracker, read_metrics
 from uirl.storage import RunDirectory, TrajectoryStore, free_run_name
 from uirl.training.curve import draw_curve
 from uirl.training.progress import say
-from uirl.training.trackers import TensorBoardTracker, WandbTracker
 from uirl.types import Trajectory
 
 
@@ -55,7 +55,7 @@ class RunRecord:
     def start(self, *, resume_after: int | None) -> None:
         """Opens store and log. `resume_after`: what later steps left is dropped; None: from the start."""
         after = 0 if resume_after is None and self.directory.metrics_path.exists() else resume_after
-        self._logger = MetricsLogger(self.directory.metrics_path, resume_after=after, trackers=self._trackers())
+        self._logger = MetricsLogger(self.directory.metrics_path, resume_after=after, trackers=self._trackers(after))
         if self._config.logging.store_trajectories:
             keep = self._config.logging.store_images
             self._store = TrajectoryStore(self.directory.trajectories_path, keep_images=keep)
@@ -89,16 +89,21 @@ class RunRecord:
             self._store.close()
         self.directory.close()
 
-    def _trackers(self) -> list[Tracker]:
+    def _trackers(self, resume_after: int | None) -> list[Tracker]:
         logging = self._config.logging
         trackers: list[Tracker] = []
         if logging.tensorboard:
             if importlib.util.find_spec("tensorboard") is None:
                 say("tensorboard is not installed, so there are no event files (metrics.jsonl has everything)")
             else:
-                trackers.append(TensorBoardTracker(self.directory.tensorboard))
+                trackers.append(TensorBoardTracker(self.directory.tensorboard, resume_after=resume_after))
         if logging.wandb:
-            trackers.append(WandbTracker(logging.wandb_project, self.directory.name, self._config.to_dict()))
+            resume = resume_after is not None
+            try:
+                tracker = WandbTracker(logging.wandb_project, self.directory.name, self._config.to_dict(), resume=resume)
+            except ImportError as error:
+                raise ConfigError(str(error)) from error
+            trackers.append(tracker)
         return trackers
 
 
