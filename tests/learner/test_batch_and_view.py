@@ -1,12 +1,12 @@
-"""Samples as tensors: what is aligned, what is refused, and credit that does not depend on where a trajectory was cut."""
+"""Samples as tensors: what is aligned, what is refused, and credit that does not depend on where a cut was made."""
 
 import math
 from dataclasses import replace
 
 import pytest
 import torch
-from tests.learner.worlds import make_config, sample_trajectories
 
+from tests.learner.worlds import make_config, sample_trajectories
 from uirl.algorithms import get_algorithm
 from uirl.errors import AlignmentError, ConfigError
 from uirl.images import ImageStore
@@ -103,7 +103,9 @@ def test_samples_without_an_id_stand_alone():
 
 
 def test_gigpo_compares_turns_that_start_in_the_same_state():
-    samples = [text_sample(trajectory_id=name, group_id="g", rewards=(0, 0, 0, 0, r)) for name, r in (("a", 1), ("b", 0))]
+    samples = [
+        text_sample(trajectory_id=name, group_id="g", rewards=(0, 0, 0, 0, r)) for name, r in (("a", 1), ("b", 0))
+    ]
     view, spec = response_view(samples), get_algorithm("gigpo")
     options = {"step_advantage_weight": 1.0, "normalize_by_std": False}
 
@@ -169,10 +171,10 @@ def test_collate_ignores_what_stands_beside_sampled_tokens(policy, images):
 
 def test_collate_names_what_is_misaligned(policy, images):
     good = sample_trajectories(policy, images, n=2)
+    store = ImageStore()
+    for hash in good[0].images:
+        store.put(images.get(hash))
     with pytest.raises(AlignmentError, match=r"trajectory-1.* shows image .*, which is gone from the store"):
-        store = ImageStore()
-        for hash in good[0].images:
-            store.put(images.get(hash))
         collate(policy.loaded, good, store)
     with pytest.raises(AlignmentError, match=r"trajectory-1.* does not fit its pictures: placeholder tokens"):
         collate(policy.loaded, [good[0], replace(good[1], images=good[1].images[:1])], images)

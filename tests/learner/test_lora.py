@@ -135,6 +135,20 @@ def test_the_engine_samples_from_the_adapted_policy(images):
     assert gap < 1e-4
 
 
+def test_adapters_drop_inputs_only_while_gradients_flow(images):
+    policy = Policy.from_config(lora_config("model.lora.lora_dropout=0.5"))
+    stir(policy)
+    samples = sample_trajectories(policy, images)
+    batch = collate(policy.loaded, samples, images)
+    with torch.no_grad():
+        said = policy.log_probs_and_values(batch).log_probs
+        assert (said - batch.rollout_log_probs).abs().max() < 1e-4
+        policy.train(True)
+        assert not torch.allclose(policy.log_probs_and_values(batch).log_probs, said, atol=1e-3)
+        policy.train(False)
+        assert torch.equal(policy.log_probs_and_values(batch).log_probs, said)
+
+
 def test_adapters_depend_on_the_seed_and_leave_the_random_state_alone():
     state = torch.get_rng_state()
     first, same = (dict(Policy.from_config(lora_config()).adapter_weights()) for _ in range(2))

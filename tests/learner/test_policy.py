@@ -13,7 +13,7 @@ from uirl.learner import policy as policy_module
 
 
 def plain_log_probs(policy: Policy, sample, images: ImageStore, temperature: float) -> torch.Tensor:
-    """Log-probs of the response tokens from the model's own logits, one sequence alone, nothing shared with `Policy`."""
+    """Log-probs of the response tokens from the model's own logits, one sequence alone."""
     loaded = policy.loaded
     ids, positions = pad_sequences(loaded, [sample.token_ids], [[images.get(h) for h in sample.images]])
     pixels = loaded.pixel_inputs([images.get(h) for h in sample.images])

@@ -59,9 +59,7 @@ def check_folder(folder: Path) -> None:
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise CheckpointError(_damaged(folder, MANIFEST, f"cannot be read ({error})")) from error
     if version != FORMAT:
-        raise CheckpointError(
-            f"{folder} has format {version}, this version of uirl reads {FORMAT}; use the one that wrote it"
-        )
+        raise CheckpointError(f"{folder} has format {version}, expected {FORMAT}; read it with the uirl that wrote it")
     for name, entry in files.items():
         path = folder / name
         if not path.is_file():

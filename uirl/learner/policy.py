@@ -69,7 +69,8 @@ class Policy:
         if gradient_checkpointing:
             loaded.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
         _drop_nothing(loaded.model)
-        self.train(False)
+        # not `self.train(False)`, which trusts the flag of the model: adapters come in training mode
+        loaded.model.eval()
 
     @classmethod
     def from_config(cls, config: ConfigStore, *, critic: bool | None = None) -> Policy:
