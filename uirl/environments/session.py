@@ -28,11 +28,11 @@ class EnvironmentSession:
                 f"an environment must be an instance of a BaseEnvironment subclass, got {env!r:.80}; "
                 "a Gymnasium environment goes through GymnasiumEnvironment"
             )
-        for name, seconds in (("step_timeout", step_timeout), ("reset_timeout", reset_timeout)):
+        self._limits = {"step_timeout": step_timeout, "reset_timeout": reset_timeout}
+        for name, seconds in self._limits.items():
             if not seconds > 0:
                 raise ContractError(f"{name} must be positive seconds, got {seconds!r}")
         self.env = env
-        self._step_timeout, self._reset_timeout = step_timeout, reset_timeout
         self._worker = Worker(f"environment-{type(env).__name__}")
         self._broken: str | None = None
         self._state = "new"  # new -> running -> done -> running ...; abandoned: a call may still run; closed
@@ -140,12 +140,12 @@ class EnvironmentSession:
     async def _call(self, method: str, read: Callable[[Any, str], Any], *args: Any, **kwargs: Any) -> Any:
         """What `read` makes of the method's answer; every failure typed, the session marked."""
         where = f"{self._name}.{method}"
-        limit = self._reset_timeout if method in ("reset", "close") else self._step_timeout
+        option = "reset_timeout" if method in ("reset", "close") else "step_timeout"
+        limit = self._limits[option]
         try:
             return await self._answer(getattr(self.env, method), read, where, limit, args, kwargs)
         except TimedOut:
             self._abandon(f"{where} did not return within {limit:g} s")
-            option = "step_timeout" if limit == self._step_timeout else "reset_timeout"
             raise EpisodeTimeout(f"{self._broken}; raise environment.{option} or find what it waits for") from None
         except RolloutFailure as error:
             self._broken = str(error)
