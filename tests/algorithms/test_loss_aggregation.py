@@ -70,6 +70,7 @@ def test_shapes_must_align():
 def test_masked_mean_by_hand():
     assert masked_mean(LOSS, MASK).item() == 3.0
     assert masked_mean(LOSS, MASK, dim=-1).tolist() == [1.5, 6.0, 0.0]
+    assert masked_mean(torch.where(MASK.bool(), LOSS, math.nan), MASK).item() == 3.0
     assert masked_mean(LOSS, MASK, dim=0).tolist() == [3.5, 2.0, 0.0]
 
 

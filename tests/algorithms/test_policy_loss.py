@@ -185,6 +185,23 @@ def test_the_first_pass_is_the_plain_policy_gradient():
     assert metrics["policy/approx_kl"] == 0
 
 
+def test_only_the_current_log_probs_get_a_gradient():
+    batch = {name: tensor.clone() for name, tensor in random_batch().items()}
+    for name in ("old_log_probs", "log_probs", "advantages"):
+        batch[name].requires_grad_()
+    rollout = batch["old_log_probs"] - 0.1
+    compute_policy_loss(**batch, rollout_log_probs=rollout, tis_cap=2.0)[0].backward()
+    assert batch["log_probs"].grad is not None
+    assert batch["old_log_probs"].grad is None
+    assert batch["advantages"].grad is None
+    returns, old_values = torch.ones(1, 2, requires_grad=True), torch.zeros(1, 2, requires_grad=True)
+    vpreds = torch.full((1, 2), 0.5, requires_grad=True)
+    compute_value_loss(vpreds, returns, old_values, torch.ones(1, 2), 0.8)[0].backward()
+    assert vpreds.grad is not None
+    assert returns.grad is None
+    assert old_values.grad is None
+
+
 def test_no_tokens_give_zero_loss_and_zero_gradient():
     log_probs = torch.zeros(2, 3, requires_grad=True)
     loss, metrics = compute_policy_loss(torch.zeros(2, 3), log_probs, torch.ones(2, 3), torch.zeros(2, 3))
@@ -226,6 +243,17 @@ def test_value_loss_by_hand():
     assert metrics["value/explained_variance"] == 0  # returns do not vary
     unclipped, _ = compute_value_loss(vpreds, torch.ones(1, 4), torch.zeros(1, 4), mask, None)
     assert unclipped.item() == pytest.approx((0.25 + 0.81 + 1) / 6, rel=1e-5)
+
+
+def test_garbage_under_the_mask_reaches_neither_value_loss_nor_gradient():
+    nan = math.nan
+    vpreds = torch.tensor([[0.5, nan]], requires_grad=True)
+    mask = torch.tensor([[1, 0]])
+    loss, metrics = compute_value_loss(vpreds, torch.tensor([[1.0, nan]]), torch.tensor([[0.4, nan]]), mask, 0.2)
+    loss.backward()
+    assert loss.item() == pytest.approx(0.125)
+    assert vpreds.grad.tolist() == [[-0.5, 0.0]]
+    assert metrics["value/mean"] == 0.5
 
 
 def test_explained_variance():

@@ -90,7 +90,7 @@ def apply_kl_penalty(
         response_mask=response_mask,
     )
     mask = as_bool_mask(response_mask)
-    kl = zero_outside(compute_kl(log_probs, ref_log_probs, estimator), mask)
+    kl = compute_kl(log_probs, ref_log_probs, estimator)
     return zero_outside(token_level_rewards - kl_coef * kl, mask), masked_mean(kl, mask)
 
 

@@ -84,7 +84,7 @@ def compute_policy_loss(
     _check_ranges(eps_low, eps_high, clip_ratio_c, tis_cap)
     check_aligned(old_log_probs=old_log_probs, log_probs=log_probs, advantages=advantages, response_mask=response_mask)
     mask = as_bool_mask(response_mask)
-    advantages = zero_outside(advantages, mask)
+    advantages = advantages.detach()
     log_ratio = _log_ratio(log_probs, old_log_probs.detach(), mask)
     ratio = _importance_ratio(log_ratio, log_probs, mask, ratio_level).exp()
     token_loss = _clipped_loss(ratio, advantages, eps_low, eps_high, clip_ratio_c)
@@ -206,7 +206,7 @@ def _check_ranges(eps_low: float, eps_high: float, clip_ratio_c: float | None, t
 
 def _log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
     """`numerator - denominator` where mask is True, 0 elsewhere, clamped so that exp stays finite."""
-    difference = zero_outside(numerator, mask) - zero_outside(denominator, mask)
+    difference = zero_outside(numerator - denominator, mask)
     return difference.clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
 
 
