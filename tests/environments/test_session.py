@@ -374,23 +374,26 @@ def test_each_instance_has_one_thread_for_its_whole_life() -> None:
     assert [env.closed for env in envs] == [1, 1, 1]
 
 
-def test_threads_end_with_their_sessions() -> None:
-    before = threading.active_count()
+@pytest.mark.parametrize("ending", ["closed", "forgotten"])
+def test_a_thread_ends_with_its_session(ending: str) -> None:
+    name = f"Ends{ending}"
+    sessions = [EnvironmentSession(type(name, (Answers,), {})())]
 
-    async def run() -> None:
-        closed, forgotten = EnvironmentSession(Answers()), EnvironmentSession(Answers())
-        await closed.reset()
-        await forgotten.reset()
-        assert threading.active_count() == before + 2
-        await closed.close()
+    def threads() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name == f"environment-{name}"]
 
-    asyncio.run(run())
-    gc.collect()
-    for _ in range(200):
-        if threading.active_count() == before:
+    asyncio.run(sessions[0].reset())
+    assert len(threads()) == 1
+    if ending == "closed":
+        asyncio.run(sessions[0].close())
+    else:
+        sessions.clear()
+        gc.collect()
+    for _ in range(300):
+        if not threads():
             break
         time.sleep(0.01)
-    assert threading.active_count() == before
+    assert threads() == []
 
 
 def test_inline_environments_run_on_the_event_loop() -> None:
