@@ -16,7 +16,7 @@ class InferenceConfig(Section):
 
     backend: Literal["transformers", "scripted", "vllm", "sglang", "openai"] = "transformers"
     """Engine: 'transformers' runs in this process, 'scripted' replays given replies (tests)."""
-    max_tokens: Count = 256
+    max_tokens: Count = 64
     """Longest response of one turn, in tokens."""
     temperature: NonNegative = 1.0
     """Softmax temperature; 0 is greedy. Rollouts for training need more than 0."""

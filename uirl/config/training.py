@@ -14,10 +14,11 @@ Estimator = Literal[
     "rloo",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
+    "turn_level",
     "gigpo",
     "rejection_sampling",
 ]
-GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus_baseline", "gigpo")
+GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus_baseline", "turn_level", "gigpo")
 """Estimators whose baseline is the mean of a group of episodes of the same task."""
 DEFAULT_GROUP_SIZE = 8
 
@@ -90,7 +91,7 @@ class TrainingConfig(Section):
 
     adv_estimator: Estimator = "gae"
     """How rewards become advantages: 'gae' (PPO with a critic), 'grpo', 'rloo', 'reinforce_plus_plus',
-    'reinforce_plus_plus_baseline', 'gigpo' (credit per turn), 'rejection_sampling' (imitate the successes)."""
+    'reinforce_plus_plus_baseline', 'turn_level' and 'gigpo' (credit per turn), 'rejection_sampling' (imitate the successes)."""
     gamma: Fraction = 1.0
     """Discount per token ('gae', 'reinforce_plus_plus') or per turn ('gigpo'); 1: none."""
     lam: Fraction = 0.95

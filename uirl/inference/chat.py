@@ -28,11 +28,11 @@ class Message:
     images: tuple[Screenshot, ...] = ()
 
     def as_hf(self) -> dict[str, Any]:
-        """The message as chat templates read it: text first, then the pictures."""
+        """The message as chat templates read it: the pictures, then the text, so that the text can look at them."""
         if not self.images:
             return {"role": self.role, "content": self.text}
-        parts: list[dict[str, Any]] = [{"type": "text", "text": self.text}] if self.text else []
-        return {"role": self.role, "content": parts + [{"type": "image"} for _ in self.images]}
+        parts: list[dict[str, Any]] = [{"type": "image"} for _ in self.images]
+        return {"role": self.role, "content": parts + ([{"type": "text", "text": self.text}] if self.text else [])}
 
 
 _PROBE_REPLY = "ok7"

@@ -70,7 +70,15 @@ class LoadedModel:
 
     def save(self, folder: Path) -> None:
         """Writes a folder that `load_model` and plain HF `from_pretrained` read."""
-        self.model.save_pretrained(folder)  # type: ignore[operator]
+        self.save_parts(folder, None)
+
+    def save_parts(self, folder: Path, state: dict[str, Tensor] | None) -> None:
+        """Like `save`, with the weights `state` (HF names) instead of the model's own; None: its own."""
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        self.model.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
+        logging.enable_progress_bar()
         self.tokenizer.save_pretrained(folder)
         if self.vision:
             self.vision.processor.save_pretrained(folder)
@@ -123,7 +131,7 @@ def hidden_states(
     """Last hidden states [B, T, H] of the backbone. `position_ids` is [axes, B, T]; `kwargs` may carry an attention
     mask and a cache. Without a mask, sequences are right-padded and attention is causal."""
     positions = position_ids if loaded.axes == 3 else position_ids[0]
-    backbone = loaded.model.base_model  # type: ignore[union-attr]
+    backbone: Any = loaded.model.base_model
     kwargs.setdefault("use_cache", False)
     output = backbone(input_ids=input_ids, position_ids=positions, **loaded.pixel_inputs(shots), **kwargs)
     return output.last_hidden_state

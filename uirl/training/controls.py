@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uirl.environments import BaseEnvironment
 from uirl.parsers import create_parser
+from uirl.rollout.collector import MakePlayer
 from uirl.rollout.episode import ConstantPlayer
 from uirl.training.assembly import Assembly
 from uirl.training.evaluation import evaluate_episodes
@@ -21,8 +22,7 @@ async def play_controls(parts: Assembly, *, episodes: int) -> dict[str, float]:
             collector = parts.eval_collector
             parser = create_parser(parts.eval_environment.action_format)
             text = parser.render(control) if isinstance(control, Action) else control
-            constant = ConstantPlayer(parts.chat, text)
-            player = lambda spec, constant=constant: constant  # noqa: E731
+            player = _always(ConstantPlayer(parts.chat, text))
         seed = parts.config.training.seed
         report = await evaluate_episodes(collector, player, parts.tasks, episodes=episodes, split="test", seed=seed)
         if isinstance(control, BaseEnvironment):
@@ -32,3 +32,7 @@ async def play_controls(parts: Assembly, *, episodes: int) -> dict[str, float]:
             results[name] = value
     parts.engine.stats()
     return results
+
+
+def _always(constant: ConstantPlayer) -> MakePlayer:
+    return lambda spec: constant

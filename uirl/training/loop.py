@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment
-from uirl.errors import CheckpointError
+from uirl.errors import CheckpointError, RolloutFailure
 from uirl.learner import Policy, latest_checkpoint, load_checkpoint, save_checkpoint
 from uirl.rollout.episode import RewardFunction
 from uirl.rollout.samples import samples_of_all
@@ -56,7 +56,8 @@ class RayPPOTrainer:
         self._restored = False
         self._parts.collector.on_finished = self._write_down
         self.metrics_history: list[dict[str, Any]] = []
-        """One row per epoch: its number and the means of the metrics of its updates."""
+        """One row per epoch: its number and the means of the metrics of its updates. `policy_loss` is None where no
+        update of the epoch took a step."""
 
     @property
     def learner(self) -> Any:
@@ -82,9 +83,7 @@ class RayPPOTrainer:
 
     def save_checkpoint(self, path: str | Path) -> Path:
         """Writes everything a resumed run needs to `path`."""
-        folder = Path(path)
-        save_checkpoint(folder, self.learner, self._extra())
-        return folder
+        return save_checkpoint(path, self.learner, self._extra())
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Continues from a checkpoint: weights, optimiser, random states, position in the data, history."""
@@ -131,6 +130,7 @@ class RayPPOTrainer:
         clock = time.perf_counter()
         groups = await self._collect(channel)
         played = [t for group in groups for t in group.trajectories]
+        _require_evidence(played)
         self.tasks.report(played)
         collected = time.perf_counter()
         update = self.learner.update(samples_of_all(played))
@@ -277,18 +277,31 @@ class RayPPOTrainer:
         """Folds a row into the history: the newest epoch's entry is the mean of its rows so far."""
         epoch = int(row["epoch"])
         if not self.metrics_history or self.metrics_history[-1]["epoch"] != epoch:
-            self.metrics_history.append({"epoch": epoch, "updates": 0})
+            self.metrics_history.append({"epoch": epoch, "updates": 0, "policy_loss": None})
         entry = self.metrics_history[-1]
         entry["updates"] += 1
         for name, value in row.items():
-            if name == "epoch" or value is None:
-                continue
-            entry[name] = value if name not in entry else entry[name] + (value - entry[name]) / entry["updates"]
+            if name != "epoch" and value is not None:
+                so_far = entry.get(name)
+                entry[name] = value if so_far is None else so_far + (value - so_far) / entry["updates"]
 
     def _extra(self) -> dict[str, Any]:
         return {"state": dict(self._state), "tasks": self.tasks.state_dict(), "history": self.metrics_history}
 
     def _save(self, step: int) -> Path:
         folder = self._open_record().checkpoints / f"step_{step:06d}"
-        save_checkpoint(folder, self.learner, self._extra(), keep_last_n=self.config.checkpoint.keep_last_n)
-        return folder
+        settings = self.config.checkpoint
+        return save_checkpoint(
+            folder, self.learner, self._extra(), settings.keep_last_n, save_optimizer=settings.save_optimizer
+        )
+
+
+def _require_evidence(played: Sequence[Trajectory]) -> None:
+    """Raises the reason of the first failure where every episode of an update failed."""
+    failures = [t.failure for t in played if t.failure is not None]
+    if len(failures) == len(played):
+        first = failures[0]
+        raise RolloutFailure(
+            f"all {len(played)} episodes of this update failed, so there is nothing to learn from. The first, "
+            f"{first.kind}: {first.message}"
+        )

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 _console = Console(highlight=False)
 
@@ -37,10 +36,8 @@ def step_line(step: int, steps: int, row: Mapping[str, Any]) -> str:
 
 def report_table(title: str, rows: Mapping[str, Any]) -> None:
     """Two columns: what, how much."""
-    table = Table(title=title, show_header=False, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for name, value in rows.items():
-        table.add_row(name, str(value))
-    _console.print(table)
+    width = max((len(name) for name in rows), default=0)
+    say("\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows.items())]))
 
 
 def percent(value: float | None, interval: tuple[float, float] | None = None) -> str:

@@ -54,7 +54,8 @@ class RunRecord:
 
     def start(self, *, resume_after: int | None) -> None:
         """Opens store and log. `resume_after`: what later steps left is dropped; None: from the start."""
-        after = 0 if resume_after is None and self.directory.metrics_path.exists() else resume_after
+        # a run that was killed before its first checkpoint begins again
+        after = -1 if resume_after is None and self.directory.metrics_path.exists() else resume_after
         self._logger = MetricsLogger(self.directory.metrics_path, resume_after=after, trackers=self._trackers(after))
         if self._config.logging.store_trajectories:
             keep = self._config.logging.store_images

@@ -1,0 +1,200 @@
+"""The programs that users of the founding documents know, with nothing but the import line changed.
+
+Where they name a model that would have to be downloaded, a built-in tiny one stands in.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from uirl import (
+    PPO,
+    BaseEnvironment,
+    BatchInferenceManager,
+    ConfigStore,
+    RayPPOTrainer,
+    RejectionSampling,
+    SimpleGameEnvironment,
+    Trainer,
+    Trajectory,
+    VLMWrapper,
+    algorithms,
+    create_inference_engine,
+)
+from tests.inference.pictures import picture
+
+
+class TextGameEnv(BaseEnvironment):
+    """No constructor, a tuple of four, and a `_done` that the base class provides."""
+
+    def reset(self) -> str:
+        self.score = 0
+        self.inventory = []
+        return "Welcome to the game! You are in a room."
+
+    def step(self, action: str) -> tuple:
+        reward = 0.0
+        if "take" in action.lower():
+            self.inventory.append("item")
+            reward = 1.0
+        elif "attack" in action.lower():
+            reward = 5.0
+            self._done = True
+        else:
+            reward = -0.1
+        self.score += reward
+        return self.get_state_description(), reward, self._done, {}
+
+    def get_state_description(self) -> str:
+        return f"Score: {self.score}, Inventory: {self.inventory}"
+
+
+def small(config: ConfigStore, folder: Path) -> ConfigStore:
+    """The same program on a test's budget."""
+    config.logging.runs_dir = str(folder)
+    config.training.batch_size = 8
+    config.training.eval_episodes = 4
+    config.training.eval_every = None
+    config.inference.max_turns = 3
+    config.inference.max_tokens = 8
+    config.logging.tensorboard = False
+    return config
+
+
+def test_configuration() -> None:
+    config = ConfigStore()
+    config.model.model_name = "meta-llama/Llama-2-7b-hf"
+    config.model.dtype = "bfloat16"
+    config.inference.backend = "vllm"
+    config.inference.max_tokens = 256
+    config.inference.temperature = 0.7
+    config.training.learning_rate = 1e-5
+    config.training.num_epochs = 10
+    config.training.batch_size = 32
+    config.training.clip_ratio = 0.2
+    config.training.adv_estimator = "grpo"
+    config.checkpoint.output_dir = "./checkpoints"
+    config.checkpoint.save_interval = 5
+    config.ray.use_ray = True
+    config.ray.num_actors = 4
+    assert config.training.learning_rate == 1e-5
+
+
+def test_the_text_game_trains(tmp_path: Path) -> None:
+    config = ConfigStore()
+    env = TextGameEnv(config.environment)
+    trainer = RayPPOTrainer(small(config, tmp_path), env, reward_fn=lambda t: sum(t.rewards))
+    before = [p.clone() for p in trainer.learner.policy.model.parameters()]
+    trainer.fit(num_epochs=2, num_iters_per_epoch=2)
+    assert [entry["epoch"] for entry in trainer.metrics_history] == [0, 1]
+    for metric_dict in trainer.metrics_history:
+        print(f"Epoch {metric_dict['epoch']}: {metric_dict['policy_loss']}")
+    after = trainer.learner.policy.model.parameters()
+    assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    trainer.save_checkpoint(tmp_path / "checkpoints" / "epoch_5")
+    trainer.load_checkpoint(tmp_path / "checkpoints" / "epoch_5")
+    trainer.cleanup()
+    trainer.cleanup()
+
+
+def test_a_reward_function_may_take_the_environment(tmp_path: Path) -> None:
+    def compute_reward(trajectory: Trajectory, environment: BaseEnvironment) -> float:
+        assert isinstance(environment, TextGameEnv)
+        total_reward = sum(trajectory.rewards)
+        return total_reward
+
+    config = ConfigStore()
+    env = TextGameEnv(config.environment)
+    trainer = RayPPOTrainer(config=small(config, tmp_path), environment=env, reward_fn=compute_reward, dataset=None)
+    summary = trainer.fit(num_epochs=1, num_iters_per_epoch=1)
+    assert summary["episodes"] == 8
+    trainer.cleanup()
+
+
+def test_the_simple_game_takes_the_config() -> None:
+    config = ConfigStore()
+    config.training.num_epochs = 10
+    env = SimpleGameEnvironment(config.environment)
+    obs = env.reset()
+    obs, _reward, _done, _info = env.step("look")
+    assert isinstance(obs, str) or obs.text
+
+
+def test_trajectory_from_lists() -> None:
+    trajectory = Trajectory()
+    trajectory.states = ["state1", "state2"]
+    trajectory.actions = ["action1", "action2"]
+    trajectory.rewards = [1.0, 0.5]
+    trajectory.dones = [False, True]
+    assert sum(trajectory.rewards) == trajectory.total_reward()
+
+
+def test_algorithms() -> None:
+    torch.manual_seed(0)
+    rewards, values, old_lp, new_lp, ref_lp, old_values = torch.randn(6, 4, 5).unbind(0)
+    mask = torch.ones(4, 5)
+    advantages, returns = algorithms.compute_gae_advantage_return(
+        token_level_rewards=rewards, values=values, response_mask=mask, gamma=0.99, lam=0.95
+    )
+    advantages, _ = algorithms.compute_grpo_advantage(
+        token_level_rewards=rewards, response_mask=mask, index=torch.tensor([0, 0, 1, 1])
+    )
+    policy_loss, _ = algorithms.compute_policy_loss(
+        old_log_probs=old_lp, log_probs=new_lp, advantages=advantages, response_mask=mask, clip_ratio=0.2
+    )
+    value_loss, _ = algorithms.compute_value_loss(
+        vpreds=values, returns=returns, old_values=old_values, response_mask=mask, cliprange_value=0.2
+    )
+    penalized_rewards, kl_value = algorithms.apply_kl_penalty(
+        token_level_rewards=rewards, log_probs=new_lp, ref_log_probs=ref_lp, response_mask=mask, kl_coef=0.01
+    )
+    kl_ctrl = algorithms.KLController(init_kl_coef=0.01, target_kl=0.01, adaptive=True)
+    kl_ctrl.update(current_kl=0.015, n_steps=1024)
+    for value in (policy_loss, value_loss, kl_value):
+        assert torch.isfinite(torch.as_tensor(value))
+    assert penalized_rewards.shape == rewards.shape
+
+
+def test_inference() -> None:
+    engine = create_inference_engine(
+        model_path="uirl/tiny-lm",
+        backend="transformers",
+        config={"dtype": "bfloat16", "tensor_parallel_size": 1, "max_model_len": 2048},
+    )
+    output = engine.generate(prompts=["Hello, how are you?"], max_tokens=16, temperature=0.7, top_p=0.9)
+    assert isinstance(output.sequences[0], str)
+    assert isinstance(output.tokens, np.ndarray)
+    manager = BatchInferenceManager(engine, batch_size=32)
+    output = manager.generate_batch(prompts=["a", "b", "c"], max_tokens=4)
+    assert len(output.sequences) == 3
+
+
+@pytest.mark.parametrize(
+    "algorithm", [RejectionSampling(reward_threshold=0.0), PPO(clip_epsilon=0.2, gamma=0.99, gae_lambda=0.95)]
+)
+def test_trainer_and_wrapper(algorithm: Any) -> None:
+    vlm = VLMWrapper(model_name="uirl/tiny-vlm", use_lora=True, lora_config={"r": 4, "lora_alpha": 8})
+    screenshot = picture(1).open()
+    action_text = vlm.predict_action(screenshot, prompt="Click login", max_tokens=8)
+    assert isinstance(action_text, str)
+    loss = vlm.forward([screenshot], ["Click login"], labels=["ok"])["loss"]
+    assert loss.item() > 0
+    trajectories = []
+    for reward in (1.0, 0.0, 1.0):
+        trajectory = Trajectory()
+        trajectory.states = ["press red", "ok"]
+        trajectory.actions = ['{"action":"click"}', "done"]
+        trajectory.rewards = [0.0, reward]
+        trajectory.dones = [False, True]
+        trajectories.append(trajectory)
+    trainer = Trainer(model=vlm, algorithm=algorithm, batch_size=32, learning_rate=1e-2)
+    first = trainer.train_step(trajectories)
+    second = trainer.train_step(trajectories)
+    assert first["skipped"] == 0
+    if isinstance(algorithm, RejectionSampling):
+        assert second["policy_loss"] < first["policy_loss"]

@@ -1,0 +1,228 @@
+"""The run: it records, it learns, it survives a kill, it repeats digits, and it keeps failures out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rollout.worlds import Countdown, Fragile
+from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
+from uirl.errors import CheckpointError, ConfigError, StorageError
+from uirl.training import measure
+
+ROOT = Path(__file__).parents[2]
+
+
+def settings(folder: Path, **training: Any) -> ConfigStore:
+    """A text run of seconds."""
+    config = ConfigStore()
+    config.model.model_name = "uirl/tiny-lm"
+    config.model.tiny.hidden_size = 32
+    config.model.tiny.intermediate_size = 64
+    config.logging.runs_dir = str(folder)
+    config.logging.run_name = "run"
+    config.logging.tensorboard = False
+    config.inference.max_tokens = 4
+    config.environment.name = "guess_number"
+    config.environment.options = {"n": 4, "guesses": 2, "demonstrator": "random"}
+    config.training.batch_size = 16
+    config.training.eval_episodes = 16
+    config.training.eval_every = None
+    config.training.warm_start.steps = 40
+    config.training.warm_start.learning_rate = 1e-2
+    config.training.warm_start.batch_size = 16
+    config.training.warm_start.evaluate_every = None
+    config.training.warm_start.stop_at_success = None
+    for key, value in training.items():
+        setattr(config.training, key, value)
+    return config
+
+
+def test_a_run_leaves_a_whole_record(tmp_path: Path) -> None:
+    trainer = RayPPOTrainer(settings(tmp_path, eval_every=1))
+    summary = trainer.fit(num_epochs=2, num_iters_per_epoch=1)
+    trainer.cleanup()
+    run = tmp_path / "run"
+    names = {path.name for path in run.iterdir()}
+    assert {"config.yaml", "metrics.jsonl", "trajectories.sqlite", "summary.json", "learning_curve.png"} <= names
+    stored = json.loads((run / "summary.json").read_text())
+    assert {"success_before", "success_after", "episodes", "train_seconds", "seed"} <= stored.keys()
+    assert stored["episodes"] == summary["episodes"] == 32
+    assert set(stored["controls"]) == {"constant_guess"}
+    rows = read_metrics(run / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    assert {"success", "reward", "policy_loss", "log_prob_gap_max", "eval/success", "time/collect"} <= rows[0].keys()
+    assert max(row["log_prob_gap_max"] for row in rows) < 1e-4
+    store = TrajectoryStore(run / "trajectories.sqlite", read_only=True)
+    assert store.count(split="train") == 32
+    # before and after on the split 'test', two evaluations in between
+    assert (store.count(split="test"), store.count(split="eval")) == (32, 32)
+    report = measure(run, episodes=16)
+    assert report.success == stored["success_after"]
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    ["gae", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "turn_level", "rejection_sampling"],
+)
+def test_every_estimator_takes_a_step(tmp_path: Path, estimator: str) -> None:
+    config = settings(tmp_path, adv_estimator=estimator)
+    trainer = RayPPOTrainer(config)
+    trainer.fit(num_epochs=1, num_iters_per_epoch=2)
+    trainer.cleanup()
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert any(row["skipped"] == 0 for row in rows)
+
+
+def digits(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file without what a clock says."""
+    clocks = ("time", "tokens_per_second")
+    return [{k: v for k, v in row.items() if not k.startswith(clocks)} for row in read_metrics(path)]
+
+
+PROGRAM = """
+import sys, torch
+from pathlib import Path
+torch.set_num_threads(1)
+sys.path.insert(0, {root!r})
+from tests.training.test_loop import settings
+from uirl import RayPPOTrainer
+config = settings(Path({folder!r}), adv_estimator={estimator!r}, eval_every=2)
+config.checkpoint.save_interval = 1
+config.checkpoint.resume = {resume}
+trainer = RayPPOTrainer(config)
+trainer.fit(num_epochs=5, num_iters_per_epoch=1)
+trainer.cleanup()
+"""
+
+
+def launch(folder: Path, estimator: str, resume: bool) -> subprocess.Popen[bytes]:
+    code = PROGRAM.format(root=str(ROOT), folder=str(folder), estimator=estimator, resume=resume)
+    environment = dict(os.environ, OMP_NUM_THREADS="1")
+    return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+def test_a_killed_run_that_resumes_repeats_every_digit(tmp_path: Path, estimator: str) -> None:
+    whole = launch(tmp_path / "whole", estimator, resume=False)
+    killed = launch(tmp_path / "killed", estimator, resume=False)
+    log = tmp_path / "killed" / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (log.exists() and log.read_bytes().count(b"\n") >= 3):
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    assert killed.wait(30) == -signal.SIGKILL
+    assert whole.wait(180) == 0
+    resumed = launch(tmp_path / "killed", estimator, resume=True)
+    assert resumed.wait(180) == 0
+    ours, theirs = (digits(tmp_path / name / "run" / "metrics.jsonl") for name in ("killed", "whole"))
+    assert ours == theirs
+    stores = [TrajectoryStore(tmp_path / n / "run" / "trajectories.sqlite", read_only=True) for n in ("killed", "whole")]
+    records = [{t.id: (t.turns, t.total_reward()) for t in store} for store in stores]
+    assert records[0] == records[1]
+
+
+def test_the_same_seed_gives_the_same_run_and_another_another(tmp_path: Path) -> None:
+    rows = []
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        trainer = RayPPOTrainer(settings(tmp_path / name, seed=seed))
+        trainer.fit(num_epochs=1, num_iters_per_epoch=2)
+        trainer.cleanup()
+        rows.append(digits(tmp_path / name / "run" / "metrics.jsonl"))
+    assert rows[0] == rows[1]
+    assert rows[0] != rows[2]
+
+
+def test_failures_are_recorded_and_never_learned_from(tmp_path: Path) -> None:
+    config = settings(tmp_path)
+    config.rollout.retries = 0
+    config.training.warm_start.enabled = False
+
+    class Sick(Fragile):
+        def step(self, action: str) -> Any:
+            if self.seed % 4 == 0:
+                raise OSError("the cable was pulled")
+            return super().step(action)
+
+        def spawn(self) -> Sick:
+            return Sick(set())
+
+    trainer = RayPPOTrainer(config, Sick(set()))
+    trainer.fit(num_epochs=1, num_iters_per_epoch=1)
+    trainer.cleanup()
+    (row,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    failed = int(row["count/failed_episodes"])
+    assert 0 < failed < 16
+    assert row["trajectories"] == 16 - failed
+    store = TrajectoryStore(tmp_path / "run" / "trajectories.sqlite", read_only=True)
+    bad = [t for t in store if t.failure is not None and t.id.startswith("train")]
+    assert len(bad) == failed
+    assert all("the cable was pulled" in t.failure.message for t in bad)
+
+
+def test_an_environment_that_always_fails_stops_the_run_with_its_reason(tmp_path: Path) -> None:
+    class Dead(Countdown):
+        def reset(self) -> Any:
+            raise OSError("no such device")
+
+    config = settings(tmp_path)
+    config.training.warm_start.enabled = False
+    trainer = RayPPOTrainer(config, Dead())
+    with pytest.raises(Exception, match="no such device"):
+        trainer.fit(num_epochs=1, num_iters_per_epoch=1)
+    trainer.cleanup()
+
+
+def test_a_second_run_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    first = RayPPOTrainer(settings(tmp_path))
+    first.fit(num_epochs=0)
+    first.cleanup()
+    second = RayPPOTrainer(settings(tmp_path))
+    with pytest.raises(StorageError, match="resume"):
+        second.fit(num_epochs=0)
+    second.cleanup()
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    config = settings(tmp_path)
+    trainer = RayPPOTrainer(config)
+    trainer.fit(num_epochs=1, num_iters_per_epoch=1)
+    folder = trainer.save_checkpoint(tmp_path / "saved_1")
+    victim = max(folder.rglob("*.safetensors"), key=lambda path: path.stat().st_size)
+    victim.write_bytes(victim.read_bytes()[:-7])
+    with pytest.raises(CheckpointError, match=victim.name):
+        trainer.load_checkpoint(folder)
+    trainer.cleanup()
+
+
+def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path: Path) -> None:
+    code = PROGRAM.format(root=str(ROOT), folder=str(tmp_path), estimator="gae", resume=False)
+    limited = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+    limited += "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000));" + code
+    done = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode != 0
+    assert "ulimit" in done.stderr or "disk" in done.stderr
+    store = TrajectoryStore(tmp_path / "run" / "trajectories.sqlite", read_only=True)
+    assert store.count() > 0
+    resumed = launch(tmp_path, "gae", resume=True)
+    assert resumed.wait(180) == 0
+
+
+def test_nothing_to_measure_is_said(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        measure(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match="neither"):
+        measure(tmp_path)
+
+
+def test_wrong_tasks_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="dataset item 1"):
+        RayPPOTrainer(settings(tmp_path), dataset=["a goal", 3])
