@@ -99,6 +99,11 @@ async def test_the_wrong_button_costs_and_a_miss_goes_on_until_the_turns_are_use
     assert first.text == "Click button ONE."
     wrong = await env.step(click(90, 113))  # TWO stands there with this seed
     assert (wrong.reward, wrong.terminated, wrong.observation.info["success"]) == (-1.0, True, False)
+    plain = MiniWobEnvironment(task="click-test-2", reward="success")
+    await plain.reset(seed=0)
+    wrong = await plain.step(click(90, 113))
+    assert (wrong.reward, wrong.observation.info["raw_reward"]) == (0.0, -1.0)
+    assert (await solve(plain, 0)).reward == 1.0
     await env.reset(seed=0)
     miss = await env.step(click(2, 208))
     assert (miss.reward, miss.done, miss.observation.info["success"]) == (0.0, False, False)
@@ -265,6 +270,7 @@ def test_there_are_130_pages_and_the_tables_name_only_them() -> None:
         ({"image_size": [56]}, "image_size must be"),
         ({"image_size": 0}, "image_size must be"),
         ({"demonstrator": "lazy"}, "demonstrator must be"),
+        ({"reward": "time"}, "reward must be"),
         ({"picture": 3}, "no option 'picture'"),
     ],
 )

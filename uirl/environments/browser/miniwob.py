@@ -25,7 +25,8 @@ class MiniWobEnvironment(BaseEnvironment):
     """Pages of MiniWoB++, one or several; the seed makes the instance of a page.
 
     The reward is the page's own without its decay over time: in [-1, 1], above 0 is success. It comes with the click
-    that ends the episode; every other turn gives 0. A reply that cannot be read, an unknown action and a click
+    that ends the episode; every other turn gives 0, so to a policy that is mostly wrong, a miss is worth more than a
+    try (`reward="success"` mends that). A reply that cannot be read, an unknown action and a click
     outside the picture are the model's mistakes: the next observation says so and the turn is spent.
     """
 
@@ -42,6 +43,7 @@ class MiniWobEnvironment(BaseEnvironment):
         image_size: int | Sequence[int] | None = None,
         max_turns: int = 5,
         settle: float = 0.0,
+        reward: Literal["page", "success"] = "page",
         demonstrator: Literal["expert", "careless"] = "expert",
         carelessness: float = 0.5,
     ) -> None:
@@ -57,6 +59,7 @@ class MiniWobEnvironment(BaseEnvironment):
                 are in pixels of the picture, whatever its size.
             max_turns: clicks per episode.
             settle: seconds to wait after a click, for pages that move.
+            reward: 'page': what the page gives, in [-1, 1]; 'success': 1 for a success, else 0.
             demonstrator: what `expert_action` plays: 'expert' clicks the right thing; 'careless' does so too, but with
                 probability `carelessness` it clicks any of the things the page offers (or anywhere, where there is
                 only one).
@@ -71,14 +74,19 @@ class MiniWobEnvironment(BaseEnvironment):
         for name in self._names:
             page_url(name)
         find_executable()
-        if demonstrator not in ("expert", "careless"):
-            raise ConfigError(f"miniwob: demonstrator must be 'expert' or 'careless', got {demonstrator!r}")
+        for option, value, known in (
+            ("reward", reward, ("page", "success")),
+            ("demonstrator", demonstrator, ("expert", "careless")),
+        ):
+            if value not in known:
+                raise ConfigError(f"miniwob: {option} must be {known[0]!r} or {known[1]!r}, got {value!r}")
         self.max_turns = max_turns
         self._page_size = (width, height)
         self._crop = _crop_box(crop, width, height)
         self.picture_size = _picture_size(image_size, self._crop)
         """Width and height of the picture the agent sees, and of the coordinates it answers in."""
         self._settle = settle
+        self._reward_kind = reward
         self._carelessness = carelessness if demonstrator == "careless" else 0.0
         self._page: Page | None = None
         self._shown: str | None = None  # name of the page that is loaded
@@ -122,10 +130,11 @@ class MiniWobEnvironment(BaseEnvironment):
         if self._settle:
             await asyncio.sleep(self._settle)
         state = await self._read_state(self._page)
-        reward = float(state["reward"]) if state["ended"] else 0.0
-        info = {"success": reward > 0, "raw_reward": reward, "reason": state["reason"]}
+        raw = float(state["reward"]) if state["ended"] else 0.0
+        info = {"success": raw > 0, "raw_reward": raw, "reason": state["reason"]}
         if state["ended"]:
             self._done = True
+            reward = float(raw > 0) if self._reward_kind == "success" else raw
             return StepResult(Observation(info=info), reward, terminated=True)
         self._picture = await self._look(self._page)
         return StepResult(Observation(images=(self._picture,), info=info), truncated=truncated)
