@@ -114,8 +114,10 @@ def test_values_stand_before_the_token_is_chosen(policy, images):
         everywhere = policy.value_head(policy.hidden(batch))[..., 0]
     row, column = batch.response_mask.nonzero()[3].tolist()
     assert torch.isclose(scores.values[row, column], everywhere[row, column - 1])
-    last = int(batch.attention_mask[1].sum()) - 1
-    assert torch.isclose(scores.final_values[1], everywhere[1, last])
+    lengths = batch.attention_mask.sum(1)
+    assert lengths.min() < lengths.max()
+    for row, length in enumerate(lengths.tolist()):
+        assert torch.isclose(scores.final_values[row], everywhere[row, length - 1])
     assert scores.log_probs is None
 
 

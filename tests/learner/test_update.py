@@ -135,8 +135,8 @@ def test_recomputed_and_exact_old_log_probs_give_the_same_step(images):
     samples = sample_trajectories(Policy.from_config(make_config()), images)
     weights = []
     for exact in (True, False):
-        learner = make_learner(images, "training.adv_estimator=reinforce_plus_plus", "training.learning_rate=0.001")
-        learner.settings = replace(learner.settings, old_log_probs="rollout" if exact else "recompute")
+        source = f"training.old_log_probs={'rollout' if exact else 'recompute'}"
+        learner = make_learner(images, "training.adv_estimator=reinforce_plus_plus", source)
         assert learner.update(samples)["old_log_probs_recomputed"] == float(not exact)
         weights.append(weights_of(learner.policy))
     gaps = [(weights[0][name] - w).abs() for name, w in weights[1].items()]
@@ -180,6 +180,27 @@ def test_demonstrations_never_reach_a_policy_gradient(images):
         learner.update(samples)
 
 
+def test_the_bonus_raises_the_entropy(images):
+    entropies = []
+    for coefficient in (0.0, 10.0):
+        overrides = [TEXT, "training.adv_estimator=reinforce_plus_plus", f"training.entropy_coef={coefficient}"]
+        learner = make_learner(images, *overrides, "training.learning_rate=0.002")
+        samples = sample_trajectories(learner.policy, images)
+        entropies.append([learner.update(samples)["entropy"] for _ in range(4)])
+    assert entropies[1][-1] > entropies[1][0] + 0.01
+    assert entropies[1][-1] > entropies[0][-1] + 0.01
+
+
+def test_terms_have_the_weights_of_the_config(images, monkeypatch):
+    """The gradient of the value head is linear in its coefficient."""
+    norms = []
+    for weight in (0.5, 1.0):
+        learner = make_learner(images, TEXT, "training.adv_estimator=gae", f"training.value_coef={weight}")
+        samples = sample_trajectories(learner.policy, images)
+        norms.append(gradients_of_first_step(learner, samples, monkeypatch)["value_head.weight"].norm())
+    assert float(norms[1]) == pytest.approx(2 * float(norms[0]), rel=1e-4)
+
+
 class TestDeadGroups:
     GRPO = (TEXT, "training.adv_estimator=grpo", "training.group_size=2")
 
@@ -208,14 +229,19 @@ class TestDeadGroups:
         samples = sample_trajectories(
             Policy.from_config(make_config(TEXT)), images, n=8, reward=self.live_only_in_group({1, 3})
         )
-        gradients, tokens = [], []
+        gradients = []
         for skip in ("true", "false"):
             options = [f"algorithm.skip_dead_groups={skip}", "training.entropy_coef=0", "training.minibatches=1"]
             learner = make_learner(images, *self.GRPO, *options)
             gradients.append(gradients_of_first_step(learner, samples, monkeypatch))
-            tokens.append(learner.settings.skip_dead_groups)
         for name, grad in gradients[0].items():
             assert torch.allclose(grad, gradients[1][name], atol=1e-5), name
+
+    def test_dead_groups_can_be_kept_for_their_entropy(self, images):
+        learner = make_learner(images, *self.GRPO, "algorithm.skip_dead_groups=false")
+        samples = sample_trajectories(learner.policy, images, n=8, reward=self.live_only_in_group({0, 1}))
+        metrics = learner.update(samples)
+        assert (metrics["live_groups"], metrics["live_fraction"]) == (0.5, 1.0)
 
     def test_fewer_live_trajectories_make_fewer_minibatches(self, images):
         learner = make_learner(images, *self.GRPO, "training.minibatches=4")
@@ -226,9 +252,8 @@ class TestDeadGroups:
 
     def test_the_step_can_be_scaled_by_what_lives(self, images):
         rates = []
-        for scale in (False, True):
-            learner = make_learner(images, *self.GRPO)
-            learner.settings = replace(learner.settings, scale_step=scale)
+        for scale in ("false", "true"):
+            learner = make_learner(images, *self.GRPO, f"algorithm.scale_step_by_live={scale}")
             samples = sample_trajectories(learner.policy, images, n=8, reward=self.live_only_in_group({0, 2}))
             rates.append(learner.update(samples)["learning_rate"])
         assert rates[1] == pytest.approx(rates[0] / 2)
@@ -251,6 +276,16 @@ class TestKL:
         assert learner.update(samples)["kl_reference"] == 0
         assert learner.update(with_version(samples, 1))["kl_reference"] > 1e-4
 
+    def test_the_loss_holds_the_policy_near_its_reference(self, images):
+        distances = []
+        for coefficient in (1e-6, 30.0):
+            overrides = [*self.ON_LOSS, TEXT, f"algorithm.kl_loss_coef={coefficient}", "training.learning_rate=0.003"]
+            learner = make_learner(images, *overrides)
+            samples = sample_trajectories(learner.policy, images)
+            distances.append([learner.update(samples)["kl_reference"] for _ in range(8)][-1])
+        assert distances[0] > 0.005
+        assert distances[1] < 0.3 * distances[0]
+
     def test_with_adapters_too(self, images):
         learner = make_learner(images, *self.ON_LOSS, "model.use_lora=true", "training.learning_rate=0.01")
         samples = sample_trajectories(learner.policy, images)
@@ -269,13 +304,15 @@ class TestKL:
         seen = []
         real = module.assign_credit
         monkeypatch.setattr(module, "assign_credit", lambda *a, **k: seen.append((a[2], a[3])) or real(*a, **k))
+        old = learner._scores(samples, log_probs=True, values=False)[0]
         metrics = learner.update(samples)
         view, rewards = seen[0]
         assert metrics["kl_coef"] == 0.5
-        # the mean of what was taken away, over tokens, is the coefficient times the mean KL
-        taken = (view.rewards - rewards)[view.mask].mean()
-        assert float(taken) == pytest.approx(0.5 * metrics["kl_reference"], rel=1e-4)
-        assert abs(metrics["kl_reference"]) > 1e-3
+        # the reference is the policy that sampled: what was taken away is 0.5 (old - rollout) on every token
+        taken = (view.rewards - rewards)[view.mask]
+        expected = 0.5 * (view.spread(old) - view.rollout_log_probs)[view.mask]
+        assert (taken - expected).abs().max() < 1e-4 < expected.abs().max()
+        assert metrics["kl_reference"] == pytest.approx(2 * float(expected.mean()), abs=1e-4)
 
     def test_the_coefficient_adapts_to_the_target(self, images):
         overrides = ["training.use_kl_in_reward=true", "algorithm.kl_target=10", "algorithm.kl_horizon=100"]

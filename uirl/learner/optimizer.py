@@ -107,7 +107,6 @@ class Optimizer:
                 if "master" in state:
                     stepped.copy_(state.pop("master"))
                 if state:
-                    # `step` stays where AdamW puts it; the moments go to the weight
                     self._adam.state[stepped] = {k: t.to(stepped.device, copy=True) for k, t in state.items()}
 
     def detach(self) -> None:

@@ -64,7 +64,7 @@ class LearnerSettings:
             update=_update_settings(config),
             supervised=_supervised_settings(config),
             temperature=config.inference.temperature or 1.0,
-            old_log_probs=getattr(training, "old_log_probs", "auto"),
+            old_log_probs=training.old_log_probs,
             engine_is_exact=_engine_is_exact(config),
             update_epochs=training.update_epochs,
             minibatches=training.minibatches,
@@ -79,7 +79,7 @@ class LearnerSettings:
             kl_type=finer.kl_type,
             skip_dead_groups=finer.skip_dead_groups,
             min_live_groups=finer.min_live_groups,
-            scale_step=getattr(finer, "scale_step_by_live", False),
+            scale_step=finer.scale_step_by_live,
             seed=training.seed,
         )
 
