@@ -206,6 +206,14 @@ def test_what_cannot_be_copied_says_so() -> None:
         GymnasiumEnvironment(env).spawn()
 
 
+def test_what_has_a_spec_is_made_anew() -> None:
+    env = gymnasium.make("CartPole-v1")
+    env.unwrapped.lens = (i for i in range(3))  # type: ignore[attr-defined]
+    spawned = GymnasiumEnvironment(env).spawn()
+    assert len(spawned.reset(seed=0)[0].text.split()) == 4
+    assert spawned._env is not env
+
+
 def test_without_the_package_the_extra_is_named() -> None:
     program = (
         "import sys\n"

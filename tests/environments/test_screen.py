@@ -10,8 +10,9 @@ import pytest
 
 from uirl.environments import check_environment, scripted_success
 from uirl.environments.screen import ScreenEnvironment
-from uirl.environments.screen.drawing import BACKGROUND
+from uirl.environments.screen.drawing import draw
 from uirl.environments.screen.layout import Box, Grid
+from uirl.environments.screen.shapes import BACKGROUND
 from uirl.environments.screen.stages import COLOURS, ColourStage, ConfirmStage, DigitStage
 from uirl.errors import ConfigError
 from uirl.images import screenshot
@@ -176,8 +177,6 @@ def test_a_typed_digit_must_be_the_drawn_one() -> None:
 
 def test_every_digit_is_drawn_differently() -> None:
     box = Box(10, 10, 20, 20)
-    from uirl.environments.screen.drawing import draw
-
     for size in (56, 224):
         pictures = {screenshot(draw(size, DigitStage(str(d), box, Box(0, 0, 4, 4)).shapes())).hash for d in range(10)}
         assert len(pictures) == 10

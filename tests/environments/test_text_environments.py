@@ -65,6 +65,10 @@ def test_guesses_outside_of_the_range_are_answered_and_do_not_mislead_the_expert
     assert env.step("99")[0] == "lower"
     assert env.step("0")[0] == "higher"
     assert env.get_state_description() == "1-7, 3 left"
+    env = game_with(5, guesses=5)
+    for guess in ("4", "2", "6", "7"):
+        env.step(guess)
+    assert env.get_state_description() == "5-5, 1 left"
 
 
 def test_numbers_are_drawn_evenly() -> None:

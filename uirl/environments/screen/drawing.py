@@ -1,38 +1,18 @@
-"""Shapes -> a picture. What is drawn is plain data, so the rules of the form load no image library."""
+"""Shapes -> a picture."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from PIL import Image, ImageDraw, ImageFont
 
 from uirl.environments.screen.layout import Box
+from uirl.environments.screen.shapes import BACKGROUND, BLACK, SHADOW, Colour, Shape
 
-Colour = tuple[int, int, int]
-
-BACKGROUND: Colour = (245, 245, 245)
-SHADOW: Colour = (205, 205, 210)
-BLACK: Colour = (0, 0, 0)
-WHITE: Colour = (255, 255, 255)
 ROUNDED_FROM = 24
 """Height of a box, in pixels, from which it is drawn with round corners, a shadow and its optional label. Smaller
 ones are plain rectangles: at that size decoration is noise."""
 LARGE_LABELS = 0.65
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A filled box with a label."""
-
-    box: Box
-    fill: Colour
-    label: str = ""
-    ink: Colour = WHITE
-    optional_label: bool = False
-    """The label is drawn only where there is room."""
-    label_height: float = 0.8
-    """Size of the font, as a share of the height of the box; `LARGE_LABELS` of it where there is room for margins."""
 
 
 def draw(size: int, shapes: tuple[Shape, ...]) -> Image.Image:

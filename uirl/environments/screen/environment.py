@@ -124,8 +124,8 @@ class ScreenEnvironment(BaseEnvironment):
 
     def _begin(self, rng: random.Random) -> None:
         self._stages = [self._create_stage(kind, rng) for kind in self._kinds]
-        # A generator of its own: the pages of a seed must not depend on the demonstrator.
-        self._whims = random.Random(rng.getrandbits(32))
+        # All pages are drawn by now: what the demonstrator draws later cannot change them.
+        self._whims = rng
         self._index = 0
         self._misses = 0
         self._demonstration = self._demonstrate()

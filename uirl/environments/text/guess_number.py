@@ -77,8 +77,8 @@ class GuessNumberEnvironment(BaseEnvironment):
 
     def _begin(self, rng: random.Random) -> None:
         self._secret = rng.randint(1, self.n)
-        # A generator of its own: what the demonstrator draws must not depend on, or tell, the number.
-        self._careless = random.Random(rng.getrandbits(32))
+        # The number is drawn by now: what the demonstrator draws later cannot change it.
+        self._careless = rng
         self._careless_guess = self._careless.randint(1, self.n)
         self._low, self._high = 1, self.n
         self._taken: int = 0

@@ -1,0 +1,28 @@
+"""What is on a page, as plain data: the rules of the form load no image library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from uirl.environments.screen.layout import Box
+
+Colour = tuple[int, int, int]
+
+BACKGROUND: Colour = (245, 245, 245)
+SHADOW: Colour = (205, 205, 210)
+BLACK: Colour = (0, 0, 0)
+WHITE: Colour = (255, 255, 255)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A filled box with a label."""
+
+    box: Box
+    fill: Colour
+    label: str = ""
+    ink: Colour = WHITE
+    optional_label: bool = False
+    """The label is drawn only where there is room."""
+    label_height: float = 0.8
+    """Size of the font, as a share of the height of the box; two thirds of it where there is room for margins."""
