@@ -235,8 +235,8 @@ class TestDisk:
     def test_what_a_kill_leaves_behind_is_not_seen_and_swept(self, tmp_path, images):
         learner = make_learner(images, TEXT)
         save_checkpoint(tmp_path / "step-1", learner, {})
-        # killed while writing step 2, and between the two renames that replace step 1
-        shutil.copytree(tmp_path / "step-1", tmp_path / ".writing-step-2-abc")
+        # killed while writing it again, and between the two renames that replace it
+        shutil.copytree(tmp_path / "step-1", tmp_path / ".writing-step-1-abc")
         (tmp_path / "step-1").rename(tmp_path / ".replaced-step-1")
         assert latest_checkpoint(tmp_path) is None
         with pytest.raises(TypeError):

@@ -10,8 +10,8 @@ from tests.learner.worlds import make_config, sample_trajectories, weights_of, w
 from uirl.algorithms import GRPO, PPO, RejectionSampling
 from uirl.errors import AlignmentError, ConfigError, NonFiniteError
 from uirl.images import ImageStore
-from uirl.learner import Learner, Policy
-from uirl.learner.optimizer import Optimizer
+from uirl.learner import Learner, Policy, collate
+from uirl.learner.optimizer import Optimizer, OptimizerSettings
 
 TEXT = "model.model_name=uirl/tiny-lm"
 
@@ -87,8 +87,6 @@ def test_the_first_gradient_is_that_of_the_policy_gradient_theorem(images, monke
     learner = make_learner(images, *overrides)
     samples = sample_trajectories(learner.policy, images, n=2, turns=1)
     got = gradients_of_first_step(learner, samples, monkeypatch)
-    from uirl.learner import collate
-
     # rewards 0 and 1 in one group: advantages -0.5 and +0.5 on every token, divided by all tokens
     batch = collate(learner.policy.loaded, samples, images)
     advantages = torch.tensor([[-0.5], [0.5]]) * batch.response_mask
@@ -476,6 +474,14 @@ class TestOptimizer:
         assert master.dtype == torch.float32
         assert (master - 1).abs().max() == pytest.approx(2e-5, rel=0.3)  # two steps of the learning rate
 
+    def test_what_the_masters_learn_reaches_the_policy(self, images):
+        learner = make_learner(images, TEXT, "model.dtype=bfloat16", "training.warm_start.warmup_steps=0")
+        samples = sample_trajectories(learner.policy, images)
+        losses = [learner.supervised(samples)["loss"] for _ in range(6)]
+        assert losses[-1] < losses[0] - 0.2
+        for name, p in learner.policy.named_trainable():
+            assert torch.equal(p, learner.optimizer.state()[f"master.{name}"].bfloat16())
+
     def test_masters_sum_the_gradients_of_micro_batches(self, images, monkeypatch):
         samples = sample_trajectories(Policy.from_config(make_config(TEXT)), images, n=6)
         norms = []
@@ -484,10 +490,16 @@ class TestOptimizer:
             norms.append(make_learner(images, TEXT, *overrides).update(samples)["grad_norm"])
         assert norms[0] == pytest.approx(norms[1], rel=0.03)
 
+    def test_the_learning_rate_rises_and_scales(self):
+        # Adam's first step is the learning rate itself: 0.1 x 1/4 of the warm-up x a scale of 0.5
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = Optimizer([("w", weight)], [], OptimizerSettings(0.1, 0.1, (0.9, 0.99), 0.0, 4, None))
+        weight.grad = torch.ones(1)
+        assert optimizer.step(0.5)["learning_rate"] == pytest.approx(0.0125)
+        assert weight.item() == pytest.approx(-0.0125, rel=1e-4)
+
     def test_clipping_scales_policy_and_value_head_by_their_own_norms(self):
         weight, head = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
-        from uirl.learner.optimizer import OptimizerSettings
-
         settings = OptimizerSettings(0.1, 0.1, (0.0, 0.0), 0.0, 0, max_grad_norm=1.0)
         optimizer = Optimizer([("w", weight)], [("h", head)], settings)
         weight.grad, head.grad = torch.tensor([3.0, 4.0]), torch.tensor([0.3, 0.4])

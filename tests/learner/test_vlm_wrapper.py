@@ -43,6 +43,12 @@ def test_it_predicts_inside_a_running_loop(vlm):
     assert asyncio.run(agent()) == vlm.predict_action(picture(1), "Click login", max_tokens=5)
 
 
+def test_predicting_does_not_end_training_mode():
+    vlm = make_wrapper(gradient_checkpointing=True).train()
+    vlm.predict_action(picture(1), "Click login", max_tokens=2)
+    assert vlm.model.training
+
+
 def test_the_loss_is_that_of_the_reply_alone(vlm):
     images, prompts, replies = [picture(1), None], ["Click", "Where is the button"], ["ok", "no idea"]
     out = vlm.forward(images, prompts, labels=replies)

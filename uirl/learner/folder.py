@@ -30,8 +30,8 @@ _REPLACED = ".replaced-"
 def whole_folder(target: Path) -> Iterator[Path]:
     """A context that gives an empty folder to fill; when it ends well, that folder stands at `target`.
 
-    A crash leaves at most a hidden folder beside it, which the next call removes. Raises CheckpointError where the
-    disk is full or not writable; what stood at `target` before then still stands.
+    A crash leaves at most a hidden folder beside it, which the next call for the same target removes. Raises
+    CheckpointError where the disk is full or not writable; what stood at `target` before then still stands.
     """
     work: Path | None = None
     try:
@@ -145,7 +145,7 @@ def _sweep(target: Path) -> None:
     if old.exists() and not target.exists():
         os.rename(old, target)
     shutil.rmtree(old, ignore_errors=True)
-    for path in target.parent.glob(f"{_ASIDE}*"):
+    for path in target.parent.glob(f"{_ASIDE}{target.name}-*"):
         shutil.rmtree(path, ignore_errors=True)
 
 

@@ -74,7 +74,7 @@ class VLMWrapper(nn.Module):
         try:
             made = engine.generate([[_message(prompt, screenshot)]], max_tokens, temperature, seed=seed)
         finally:
-            self.model.train(training)
+            self.policy.train(training)
         return made.sequences[0]
 
     def forward(
