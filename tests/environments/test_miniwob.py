@@ -109,7 +109,7 @@ async def test_the_wrong_button_costs_and_a_miss_goes_on_until_the_turns_are_use
     assert (miss.reward, miss.done, miss.observation.info["success"]) == (0.0, False, False)
     assert picture(miss.observation) == picture(first)
     last = await env.step(click(2, 208))
-    assert (last.reward, last.terminated, last.truncated) == (0.0, False, True)
+    assert (last.reward, last.terminated, last.truncated) == (0.0, True, False)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ async def test_a_mistake_of_the_model_is_told_and_costs_a_turn(action: Action, t
     assert result.observation.text.startswith(told)
     assert (result.reward, result.done, result.observation.info["success"]) == (0.0, False, False)
     assert picture(result.observation) == picture(first)
-    assert (await env.step(action)).truncated
+    assert (await env.step(action)).terminated
 
 
 async def test_clicks_are_in_pixels_of_the_picture() -> None:

@@ -28,6 +28,9 @@ class MiniWobEnvironment(BaseEnvironment):
     that ends the episode; every other turn gives 0, so to a policy that is mostly wrong, a miss is worth more than a
     try (`reward="success"` mends that). A reply that cannot be read, an unknown action and a click
     outside the picture are the model's mistakes: the next observation says so and the turn is spent.
+
+    Spending the last turn is an end of the task (terminated), not a cut: a critic that bootstraps from cut episodes
+    would pay for clicking nothing until the turns are over.
     """
 
     action_format = "json"
@@ -120,10 +123,11 @@ class MiniWobEnvironment(BaseEnvironment):
         if self._done or self._page is None:
             raise RuntimeError("step after the end of an episode; call reset first")
         self._turns += 1
-        self._done = truncated = self._turns >= (self.max_turns or math.inf)
+        self._done = self._turns >= (self.max_turns or math.inf)
         mistake = self._mistake(action)
         if mistake is not None:
-            return StepResult(Observation(mistake, (self._picture,), {"success": False}), truncated=truncated)
+            images = () if self._done else (self._picture,)
+            return StepResult(Observation(mistake, images, {"success": False}), terminated=self._done)
         call = action.call
         assert call is not None
         await self._page.click(*self._on_page(float(call.arguments["x"]), float(call.arguments["y"])))
@@ -132,12 +136,12 @@ class MiniWobEnvironment(BaseEnvironment):
         state = await self._read_state(self._page)
         raw = float(state["reward"]) if state["ended"] else 0.0
         info = {"success": raw > 0, "raw_reward": raw, "reason": state["reason"]}
-        if state["ended"]:
-            self._done = True
-            reward = float(raw > 0) if self._reward_kind == "success" else raw
-            return StepResult(Observation(info=info), reward, terminated=True)
-        self._picture = await self._look(self._page)
-        return StepResult(Observation(images=(self._picture,), info=info), truncated=truncated)
+        self._done = self._done or bool(state["ended"])
+        if not self._done:
+            self._picture = await self._look(self._page)
+            return StepResult(Observation(images=(self._picture,), info=info))
+        reward = float(raw > 0) if self._reward_kind == "success" else raw
+        return StepResult(Observation(info=info), reward, terminated=True)
 
     def get_state_description(self) -> str:
         return self._goal
