@@ -36,7 +36,7 @@ class TinyConfig(Section):
     """Screenshots of more than `image_size` x `image_size` pixels are shrunk to about that many."""
     initializer_range: Positive = 0.1
     """Standard deviation of the random weights. HuggingFace's 0.02 hardly learns at these sizes."""
-    vocab_size: Annotated[int, Field(ge=300)] = 400
+    vocab_size: Annotated[int, Field(ge=300)] = 512
     """Largest number of entries of the tokenizer, which is trained on the spot (256 bytes, special tokens, merges)."""
     init_seed: int | None = None
     """Seed of the random weights; None: `training.seed`."""

@@ -3,8 +3,9 @@ engine and learner share, so that their log-probs agree by construction."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,11 +75,8 @@ class LoadedModel:
 
     def save_parts(self, folder: Path, state: dict[str, Tensor] | None) -> None:
         """Like `save`, with the weights `state` (HF names) instead of the model's own; None: its own."""
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()
-        self.model.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
-        logging.enable_progress_bar()
+        with _quiet():
+            self.model.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
         self.tokenizer.save_pretrained(folder)
         if self.vision:
             self.vision.processor.save_pretrained(folder)
@@ -197,7 +195,8 @@ def _load_pretrained(config: Any) -> tuple[Any, Any, Any | None]:
         pictures = hasattr(hf_config, "vision_config")
         front = AutoModelForImageTextToText if pictures else AutoModelForCausalLM
         attention = {"attn_implementation": config.attn_implementation} if config.attn_implementation else {}
-        model = front.from_pretrained(path, dtype=DTYPES[config.dtype], **attention, **kwargs)
+        with _quiet():
+            model = front.from_pretrained(path, dtype=DTYPES[config.dtype], **attention, **kwargs)
         tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
     except (OSError, ValueError, json.JSONDecodeError, RuntimeError) as error:
         raise CheckpointError(
@@ -223,6 +222,20 @@ def load_image_processor(path: str, hf_config: Any) -> Any:
     if cls is None:
         raise ContractError(f"{path}: image processor {name!r} has no PIL variant in transformers {transformers.__version__}")
     return cls.from_dict(settings)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """A context without the progress bars of transformers."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _banned_ids(model: Any, tokenizer: Any, ends: set[int]) -> tuple[int, ...]:

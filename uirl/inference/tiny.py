@@ -56,7 +56,8 @@ def build_tokenizer(vocab_size: int) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     raw = Tokenizer(models.BPE(unk_token=None))
-    pieces = Regex(r"\d|[^\d\s]+|\s")
+    # digits alone, what an action is meant for alone, and everything else in long pieces
+    pieces = Regex(r"\d|\s|(?<=target\":\")[^\"\d\s]+|[^\d\s]*?target\":\"|[^\d\s]+")
     raw.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(pieces, behavior="isolated"),
@@ -84,8 +85,9 @@ def build_tokenizer(vocab_size: int) -> Any:
 def _corpus() -> Iterator[str]:
     rng = random.Random(0)
     for _ in range(1000):
-        click = {"action": "click", "x": rng.randint(0, 111), "y": rng.randint(0, 111)}
-        yield json.dumps(click, separators=(",", ":"))
+        place = {"x": rng.randint(0, 111), "y": rng.randint(0, 111)}
+        yield json.dumps({"action": "click", **place}, separators=(",", ":"))
+        yield json.dumps({"action": "click", "target": rng.choice(_WORDS), **place}, separators=(",", ":"))
         yield json.dumps({"action": "type", "text": str(rng.randint(0, 9))}, separators=(",", ":"))
         yield " ".join(rng.sample(_WORDS, 3))
     yield from ("user\n", "assistant\n", "system\n", "tool\n") * 50

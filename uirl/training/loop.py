@@ -197,7 +197,7 @@ class RayPPOTrainer:
     async def _finish(self, reason: str) -> dict[str, Any]:
         """The last evaluation, the controls, the picture, the checkpoint and the summary."""
         record, training = self._open_record(), self.config.training
-        after = await self._evaluate(training.eval_episodes, "test", label="after")
+        after = await self._evaluate(training.eval_episodes, "test", label=f"after@{self._state['step']}")
         controls = await play_controls(self._parts, episodes=training.eval_episodes)
         checkpoint = self._save(self._state["step"])
         before = self._state["before"] or {}

@@ -70,7 +70,10 @@ def _build(config: ConfigStore, environment: BaseEnvironment | None, findings: l
 def _check_world(parts: Assembly, findings: list[Finding]) -> None:
     try:
         report = check_environment(parts.environment.spawn(), seed=parts.config.training.seed)
-        findings.append(Finding("environment", True, str(report)))
+        seeds = "seeds reproduce" if report.seeded else "takes no seed"
+        notes = "".join(f"; {note}" for note in report.notes)
+        detail = f"{report.environment}: {report.episodes} episodes, {report.turns} turns, {seeds}{notes}"
+        findings.append(Finding("environment", True, detail))
     except UirlError as error:
         findings.append(Finding("environment", False, str(error)))
 
@@ -200,7 +203,7 @@ async def _resume(parts: Assembly, samples: Sequence[Sample]) -> Finding:
     """Saves, loads into a second learner, and compares one further step of both."""
     await asyncio.sleep(0)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "checkpoint"
+        path = Path(folder) / "checkpoint_0"
         try:
             save_checkpoint(path, parts.learner, {})
             twin = Learner(Policy.from_config(parts.config), parts.config, parts.images)

@@ -6,8 +6,8 @@ from functools import lru_cache
 
 from PIL import Image, ImageDraw, ImageFont
 
-from uirl.environments.screen.layout import Box
-from uirl.environments.screen.shapes import BACKGROUND, BLACK, SHADOW, Colour, Shape
+from uirl.environments.screen.layout import Box, bar_width
+from uirl.environments.screen.shapes import BACKGROUND, BLACK, SHADOW, SIDE_BAR, TITLE_BAR, Colour, Shape
 
 ROUNDED_FROM = 24
 """Height of a box, in pixels, from which it is drawn with round corners, a shadow and its optional label. Smaller
@@ -19,12 +19,20 @@ def draw(size: int, shapes: tuple[Shape, ...]) -> Image.Image:
     """An RGB picture of `size` x `size` pixels."""
     picture = Image.new("RGB", (size, size), BACKGROUND)
     canvas = ImageDraw.Draw(picture)
+    _draw_frame(canvas, size)
     for shape in shapes:
         large = shape.box.height >= ROUNDED_FROM
         (_draw_rounded if large else _draw_plain)(canvas, shape)
         if shape.label and (large or not shape.optional_label):
             _draw_label(picture, shape, large)
     return picture
+
+
+def _draw_frame(canvas: ImageDraw.ImageDraw, size: int) -> None:
+    """A title bar and a side bar, as windows have: they tell a corner of the screen from another."""
+    bar = bar_width(size)
+    canvas.rectangle((0, bar, bar - 1, size - 1), fill=SIDE_BAR)
+    canvas.rectangle((0, 0, size - 1, bar - 1), fill=TITLE_BAR)
 
 
 def _draw_plain(canvas: ImageDraw.ImageDraw, shape: Shape) -> None:

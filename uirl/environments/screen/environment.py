@@ -9,7 +9,7 @@ from typing import Any
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.screen.drawing import draw
-from uirl.environments.screen.layout import Grid
+from uirl.environments.screen.layout import Grid, bar_width
 from uirl.environments.screen.stages import COLOURS, ColourStage, ConfirmStage, DigitStage, Stage
 from uirl.errors import ConfigError, did_you_mean
 from uirl.types import Action, Observation, StepResult, ToolCall
@@ -21,8 +21,9 @@ DEMONSTRATORS = ("expert", "careless")
 class ScreenEnvironment(BaseEnvironment):
     """A form of one to three pages. Press the colour that the text names, (type the drawn digit,) press OK.
 
-    Actions: `{"action":"click","x":..,"y":..}` in pixels and `{"action":"type","text":".."}`. Every solved page pays
-    `1 / pages`. A miss, an action that does not exist and a reply that cannot be read are the model's mistakes: they
+    Actions: `{"action":"click","target":"red","x":..,"y":..}` in pixels and `{"action":"type","text":".."}`. Where a
+    click lands decides; `target` may be left out, but a policy that says what it means to press before it says where
+    learns the two apart. Every solved page pays `1 / pages`. A miss, an action that does not exist and a reply that cannot be read are the model's mistakes: they
     pay nothing, and end the episode once `retries` are used up. The text alone, the picture alone or a fixed point
     stay at chance: on level 2 with 4 slots and 3 buttons a constant click solves 1/16, a policy that sees and does
     not read 1/3.
@@ -103,7 +104,7 @@ class ScreenEnvironment(BaseEnvironment):
             return ""
         return (
             f"You see a screen of {self.size} x {self.size} pixels; x grows to the right, y downwards. Answer with one "
-            'JSON action: {"action":"click","x":12,"y":34} presses that pixel, {"action":"type","text":"5"} types. '
+            'JSON action: {"action":"click","target":"red","x":12,"y":34} presses that pixel, {"action":"type","text":"5"} types. '
             "Do what the text says, type a digit that is shown beside an empty field, and press OK where it appears."
         )
 
@@ -119,7 +120,7 @@ class ScreenEnvironment(BaseEnvironment):
 
     def constant_click_action(self) -> Action:
         """A click on the middle of the first slot, where a button often stands: the control for blind policies."""
-        middle = self.size // self._grid.slots // 2
+        middle = bar_width(self.size) + self._grid.edge // 2
         return Action.of("click", x=middle, y=middle)
 
     def _begin(self, rng: random.Random) -> None:
@@ -156,9 +157,10 @@ def _find_problem(call: ToolCall | None, size: int) -> str | None:
         return "no action"
     arguments = call.arguments
     if call.name == "click":
-        if set(arguments) != {"x", "y"} or not all(_is_number(value) for value in arguments.values()):
+        known = set(arguments) - {"target"} == {"x", "y"} and isinstance(arguments.get("target", ""), str)
+        if not known or not (_is_number(arguments["x"]) and _is_number(arguments["y"])):
             return "click needs the numbers x and y"
-        inside = all(0 <= value < size for value in arguments.values())
+        inside = 0 <= arguments["x"] < size and 0 <= arguments["y"] < size
         return None if inside else "outside of the screen"
     if call.name == "type":
         typed = set(arguments) == {"text"} and isinstance(arguments["text"], str)

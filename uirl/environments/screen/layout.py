@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass
 
 BASE_SIZE = 56
-"""The size, in pixels, whose geometry the proportions below give: slots of 28, buttons of 20 x 14."""
-BUTTON_WIDTH, BUTTON_HEIGHT = 20 / 28, 14 / 28
+"""The size, in pixels, whose geometry the proportions below give: bars of 4, slots of 26, buttons of 22 x 18."""
+BUTTON_WIDTH, BUTTON_HEIGHT = 22 / 26, 18 / 26
 """Of a slot."""
 
 
@@ -28,23 +28,33 @@ class Box:
         return self.left + self.width // 2, self.top + self.height // 2
 
 
+def bar_width(size: int) -> int:
+    """Pixels of the title bar at the top and of the side bar at the left."""
+    return size * 4 // BASE_SIZE
+
+
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`slots` x `slots` places on a square screen of `size` pixels."""
+    """`slots` x `slots` places beside the bars of a square screen of `size` pixels."""
 
     size: int
     slots: int
     jitter: int
     """How far a box moves from the middle of its slot, at most, in pixels of a screen of `BASE_SIZE`."""
 
+    @property
+    def edge(self) -> int:
+        """Side of a slot, in pixels."""
+        return (self.size - bar_width(self.size)) // self.slots
+
     def place(self, rng: random.Random, slot: int) -> Box:
         """A button-sized box in the slot, moved at random and never out of it."""
-        edge = self.size // self.slots
+        bar, edge = bar_width(self.size), self.edge
         width, height = round(edge * BUTTON_WIDTH), round(edge * BUTTON_HEIGHT)
         row, column = divmod(slot, self.slots)
         return Box(
-            column * edge + self._offset(rng, edge - width),
-            row * edge + self._offset(rng, edge - height),
+            bar + column * edge + self._offset(rng, edge - width),
+            bar + row * edge + self._offset(rng, edge - height),
             width,
             height,
         )

@@ -8,8 +8,11 @@ from uirl.environments.screen.layout import Box
 
 Colour = tuple[int, int, int]
 
-BACKGROUND: Colour = (245, 245, 245)
-SHADOW: Colour = (205, 205, 210)
+BACKGROUND: Colour = (122, 117, 104)
+"""A desk in the middle grey that image processors subtract: what is left to see are the things on it."""
+TITLE_BAR: Colour = (40, 40, 60)
+SIDE_BAR: Colour = (190, 190, 205)
+SHADOW: Colour = (90, 86, 76)
 BLACK: Colour = (0, 0, 0)
 WHITE: Colour = (255, 255, 255)
 

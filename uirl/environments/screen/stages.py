@@ -70,10 +70,10 @@ class ColourStage(Stage):
         return _hits(call, self.buttons[self.target])
 
     def expert(self) -> Action:
-        return _press(self.buttons[self.target])
+        return _press(self.target, self.buttons[self.target])
 
     def careless(self, rng: random.Random) -> Action:
-        return _press(rng.choice(list(self.buttons.values())))
+        return _press(*rng.choice(list(self.buttons.items())))
 
     def shapes(self) -> tuple[Shape, ...]:
         return tuple(
@@ -119,7 +119,7 @@ class ConfirmStage(Stage):
         return _hits(call, self.button)
 
     def expert(self) -> Action:
-        return _press(self.button)
+        return _press("ok", self.button)
 
     def shapes(self) -> tuple[Shape, ...]:
         return (Shape(self.button, (60, 60, 60), "OK"),)
@@ -129,9 +129,10 @@ def _ink(colour: str) -> Colour:
     return BLACK if colour in _DARK_INK else WHITE
 
 
-def _press(box: Box) -> Action:
+def _press(name: str, box: Box) -> Action:
+    """A click that first says what it is meant for. A careless user, too, knows what he presses."""
     x, y = box.centre
-    return Action.of("click", x=x, y=y)
+    return Action.of("click", target=name, x=x, y=y)
 
 
 def _hits(call: ToolCall, box: Box) -> bool:

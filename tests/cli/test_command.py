@@ -1,0 +1,108 @@
+"""The command, as a person would type it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from uirl.cli.main import main
+
+QUICK = [
+    "model.model_name=uirl/tiny-lm",
+    "model.tiny.hidden_size=32",
+    "environment.name=guess_number",
+    "environment.options={n: 4, guesses: 2, demonstrator: random}",
+    "inference.max_tokens=4",
+    "training.batch_size=16",
+    "training.eval_episodes=8",
+    "training.eval_every=null",
+    "training.num_epochs=1",
+    "training.num_iters_per_epoch=2",
+    "training.warm_start={steps: 40, batch_size: 16, learning_rate: 0.01, evaluate_every: null, stop_at_success: null}",
+    "logging.tensorboard=false",
+]
+
+
+def test_train_then_eval_then_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = f"logging.runs_dir={tmp_path}"
+    config = tmp_path / "quick.yaml"
+    config.write_text("training: {learning_rate: 1.0e-3}\n")
+    assert main(["train", str(config), where, *QUICK]) == 0
+    said = capsys.readouterr().out
+    for name in ("learning curve", "trajectories", "checkpoint", "success before"):
+        assert name in said
+    run = tmp_path / "quick"
+    assert main(["eval", str(run), "--episodes", "8", "--tries", "4", "--json", str(tmp_path / "report.json")]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert set(report["pass_at_k"]) == {"1", "2", "4"}
+    assert report["episodes"] == 8
+    assert "pass@4" in capsys.readouterr().out
+    checkpoint = max((run / "checkpoints").iterdir())
+    assert main(["eval", str(checkpoint), "--episodes", "8", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["episodes"] == 8
+    more = ["training.num_epochs=2"]
+    assert main(["train", str(config), where, *QUICK, *more, "--resume"]) == 0
+    assert "resumed at step 2" in capsys.readouterr().out
+    assert json.loads((run / "summary.json").read_text())["steps"] == 4
+
+
+def test_eval_takes_a_file_of_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *QUICK, "training.num_iters_per_epoch=1", f"logging.runs_dir={tmp_path}"]) == 0
+    tasks = tmp_path / "eval_tasks.json"
+    tasks.write_text(json.dumps([{"id": "one", "seed": 1}, {"id": "two", "seed": 2}]))
+    capsys.readouterr()
+    run = tmp_path / "guess_number"
+    assert main(["eval", str(run), "--tasks", str(tasks), "--episodes", "4", "--json", "-"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["tasks"]) == {"one", "two"}
+    tasks.write_text("{")
+    assert main(["eval", str(run), "--tasks", str(tasks)]) == 2
+    assert "expected a JSON list" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "training.learning_rat=1"], "learning_rate"),
+        (["train", "training.batch_size=many"], "training.batch_size"),
+        (["train", "nowhere.yaml"], "nowhere.yaml"),
+        (["train", "environment.name=scren"], "screen"),
+        (["train", "environment.options={levle: 2}"], "level"),
+        (["train", "a.yaml", "b.yaml"], "one config file"),
+        (["eval", "nowhere"], "does not exist"),
+        (["train", "inference.backend=vllm"], "not built in"),
+    ],
+)
+def test_mistakes_are_named_and_never_a_traceback(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_check_proves_a_config(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *QUICK]) == 0
+    said = capsys.readouterr().out
+    for what in ("token identity", "engine and learner agree", "a weight update reaches the engine", "resume"):
+        assert f"ok    {what}" in said
+
+
+def test_check_proves_pictures_and_adapters(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "model.use_lora=true", "inference.max_tokens=12"]) == 0
+    assert "ok    an adapter update reaches the engine" in capsys.readouterr().out
+
+
+def test_check_says_in_plain_words_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from uirl.inference.transformers_engine import TransformersInferenceEngine
+
+    sample = TransformersInferenceEngine._take
+
+    def shifted(self: object, sequences: object, sampling: object, logits: object) -> None:
+        sample(self, sequences, sampling, logits * 1.1)  # type: ignore[arg-type, operator]
+
+    monkeypatch.setattr(TransformersInferenceEngine, "_take", shifted)
+    assert main(["check", *QUICK]) == 1
+    assert "FAIL  engine and learner agree: largest difference" in capsys.readouterr().out
