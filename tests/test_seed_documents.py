@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.inference.pictures import picture
 from uirl import (
     PPO,
     BaseEnvironment,
@@ -26,7 +27,6 @@ from uirl import (
     algorithms,
     create_inference_engine,
 )
-from tests.inference.pictures import picture
 
 
 class TextGameEnv(BaseEnvironment):

@@ -47,7 +47,9 @@ _HOME = {
         "Batch Learner Policy PolicyValueModel VLMWrapper export_hf latest_checkpoint load_checkpoint load_policy "
         "save_checkpoint"
     ),
-    "uirl.training": "Channel EvaluationReport LocalChannel RayPPOTrainer TaskSource Trainer UniformTasks measure preflight",
+    "uirl.training": (
+        "Channel EvaluationReport LocalChannel RayPPOTrainer TaskSource Trainer UniformTasks measure preflight"
+    ),
 }
 _NAMES = {name: module for module, names in _HOME.items() for name in names.split()}
 _MODULES = ("algorithms", "config", "environments", "inference", "learner", "parsers", "rollout", "storage", "training")

@@ -11,8 +11,8 @@ A failure is never a reward of zero.
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 
 class UirlError(Exception):

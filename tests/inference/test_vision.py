@@ -41,7 +41,9 @@ def test_a_wrong_number_of_placeholders_is_an_error(vlm) -> None:
 def test_the_same_picture_is_processed_once(vlm, monkeypatch: pytest.MonkeyPatch) -> None:
     vision = VisionInputs(vlm.config, vlm.vision.processor)
     calls: list[int] = []
-    monkeypatch.setattr(vision, "_process", lambda shots: calls.append(len(shots)) or VisionInputs._process(vision, shots))
+    monkeypatch.setattr(
+        vision, "_process", lambda shots: calls.append(len(shots)) or VisionInputs._process(vision, shots)
+    )
     first = vision.encode([picture(1), picture(2), picture(1)])
     second = vision.encode([picture(2)])
     assert calls == [2]

@@ -125,7 +125,9 @@ def test_a_killed_run_that_resumes_repeats_every_digit(tmp_path: Path, estimator
     assert resumed.wait(180) == 0
     ours, theirs = (digits(tmp_path / name / "run" / "metrics.jsonl") for name in ("killed", "whole"))
     assert ours == theirs
-    stores = [TrajectoryStore(tmp_path / n / "run" / "trajectories.sqlite", read_only=True) for n in ("killed", "whole")]
+    stores = [
+        TrajectoryStore(tmp_path / n / "run" / "trajectories.sqlite", read_only=True) for n in ("killed", "whole")
+    ]
     records = [{t.id: (t.turns, t.total_reward()) for t in store} for store in stores]
     assert records[0] == records[1]
 

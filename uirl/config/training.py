@@ -91,7 +91,8 @@ class TrainingConfig(Section):
 
     adv_estimator: Estimator = "gae"
     """How rewards become advantages: 'gae' (PPO with a critic), 'grpo', 'rloo', 'reinforce_plus_plus',
-    'reinforce_plus_plus_baseline', 'turn_level' and 'gigpo' (credit per turn), 'rejection_sampling' (imitate the successes)."""
+    'reinforce_plus_plus_baseline', 'turn_level' and 'gigpo' (credit per turn), 'rejection_sampling' (imitate the
+    successes)."""
     gamma: Fraction = 1.0
     """Discount per token ('gae', 'reinforce_plus_plus') or per turn ('gigpo'); 1: none."""
     lam: Fraction = 0.95

@@ -71,5 +71,5 @@ class BaseEnvironment(ABC):
         """Another, independent instance for a parallel episode. Default: a deep copy."""
         return copy.deepcopy(self)
 
-    def close(self) -> None:  # noqa: B027 - most environments hold nothing
+    def close(self) -> None:
         """Frees what the instance holds. Calling it twice is fine."""

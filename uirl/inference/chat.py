@@ -18,6 +18,7 @@ from uirl.images import Screenshot
 from uirl.inference.models import LoadedModel
 from uirl.inference.templates import TEMPLATES
 
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message of a conversation."""
@@ -94,7 +95,9 @@ class ChatRenderer:
         vision = self._loaded.vision
         if vision is None:
             if shots:
-                raise ContractError(f"{self._loaded.name} is a text model, but the observation has {len(shots)} image(s)")
+                raise ContractError(
+                    f"{self._loaded.name} is a text model, but the observation has {len(shots)} image(s)"
+                )
             return list(ids)
         at = [i for i, token in enumerate(ids) if token == vision.image_token_id]
         if len(at) != len(shots):

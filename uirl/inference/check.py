@@ -63,9 +63,7 @@ async def check_engine(
     return EngineReport(gap, tokens, cached)
 
 
-def _check_shape(
-    engine: InferenceEngine, request: GenerationRequest, made: Generation, banned: Sequence[int]
-) -> None:
+def _check_shape(engine: InferenceEngine, request: GenerationRequest, made: Generation, banned: Sequence[int]) -> None:
     n, limit = len(made.token_ids), request.sampling.max_tokens
     _expect(1 <= n <= limit, f"got {n} tokens, expected 1 to {limit} (max_tokens)")
     _expect(made.finish_reason in ("stop", "length"), f"got finish_reason {made.finish_reason!r}")

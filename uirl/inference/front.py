@@ -140,7 +140,9 @@ def create_inference_engine(
         section = next((s for s in (store.model, store.inference) if name in type(s).model_fields), None)
         if section is None:
             known = [*type(store.model).model_fields, *type(store.inference).model_fields]
-            raise ConfigError(f"unknown engine option {key!r}; expected a key of model or inference: {', '.join(known)}")
+            raise ConfigError(
+                f"unknown engine option {key!r}; expected a key of model or inference: {', '.join(known)}"
+            )
         setattr(section, name, value)
     loaded = load_model(store.model)
     return TextEngine(loaded, create_engine(store.inference, loaded))

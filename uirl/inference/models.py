@@ -216,11 +216,15 @@ def load_image_processor(path: str, hf_config: Any) -> Any:
     from transformers.image_processing_base import ImageProcessingMixin
 
     settings, _ = ImageProcessingMixin.get_image_processor_dict(path)
-    name = settings.get("image_processor_type") or ("Qwen2VLImageProcessor" if hf_config.model_type in QWEN_FAMILY else "")
+    name = settings.get("image_processor_type") or (
+        "Qwen2VLImageProcessor" if hf_config.model_type in QWEN_FAMILY else ""
+    )
     stem = name.removesuffix("Fast").removesuffix("Pil")
     cls = getattr(transformers, stem + "Pil", None)
     if cls is None:
-        raise ContractError(f"{path}: image processor {name!r} has no PIL variant in transformers {transformers.__version__}")
+        raise ContractError(
+            f"{path}: image processor {name!r} has no PIL variant in transformers {transformers.__version__}"
+        )
     return cls.from_dict(settings)
 
 
@@ -241,7 +245,13 @@ def _quiet() -> Iterator[None]:
 def _banned_ids(model: Any, tokenizer: Any, ends: set[int]) -> tuple[int, ...]:
     config = model.config
     banned = set(range(len(tokenizer), model.get_output_embeddings().weight.shape[0]))
-    for key in ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id", "image_token_index"):
+    for key in (
+        "image_token_id",
+        "video_token_id",
+        "vision_start_token_id",
+        "vision_end_token_id",
+        "image_token_index",
+    ):
         if getattr(config, key, None) is not None:
             banned.add(int(getattr(config, key)))
     if tokenizer.pad_token_id is not None:

@@ -93,9 +93,7 @@ class SlotCache(Cache):
         return new
 
 
-def rows_for_admission(
-    active: int, own: Sequence[int | None], others: Set[int]
-) -> tuple[list[int], dict[int, int]]:
+def rows_for_admission(active: int, own: Sequence[int | None], others: Set[int]) -> tuple[list[int], dict[int, int]]:
     """(row of each admitted sequence, moves) so that the admitted take rows [active, active + len(own)).
 
     `own`: the kept row of each, None where it has none; `others`: kept rows of waiting episodes, which make way.

@@ -10,7 +10,8 @@ TEMPLATES = {
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     ),
     "llama-2": (
-        "{% if messages[0]['role'] == 'system' %}{% set system = '<<SYS>>\n' + messages[0]['content'] + '\n<</SYS>>\n\n' %}"
+        "{% if messages[0]['role'] == 'system' %}"
+        "{% set system = '<<SYS>>\n' + messages[0]['content'] + '\n<</SYS>>\n\n' %}"
         "{% set rest = messages[1:] %}{% else %}{% set system = '' %}{% set rest = messages %}{% endif %}"
         "{% for message in rest %}{% if message['role'] == 'user' %}"
         "{{ '<s>[INST] ' + (system if loop.first else '') + message['content'] + ' [/INST]' }}"

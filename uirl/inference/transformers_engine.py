@@ -208,7 +208,7 @@ class TransformersInferenceEngine(InferenceEngine):
         if self.loaded.vision is None:
             return n
         same = 0
-        for ours, theirs in zip((s.hash for s in request.images), parked.images):
+        for ours, theirs in zip((s.hash for s in request.images), parked.images, strict=False):
             if ours != theirs:
                 break
             same += 1

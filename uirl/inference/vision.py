@@ -155,7 +155,7 @@ def _stacked_tokens(model_config: Any) -> int:
 
 
 class GridPatches:
-    """The patches of a picture that needs no resizing: equal to the HF processor's to the last bit, at half its cost."""
+    """The patches of a picture that needs no resizing: the HF processor's to the last bit, at half the cost."""
 
     def __init__(self, processor: Any, table: np.ndarray) -> None:
         self._processor = processor
@@ -165,7 +165,9 @@ class GridPatches:
     def of(cls, processor: Any) -> GridPatches | None:
         """None where the processor does something else than rescale and normalise."""
         needed = ("patch_size", "merge_size", "temporal_patch_size", "rescale_factor", "image_mean", "image_std")
-        if not all(hasattr(processor, name) for name in needed) or not (processor.do_rescale and processor.do_normalize):
+        if not all(hasattr(processor, name) for name in needed) or not (
+            processor.do_rescale and processor.do_normalize
+        ):
             return None
         values = np.broadcast_to(np.arange(256, dtype=np.uint8), (3, 1, 256))
         scaled = processor.rescale(values, processor.rescale_factor)

@@ -156,10 +156,7 @@ def save_merged(policy: Policy, folder: Path) -> None:
     whole = policy.model.state_dict()
     state = {name.replace(".base_layer.", "."): t for name, t in whole.items() if ".lora_" not in name}
     state |= dict(lora.merged_weights(policy.model))
-    policy.model.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
-    loaded.tokenizer.save_pretrained(folder)
-    if loaded.vision is not None:
-        loaded.vision.processor.save_pretrained(folder)
+    loaded.save_parts(folder, state)
 
 
 def _write_policy(work: Path, policy: Policy) -> None:

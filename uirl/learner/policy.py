@@ -62,7 +62,9 @@ class Policy:
         self.loaded = loaded
         self.lora_config = lora_config
         self.gradient_checkpointing = gradient_checkpointing
-        self.value_head = _value_head(loaded) if critic else None
+        self.value_head: nn.Linear | None = None
+        if critic:
+            self.add_critic()
         self._reference: dict[str, Tensor] | None = None
         if lora_config is not None:
             lora.add_adapters(loaded.model, lora_config, seed=seed)
@@ -92,6 +94,11 @@ class Policy:
     @property
     def model(self) -> nn.Module:
         return self.loaded.model
+
+    def add_critic(self) -> None:
+        """Gives the policy a value head (float32, from 0), unless it has one."""
+        if self.value_head is None:
+            self.value_head = _value_head(self.loaded)
 
     def named_trainable(self) -> list[tuple[str, nn.Parameter]]:
         """(name, parameter) of what is trained in the model: all of it, or the adapters. Without the value head."""

@@ -58,11 +58,11 @@ def _check_round_trip(parser: ActionParser, actions: Sequence[Action]) -> Iterat
             continue
         try:
             got = parser.parse(text)
-        except Exception as error:  # noqa: BLE001 - whatever it raises is the violation to report
+        except Exception as error:
             yield f"parse({text!r}), its own rendering, raised {type(error).__name__}: {error}"
             continue
         if got.parse_error is not None:
-            yield f"parse(render(action)) gave parse_error {got.parse_error!r} for {text!r}; expected to read its own text"
+            yield f"parse(render(action)) gave parse_error {got.parse_error!r}; expected to read its own {text!r}"
         elif got.tool_calls != action.tool_calls:
             yield f"parse(render(action)) changed the calls: got {got.tool_calls}, expected {action.tool_calls}"
         elif not action.tool_calls and got.text != action.text:
@@ -75,7 +75,7 @@ def _check_reply(parser: ActionParser, reply: str) -> Iterator[str]:
     shown = reply if len(reply) < 40 else f"{reply[:37]}..."
     try:
         action = parser.parse(reply)
-    except Exception as error:  # noqa: BLE001 - whatever it raises is the violation to report
+    except Exception as error:
         yield f"parse({shown!r}) raised {type(error).__name__}: {error}; return Action(text=reply, parse_error=why)"
         return
     if not isinstance(action, Action):

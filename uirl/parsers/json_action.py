@@ -39,7 +39,8 @@ class JSONActionParser(ActionParser):
 
     Two forms: flat (`{"action": NAME, ARGUMENT: VALUE, ...}`) and long (`{"name" or "tool": NAME, "arguments" or
     "args": {...}}`, with an optional `"id"`). Fences and other text around the objects are passed over, and so are
-    objects without one of the three name keys. Up to a `</think>` outside of them everything is thought, drafts of calls included.
+    objects without one of the three name keys. Up to a `</think>` outside of them everything is thought, drafts of
+    calls included.
     An outer object that is cut off or malformed is an error even where a complete object stands inside it.
     """
 

@@ -66,9 +66,7 @@ class Collector:
             raise
         return done + attempts
 
-    async def _with_retries(
-        self, spec: EpisodeSpec, make_player: MakePlayer, attempts: list[Trajectory]
-    ) -> Trajectory:
+    async def _with_retries(self, spec: EpisodeSpec, make_player: MakePlayer, attempts: list[Trajectory]) -> Trajectory:
         attempt = 0
         while True:
             trajectory = await self._run(_attempt(spec, attempt), make_player)

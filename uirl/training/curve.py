@@ -10,7 +10,9 @@ from typing import Any
 from uirl.files import write_atomically
 
 
-def draw_curve(path: Path, rows: Sequence[Mapping[str, Any]], *, title: str, controls: Mapping[str, float] = {}) -> bool:  # noqa: B006
+def draw_curve(
+    path: Path, rows: Sequence[Mapping[str, Any]], *, title: str, controls: Mapping[str, float] | None = None
+) -> bool:
     """Draws success (sampled in training, held out in evaluation) over episodes to `path`; False where the rows hold
     nothing to draw. `controls` are horizontal lines: what a policy scores that does not do what it should."""
     trained = [(row["episodes_total"], row["success"]) for row in rows if row.get("success") is not None]
@@ -32,7 +34,7 @@ def draw_curve(path: Path, rows: Sequence[Mapping[str, Any]], *, title: str, con
     if held_out:
         points = list(zip(*held_out, strict=True))
         axes.plot(*points, color="#1f4e8c", marker="o", markersize=4, linewidth=2, label=f"held-out {label}")
-    for style, (name, value) in zip(("--", ":", "-."), controls.items(), strict=False):
+    for style, (name, value) in zip(("--", ":", "-."), (controls or {}).items(), strict=False):
         axes.axhline(value, color="#b5651d", linestyle=style, linewidth=1, label=f"control: {name} ({value:.2f})")
     if label == "success":
         axes.set_ylim(-0.02, 1.02)

@@ -169,7 +169,9 @@ class RayPPOTrainer:
             self._state["warm"] = await warm_start(self._parts, say)
         before = await self._evaluate(self.config.training.eval_episodes, "test", label="before")
         self._state["before"] = before.to_dict()
-        say(f"before reinforcement learning: success {percent(before.success, before.interval)}, reward {before.reward}")
+        say(
+            f"before reinforcement learning: success {percent(before.success, before.interval)}, reward {before.reward}"
+        )
         self._save(0)
 
     async def _after_step(self, row: dict[str, Any], steps: int, per_epoch: int) -> str | None:
@@ -248,7 +250,14 @@ class RayPPOTrainer:
         parts, seed = self._parts, self.config.training.seed
         player = parts.player(temperature=self.config.training.eval_temperature)
         report = await evaluate_episodes(
-            parts.eval_collector, player, parts.tasks, episodes=episodes, tries=tries, split=split, seed=seed, label=label
+            parts.eval_collector,
+            player,
+            parts.tasks,
+            episodes=episodes,
+            tries=tries,
+            split=split,
+            seed=seed,
+            label=label,
         )
         parts.engine.stats()
         if label is not None:

@@ -78,7 +78,9 @@ def locate(path: Path) -> tuple[Path, ConfigStore]:
             return path, ConfigStore.from_yaml(candidate)
     if (path / "config.json").is_file():
         return path, ConfigStore()
-    raise CheckpointError(f"{path} is neither a run directory, nor a checkpoint, nor a HF model folder (no config.json)")
+    raise CheckpointError(
+        f"{path} is neither a run directory, nor a checkpoint, nor a HF model folder (no config.json)"
+    )
 
 
 def policy_at(folder: Path, config: ConfigStore) -> Policy:

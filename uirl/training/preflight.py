@@ -180,7 +180,9 @@ async def _update_reaches_engine(parts: Assembly, played: Sequence[Trajectory]) 
         parts.learner.supervised(samples_of_all(played))
     await parts.engine.update_weights(None, parts.learner.version)
     after = await parts.engine.generate(request)
-    what = "an adapter update reaches the engine" if parts.config.model.use_lora else "a weight update reaches the engine"
+    what = (
+        "an adapter update reaches the engine" if parts.config.model.use_lora else "a weight update reaches the engine"
+    )
     if after.log_probs == before.log_probs:
         return Finding(what, False, "the engine samples exactly as before the update: it uses other weights")
     n, m = len(first.context_ids), len(after.token_ids)

@@ -24,7 +24,12 @@ def step_line(step: int, steps: int, row: Mapping[str, Any]) -> str:
         parts.append(f"held-out {row['eval/success']:.3f}")
     parts.append(f"reward {_number(row.get('reward'))}")
     parts.append(f"turns {_number(row.get('turns'), 1)}")
-    for key, name in (("entropy", "entropy"), ("approx_kl", "kl"), ("clip_fraction", "clip"), ("log_prob_gap_max", "gap")):
+    for key, name in (
+        ("entropy", "entropy"),
+        ("approx_kl", "kl"),
+        ("clip_fraction", "clip"),
+        ("log_prob_gap_max", "gap"),
+    ):
         if row.get(key) is not None:
             parts.append(f"{name} {row[key]:.2g}")
     if row.get("count/failed_episodes"):

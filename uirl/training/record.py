@@ -101,7 +101,9 @@ class RunRecord:
         if logging.wandb:
             resume = resume_after is not None
             try:
-                tracker = WandbTracker(logging.wandb_project, self.directory.name, self._config.to_dict(), resume=resume)
+                tracker = WandbTracker(
+                    logging.wandb_project, self.directory.name, self._config.to_dict(), resume=resume
+                )
             except ImportError as error:
                 raise ConfigError(str(error)) from error
             trackers.append(tracker)

@@ -79,4 +79,3 @@ class Trainer:
                 )
             )
         return replace(trajectory, turns=turns)
-

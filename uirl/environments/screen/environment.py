@@ -9,7 +9,7 @@ from typing import Any
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.screen.drawing import draw
-from uirl.environments.screen.layout import Grid, bar_width
+from uirl.environments.screen.layout import Grid
 from uirl.environments.screen.stages import COLOURS, ColourStage, ConfirmStage, DigitStage, Stage
 from uirl.errors import ConfigError, did_you_mean
 from uirl.types import Action, Observation, StepResult, ToolCall
@@ -23,10 +23,10 @@ class ScreenEnvironment(BaseEnvironment):
 
     Actions: `{"action":"click","target":"red","x":..,"y":..}` in pixels and `{"action":"type","text":".."}`. Where a
     click lands decides; `target` may be left out, but a policy that says what it means to press before it says where
-    learns the two apart. Every solved page pays `1 / pages`. A miss, an action that does not exist and a reply that cannot be read are the model's mistakes: they
-    pay nothing, and end the episode once `retries` are used up. The text alone, the picture alone or a fixed point
-    stay at chance: on level 2 with 4 slots and 3 buttons a constant click solves 1/16, a policy that sees and does
-    not read 1/3.
+    learns the two apart. Every solved page pays `1 / pages`. A miss, an action that does not exist and a reply that
+    cannot be read are the model's mistakes: they pay nothing, and end the episode once `retries` are used up. The text
+    alone, the picture alone or a fixed point stay at chance: on level 2 with 4 slots and 3 buttons a constant click
+    solves 1/16, a policy that sees and does not read 1/3.
     """
 
     action_format = "json"
@@ -104,7 +104,8 @@ class ScreenEnvironment(BaseEnvironment):
             return ""
         return (
             f"You see a screen of {self.size} x {self.size} pixels; x grows to the right, y downwards. Answer with one "
-            'JSON action: {"action":"click","target":"red","x":12,"y":34} presses that pixel, {"action":"type","text":"5"} types. '
+            'JSON action: {"action":"click","target":"red","x":12,"y":34} says what it presses and presses that pixel, '
+            '{"action":"type","text":"5"} types. '
             "Do what the text says, type a digit that is shown beside an empty field, and press OK where it appears."
         )
 
@@ -120,7 +121,7 @@ class ScreenEnvironment(BaseEnvironment):
 
     def constant_click_action(self) -> Action:
         """A click on the middle of the first slot, where a button often stands: the control for blind policies."""
-        middle = bar_width(self.size) + self._grid.edge // 2
+        middle = self.size // self._grid.slots // 2
         return Action.of("click", x=middle, y=middle)
 
     def _begin(self, rng: random.Random) -> None:

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass
 
 BASE_SIZE = 56
-"""The size, in pixels, whose geometry the proportions below give: bars of 4, slots of 26, buttons of 22 x 18."""
-BUTTON_WIDTH, BUTTON_HEIGHT = 22 / 26, 18 / 26
+"""The size, in pixels, whose geometry the proportions below give: slots of 28, bars of 3, buttons of 20 x 18."""
+BUTTON_WIDTH, BUTTON_HEIGHT = 20 / 28, 18 / 28
 """Of a slot."""
 
 
@@ -30,31 +30,27 @@ class Box:
 
 def bar_width(size: int) -> int:
     """Pixels of the title bar at the top and of the side bar at the left."""
-    return size * 4 // BASE_SIZE
+    return size * 3 // BASE_SIZE
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`slots` x `slots` places beside the bars of a square screen of `size` pixels."""
+    """`slots` x `slots` places on a square screen of `size` pixels, each with a margin at its left and top
+    that is as wide as a bar."""
 
     size: int
     slots: int
     jitter: int
     """How far a box moves from the middle of its slot, at most, in pixels of a screen of `BASE_SIZE`."""
 
-    @property
-    def edge(self) -> int:
-        """Side of a slot, in pixels."""
-        return (self.size - bar_width(self.size)) // self.slots
-
     def place(self, rng: random.Random, slot: int) -> Box:
         """A button-sized box in the slot, moved at random and never out of it."""
-        bar, edge = bar_width(self.size), self.edge
+        edge, bar = self.size // self.slots, bar_width(self.size)
         width, height = round(edge * BUTTON_WIDTH), round(edge * BUTTON_HEIGHT)
         row, column = divmod(slot, self.slots)
         return Box(
-            bar + column * edge + self._offset(rng, edge - width),
-            bar + row * edge + self._offset(rng, edge - height),
+            column * edge + bar + self._offset(rng, edge - bar - width),
+            row * edge + bar + self._offset(rng, edge - bar - height),
             width,
             height,
         )
