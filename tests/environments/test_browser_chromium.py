@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,16 +112,28 @@ async def test_close_leaves_no_process_and_no_profile() -> None:
     await browser.close()
 
 
-def test_the_browser_ends_with_its_event_loop() -> None:
-    async def play() -> int:
-        await Chromium.shared().new_page(100, 100)
-        group = Chromium.shared().pid
-        assert group is not None
-        return group
+async def start_shared() -> int:
+    """The process group of this event loop's browser, with a page open."""
+    await Chromium.shared().new_page(100, 100)
+    group = Chromium.shared().pid
+    assert group is not None
+    return group
 
-    groups = [asyncio.run(play()) for _ in range(2)]
+
+def test_the_browser_ends_with_its_event_loop() -> None:
+    groups = [asyncio.run(start_shared()) for _ in range(2)]
     assert groups[0] != groups[1]
     assert [running(group) for group in groups] == [[], []]
+
+
+def test_the_browser_ends_with_an_event_loop_that_was_closed_without_ending_its_tasks() -> None:
+    loop = asyncio.new_event_loop()
+    group = loop.run_until_complete(start_shared())
+    loop.close()
+    assert running(group)
+    other = asyncio.run(start_shared())  # the next one that asks for a browser clears up
+    assert [running(group), running(other)] == [[], []]
+    gc.collect()
 
 
 ORPHAN = """
@@ -129,7 +143,8 @@ from uirl.environments.browser.chromium import Chromium
 loop = asyncio.new_event_loop()
 loop.run_until_complete(Chromium().new_page(100, 100))
 from uirl.environments.browser import chromium
-print(next(iter(chromium._running)).pid, flush=True)
+process = next(iter(chromium._running))
+print(process.pid, process._profile, flush=True)
 if sys.argv[1] == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -139,7 +154,11 @@ if sys.argv[1] == "killed":
 def test_the_browser_ends_with_its_process(how: str) -> None:
     child = subprocess.run([sys.executable, "-c", ORPHAN, how], capture_output=True, text=True, timeout=60, check=False)
     assert child.returncode == (-signal.SIGKILL if how == "killed" else 0), child.stderr
-    assert ended(int(child.stdout))
+    group, profile = child.stdout.split()
+    assert ended(int(group))
+    if how == "killed":
+        shutil.rmtree(profile)  # nobody is left to do it
+    assert not Path(profile).exists()
 
 
 async def test_a_browser_that_cannot_start_says_what_it_said(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 from collections.abc import Callable, Mapping
@@ -138,10 +139,13 @@ class CdpConnection:
 
     async def _read(self) -> None:
         """Hands out answers and events until the socket ends. Cancelled where the event loop shuts down."""
+        from websockets.exceptions import ConnectionClosed
+
         reason = "the connection to the browser was closed"
         try:
-            async for text in self._socket:
-                self._receive(json.loads(text))
+            while True:
+                self._receive(json.loads(await self._socket.recv()))
+        except ConnectionClosed:
             reason = "the browser ended"
         except Exception as error:  # whatever ended the reader must reach those who wait for it
             reason = f"the connection to the browser broke: {type(error).__name__}: {error}"
@@ -167,9 +171,10 @@ class CdpConnection:
         if self._lost is not None:
             return
         self._lost = reason
-        self._socket.transport.abort()
-        for waiting in self._pending.values():
-            if not waiting.answer.done():
-                waiting.answer.set_exception(EnvironmentFailure(f"{waiting.method}: {reason}"))
         if self._on_lost is not None:
             self._on_lost()
+        with contextlib.suppress(RuntimeError):  # the loop was closed under us: nobody waits, nothing is left to abort
+            self._socket.transport.abort()
+            for waiting in self._pending.values():
+                if not waiting.answer.done():
+                    waiting.answer.set_exception(EnvironmentFailure(f"{waiting.method}: {reason}"))

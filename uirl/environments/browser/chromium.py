@@ -12,7 +12,6 @@ import signal
 import subprocess
 import tempfile
 import time
-import weakref
 from pathlib import Path
 
 from uirl.environments.browser.cdp import CdpConnection
@@ -107,11 +106,14 @@ class Chromium:
     @classmethod
     def shared(cls) -> Chromium:
         """The browser of the running event loop in this process."""
-        loop = asyncio.get_running_loop()
-        browser = _shared.get(loop)
-        if browser is None:
-            browser = _shared[loop] = cls()
-        return browser
+        for loop in [loop for loop in _shared if loop.is_closed()]:
+            process = _shared.pop(loop)._process
+            if process is not None:  # the loop was closed without ending its tasks, so nobody ended the browser
+                process.stop()
+        running = asyncio.get_running_loop()
+        if running not in _shared:
+            _shared[running] = cls()
+        return _shared[running]
 
     @property
     def pid(self) -> int | None:
@@ -223,7 +225,7 @@ def _flags(executable: str, profile: Path) -> list[str]:
     return flags
 
 
-_shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Chromium] = weakref.WeakKeyDictionary()
+_shared: dict[asyncio.AbstractEventLoop, Chromium] = {}
 _running: set[_BrowserProcess] = set()
 
 

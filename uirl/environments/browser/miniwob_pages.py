@@ -62,7 +62,6 @@ START = """(seed => {
   core.EPISODE_MAX_TIME = 2147483647;
   core.startEpisodeReal();
   core.cover_div.onclick = null;
-  scrollTo(0, 0);
   return new Promise(done => {
     const look = () => WOB_TASK_READY ? done(core.getUtterance()) : setTimeout(look, 5);
     look();
