@@ -98,6 +98,8 @@ _WORDS = [
     "right",
 ]
 
+_TARGETS = ("red", "green", "blue", "yellow", "purple", "cyan", "ok", "button", "field")
+
 
 def build_tiny(name: str, sizes: Any, *, seed: int) -> tuple[Any, Any, Any | None]:
     """(HF model, tokenizer, image processor or None) of a built-in model. `sizes` is the config's `model.tiny`."""
@@ -115,8 +117,9 @@ def build_tokenizer(vocab_size: int) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     raw = Tokenizer(models.BPE(unk_token=None))
-    # digits alone, what an action is meant for alone, and everything else in long pieces
-    pieces = Regex(r"\d|\s|(?<=target\":\")[^\"\d\s]+|[^\d\s]*?target\":\"|[^\d\s]+")
+    # digits alone, everything else in long pieces; what an action is meant for begins a piece, so that the token before
+    # a coordinate still says whose coordinate it is
+    pieces = Regex(r"\d|\s|[^\d\s]*?target\":\"|[^\d\s]+")
     raw.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(pieces, behavior="isolated"),
@@ -146,7 +149,7 @@ def _corpus() -> Iterator[str]:
     for _ in range(1000):
         place = {"x": rng.randint(0, 111), "y": rng.randint(0, 111)}
         yield json.dumps({"action": "click", **place}, separators=(",", ":"))
-        yield json.dumps({"action": "click", "target": rng.choice(_WORDS), **place}, separators=(",", ":"))
+        yield json.dumps({"action": "click", "target": rng.choice(_TARGETS), **place}, separators=(",", ":"))
         yield json.dumps({"action": "type", "text": str(rng.randint(0, 9))}, separators=(",", ":"))
         yield " ".join(rng.sample(_WORDS, 3))
     yield from ("user\n", "assistant\n", "system\n", "tool\n") * 50

@@ -19,17 +19,17 @@ def draw(size: int, shapes: tuple[Shape, ...]) -> Image.Image:
     """An RGB picture of `size` x `size` pixels."""
     picture = Image.new("RGB", (size, size), BACKGROUND)
     canvas = ImageDraw.Draw(picture)
-    _draw_frame(canvas, size)
     for shape in shapes:
         large = shape.box.height >= ROUNDED_FROM
         (_draw_rounded if large else _draw_plain)(canvas, shape)
         if shape.label and (large or not shape.optional_label):
             _draw_label(picture, shape, large)
+    _draw_frame(canvas, size)
     return picture
 
 
 def _draw_frame(canvas: ImageDraw.ImageDraw, size: int) -> None:
-    """A title bar and a side bar, as windows have: they tell a corner of the screen from another."""
+    """A title bar and a side bar, as windows have, over what reaches under them. They tell one corner from another."""
     bar = bar_width(size)
     canvas.rectangle((0, bar, bar - 1, size - 1), fill=SIDE_BAR)
     canvas.rectangle((0, 0, size - 1, bar - 1), fill=TITLE_BAR)

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass
 
 BASE_SIZE = 56
-"""The size, in pixels, whose geometry the proportions below give: slots of 28, bars of 3, buttons of 20 x 18."""
-BUTTON_WIDTH, BUTTON_HEIGHT = 20 / 28, 18 / 28
+"""The size, in pixels, whose geometry the proportions below give: slots of 28, bars of 4, buttons of 24 x 20."""
+BUTTON_WIDTH, BUTTON_HEIGHT = 24 / 28, 20 / 28
 """Of a slot."""
 
 
@@ -30,13 +30,12 @@ class Box:
 
 def bar_width(size: int) -> int:
     """Pixels of the title bar at the top and of the side bar at the left."""
-    return size * 3 // BASE_SIZE
+    return size * 4 // BASE_SIZE
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """`slots` x `slots` places on a square screen of `size` pixels, each with a margin at its left and top
-    that is as wide as a bar."""
+    """`slots` x `slots` places on a square screen of `size` pixels."""
 
     size: int
     slots: int
@@ -45,12 +44,12 @@ class Grid:
 
     def place(self, rng: random.Random, slot: int) -> Box:
         """A button-sized box in the slot, moved at random and never out of it."""
-        edge, bar = self.size // self.slots, bar_width(self.size)
+        edge = self.size // self.slots
         width, height = round(edge * BUTTON_WIDTH), round(edge * BUTTON_HEIGHT)
         row, column = divmod(slot, self.slots)
         return Box(
-            column * edge + bar + self._offset(rng, edge - bar - width),
-            row * edge + bar + self._offset(rng, edge - bar - height),
+            column * edge + self._offset(rng, edge - width),
+            row * edge + self._offset(rng, edge - height),
             width,
             height,
         )
