@@ -12,7 +12,7 @@ from uirl.environments import check_environment, scripted_success
 from uirl.environments.screen import ScreenEnvironment
 from uirl.environments.screen.drawing import draw
 from uirl.environments.screen.layout import Box, Grid
-from uirl.environments.screen.shapes import BACKGROUND
+from uirl.environments.screen.shapes import BACKGROUND, SIDE_BAR, TITLE_BAR, Colour
 from uirl.environments.screen.stages import COLOURS, ColourStage, ConfirmStage, DigitStage
 from uirl.errors import ConfigError
 from uirl.images import screenshot
@@ -204,14 +204,15 @@ def test_one_picture_is_pinned() -> None:
     assert isinstance(stage, ColourStage)
     assert isinstance(confirm, ConfirmStage)
     assert first.text == "press blue"
-    assert stage.buttons == {"blue": Box(4, 9, 20, 14), "red": Box(30, 37, 20, 14), "green": Box(3, 33, 20, 14)}
-    assert confirm.button == Box(33, 33, 20, 14)
+    assert stage.buttons == {"blue": Box(2, 6, 24, 20), "red": Box(28, 34, 24, 20), "green": Box(1, 30, 24, 20)}
+    assert confirm.button == Box(31, 30, 24, 20)
     pixels = {
-        (4, 9): (0, 0, 0),
-        (5, 10): COLOURS["blue"],
-        (3, 9): BACKGROUND,
-        (22, 21): COLOURS["blue"],
-        (24, 9): BACKGROUND,
+        (0, 0): TITLE_BAR,
+        (3, 7): SIDE_BAR,  # over the blue button, which begins under it
+        (4, 6): (0, 0, 0),
+        (4, 7): COLOURS["blue"],
+        (24, 24): COLOURS["blue"],
+        (26, 6): BACKGROUND,
     }
     assert {point: colour_of(first, point) for point in pixels} == pixels
 
@@ -234,10 +235,10 @@ def test_boxes_stay_apart_and_on_the_screen(size: int, slots: int, jitter: int) 
 def test_the_default_geometry() -> None:
     grid, rng = Grid(56, 2, 2), random.Random(0)
     boxes = [grid.place(rng, 3) for _ in range(300)]
-    assert {(box.width, box.height) for box in boxes} == {(20, 14)}
-    # slot 3 begins at (28, 28); margins (28-20)/2 = 4 and (28-14)/2 = 7, moved by -2..2
-    assert {box.left for box in boxes} == set(range(30, 35))
-    assert {box.top for box in boxes} == set(range(33, 38))
+    assert {(box.width, box.height) for box in boxes} == {(24, 20)}
+    # slot 3 begins at (28, 28); margins (28-24)/2 = 2 and (28-20)/2 = 4, moved by -2..2
+    assert {box.left for box in boxes} == set(range(28, 33))
+    assert {box.top for box in boxes} == set(range(30, 35))
 
 
 def test_the_blank_control_shows_nothing() -> None:
@@ -245,8 +246,12 @@ def test_the_blank_control_shows_nothing() -> None:
     first = env.reset(seed=0)
     second = env.step(expert(env)).observation
     for observation in (first, second):
-        assert observation.images[0].getcolors() == [(56 * 56, BACKGROUND)]
+        assert _colours(observation) == {BACKGROUND, TITLE_BAR, SIDE_BAR}
     assert first.text == ScreenEnvironment().reset(seed=0).text
+
+
+def _colours(observation: Observation) -> set[Colour]:
+    return {colour for _, colour in observation.images[0].getcolors()}
 
 
 def test_the_hidden_instruction_control_says_nothing() -> None:
@@ -268,7 +273,7 @@ def test_controls_are_the_same_form_with_one_thing_taken_away() -> None:
     assert isinstance(blank, ScreenEnvironment)
     assert isinstance(untold, ScreenEnvironment)
     plain, seen, told = env.reset(seed=1), blank.reset(seed=1), untold.reset(seed=1)
-    assert seen.images[0].getcolors() == [(84 * 84, BACKGROUND)]
+    assert _colours(seen) == {BACKGROUND, TITLE_BAR, SIDE_BAR}
     assert (seen.text, told.text) == (plain.text, "press")
     assert screenshot(told.images[0]) == screenshot(plain.images[0])
     assert plain.text != "press"
@@ -334,7 +339,7 @@ def test_the_actions_are_described_where_asked() -> None:
     assert ScreenEnvironment().get_prompt_prefix() == ""
     described = ScreenEnvironment(size=224, describe=True).get_prompt_prefix()
     assert "224 x 224" in described
-    assert '{"action":"click","x":12,"y":34}' in described
+    assert '{"action":"click","target":"red","x":12,"y":34}' in described
 
 
 @pytest.mark.parametrize(

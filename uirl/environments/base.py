@@ -29,6 +29,9 @@ class BaseEnvironment(ABC):
     runs_inline: ClassVar[bool] = False
     """True: calls are quick and never block, so they run on the event loop, in a repeatable order. False: every
     instance has a thread of its own, and a call that hangs is cut off."""
+    demonstrator_may_fail: bool = False
+    """True: `expert_action` errs on purpose, for a warm start that leaves something to learn; the contract suite then
+    does not ask it to succeed."""
     max_turns: int | None = None
     """Turns after which an episode of this environment is over; None: the run's limit alone."""
 

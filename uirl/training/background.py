@@ -46,5 +46,10 @@ class EventLoopThread:
         try:
             self._loop.run_forever()
         finally:
+            # what still waits (a browser's socket, an engine's worker) ends in order, not with the interpreter
+            left = asyncio.all_tasks(self._loop)
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()

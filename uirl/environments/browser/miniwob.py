@@ -91,6 +91,7 @@ class MiniWobEnvironment(BaseEnvironment):
         self._settle = settle
         self._reward_kind = reward
         self._carelessness = carelessness if demonstrator == "careless" else 0.0
+        self.demonstrator_may_fail = self._carelessness > 0
         self._page: Page | None = None
         self._shown: str | None = None  # name of the page that is loaded
         self._goal = ""

@@ -66,6 +66,7 @@ class ScreenEnvironment(BaseEnvironment):
         self._grid = Grid(size, slots, jitter)
         self._kinds, self._palette, self._buttons = LEVELS[level], palette, buttons
         self._carelessness = carelessness if demonstrator == "careless" else 0.0
+        self.demonstrator_may_fail = self._carelessness > 0
         self._blank, self._hidden, self._describe = blank_image, hide_instruction, describe
         self._begin(random.Random(0))
 

@@ -39,6 +39,7 @@ class GuessNumberEnvironment(BaseEnvironment):
             raise ConfigError(f"guess_number: demonstrator must be one of {DEMONSTRATORS}, got {demonstrator!r}")
         self.n, self.guesses, self.max_turns = n, guesses, guesses
         self._demonstrator, self._describe = demonstrator, describe
+        self.demonstrator_may_fail = demonstrator == "random"
         self._begin(random.Random(0))
 
     def reset(self, *, seed: int | None = None) -> str:
