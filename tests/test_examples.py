@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
+
+import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -30,6 +33,15 @@ def test_one_page_loop() -> None:
     curve = asyncio.run(load("one_page_loop").learn(updates=2))
     assert len(curve) == 2
     assert max(curve) > 0
+
+
+def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (EXAMPLES.parent / "README.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, "README.md", "exec"), {"__name__": "readme"})
+    assert (tmp_path / "runs").is_dir()
+    assert len(list((tmp_path / "runs").glob("*/summary.json"))) == 1
 
 
 def test_no_example_is_forgotten() -> None:

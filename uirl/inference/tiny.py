@@ -23,14 +23,20 @@ SPECIAL_TOKENS = (
     "<|vision_end|>",
     "<|image_pad|>",
     "<|video_pad|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|tool|>",
 )
 
+# one token per role and one after a reply: a model of two layers has no attention to spare for ornaments
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% for message in messages %}<|{{ message['role'] }}|>"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
     "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
-    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "{% if message['role'] == 'assistant' %}<|im_end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
 _WORDS = [
@@ -152,7 +158,7 @@ def _corpus() -> Iterator[str]:
         yield json.dumps({"action": "click", "target": rng.choice(_TARGETS), **place}, separators=(",", ":"))
         yield json.dumps({"action": "type", "text": str(rng.randint(0, 9))}, separators=(",", ":"))
         yield " ".join(rng.sample(_WORDS, 3))
-    yield from ("user\n", "assistant\n", "system\n", "tool\n") * 50
+    yield from ("user\n", "assistant\n", "system\n", "tool\n") * 50  # for models that get the ChatML template
 
 
 def _language_model(tokenizer: Any, sizes: Any) -> Any:

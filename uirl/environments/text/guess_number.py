@@ -12,7 +12,7 @@ from uirl.types import Action
 
 _NUMBER = re.compile(r"\s*([0-9]{1,9})\s*", re.ASCII)
 
-DEMONSTRATORS = ("expert", "random")
+DEMONSTRATORS = ("expert", "careless", "random")
 
 
 class GuessNumberEnvironment(BaseEnvironment):
@@ -25,9 +25,17 @@ class GuessNumberEnvironment(BaseEnvironment):
     runs_inline = True
 
     def __init__(
-        self, config: Any = None, *, n: int = 7, guesses: int = 3, demonstrator: str = "expert", describe: bool = False
+        self,
+        config: Any = None,
+        *,
+        n: int = 7,
+        guesses: int = 3,
+        demonstrator: str = "expert",
+        carelessness: float = 0.5,
+        describe: bool = False,
     ) -> None:
-        """`demonstrator` 'expert' halves the range, 'random' guesses anything: it shows the format alone.
+        """`demonstrator` 'expert' halves the range; 'random' guesses anything and shows the format alone; 'careless'
+        does the one or, with probability `carelessness`, the other.
 
         `describe`: a system prompt with the rules, for models that read; a tiny one would only pay for its tokens.
         """
@@ -38,8 +46,11 @@ class GuessNumberEnvironment(BaseEnvironment):
         if demonstrator not in DEMONSTRATORS:
             raise ConfigError(f"guess_number: demonstrator must be one of {DEMONSTRATORS}, got {demonstrator!r}")
         self.n, self.guesses, self.max_turns = n, guesses, guesses
-        self._demonstrator, self._describe = demonstrator, describe
-        self.demonstrator_may_fail = demonstrator == "random"
+        if isinstance(carelessness, bool) or not 0 <= carelessness <= 1:
+            raise ConfigError(f"guess_number: carelessness must be a probability, got {carelessness!r}")
+        self._describe = describe
+        self._carelessness = {"expert": 0.0, "careless": carelessness, "random": 1.0}[demonstrator]
+        self.demonstrator_may_fail = self._carelessness > 0
         self._begin(random.Random(0))
 
     def reset(self, *, seed: int | None = None) -> str:
@@ -50,7 +61,7 @@ class GuessNumberEnvironment(BaseEnvironment):
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         """The answer to one guess."""
         self._taken += 1
-        self._careless_guess = self._careless.randint(1, self.n)
+        self._whim = self._draw_whim()
         match = _NUMBER.fullmatch(action)
         hit = match is not None and int(match[1]) == self._secret
         done = hit or self._taken >= self.guesses
@@ -70,7 +81,7 @@ class GuessNumberEnvironment(BaseEnvironment):
 
     def expert_action(self) -> str:
         """The demonstrator's guess; asked twice in one turn it says the same."""
-        return str(self._careless_guess if self._demonstrator == "random" else (self._low + self._high) // 2)
+        return str((self._low + self._high) // 2 if self._whim is None else self._whim)
 
     def controls(self) -> dict[str, BaseEnvironment | Action | str]:
         """The middle number, every time."""
@@ -79,10 +90,15 @@ class GuessNumberEnvironment(BaseEnvironment):
     def _begin(self, rng: random.Random) -> None:
         self._secret = rng.randint(1, self.n)
         # The number is drawn by now: what the demonstrator draws later cannot change it.
-        self._careless = rng
-        self._careless_guess = self._careless.randint(1, self.n)
+        self._whims = rng
+        self._whim = self._draw_whim()
         self._low, self._high = 1, self.n
         self._taken: int = 0
+
+    def _draw_whim(self) -> int | None:
+        """A guess of the careless demonstrator; None: he thinks this time. The same draws whatever the carelessness."""
+        careless, guess = self._whims.random() < self._carelessness, self._whims.randint(1, self.n)
+        return guess if careless else None
 
     def _answer(self, match: re.Match[str] | None, hit: bool) -> str:
         if match is None:
