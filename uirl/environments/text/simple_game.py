@@ -50,15 +50,15 @@ class SimpleGameEnvironment(BaseEnvironment):
         self._begin(random.Random(seed))
         return f"Find the treasure. {self.get_state_description()}"
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """The answer to one command."""
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        """The answer to one command. The game is over with the treasure, or when the turns are used up."""
         self._turns += 1
         paid = len(self._paid)
         answer = self._obey(action)
         reward = REWARDS[self._paid[-1]] if len(self._paid) > paid else 0.0
         success = "treasure" in self._paid
-        truncated = not success and self._turns >= self._turn_limit
-        return answer, reward, success, truncated, {"success": success, "progress": len(self._paid) / len(REWARDS)}
+        done = success or self._turns >= self._turn_limit
+        return answer, reward, done, {"success": success, "progress": len(self._paid) / len(REWARDS)}
 
     def get_state_description(self) -> str:
         """The room as the player sees it."""
