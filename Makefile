@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM := false
 
 .PHONY: train test check format setup browser clean
 
-train: setup
+train: setup browser
 	$(BIN)/uirl train configs/screen.yaml
 
 test: setup browser check

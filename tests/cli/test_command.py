@@ -72,6 +72,7 @@ def test_eval_takes_a_file_of_tasks(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["train", "a.yaml", "b.yaml"], "one config file"),
         (["eval", "nowhere"], "does not exist"),
         (["train", "inference.backend=vllm"], "not built in"),
+        (["train", "ray.use_ray=true"], "ray.use_ray"),
     ],
 )
 def test_mistakes_are_named_and_never_a_traceback(

@@ -18,9 +18,12 @@ REFUSED = {
         ["training.batch_size=8", "training.minibatches=9"],
         ["training.batch_size=8", "training.minibatches=8"],
     ),
-    "rollout.max_tokens=256 leaves no room": (["rollout.max_tokens=256"], ["rollout.max_tokens=257"]),
+    "rollout.max_tokens=256 leaves no room": (
+        ["rollout.max_tokens=256", "inference.max_tokens=256"],
+        ["rollout.max_tokens=257", "inference.max_tokens=256"],
+    ),
     "rollout.token_budget=100 leaves no room": (
-        ["rollout.token_budget=100"],
+        ["rollout.token_budget=100", "inference.max_tokens=100"],
         ["rollout.token_budget=100", "inference.max_tokens=99"],
     ),
     "inference.max_context=10 leaves no room": (["inference.max_context=10"], ["inference.max_context=1000"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -18,8 +18,6 @@ class LoggingConfig(Section):
     """Name of the run's folder; None: the name of the environment, with a number where that is taken."""
     runs_dir: PathText = "runs"
     """Folder of all runs."""
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severe messages that are printed."""
     print_every: Count = 1
     """Updates between lines of progress."""
     tensorboard: bool = True

@@ -9,6 +9,7 @@ from typing import Any
 
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment, create_environment
+from uirl.errors import ConfigError
 from uirl.images import ImageStore
 from uirl.inference.chat import ChatRenderer
 from uirl.inference.contract import InferenceEngine, SamplingParams
@@ -61,6 +62,11 @@ def assemble(
     policy: Policy | None = None,
 ) -> Assembly:
     """The parts of a run. `environment` None: the one the config names; `policy` None: the one the config loads."""
+    if config.ray.use_ray:
+        raise ConfigError(
+            "ray.use_ray=true, but this version runs its actors in the learner's process; set it to false. (A key that "
+            "did nothing would be a lie.)"
+        )
     own = environment is None
     settings = config.environment
     if environment is None:

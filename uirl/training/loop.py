@@ -49,7 +49,9 @@ class RayPPOTrainer:
         if config.training.threads is not None:
             torch.set_num_threads(config.training.threads)
         self._parts: Assembly = assemble(config, environment, reward_fn, dataset, policy)
-        self.tasks: TaskSource = tasks or UniformTasks(self._parts.tasks, seed=config.training.seed)
+        draws = config.training.seed if config.inference.seed is None else config.inference.seed
+        own = UniformTasks(self._parts.tasks, seed=draws, instance_seed=config.training.seed)
+        self.tasks: TaskSource = tasks or own
         self._loop = EventLoopThread()
         self._record: RunRecord | None = None
         self._state: dict[str, Any] = {"step": 0, "episodes": 0, "seconds": 0.0, "warm": None, "before": None}
