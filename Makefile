@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: train test check format setup browser clean
+.PHONY: train test test-verl check format setup browser clean
 
 train: setup browser
 	$(BIN)/uirl train configs/screen.yaml
@@ -35,6 +35,19 @@ $(READY): requirements.lock pyproject.toml
 
 browser: setup
 	sh scripts/install_browser.sh
+
+# the algorithms against verl's own, in an environment of its own (2 GB)
+test-verl: .venv-verl/.ready
+	.venv-verl/bin/python -m pytest -m verl tests/algorithms -p no:asyncio -o asyncio_mode= -o addopts= -o filterwarnings=
+
+.venv-verl/.ready: requirements.lock
+	$(PYTHON) -m venv .venv-verl
+	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check verl==0.9.1 transformers==5.10.4 \
+	  tensordict==0.10.0 TransferQueue cachetools fastapi uvicorn pytest hypothesis pydantic
+	.venv-verl/bin/python -m pip uninstall --quiet --yes torchvision
+	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -38,7 +38,7 @@ class VisionInputs:
     """The picture side of one model. Encoded images are kept by content hash, so that the learner reuses what the
     engine already processed."""
 
-    def __init__(self, model_config: Any, image_processor: Any, *, cache_bytes: int = 512 * 1024**2) -> None:
+    def __init__(self, model_config: Any, image_processor: Any, *, cache_bytes: int = 256 * 1024**2) -> None:
         kind = model_config.model_type
         if kind not in QWEN_FAMILY + STACKED_FAMILY:
             raise ContractError(
