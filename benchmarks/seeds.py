@@ -1,6 +1,6 @@
 """One config, many seeds, one after the other: the table of how each seed ended. Nothing is left out.
 
-python benchmarks/seeds.py configs/screen.yaml --seeds 0 1 2 3 4 [section.key=value ...]
+python benchmarks/seeds.py configs/screen.yaml --seeds 0,1,2,3,4 [section.key=value ...]
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def run(config: str, seed: int, overrides: list[str], folder: Path) -> dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("config")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seeds", default="0,1,2,3,4", help="numbers, separated by commas")
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_intermixed_args()
     print(f"`{' '.join(['python', *sys.argv])}`\n")
     print("| seed | before | after (95 %) | controls | episodes | warm start + RL | whole run | peak so far |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        for seed in options.seeds:
+        for seed in map(int, options.seeds.split(",")):
             row = run(options.config, seed, options.overrides, Path(folder))
             low, high = row["success_after_interval"]
             controls = ", ".join(f"{name} {value:.3f}" for name, value in row["controls"].items())
