@@ -56,6 +56,7 @@ class RayPPOTrainer:
         self._record: RunRecord | None = None
         self._state: dict[str, Any] = {"step": 0, "episodes": 0, "seconds": 0.0, "warm": None, "before": None}
         self._restored = False
+        self._closed = False
         self._parts.collector.on_finished = self._write_down
         self.metrics_history: list[dict[str, Any]] = []
         """One row per epoch: its number and the means of the metrics of its updates. `policy_loss` is None where no
@@ -99,13 +100,15 @@ class RayPPOTrainer:
 
     def cleanup(self) -> None:
         """Closes environments, engine and files. Calling it twice is fine."""
-        if self._record is not None:
-            self._record.close()
+        if self._closed:
+            return
+        self._closed = True
         try:
             self._loop.run(self._parts.close())
-        except RuntimeError:
-            return
-        self._loop.close()
+        finally:
+            self._loop.close()
+            if self._record is not None:
+                self._record.close()
 
     # -- the run -----------------------------------------------------------------------------------------------
 
@@ -164,10 +167,11 @@ class RayPPOTrainer:
         """The warm start and the evaluation before reinforcement learning, unless a checkpoint holds them."""
         if self._restored:
             say(f"resumed at step {self._state['step']}")
+        if self._state["before"] is not None:
             return
         seed = self.config.training.seed
         torch.manual_seed(seed)
-        if self.config.training.warm_start.enabled and await self._has_demonstrator():
+        if self.config.training.warm_start.enabled and self._has_demonstrator():
             self._state["warm"] = await warm_start(self._parts, say)
         before = await self._evaluate(self.config.training.eval_episodes, "test", label="before")
         self._state["before"] = before.to_dict()
@@ -262,7 +266,7 @@ class RayPPOTrainer:
             label=label,
         )
         parts.engine.stats()
-        if label is not None:
+        if label is not None and not self._open_record().holds(label):
             self._open_record().add(report.trajectories, step=self._state["step"], split=split)
         return report
 
@@ -270,7 +274,7 @@ class RayPPOTrainer:
         """Every training episode is on the disk the moment it ends."""
         self._open_record().add([trajectory], step=self._state["step"] + 1, split="train")
 
-    async def _has_demonstrator(self) -> bool:
+    def _has_demonstrator(self) -> bool:
         return type(self._parts.environment).expert_action is not BaseEnvironment.expert_action
 
     def _open_record(self) -> RunRecord:

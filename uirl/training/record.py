@@ -68,6 +68,10 @@ class RunRecord:
         if self._store is not None:
             self._store.add_many(trajectories, step=step, split=split, images=self._images)
 
+    def holds(self, label: str) -> bool:
+        """Whether the evaluation `label` is on the record: a finished run that is continued ends where it ended."""
+        return self._store is not None and bool(self._store.list(group_id=f"{label}-000000", limit=1))
+
     def log(self, step: int, row: Mapping[str, Any]) -> dict[str, Any]:
         """Writes the numbers of one step; as written."""
         if self._logger is None:
