@@ -44,7 +44,8 @@ def main() -> None:
             low, high = row["success_after_interval"]
             controls = ", ".join(f"{name} {value:.3f}" for name, value in row["controls"].items())
             print(
-                f"| {seed} | {row['success_before']:.3f} | {row['success_after']:.3f} ({low:.3f}-{high:.3f}) | {controls} "
+                f"| {seed} | {row['success_before']:.3f} "
+                f"| {row['success_after']:.3f} ({low:.3f}-{high:.3f}) | {controls} "
                 f"| {row['episodes']} | {row['train_seconds']:.0f} s | {row['wall_seconds']:.0f} s "
                 f"| {row['peak_gib']:.2f} GiB |",
                 flush=True,
