@@ -88,6 +88,15 @@ def test_a_template_that_numbers_messages_is_noticed(lm: LoadedModel) -> None:
     assert not ChatRenderer(with_template(lm, numbered)).incremental
 
 
+def test_a_template_that_counts_what_the_user_says_is_noticed(lm: LoadedModel) -> None:
+    # replies stand as they were and the prompt is always the same; only the next user message knows its number
+    counting = TEMPLATES["chatml"].replace(
+        "message['role'] + '\n'", "message['role'] + (loop.index | string if message['role'] == 'user' else '') + '\n'"
+    )
+    assert counting != TEMPLATES["chatml"]
+    assert not ChatRenderer(with_template(lm, counting)).incremental
+
+
 def test_without_a_template_the_remedy_is_named(lm: LoadedModel) -> None:
     bare = replace(lm, tokenizer=copy.deepcopy(lm.tokenizer))
     bare.tokenizer.chat_template = None

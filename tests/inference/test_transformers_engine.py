@@ -114,6 +114,18 @@ async def test_a_changed_picture_is_not_served_from_the_cache(vlm: LoadedModel) 
     assert kept.cached_tokens < ids.index(vlm.vision.image_token_id) + 1
 
 
+async def test_a_rewritten_history_is_not_served_from_the_cache(lm: LoadedModel) -> None:
+    engine = TransformersInferenceEngine(lm)
+    sampling = SamplingParams(max_tokens=5, seed=1)
+    await engine.generate(GenerationRequest((20, 21, 22, 23, 24), (), sampling, "s"))
+    rewritten = GenerationRequest((20, 21, 90, 91, 92, 93, 94), (), sampling, "s")
+    kept = await engine.generate(rewritten)
+    fresh = await engine.generate(replace(rewritten, session_id=None))
+    assert kept.cached_tokens == 2
+    assert kept.token_ids == fresh.token_ids
+    assert kept.log_probs == pytest.approx(fresh.log_probs, abs=1e-5)
+
+
 async def test_an_update_drops_the_cache_and_counts_the_version(lm: LoadedModel) -> None:
     trained, fresh = tiny_model("uirl/tiny-lm", init_seed=5), tiny_model("uirl/tiny-lm")
     engine = TransformersInferenceEngine(fresh)
