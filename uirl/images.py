@@ -29,7 +29,7 @@ class Screenshot:
 
         try:
             return PILImage.open(io.BytesIO(self.data)).convert("RGB")
-        except Exception as error:
+        except (OSError, ValueError, SyntaxError) as error:
             raise ValueError(f"screenshot {self.hash} cannot be decoded ({len(self.data)} bytes): {error}") from error
 
 

@@ -189,3 +189,16 @@ async def test_greedy_takes_the_likeliest_token(lm: LoadedModel) -> None:
     with torch.no_grad():
         best = project(lm, hidden_states(lm, ids, positions, ())).argmax(-1)[0, 2:-1].tolist()
     assert list(made.token_ids) == best
+
+
+async def test_placeholders_are_never_sampled(vlm: LoadedModel) -> None:
+    words = ["<|endoftext|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    assert set(vlm.banned_ids) == set(vlm.tokenizer.convert_tokens_to_ids(words))
+    assert not set(vlm.banned_ids) & set(vlm.end_ids)
+    engine = TransformersInferenceEngine(vlm)
+    # at temperature 100 all of about 480 tokens are nearly equally likely
+    wild = [SamplingParams(max_tokens=64, temperature=100.0, seed=i) for i in range(64)]
+    made = await asyncio.gather(*[engine.generate(GenerationRequest((20, 21), (), params)) for params in wild])
+    sampled = {token for generation in made for token in generation.token_ids}
+    assert len(sampled) > 400
+    assert not sampled & set(vlm.banned_ids)
