@@ -23,7 +23,6 @@ OPTIONAL = {
     "gymnasium": "environments/adapters",
     "websockets": "environments/browser",
     "miniwob": "environments/browser",
-    "psutil": "environments/browser",
     "wandb": "metrics.py",
     "peft": "learner",
     "vllm": "inference",

@@ -1,6 +1,7 @@
 """The programs that users of the founding documents know, with nothing but the import line changed.
 
-Where they name a model that would have to be downloaded, a built-in tiny one stands in.
+Where they name a model that would have to be downloaded, a built-in tiny one stands in. The assignments to a
+`ConfigStore` are in `tests/config/test_store.py`.
 """
 
 from __future__ import annotations
@@ -64,25 +65,6 @@ def small(config: ConfigStore, folder: Path) -> ConfigStore:
     config.inference.max_tokens = 8
     config.logging.tensorboard = False
     return config
-
-
-def test_configuration() -> None:
-    config = ConfigStore()
-    config.model.model_name = "meta-llama/Llama-2-7b-hf"
-    config.model.dtype = "bfloat16"
-    config.inference.backend = "vllm"
-    config.inference.max_tokens = 256
-    config.inference.temperature = 0.7
-    config.training.learning_rate = 1e-5
-    config.training.num_epochs = 10
-    config.training.batch_size = 32
-    config.training.clip_ratio = 0.2
-    config.training.adv_estimator = "grpo"
-    config.checkpoint.output_dir = "./checkpoints"
-    config.checkpoint.save_interval = 5
-    config.ray.use_ray = True
-    config.ray.num_actors = 4
-    assert config.training.learning_rate == 1e-5
 
 
 def test_the_text_game_trains(tmp_path: Path) -> None:

@@ -48,7 +48,8 @@ class AlgorithmConfig(Section):
     kl_loss_coef: NonNegative = 0.0
     """Weight of KL(policy, reference) in the loss; above 0 a reference model is loaded."""
     kl_type: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL: k1 = log ratio, k2 = half its square, k3 = ratio - 1 - log ratio."""
+    """Estimator of the KL in the loss: k1 = log ratio, k2 = half its square, k3 = ratio - 1 - log ratio. The penalty
+    in the reward is always k1, whose sum over an episode is unbiased."""
     kl_target: Positive | None = None
     """Adapt `training.kl_coef` so that the KL per token approaches this; None: the coefficient stays."""
     kl_horizon: Count = 10_000

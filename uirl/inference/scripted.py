@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -48,9 +47,3 @@ class ScriptedInferenceEngine(InferenceEngine):
             return tuple(next(self._replies))
         except StopIteration:
             raise EngineFailure(f"the script has no reply for request {len(self.requests)}") from None
-
-
-def uniform_script(token_ids: Iterable[int], length: int, seed: int = 0) -> Script:
-    """A script that writes `length` tokens drawn evenly from `token_ids`."""
-    rng, choices = random.Random(seed), list(token_ids)
-    return lambda request: [rng.choice(choices) for _ in range(length)]
