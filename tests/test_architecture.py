@@ -19,17 +19,21 @@ PARTS = {
 }  # fmt: skip
 BETWEEN_PARTS = {("environments", "tools"), ("verification", "inference")}
 UPPER = [{"rollout", "learner"}, {"training", "integrations"}, {"pipelines"}, {"cli"}]
-OPTIONAL = {
+OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "gymnasium": "environments/adapters",
     "websockets": "environments/browser",
     "miniwob": "environments/browser",
     "wandb": "metrics.py",
     "peft": "learner",
     "vllm": "inference",
+    "openai": "inference",
+    "httpx": ("inference", "rollout/endpoint", "environments/remote"),
+    "mcp": "tools",
     "sglang": "inference",
     "ray": "training",
     "verl": "integrations",
-    "fastapi": "environments/remote",
+    "fastapi": ("environments/remote", "rollout/endpoint"),
+    "uvicorn": ("environments/remote", "rollout/endpoint"),
 }
 LONGEST, ALMOST_ALL, FILE = 80, 40, 400
 

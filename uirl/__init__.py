@@ -11,7 +11,9 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "uirl.types": "Action Failure Observation RolloutData Sample StepResult Task ToolCall Trajectory Turn Verdict",
+    "uirl.types": (
+        "Action Failure Observation RolloutData Sample StepResult Task ToolCall ToolResult Trajectory Turn Verdict"
+    ),
     "uirl.errors": (
         "AlignmentError CheckpointError ConfigError ContractError EngineFailure EnvironmentFailure EpisodeTimeout "
         "JudgeFailure RolloutFailure StorageError UirlError"

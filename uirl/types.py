@@ -6,6 +6,7 @@ One record, many views: an episode appends one `Turn` per model call and everyth
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,35 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One named call with arguments, as the policy wrote it."""
+
+    name: str
+    arguments: JSON = field(default_factory=dict)
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """One call that was executed, and what came back."""
+
+    name: str
+    arguments: JSON = field(default_factory=dict)
+    success: bool = True
+    """False: the policy's own mistake (an unknown tool, wrong arguments, a `ToolError`), told to it in `result`."""
+    result: Any = None
+    """What the tool returned: plain data."""
+    id: str = ""
+    """Of the call it answers, where the policy gave one."""
+    seconds: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """What the policy is told: the result itself where it is text, else as JSON."""
+        return self.result if isinstance(self.result, str) else json.dumps(self.result, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """What the agent sees before one model call."""
 
@@ -46,20 +76,14 @@ class Observation:
     encoded bytes, which the episode turns into screenshots."""
     info: JSON = field(default_factory=dict)
     """For the log and the verifier. Never shown to the agent."""
+    tool_results: tuple[ToolResult, ...] = ()
+    """Answers to the calls of the previous action: shown before `text`, each as a message of the role 'tool'."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
             raise TypeError(f"Observation.text must be a str, got {type(self.text).__name__}: {self.text!r:.80}")
         object.__setattr__(self, "images", tuple(self.images))
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """One named call with arguments, as the policy wrote it."""
-
-    name: str
-    arguments: JSON = field(default_factory=dict)
-    id: str = ""
+        object.__setattr__(self, "tool_results", tuple(self.tool_results))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +172,8 @@ class Turn:
     terminated: bool = False
     truncated: bool = False
     info: JSON = field(default_factory=dict)
+    tool_results: tuple[ToolResult, ...] = ()
+    """What the calls of `action` came back with, in order."""
 
     def __post_init__(self) -> None:
         if self.rollout_log_probs and len(self.rollout_log_probs) != len(self.response_ids):
@@ -159,6 +185,11 @@ class Turn:
     @property
     def done(self) -> bool:
         return self.terminated or self.truncated
+
+    @property
+    def tool_call(self) -> ToolResult | None:
+        """The first call of this turn that was executed, with its `result`; None: there was none."""
+        return self.tool_results[0] if self.tool_results else None
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Trajectories for the tests of this folder."""
 
 from uirl.images import Screenshot
-from uirl.types import Action, Failure, Observation, Task, ToolCall, Trajectory, Turn, Verdict
+from uirl.types import Action, Failure, Observation, Task, ToolCall, ToolResult, Trajectory, Turn, Verdict
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -10,8 +10,12 @@ def full_trajectory(id: str = "t-1") -> Trajectory:
     """A trajectory in which every field of every noun differs from its default."""
     shots = (Screenshot(PNG + b"one"), Screenshot(b"\xff\xd8\xfftwo"))
     calls = (ToolCall("click", {"x": 3, "where": {"deep": [1, 2.5, None, True, "é"]}}, id="c1"), ToolCall("wait"))
+    results = (
+        ToolResult("look", {"at": [1, {"b": "é"}]}, False, {"seen": [1.5, None]}, "c0", 0.25),
+        ToolResult("wait"),
+    )
     first = Turn(
-        observation=Observation("press red", shots, {"stage": 0, "score": 0.1 + 0.2}),
+        observation=Observation("press red", shots, {"stage": 0, "score": 0.1 + 0.2}, results),
         context_ids=(1, 2, 2**31 - 1),
         response_ids=(7, 8),
         rollout_log_probs=(-0.1, -1e-30),  # not float32: stored with all digits
@@ -24,6 +28,7 @@ def full_trajectory(id: str = "t-1") -> Trajectory:
         terminated=True,
         truncated=True,
         info={"a": [1, {"b": None}], "inf": float("inf")},
+        tool_results=results[::-1],
     )
     second = Turn(Observation("ok", shots[:1]), (5,), (6,), (-0.5,), starts_segment=False)
     return Trajectory(

@@ -21,7 +21,7 @@ from uirl.errors import StorageError
 from uirl.images import ImageStore, Screenshot
 from uirl.storage import TrajectoryStore
 from uirl.storage.records import decode_header, decode_turn, encode_header, encode_turn
-from uirl.types import Action, Failure, Observation, Task, ToolCall, Trajectory, Turn, Verdict
+from uirl.types import Action, Failure, Observation, Task, ToolCall, ToolResult, Trajectory, Turn, Verdict
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,8 +50,9 @@ def test_the_example_above_leaves_no_field_at_its_default():
         made.verdict,
         made.failure,
     ]
-    nouns.append(made.turns[0].action.tool_calls[0])
-    assert {type(noun) for noun in nouns} == {Trajectory, Task, Turn, Observation, Action, Verdict, Failure, ToolCall}
+    nouns += [made.turns[0].action.tool_calls[0], made.turns[0].observation.tool_results[0]]
+    kinds = {Trajectory, Task, Turn, Observation, Action, Verdict, Failure, ToolCall, ToolResult}
+    assert {type(noun) for noun in nouns} == kinds
     for noun in nouns:
         for field in dataclasses.fields(noun):
             if field.default is not dataclasses.MISSING:

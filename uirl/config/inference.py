@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from uirl.config.section import Count, Index, NonNegative, Section
+from uirl.config.section import Count, Index, NonNegative, Options, PathText, Positive, Section
 
 
 class InferenceConfig(Section):
@@ -15,7 +15,24 @@ class InferenceConfig(Section):
     key: ClassVar[str] = "inference"
 
     backend: Literal["transformers", "scripted", "vllm", "sglang", "openai"] = "transformers"
-    """Engine: 'transformers' runs in this process, 'scripted' replays given replies (tests)."""
+    """Engine: 'transformers' and, without a `server_url`, 'vllm' and 'sglang' run in this process; 'openai' is any
+    compatible server; 'scripted' replays given replies (tests)."""
+    server_url: str | None = None
+    """Server of the engine, e.g. 'http://host:8000'. None: 'vllm' and 'sglang' start in this process, 'openai' is
+    https://api.openai.com/v1."""
+    server_model: str | None = None
+    """Name under which the server knows the model; None: the only one it serves, or `model.model_name`."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable with the server's key. The key itself never stands in a config or a log."""
+    request_timeout: Positive = 120.0
+    """Longest answer of a server, in seconds."""
+    request_retries: Index = 3
+    """How often a request is sent again, with growing pauses, after a lost connection, a 429 or a 5xx."""
+    weights_dir: PathText | None = None
+    """Folder through which updated weights reach 'vllm' and 'sglang'; a server must see it under the same path. None: a
+    RAM disk where there is one, else the system's temporary folder."""
+    engine_options: Options = Field(default_factory=dict)
+    """Further arguments of the engine's own constructor ('vllm': AsyncEngineArgs; 'sglang': ServerArgs)."""
     max_tokens: Count = 64
     """Longest response of one turn, in tokens."""
     temperature: NonNegative = 1.0

@@ -57,6 +57,11 @@ class BaseEnvironment(ABC):
         """The system prompt; empty: none."""
         return ""
 
+    def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
+        """JSON schemas of the functions the policy may call, for chat templates that show them; empty: none, or they
+        are described in the prompt prefix."""
+        return ()
+
     def tasks(self) -> Sequence[Task] | None:
         """The tasks of this environment; None: there is one, and the seed makes its instances."""
         return None

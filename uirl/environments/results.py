@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from uirl.errors import EnvironmentFailure
@@ -55,9 +56,8 @@ def read_observation(value: Any, where: str) -> Observation:
     if isinstance(value, str):
         return Observation(text=value)
     if isinstance(value, Observation):
-        return Observation(
-            value.text, tuple(_read_image(i, where) for i in value.images), _read_info(value.info, where)
-        )
+        pictures = tuple(_read_image(i, where) for i in value.images)
+        return replace(value, images=pictures, info=_read_info(value.info, where))
     if isinstance(value, Mapping):
         return _read_mapping(value, where)
     if _is_image(value):
@@ -128,7 +128,7 @@ def _read_flag(value: Any, name: str, where: str) -> bool:
 def _with_info(observation: Observation, info: Any, where: str) -> Observation:
     if not info and isinstance(info, Mapping):
         return observation
-    return Observation(observation.text, observation.images, {**observation.info, **_read_info(info, where)})
+    return replace(observation, info={**observation.info, **_read_info(info, where)})
 
 
 def _read_info(info: Any, where: str) -> dict[str, Any]:

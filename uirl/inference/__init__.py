@@ -1,9 +1,10 @@
 """Engines that sample from the policy, the models they load, and chat templates."""
 
-from uirl.inference.chat import ChatRenderer, Message
+from uirl.inference.chat import ChatRenderer
 from uirl.inference.check import EngineReport, check_engine
 from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, SamplingParams
 from uirl.inference.front import BatchInferenceManager, GenerationOutput, TextEngine, create_inference_engine
+from uirl.inference.messages import Message
 from uirl.inference.models import LoadedModel, load_model
 from uirl.inference.scripted import ScriptedInferenceEngine
 from uirl.inference.table import BACKENDS, create_engine

@@ -8,33 +8,16 @@ every turn renders the whole conversation and starts a new segment.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from uirl.errors import ContractError
 from uirl.images import Screenshot
+from uirl.inference.messages import Message
 from uirl.inference.models import LoadedModel
 from uirl.inference.templates import TEMPLATES
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message of a conversation."""
-
-    role: str
-    """'system', 'user', 'assistant' or 'tool'."""
-    text: str = ""
-    images: tuple[Screenshot, ...] = ()
-
-    def as_hf(self) -> dict[str, Any]:
-        """The message as chat templates read it: the pictures, then the text, so that the text can look at them."""
-        if not self.images:
-            return {"role": self.role, "content": self.text}
-        parts: list[dict[str, Any]] = [{"type": "image"} for _ in self.images]
-        return {"role": self.role, "content": parts + ([{"type": "text", "text": self.text}] if self.text else [])}
-
 
 _PROBE_REPLY = "ok7"
 _PROBES = (
@@ -47,7 +30,9 @@ _PROBES = (
 class ChatRenderer:
     """The chat template of one model, as token ids."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        """`tools`: JSON schemas of the functions the policy may call, which the template writes where its model was
+        taught to find them. Raises ContractError for a template that does not show them."""
         if not loaded.tokenizer.chat_template:
             raise ContractError(
                 f"{loaded.name}: the tokenizer has no chat template; set model.chat_template to one of "
@@ -55,6 +40,8 @@ class ChatRenderer:
             )
         self._loaded = loaded
         self._tokenizer = loaded.tokenizer
+        self._tools = [dict(tool) for tool in tools]
+        self._check_tools()
         self._suffix = lru_cache(4096)(self._render_suffix)
         self._encode = lru_cache(4096)(self._encode_text)
         self.end_text, self.incremental = self._prove_incremental()
@@ -84,8 +71,19 @@ class ChatRenderer:
 
     def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
         return self._tokenizer.apply_chat_template(
-            [m.as_hf() for m in messages], tokenize=False, add_generation_prompt=prompt
+            [m.as_hf() for m in messages], tools=self._tools or None, tokenize=False, add_generation_prompt=prompt
         )
+
+    def _check_tools(self) -> None:
+        """Raises ContractError where there are tools and the template shows none."""
+        text = self._text(_PROBES[1], prompt=True) if self._tools else ""
+        hidden = [name for name in _names(self._tools) if name not in text]
+        if hidden:
+            raise ContractError(
+                f"{self._loaded.name}: the chat template does not show the tool {hidden[0]!r} to the policy; describe "
+                "the tools in the system prompt instead (environment option describe='prompt'), or set "
+                "model.chat_template to one that knows tools"
+            )
 
     def _encode_text(self, text: str) -> list[int]:
         return self._tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -141,7 +139,12 @@ class ChatRenderer:
         return self.end_text, closed.startswith(prompt + _PROBE_REPLY) and self._suffixes_agree()
 
     def _suffixes_agree(self) -> bool:
-        following = [Message("user", "next words\nand more")]
+        asked = [Message("user", "next words\nand more")]
+        answered = [Message("tool", "12", name=_names(self._tools)[0]) for _ in range(2)] if self._tools else []
+        return all(self._grows_alike(following) for following in (asked, answered) if following)
+
+    def _grows_alike(self, following: list[Message]) -> bool:
+        """Whether `following` adds the same text after every history, and changes nothing before it."""
         try:
             texts = {
                 self._difference([*history, Message("assistant", _PROBE_REPLY)], following, True) for history in _PROBES
@@ -160,4 +163,8 @@ class ChatRenderer:
 def _bare(message: Message) -> Message:
     """The message with its pictures made alike: the text around them is the same for all."""
     blank = Screenshot(b"", "picture")
-    return Message(message.role, message.text, (blank,) * len(message.images))
+    return replace(message, images=(blank,) * len(message.images))
+
+
+def _names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [str(tool.get("function", tool)["name"]) for tool in tools]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from uirl.images import Screenshot
+from uirl.inference.messages import Message
 
 if TYPE_CHECKING:
     import torch
+
+Weights = Iterable["tuple[str, torch.Tensor]"]
+"""(HF parameter name, tensor) pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class GenerationRequest:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     session_id: str | None = None
     """Episode (and segment) this call continues: the engine may keep its KV cache until `release`. None: one shot."""
+    messages: tuple[Message, ...] = ()
+    """The same prompt as messages, for servers that take no token ids; other engines never read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +75,26 @@ class InferenceEngine(ABC):
     """What samples from the policy. Calls of many episodes run together; none waits for another."""
 
     policy_version: int = 0
+    shares_weights: bool = False
+    """True: the engine samples from the learner's own module, and `update_weights(None, version)` suffices."""
+    takes_adapters: bool = False
+    """True: a LoRA adapter can be swapped without sending the whole model."""
+    takes_weights: bool = True
+    """False: the engine samples from somebody else's model (an API): it can be evaluated, not trained."""
 
     @abstractmethod
     async def generate(self, request: GenerationRequest) -> Generation:
         """One response. Raises `EngineFailure` where the engine cannot answer."""
 
     @abstractmethod
-    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> None:
+    async def update_weights(
+        self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None
+    ) -> None:
         """Makes `version` the sampled policy and drops every cached state of older weights.
 
         `weights` are (HF parameter name, tensor) pairs; None: the engine shares the learner's module, which already
-        holds them.
+        holds them. `adapter`: the weights are those of a LoRA adapter alone, by their peft names, and this is its
+        peft configuration (only where `takes_adapters`); None: they are the whole model, adapters merged in.
         """
 
     def release(self, session_id: str) -> None:

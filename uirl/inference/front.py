@@ -13,8 +13,9 @@ import numpy as np
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError
 from uirl.images import screenshot
-from uirl.inference.chat import ChatRenderer, Message
+from uirl.inference.chat import ChatRenderer
 from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, SamplingParams
+from uirl.inference.messages import Message
 from uirl.inference.models import LoadedModel, load_model
 from uirl.inference.table import create_engine
 
@@ -79,10 +80,10 @@ class TextEngine:
         shots = () if picture is None else (screenshot(picture),)
         if isinstance(prompt, str) and not shots:
             ids = self.loaded.tokenizer(prompt)["input_ids"]
-            return GenerationRequest(tuple(ids), (), params)
+            return GenerationRequest(tuple(ids), (), params, messages=(Message("user", prompt),))
         messages = [Message("user", prompt, shots)] if isinstance(prompt, str) else list(prompt)
         pictures = tuple(shot for message in messages for shot in message.images)
-        return GenerationRequest(tuple(self.chat.whole(messages)), pictures, params)
+        return GenerationRequest(tuple(self.chat.whole(messages)), pictures, params, messages=tuple(messages))
 
     def _output(self, made: list[Generation]) -> GenerationOutput:
         pad = self.loaded.tokenizer.pad_token_id
@@ -145,7 +146,7 @@ def create_inference_engine(
             )
         setattr(section, name, value)
     loaded = load_model(store.model)
-    return TextEngine(loaded, create_engine(store.inference, loaded))
+    return TextEngine(loaded, create_engine(store, loaded))
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from uirl.errors import EngineFailure
-from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine
-
-if TYPE_CHECKING:
-    import torch
+from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, Weights
 
 Script = Callable[[GenerationRequest], "tuple[int, ...] | list[int]"]
 
@@ -19,6 +16,8 @@ class ScriptedInferenceEngine(InferenceEngine):
 
     Every token gets the log-prob 0.0: the script is certain. Raises `EngineFailure` where the replies run out.
     """
+
+    shares_weights = True
 
     def __init__(self, replies: Iterable[Iterable[int]] | Script, *, end_ids: tuple[int, ...] = ()) -> None:
         self._script = replies if callable(replies) else None
@@ -36,7 +35,9 @@ class ScriptedInferenceEngine(InferenceEngine):
         reason = "stop" if ended and len(cut) == len(ids) else "length"
         return Generation(cut, (0.0,) * len(cut), reason, self.policy_version)
 
-    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> None:
+    async def update_weights(
+        self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None
+    ) -> None:
         self.policy_version = version
 
     def release(self, session_id: str) -> None:

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from uirl.errors import ConfigError, did_you_mean
 from uirl.inference.contract import InferenceEngine
 from uirl.inference.models import LoadedModel
-from uirl.inference.transformers_engine import TransformersInferenceEngine
+
+if TYPE_CHECKING:
+    from uirl.config import ConfigStore
 
 BACKENDS = {
-    "transformers": "the embedded engine: continuous batching over HF models in this process",
-    "scripted": "replies from a script, for tests (uirl.ScriptedInferenceEngine)",
+    "transformers": "uirl.inference.transformers_engine:TransformersInferenceEngine",
+    "vllm": "uirl.inference.vllm_engine:VLLMInferenceEngine",
+    "sglang": "uirl.inference.sglang_engine:SGLangInferenceEngine",
+    "openai": "uirl.inference.openai_engine:OpenAIInferenceEngine",
 }
+"""Name -> class with a constructor `from_config(config, loaded, *, shared)`, loaded when asked for."""
 
 
-def create_engine(config: Any, loaded: LoadedModel, *, shared: bool = False) -> InferenceEngine:
-    """The engine that an `InferenceConfig` names. `shared`: `loaded` is the learner's own module.
+def create_engine(config: ConfigStore, loaded: LoadedModel, *, shared: bool = False) -> InferenceEngine:
+    """The engine that `config.inference.backend` names, for `loaded`. `shared`: `loaded` is the learner's own module.
 
     Raises ConfigError for a name that is not in `BACKENDS` and for 'scripted', which needs a script.
     """
-    if config.backend == "transformers":
-        return TransformersInferenceEngine(
-            loaded,
-            shared=shared,
-            max_batch_size=config.max_batch_size,
-            max_context=config.max_context,
-            kv_cache=config.kv_cache,
-        )
-    if config.backend == "scripted":
+    backend = config.inference.backend
+    if backend == "scripted":
         raise ConfigError("inference.backend=scripted needs a script; make a ScriptedInferenceEngine in Python")
-    raise ConfigError(f"inference.backend {config.backend!r} is not built in; {did_you_mean(config.backend, BACKENDS)}")
+    if backend not in BACKENDS:
+        raise ConfigError(f"inference.backend {backend!r} is not known; {did_you_mean(backend, BACKENDS)}")
+    module, _, name = BACKENDS[backend].partition(":")
+    engine: InferenceEngine = getattr(import_module(module), name).from_config(config, loaded, shared=shared)
+    return engine

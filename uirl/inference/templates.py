@@ -13,7 +13,7 @@ TEMPLATES = {
         "{% if messages[0]['role'] == 'system' %}"
         "{% set system = '<<SYS>>\n' + messages[0]['content'] + '\n<</SYS>>\n\n' %}"
         "{% set rest = messages[1:] %}{% else %}{% set system = '' %}{% set rest = messages %}{% endif %}"
-        "{% for message in rest %}{% if message['role'] == 'user' %}"
+        "{% for message in rest %}{% if message['role'] in ('user', 'tool') %}"
         "{{ '<s>[INST] ' + (system if loop.first else '') + message['content'] + ' [/INST]' }}"
         "{% else %}{{ ' ' + message['content'] + '</s>' }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}{{ ' ' }}{% endif %}"

@@ -11,8 +11,9 @@ import asyncio
 import random
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,10 +21,13 @@ from torch import Tensor
 
 from uirl.errors import ContractError, EngineFailure
 from uirl.images import Screenshot
-from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine
+from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, Weights
 from uirl.inference.models import LoadedModel, hidden_states, project
 from uirl.inference.sampling import BatchSampling
 from uirl.inference.slots import SlotCache, rows_for_admission, rows_for_retirement
+
+if TYPE_CHECKING:
+    from uirl.config import ConfigStore
 
 
 @dataclass(slots=True)
@@ -71,7 +75,7 @@ class TransformersInferenceEngine(InferenceEngine):
     ) -> None:
         self.loaded = loaded
         self.policy_version = 0
-        self._shared = shared
+        self.shares_weights = shared
         self._max_rows = max_batch_size
         self._keep = kv_cache
         self._max_prefill = max_prefill_tokens
@@ -84,6 +88,18 @@ class TransformersInferenceEngine(InferenceEngine):
         self._stats: dict[str, float] = {}
         self._batch: BatchSampling | None = None
         self._closed = False
+
+    @classmethod
+    def from_config(cls, config: ConfigStore, loaded: LoadedModel, *, shared: bool) -> TransformersInferenceEngine:
+        """The engine as `config.inference` says."""
+        settings = config.inference
+        return cls(
+            loaded,
+            shared=shared,
+            max_batch_size=settings.max_batch_size,
+            max_context=settings.max_context,
+            kv_cache=settings.kv_cache,
+        )
 
     # -- the contract ------------------------------------------------------------------------------------------
 
@@ -107,8 +123,12 @@ class TransformersInferenceEngine(InferenceEngine):
             self._abandon(sequence)
             raise
 
-    async def update_weights(self, weights: Iterable[tuple[str, Tensor]] | None, version: int) -> None:
-        if weights is None and not self._shared:
+    async def update_weights(
+        self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None
+    ) -> None:
+        if adapter is not None:
+            raise ContractError("this engine takes no adapters (takes_adapters is False); send merged weights")
+        if weights is None and not self.shares_weights:
             raise ContractError("update_weights(None) needs an engine that shares the learner's module (shared=True)")
         if weights is not None:
             self._copy_in(weights)
@@ -346,7 +366,7 @@ class TransformersInferenceEngine(InferenceEngine):
         if sequence in self._waiting:
             self._waiting.remove(sequence)
 
-    def _copy_in(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def _copy_in(self, weights: Weights) -> None:
         own = dict(self.loaded.model.named_parameters(remove_duplicate=False))
         with torch.no_grad():
             for name, tensor in weights:

@@ -93,6 +93,26 @@ def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name, parameter
 
 
+def peft_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of the adapters as an `adapter_model.safetensors` of peft spells them."""
+    for name, parameter in adapter_weights(model):
+        yield "base_model.model." + name.replace(f".{_ADAPTER}.", "."), parameter
+
+
+def peft_config(model: nn.Module, config: LoraConfig) -> dict[str, Any]:
+    """The `adapter_config.json` of peft that goes with `peft_weights`."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": config.r,
+        "lora_alpha": config.lora_alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted({path.rsplit(".", 1)[-1] for path, _ in _adapted(model)}),
+        "base_model_name_or_path": "",
+    }
+
+
 def untouched(model: nn.Module) -> bool:
     """Whether the adapters still change nothing: every B is 0."""
     return all(not bool(tensor.any()) for name, tensor in adapter_weights(model) if ".lora_B." in name)

@@ -19,6 +19,7 @@ from uirl.algorithms import compute_entropy, get_algorithm
 from uirl.config import ConfigStore, ModelConfig
 from uirl.errors import ContractError
 from uirl.images import Screenshot
+from uirl.inference.contract import InferenceEngine, Weights
 from uirl.inference.models import LoadedModel, hidden_states, load_model, project
 from uirl.learner import lora
 from uirl.learner.batch import Batch
@@ -206,6 +207,15 @@ class Policy:
     def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
         """(HF name, tensor) of the adapters alone; nothing without adapters."""
         return lora.adapter_weights(self.model)
+
+    def update_for(self, engine: InferenceEngine) -> tuple[Weights | None, dict[str, Any] | None]:
+        """(weights, adapter) that `engine.update_weights` wants: nothing where it samples from this very module, the
+        adapters alone where it can swap them, else the whole model with adapters merged in."""
+        if engine.shares_weights:
+            return None, None
+        if engine.takes_adapters and self.lora_config is not None:
+            return lora.peft_weights(self.model), lora.peft_config(self.model, self.lora_config)
+        return self.weights(), None
 
     # -- the head ----------------------------------------------------------------------------------------------
 

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from uirl.images import Screenshot
-from uirl.inference.chat import ChatRenderer, Message
+from uirl.inference.chat import ChatRenderer
+from uirl.inference.messages import Message
+from uirl.types import Observation
 
 DROPPED_PICTURE = "(earlier picture)"
 
@@ -31,6 +33,8 @@ class Context:
     """The part of `prompt_ids` that is new since the previous response; all of it where a segment starts."""
     new_images: tuple[Screenshot, ...]
     starts_segment: bool
+    messages: tuple[Message, ...] = ()
+    """The same prompt as messages, for servers that take no token ids."""
 
 
 class Conversation:
@@ -53,6 +57,13 @@ class Conversation:
         """A message that the next context shows."""
         self._pending.append(message)
 
+    def observe(self, observation: Observation) -> None:
+        """What the agent sees next: the results of its tool calls, then text and pictures."""
+        for result in observation.tool_results:
+            self.add(Message("tool", result.text, name=result.name, call_id=result.id))
+        if observation.text or observation.images or not observation.tool_results:
+            self.add(Message("user", observation.text, observation.images))
+
     def context(self) -> Context:
         """The prompt for the next reply."""
         new = self._pending
@@ -65,7 +76,9 @@ class Conversation:
                 self._ids += added
                 images = tuple(shot for m in new for shot in m.images)
                 self._images += images
-                return Context(tuple(self._ids), tuple(self._images), tuple(added), images, False)
+                return Context(
+                    tuple(self._ids), tuple(self._images), tuple(added), images, False, tuple(self._messages)
+                )
         return self._rewritten()
 
     def reply(self, ids: Sequence[int], text: str, *, ended: bool) -> None:
@@ -80,7 +93,7 @@ class Conversation:
             ids = self._chat.whole(self._messages)
         self._ids = ids
         self._images = [shot for m in self._messages for shot in m.images]
-        return Context(tuple(ids), tuple(self._images), tuple(ids), tuple(self._images), True)
+        return Context(tuple(ids), tuple(self._images), tuple(ids), tuple(self._images), True, tuple(self._messages))
 
     def _fits(self, length: int) -> bool:
         return self._window.token_budget is None or length <= self._window.token_budget
@@ -107,11 +120,11 @@ class Conversation:
         leave out."""
         replies = [i for i, message in enumerate(self._messages) if message.role == "assistant"]
         if len(replies) >= 2:
-            del self._messages[replies[0] + 1 : replies[1] + 1]
+            del self._messages[replies[0] : replies[1]]  # a reply goes with what answered it
             return True
         if not replies:
             return False
-        opening, newest = self._messages[replies[0] - 1], self._messages[-1]
-        words = "\n".join(filter(None, [opening.text, newest.text]))
-        self._messages[replies[0] - 1 :] = [replace(newest, text=words)]
+        opening, answers = self._messages[replies[0] - 1], self._messages[replies[0] + 1 :]
+        words = "\n".join(filter(None, [opening.text, *[m.text for m in answers]]))
+        self._messages[replies[0] - 1 :] = [Message("user", words, tuple(shot for m in answers for shot in m.images))]
         return True

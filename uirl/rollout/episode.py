@@ -14,11 +14,12 @@ from uirl.environments.base import BaseEnvironment
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import ContractError, EnvironmentFailure, JudgeFailure, RolloutFailure
 from uirl.images import ImageStore
-from uirl.inference.chat import ChatRenderer, Message
+from uirl.inference.chat import ChatRenderer
 from uirl.inference.contract import GenerationRequest, InferenceEngine, SamplingParams
+from uirl.inference.messages import Message
 from uirl.parsers.base import ActionParser
 from uirl.rollout.conversation import Context, ContextWindow, Conversation
-from uirl.types import Failure, Observation, Task, Trajectory, Turn
+from uirl.types import Action, Failure, Observation, StepResult, Task, Trajectory, Turn
 
 RewardFunction = Callable[..., float]
 
@@ -55,7 +56,6 @@ class Response:
     """Empty: nobody sampled this (a demonstration); unfit for a policy gradient."""
     finish_reason: str = "stop"
     policy_version: int = 0
-    cached_tokens: int = 0
 
 
 class Player(ABC):
@@ -70,18 +70,24 @@ class Player(ABC):
 
 
 class EnginePlayer(Player):
-    """The policy, through an engine."""
+    """The policy, through an engine. `for_training`: replies without log-probs are refused."""
 
-    def __init__(self, engine: InferenceEngine, sampling: SamplingParams, session_id: str) -> None:
+    def __init__(
+        self, engine: InferenceEngine, sampling: SamplingParams, session_id: str, *, for_training: bool = True
+    ) -> None:
         self._engine, self._sampling, self._session_id = engine, sampling, session_id
+        self._for_training = for_training
 
     async def respond(self, context: Context, session: EnvironmentSession, seed: int | None, room: int) -> Response:
         sampling = replace(self._sampling, seed=seed, max_tokens=min(self._sampling.max_tokens, room))
-        request = GenerationRequest(context.prompt_ids, context.images, sampling, self._session_id)
+        request = GenerationRequest(context.prompt_ids, context.images, sampling, self._session_id, context.messages)
         made = await self._engine.generate(request)
-        if made.log_probs is None:
-            raise ContractError("the engine returned no log-probs; this response is unfit for training")
-        return Response(made.token_ids, made.log_probs, made.finish_reason, made.policy_version, made.cached_tokens)
+        if made.log_probs is None and self._for_training:
+            raise ContractError(
+                "the engine returned no log-probs, so this reply is unfit for training; evaluate with it, or train "
+                "with an engine that gives them (transformers, vllm, sglang)"
+            )
+        return Response(made.token_ids, made.log_probs or (), made.finish_reason, made.policy_version)
 
     def finished(self) -> None:
         self._engine.release(self._session_id)
@@ -128,109 +134,144 @@ async def run_episode(
 ) -> Trajectory:
     """The record of one episode. A failure of the environment, the engine or the judge is on the record
     (`Trajectory.failure`) and does not raise; a broken contract does."""
-    record = Trajectory(spec.trajectory_id, spec.task, group_id=spec.group_id, seed=spec.environment_seed)
-    episode = _Episode(session, player, chat, parser, images, limits, Conversation(chat, window), record)
-    started = time.perf_counter()
+    episode = Episode(session, parser, spec, images, limits)
+    talk = Conversation(chat, window)
     try:
-        await episode.play(spec, system_prompt)
+        observation = await episode.begin()
+        prefix = session.env.get_prompt_prefix() if system_prompt is None else system_prompt
+        if prefix:
+            talk.add(Message("system", prefix))
+        while episode.record.stop_reason is None:
+            talk.observe(observation)
+            observation = await _turn(episode, talk, player, chat)
         if reward_fn is not None:
-            apply_reward(record, reward_fn, session.env)
+            apply_reward(episode.record, reward_fn, session.env)
     except RolloutFailure as error:
-        record.failure = Failure(error.kind, str(error), len(record.turns))
-        record.stop_reason = "failure"
+        episode.fail(error)
     finally:
         player.finished()
-    record.metrics["seconds"] = time.perf_counter() - started
-    return record
+    return episode.end()
 
 
-@dataclass(slots=True)
-class _Episode:
-    session: EnvironmentSession
-    player: Player
-    chat: ChatRenderer
-    parser: ActionParser
-    images: ImageStore
-    limits: EpisodeLimits
-    conversation: Conversation
-    record: Trajectory
+async def _turn(episode: Episode, talk: Conversation, player: Player, chat: ChatRenderer) -> Observation:
+    """One model call and one step; the next observation."""
+    context = talk.context()
+    room = episode.room(context)
+    if room < 1:
+        episode.record.stop_reason = "token_budget"
+        return episode.observation
+    started = time.perf_counter()
+    response = await player.respond(context, episode.session, episode.draw_seed(), room)
+    episode.add("generate_seconds", time.perf_counter() - started)
+    text = chat.decode(response.token_ids)
+    talk.reply(response.token_ids, text, ended=response.finish_reason == "stop")
+    return await episode.act(text, response, context)
 
-    async def play(self, spec: EpisodeSpec, system_prompt: str | None) -> None:
+
+class Episode:
+    """The environment's side of one episode: what a reply does, what came of it, and the record of both.
+
+    `begin`, then `act` until `record.stop_reason` is set, then `end`. Whoever drives it decides where replies come
+    from: `run_episode` samples them, `MultiTurnManager` is handed them.
+    """
+
+    def __init__(
+        self,
+        session: EnvironmentSession,
+        parser: ActionParser,
+        spec: EpisodeSpec,
+        images: ImageStore,
+        limits: EpisodeLimits,
+    ) -> None:
+        self.session, self.limits = session, limits
+        self.observation = Observation()
+        """What the agent sees now."""
+        self.record = Trajectory(spec.trajectory_id, spec.task, group_id=spec.group_id, seed=spec.environment_seed)
+        self._parser, self._spec, self._images = parser, spec, images
+        self._started = time.perf_counter()
+        self._max_turns = min(limits.max_turns, session.env.max_turns or limits.max_turns)
+
+    async def begin(self) -> Observation:
+        """The first observation. Raises RolloutFailure where the environment fails."""
+        return self.see(await self.session.reset(self._spec.task, self._spec.environment_seed))
+
+    def see(self, observation: Observation) -> Observation:
+        """The observation as the current one, its pictures in the store."""
+        self.observation = replace(observation, images=tuple(self._images.put(shot) for shot in observation.images))
+        return self.observation
+
+    async def act(self, text: str, response: Response = Response(()), context: Context | None = None) -> Observation:
+        """The next observation, after the reply `text` was executed and its turn recorded.
+
+        `response` and `context` are its tokens; without them the turn is a record that cannot be learned from.
+        """
+        action = self._parser.parse(text)
         started = time.perf_counter()
-        observation = self._keep(await self.session.reset(spec.task, spec.environment_seed))
-        prefix = self.session.env.get_prompt_prefix() if system_prompt is None else system_prompt
-        if prefix:
-            self.conversation.add(Message("system", prefix))
-        max_turns = min(self.limits.max_turns, self.session.env.max_turns or self.limits.max_turns)
-        while self.record.stop_reason is None:
-            observation = await self.turn(observation, spec)
-            if self.record.stop_reason is None:
-                self.record.stop_reason = self._limit_reached(max_turns, started)
-
-    async def turn(self, observation: Observation, spec: EpisodeSpec) -> Observation:
-        """One model call and one step; the next observation."""
-        self.conversation.add(Message("user", observation.text, observation.images))
-        context = self.conversation.context()
-        room = self._room(context)
-        if room < 1:
-            self.record.stop_reason = "token_budget"
-            return observation
-        index = len(self.record.turns)
-        seed = None if spec.sampling_seed is None else derive_seed(spec.sampling_seed, index)
-        clock = time.perf_counter()
-        response = await self.player.respond(context, self.session, seed, room)
-        generated = time.perf_counter()
-        text = self.chat.decode(response.token_ids)
-        self.conversation.reply(response.token_ids, text, ended=response.finish_reason == "stop")
-        action = self.parser.parse(text)
         result = await self.session.step(action)
-        self._add("generate_seconds", generated - clock)
-        self._add("environment_seconds", time.perf_counter() - generated)
-        self._add("response_tokens", len(response.token_ids))
-        self._add("parse_errors", float(action.parse_error is not None))
-        self.record.turns.append(
-            Turn(
-                observation=replace(observation, images=tuple(shot.hash for shot in observation.images)),
-                context_ids=context.new_ids,
-                response_ids=response.token_ids,
-                rollout_log_probs=response.log_probs,
-                action=action,
-                reward=result.reward,
-                policy_version=response.policy_version,
-                starts_segment=context.starts_segment,
-                context_images=tuple(shot.hash for shot in context.new_images),
-                finish_reason=response.finish_reason,
-                terminated=result.terminated,
-                truncated=result.truncated,
-                info=result.observation.info,
-            )
-        )
+        self.add("environment_seconds", time.perf_counter() - started)
+        self.add("response_tokens", len(response.token_ids))
+        self.add("parse_errors", float(action.parse_error is not None))
+        self.record.turns.append(self._turn_of(action, result, response, context))
         if result.done:
             self.record.stop_reason = "terminated" if result.terminated else "truncated"
         success = result.observation.info.get("success")
         if success is not None:
             self.record.metrics["success"] = float(success)
-        return self._keep(result.observation)
+        if self.record.stop_reason is None:
+            self.record.stop_reason = self._limit_reached()
+        return self.see(result.observation)
 
-    def _keep(self, observation: Observation) -> Observation:
-        return replace(observation, images=tuple(self.images.put(picture) for picture in observation.images))
+    def fail(self, error: RolloutFailure) -> None:
+        """Records that the episode is no evidence."""
+        self.record.failure = Failure(error.kind, str(error), len(self.record.turns))
+        self.record.stop_reason = "failure"
 
-    def _room(self, context: Context) -> int:
+    def end(self) -> Trajectory:
+        """The record, with the numbers of the whole episode."""
+        self.record.metrics["seconds"] = time.perf_counter() - self._started
+        return self.record
+
+    def draw_seed(self) -> int | None:
+        """Seed of the draws of the next reply; None: not repeatable."""
+        seed = self._spec.sampling_seed
+        return None if seed is None else derive_seed(seed, len(self.record.turns))
+
+    def room(self, context: Context) -> int:
         """Tokens the next reply may take."""
         if self.limits.max_tokens is None:
             return 1 << 30
         used = sum(len(turn.context_ids) + len(turn.response_ids) for turn in self.record.turns)
         return self.limits.max_tokens - used - len(context.new_ids)
 
-    def _limit_reached(self, max_turns: int, started: float) -> str | None:
-        if len(self.record.turns) >= max_turns:
+    def add(self, name: str, value: float) -> None:
+        """Adds to one of the episode's numbers."""
+        self.record.metrics[name] = self.record.metrics.get(name, 0.0) + value
+
+    def _turn_of(self, action: Action, result: StepResult, response: Response, context: Context | None) -> Turn:
+        seen = self.observation
+        return Turn(
+            observation=replace(seen, images=tuple(shot.hash for shot in seen.images)),
+            context_ids=context.new_ids if context else (),
+            response_ids=response.token_ids,
+            rollout_log_probs=response.log_probs,
+            action=action,
+            reward=result.reward,
+            policy_version=response.policy_version,
+            starts_segment=context.starts_segment if context else not self.record.turns,
+            context_images=tuple(shot.hash for shot in context.new_images) if context else (),
+            finish_reason=response.finish_reason,
+            terminated=result.terminated,
+            truncated=result.truncated,
+            info=result.observation.info,
+            tool_results=result.observation.tool_results,
+        )
+
+    def _limit_reached(self) -> str | None:
+        if len(self.record.turns) >= self._max_turns:
             return "max_turns"
-        if self.limits.max_seconds is not None and time.perf_counter() - started > self.limits.max_seconds:
+        if self.limits.max_seconds is not None and time.perf_counter() - self._started > self.limits.max_seconds:
             return "wall_time"
         return None
-
-    def _add(self, name: str, value: float) -> None:
-        self.record.metrics[name] = self.record.metrics.get(name, 0.0) + value
 
 
 def apply_reward(record: Trajectory, reward_fn: RewardFunction, environment: BaseEnvironment) -> None:

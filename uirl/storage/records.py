@@ -10,12 +10,12 @@ from dataclasses import fields
 from typing import Any
 
 from uirl.errors import StorageError
-from uirl.types import Action, Failure, Observation, Task, ToolCall, Trajectory, Turn, Verdict
+from uirl.types import Action, Failure, Observation, Task, ToolCall, ToolResult, Trajectory, Turn, Verdict
 
 _PACKED = ("context_ids", "response_ids", "rollout_log_probs")
 _HEADER_FIELDS = tuple(f.name for f in fields(Trajectory) if f.name != "turns")
 _TURN_FIELDS = tuple(f.name for f in fields(Turn) if f.name not in ("observation", "action", *_PACKED))
-_FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in (Task, Verdict, Failure, Action, ToolCall)}
+_FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in (Task, Verdict, Failure, Action, ToolCall, ToolResult)}
 _JSON_TYPES = frozenset((str, int, float, bool, type(None)))
 
 TurnRow = tuple[str, bytes, bytes, bytes]
@@ -66,6 +66,7 @@ def encode_turn(turn: Turn, images: Sequence[str], where: str) -> TurnRow:
     record = {name: plain(getattr(turn, name), f"{where}.{name}") for name in _TURN_FIELDS}
     info = plain(turn.observation.info, f"{where}.observation.info")
     record["observation"] = {"text": turn.observation.text, "images": list(images), "info": info}
+    record["observation"]["tool_results"] = plain(turn.observation.tool_results, f"{where}.observation.tool_results")
     record["action"] = plain(turn.action, f"{where}.action")
     try:
         packed = (_pack_ids(turn.context_ids), _pack_ids(turn.response_ids), _pack_floats(turn.rollout_log_probs))
@@ -88,6 +89,8 @@ def decode_turn(row: TurnRow, picture: Callable[[str], Any]) -> Turn:
     record = json.loads(row[0])
     observation, action = record.pop("observation"), record.pop("action")
     observation["images"] = tuple(picture(hash) for hash in observation["images"])
+    observation["tool_results"] = _tool_results(observation)
+    record["tool_results"] = _tool_results(record)
     action["tool_calls"] = tuple(ToolCall(**call) for call in action["tool_calls"])
     record["context_images"] = tuple(record["context_images"])
     response_ids = _unpack("i", row[2])
@@ -99,6 +102,10 @@ def decode_turn(row: TurnRow, picture: Callable[[str], Any]) -> Turn:
         rollout_log_probs=_unpack("d" if len(row[3]) == 8 * len(response_ids) else "f", row[3]),
         **record,
     )
+
+
+def _tool_results(record: Mapping[str, Any]) -> tuple[ToolResult, ...]:
+    return tuple(ToolResult(**result) for result in record["tool_results"])
 
 
 def _pack_ids(ids: Sequence[int]) -> bytes:

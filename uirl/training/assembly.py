@@ -42,10 +42,10 @@ class Assembly:
         """A collector like the run's own, for a variant of the environment."""
         return _collector(self.config, environment, self.chat, self.images, self.collector.reward_fn)
 
-    def player(self, *, temperature: float | None = None) -> MakePlayer:
-        """Players that sample from the policy; `temperature` None: the training temperature."""
+    def player(self, *, temperature: float | None = None, for_training: bool = False) -> MakePlayer:
+        """Players that sample from the policy, to look at it; `temperature` None: the training temperature."""
         sampling = sampling_of(self.config, temperature)
-        return lambda spec: EnginePlayer(self.engine, sampling, spec.trajectory_id)
+        return lambda spec: EnginePlayer(self.engine, sampling, spec.trajectory_id, for_training=for_training)
 
     async def close(self) -> None:
         """Frees environments and engine."""
@@ -76,14 +76,14 @@ def assemble(
     policy = policy or Policy.from_config(config)
     images = ImageStore()
     learner = Learner(policy, config, images)
-    chat = ChatRenderer(policy.loaded)
+    chat = ChatRenderer(policy.loaded, environment.tool_schemas())
     return Assembly(
         config=config,
         environment=environment,
         eval_environment=evaluation,
         tasks=tasks,
         learner=learner,
-        engine=create_engine(config.inference, policy.loaded, shared=True),
+        engine=create_engine(config, policy.loaded, shared=True),
         chat=chat,
         images=images,
         collector=_collector(config, environment, chat, images, reward_fn),

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
-from uirl.inference.contract import InferenceEngine, SamplingParams
+from uirl.inference.contract import InferenceEngine, SamplingParams, Weights
 from uirl.rollout.collector import Collector
 from uirl.rollout.episode import EnginePlayer, EpisodeSpec
 from uirl.types import Trajectory
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +41,8 @@ class Channel(ABC):
         """The next group that is complete, in any order. Raises what broke an actor."""
 
     @abstractmethod
-    async def publish(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> None:
-        """Makes `version` what actors sample from now on. None: they share the learner's module."""
+    async def publish(self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None) -> None:
+        """Makes `version` what actors sample from now on: see `InferenceEngine.update_weights`."""
 
     async def close(self) -> None:
         """Stops the actors. Groups under way are dropped."""
@@ -80,8 +77,8 @@ class LocalChannel(Channel):
             raise result
         return result
 
-    async def publish(self, weights: Iterable[tuple[str, torch.Tensor]] | None, version: int) -> None:
-        await self._engine.update_weights(weights, version)
+    async def publish(self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None) -> None:
+        await self._engine.update_weights(weights, version, adapter=adapter)
 
     async def close(self) -> None:
         for task in self._running:

@@ -116,7 +116,7 @@ class RayPPOTrainer:
         self._open_record()
         parts = self._parts
         channel = LocalChannel(parts.collector, parts.engine, sampling_of(self.config))
-        await channel.publish(None, self.learner.version)
+        await self._publish(channel)
         try:
             await self._begin()
             started = time.perf_counter()
@@ -140,7 +140,7 @@ class RayPPOTrainer:
         collected = time.perf_counter()
         update = self.learner.update(samples_of_all(played))
         updated = time.perf_counter()
-        await channel.publish(None, self.learner.version)
+        await self._publish(channel)
         self._state["step"] += 1
         self._state["episodes"] += len(played)
         row = row_of(played, update, self._parts.engine.stats())
@@ -162,6 +162,10 @@ class RayPPOTrainer:
                 break
             groups += await channel.exchange(self.tasks.groups(training.batch_size // size, size))
         return groups
+
+    async def _publish(self, channel: Channel) -> None:
+        weights, adapter = self.learner.policy.update_for(self._parts.engine)
+        await channel.publish(weights, self.learner.version, adapter=adapter)
 
     async def _begin(self) -> None:
         """The warm start and the evaluation before reinforcement learning, unless a checkpoint holds them."""

@@ -105,7 +105,7 @@ class _Recorder:
 
     def __init__(self, parts: Assembly) -> None:
         self.requests: dict[str, list[GenerationRequest]] = {}
-        self._make = parts.player()
+        self._make = parts.player(for_training=True)
         self._engine = parts.engine
         generate = parts.engine.generate
 

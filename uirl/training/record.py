@@ -127,6 +127,7 @@ def row_of(played: Sequence[Trajectory], update: Mapping[str, Any], engine: Mapp
         metrics.add("response_tokens", trajectory.metrics.get("response_tokens"))
         metrics.add("parse_error_rate", trajectory.metrics.get("parse_errors", 0.0) / max(1, len(trajectory)))
         metrics.add("time/environment", trajectory.metrics.get("environment_seconds"))
+    _add_tools(metrics, usable)
     row: dict[str, Any] = dict(metrics.reduce())
     stops = Counter(t.stop_reason for t in played)
     row |= {f"stop/{reason}": count / len(played) for reason, count in sorted(stops.items(), key=str)}
@@ -138,3 +139,22 @@ def row_of(played: Sequence[Trajectory], update: Mapping[str, Any], engine: Mapp
         row["cache_hit_rate"] = engine.get("reused_tokens", 0.0) / prompt if prompt else None
     row |= {f"time/engine_{key}": engine.get(f"{key}_seconds", 0.0) for key in ("prefill", "decode")}
     return row
+
+
+def _add_tools(metrics: Metrics, usable: Sequence[Trajectory]) -> None:
+    """Tool statistics: calls per episode, the share that succeeded, seconds per call; nothing where none was called.
+
+    A tool has rows of its own once a call of it succeeded: the policy may invent any number of names.
+    """
+    calls = [[result for turn in t.turns for result in turn.tool_results] for t in usable]
+    known = sorted({result.name for own in calls for result in own if result.success})
+    for own in calls if any(calls) else ():
+        metrics.add("tools/calls", len(own))
+        for result in own:
+            metrics.add("tools/success_rate", result.success)
+            metrics.add("tools/seconds", result.seconds)
+        for name in known:
+            named = [result for result in own if result.name == name]
+            metrics.add(f"tools/{name}/calls", len(named))
+            for result in named:
+                metrics.add(f"tools/{name}/success_rate", result.success)

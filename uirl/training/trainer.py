@@ -9,7 +9,7 @@ from uirl.algorithms import Algorithm
 from uirl.config import ConfigStore
 from uirl.errors import AlignmentError
 from uirl.images import ImageStore
-from uirl.inference.chat import Message
+from uirl.inference.messages import Message
 from uirl.learner import Learner, VLMWrapper
 from uirl.metrics import Metrics
 from uirl.rollout.samples import samples_of_all
