@@ -12,11 +12,11 @@ import torch
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment
 from uirl.errors import CheckpointError, RolloutFailure
+from uirl.event_loop import EventLoopThread
 from uirl.learner import Policy, latest_checkpoint, load_checkpoint, save_checkpoint
 from uirl.rollout.episode import RewardFunction
 from uirl.rollout.samples import samples_of_all
 from uirl.training.assembly import Assembly, assemble, sampling_of
-from uirl.training.background import EventLoopThread
 from uirl.training.channel import Channel, Group, LocalChannel
 from uirl.training.controls import play_controls
 from uirl.training.evaluation import EvaluationReport, evaluate_episodes

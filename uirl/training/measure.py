@@ -10,10 +10,10 @@ from typing import Any
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment
 from uirl.errors import CheckpointError, ConfigError
+from uirl.event_loop import EventLoopThread
 from uirl.learner import Policy, latest_checkpoint, load_policy
 from uirl.rollout.episode import RewardFunction
 from uirl.training.assembly import assemble
-from uirl.training.background import EventLoopThread
 from uirl.training.evaluation import EvaluationReport, evaluate_episodes
 from uirl.training.tasks import tasks_of
 

@@ -14,13 +14,13 @@ import torch
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment, check_environment
 from uirl.errors import UirlError
+from uirl.event_loop import EventLoopThread
 from uirl.images import Screenshot
 from uirl.inference.contract import GenerationRequest, SamplingParams
 from uirl.learner import Learner, Policy, collate, load_checkpoint, save_checkpoint
 from uirl.rollout.episode import EpisodeSpec
 from uirl.rollout.samples import samples_of_all
 from uirl.training.assembly import Assembly, assemble, sampling_of
-from uirl.training.background import EventLoopThread
 from uirl.training.tasks import UniformTasks
 from uirl.types import Sample, Trajectory
 
