@@ -1,6 +1,6 @@
-"""One event loop for the life of a trainer, on a thread of its own.
+"""One event loop for the life of a trainer or an engine, on a thread of its own.
 
-Environments and engines hold sockets and tasks that belong to a loop, while `fit`, `evaluate` and the rest are plain
+Environments and engines hold sockets and tasks that belong to a loop, while `fit`, `generate` and the rest are plain
 calls, also in a notebook whose own loop is running.
 """
 
@@ -26,7 +26,7 @@ class EventLoopThread:
         """What the coroutine returns. Ctrl-C cancels it, waits for its clean-up, and is raised here."""
         if not self._thread.is_alive():
             coroutine.close()
-            raise RuntimeError("the trainer is cleaned up; make a new one")
+            raise RuntimeError("the event loop is closed; make a new trainer or engine")
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError
+from uirl.event_loop import EventLoopThread
 from uirl.images import screenshot
 from uirl.inference.chat import ChatRenderer
 from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, SamplingParams
 from uirl.inference.messages import Message
 from uirl.inference.models import LoadedModel, load_model
 from uirl.inference.table import create_engine
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class TextEngine:
         self.loaded = loaded
         self.engine = engine
         self._chat: ChatRenderer | None = None
+        self._loop: EventLoopThread | None = None
 
     @property
     def chat(self) -> ChatRenderer:
@@ -66,12 +69,20 @@ class TextEngine:
             own = None if seed is None else seed + i
             params = SamplingParams(max_tokens, temperature, top_p, top_k, seed=own)
             requests.append(self._request(prompt, images[i] if images else None, params))
-        made = run_coroutine(self._all(requests))
-        return self._output(made)
+        return self._output(self.run(self._all(requests)))
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What the coroutine returns: it runs on the engine's own event loop, also where another loop is running."""
+        if self._loop is None:
+            self._loop = EventLoopThread()
+        return self._loop.run(coroutine)
 
     def close(self) -> None:
-        """Frees the engine."""
-        run_coroutine(self.engine.close())
+        """Frees the engine and its event loop. Calling it twice is fine."""
+        self.run(self.engine.close())
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = None
 
     async def _all(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         return list(await asyncio.gather(*[self.engine.generate(r) for r in requests]))
@@ -147,26 +158,3 @@ def create_inference_engine(
         setattr(section, name, value)
     loaded = load_model(store.model)
     return TextEngine(loaded, create_engine(store, loaded))
-
-
-def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """What the coroutine returns, also where an event loop already runs (a notebook): then on a thread of its own."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    result: list[Any] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            result.append(asyncio.run(coroutine))
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return result[0]
