@@ -11,6 +11,7 @@ from tests.inference.pictures import picture
 from uirl.errors import ContractError
 from uirl.inference import ChatRenderer, LoadedModel, Message
 from uirl.inference.templates import TEMPLATES
+from uirl.types import ToolCall
 
 LLAMA_WORDS = ["<s>", "</s>", "[INST]", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 
@@ -24,7 +25,7 @@ def with_template(loaded: LoadedModel, template: str) -> LoadedModel:
     return replace(loaded, tokenizer=tokenizer, end_ids=ends)
 
 
-@pytest.mark.parametrize("template", ["own", "chatml", "llama-2", "llama-3"])
+@pytest.mark.parametrize("template", ["own", "chatml", "hermes", "llama-2", "llama-3"])
 @pytest.mark.parametrize("system", [True, False])
 def test_growing_equals_rendering_the_whole(lm: LoadedModel, template: str, system: bool) -> None:
     loaded = lm if template == "own" else with_template(lm, template)
@@ -108,3 +109,61 @@ def test_a_template_without_an_end_token_is_refused(lm: LoadedModel) -> None:
     endless = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}>{% endif %}"
     with pytest.raises(ContractError, match="end tokens"):
         ChatRenderer(with_template(lm, endless))
+
+
+CALCULATOR = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "Computes.",
+        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
+    },
+}
+
+
+def test_tools_are_shown_and_results_are_appended(lm: LoadedModel) -> None:
+    chat = ChatRenderer(with_template(lm, "hermes"), [CALCULATOR])
+    assert chat.incremental
+    asked = [Message("system", "be brief"), Message("user", "2 * 3 and 4 * 5?")]
+    ids = chat.whole(asked)
+    shown = lm.tokenizer.decode(ids)
+    assert '<tools>\n{"type": "function", "function": {"name": "calculator"' in shown
+    calls = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2 * 3"}}\n</tool_call>'
+    answers = [Message("tool", "6", name="calculator"), Message("tool", "20", name="calculator")]
+    grown = ids + chat.demonstration(calls) + chat.following(answers, after_end=True)
+    assert grown == chat.whole([*asked, Message("assistant", calls), *answers])
+    # two results are one message of the user, as such models were taught
+    assert (
+        chat.following(answers, after_end=True)
+        == lm.tokenizer(
+            "\n<|im_start|>user\n<tool_response>\n6\n</tool_response>\n<tool_response>\n20\n</tool_response><|im_end|>\n"
+            "<|im_start|>assistant\n",
+            add_special_tokens=False,
+        ).input_ids
+    )
+
+
+def test_calls_that_somebody_else_made_are_rendered_by_the_template(lm: LoadedModel) -> None:
+    chat = ChatRenderer(with_template(lm, "hermes"), [CALCULATOR])
+    call = ToolCall("calculator", {"expression": "2 * 3"}, "c1")
+    ids = chat.whole([Message("user", "2 * 3?"), Message("assistant", "so", tool_calls=(call,)), Message("user", "ok")])
+    text = 'so\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "2 * 3"}}\n</tool_call><|im_end|>'
+    assert text in lm.tokenizer.decode(ids)
+
+
+def test_a_template_that_hides_tools_is_refused(lm: LoadedModel) -> None:
+    assert not ChatRenderer.can_show(lm, [CALCULATOR])
+    with pytest.raises(ContractError, match="does not show tools to the policy; describe them in the system prompt"):
+        ChatRenderer(lm, [CALCULATOR])
+
+
+def test_a_template_that_moves_its_tools_renders_every_turn_anew(lm: LoadedModel) -> None:
+    """As Mistral's does: the tools stand before the newest question, so a new one rewrites what came before."""
+    moving = (
+        "{% for m in messages %}{% if tools and m.role == 'user' and loop.last %}TOOLS {{ tools[0].function.name }}"
+        "{% endif %}<|{{ m.role }}|>{{ m.content }}{% if m.role == 'assistant' %}<|im_end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    loaded = with_template(lm, moving)
+    assert ChatRenderer(loaded).incremental
+    assert not ChatRenderer(loaded, [CALCULATOR]).incremental

@@ -78,7 +78,7 @@ class ModelConfig(Section):
     trust_remote_code: bool = False
     """Run Python code that comes with the checkpoint. Only for sources you trust."""
     chat_template: str | None = None
-    """'chatml', 'llama-2', 'llama-3' or a Jinja template; None: the tokenizer's own."""
+    """'chatml', 'hermes' (ChatML with tools), 'llama-2', 'llama-3' or a Jinja template; None: the tokenizer's own."""
     attn_implementation: str | None = None
     """HuggingFace attention kernel ('sdpa', 'eager', 'flash_attention_2'); None: HuggingFace's choice."""
     gradient_checkpointing: bool = False

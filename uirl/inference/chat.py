@@ -41,7 +41,12 @@ class ChatRenderer:
         self._loaded = loaded
         self._tokenizer = loaded.tokenizer
         self._tools = [dict(tool) for tool in tools]
-        self._check_tools()
+        if self._tools and not self.can_show(loaded, self._tools):
+            raise ContractError(
+                f"{loaded.name}: the chat template does not show tools to the policy; describe them in the system "
+                "prompt instead (environment option describe='prompt'), or set model.chat_template to one that "
+                "knows tools"
+            )
         self._suffix = lru_cache(4096)(self._render_suffix)
         self._encode = lru_cache(4096)(self._encode_text)
         self.end_text, self.incremental = self._prove_incremental()
@@ -74,16 +79,12 @@ class ChatRenderer:
             [m.as_hf() for m in messages], tools=self._tools or None, tokenize=False, add_generation_prompt=prompt
         )
 
-    def _check_tools(self) -> None:
-        """Raises ContractError where there are tools and the template shows none."""
-        text = self._text(_PROBES[1], prompt=True) if self._tools else ""
-        hidden = [name for name in _names(self._tools) if name not in text]
-        if hidden:
-            raise ContractError(
-                f"{self._loaded.name}: the chat template does not show the tool {hidden[0]!r} to the policy; describe "
-                "the tools in the system prompt instead (environment option describe='prompt'), or set "
-                "model.chat_template to one that knows tools"
-            )
+    @staticmethod
+    def can_show(loaded: LoadedModel, tools: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the chat template shows the tools to the policy."""
+        messages = [message.as_hf() for message in _PROBES[1]]
+        text = loaded.tokenizer.apply_chat_template(messages, tools=[dict(tool) for tool in tools], tokenize=False)
+        return all(name in text for name in _names(tools))
 
     def _encode_text(self, text: str) -> list[int]:
         return self._tokenizer(text, add_special_tokens=False)["input_ids"]

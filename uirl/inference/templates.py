@@ -9,6 +9,27 @@ TEMPLATES = {
         "{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     ),
+    "hermes": (
+        "{% set system = messages[0]['content'] if messages[0]['role'] == 'system' else '' %}"
+        "{% if system or tools %}{{ '<|im_start|>system\n' + system }}{% if tools %}"
+        "{{ ('\n\n' if system else '') + 'You can call these functions:\n<tools>' }}"
+        "{% for tool in tools %}{{ '\n' + (tool | tojson) }}{% endfor %}"
+        "{{ '\n</tools>\nTo call one, write\n<tool_call>\n' }}"
+        "{{ '{\"name\": NAME, \"arguments\": {...}}\n</tool_call>' }}{% endif %}{{ '<|im_end|>\n' }}{% endif %}"
+        "{% for message in messages if message['role'] != 'system' %}"
+        "{% if message['role'] == 'tool' %}"
+        "{% if loop.first or loop.previtem['role'] != 'tool' %}{{ '<|im_start|>user' }}{% endif %}"
+        "{{ '\n<tool_response>\n' + message['content'] + '\n</tool_response>' }}"
+        "{% if loop.last or loop.nextitem['role'] != 'tool' %}{{ '<|im_end|>\n' }}{% endif %}"
+        "{% else %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+        "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+        "{% for part in message['content'] %}{% if part['type'] == 'image' %}"
+        "{{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% else %}{{ part['text'] }}{% endif %}{% endfor %}"
+        "{% endif %}{% for call in message['tool_calls'] or [] %}"
+        "{{ '\n<tool_call>\n' + (call['function'] | tojson) + '\n</tool_call>' }}{% endfor %}"
+        "{{ '<|im_end|>\n' }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    ),
     "llama-2": (
         "{% if messages[0]['role'] == 'system' %}"
         "{% set system = '<<SYS>>\n' + messages[0]['content'] + '\n<</SYS>>\n\n' %}"

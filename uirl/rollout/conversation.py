@@ -53,16 +53,18 @@ class Conversation:
         self._images: list[Screenshot] = []
         self._ended = True
 
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """Everything said so far, as the window has left it."""
+        return (*self._messages, *self._pending)
+
     def add(self, message: Message) -> None:
         """A message that the next context shows."""
         self._pending.append(message)
 
     def observe(self, observation: Observation) -> None:
         """What the agent sees next: the results of its tool calls, then text and pictures."""
-        for result in observation.tool_results:
-            self.add(Message("tool", result.text, name=result.name, call_id=result.id))
-        if observation.text or observation.images or not observation.tool_results:
-            self.add(Message("user", observation.text, observation.images))
+        self._pending += messages_of(observation)
 
     def context(self) -> Context:
         """The prompt for the next reply."""
@@ -128,3 +130,11 @@ class Conversation:
         words = "\n".join(filter(None, [opening.text, *[m.text for m in answers]]))
         self._messages[replies[0] - 1 :] = [Message("user", words, tuple(shot for m in answers for shot in m.images))]
         return True
+
+
+def messages_of(observation: Observation) -> list[Message]:
+    """What the agent sees, as messages: one per tool result, then text and pictures."""
+    said = [Message("tool", r.text, name=r.name, call_id=r.id) for r in observation.tool_results]
+    if observation.text or observation.images or not said:
+        said.append(Message("user", observation.text, observation.images))
+    return said

@@ -131,19 +131,25 @@ async def run_episode(
     window: ContextWindow,
     reward_fn: RewardFunction | None = None,
     system_prompt: str | None = None,
+    opening: str = "",
 ) -> Trajectory:
-    """The record of one episode. A failure of the environment, the engine or the judge is on the record
-    (`Trajectory.failure`) and does not raise; a broken contract does."""
+    """The record of one episode; `opening` is said before the first observation.
+
+    A failure of the environment, the engine or the judge is on the record (`Trajectory.failure`) and does not raise; a
+    broken contract does.
+    """
     episode = Episode(session, parser, spec, images, limits)
     talk = Conversation(chat, window)
     try:
         observation = await episode.begin()
+        if opening:
+            observation = episode.see(replace(observation, text="\n".join(filter(None, [opening, observation.text]))))
         prefix = session.env.get_prompt_prefix() if system_prompt is None else system_prompt
         if prefix:
             talk.add(Message("system", prefix))
         while episode.record.stop_reason is None:
             talk.observe(observation)
-            observation = await _turn(episode, talk, player, chat)
+            observation = await play_turn(episode, talk, player, chat)
         if reward_fn is not None:
             apply_reward(episode.record, reward_fn, session.env)
     except RolloutFailure as error:
@@ -153,7 +159,7 @@ async def run_episode(
     return episode.end()
 
 
-async def _turn(episode: Episode, talk: Conversation, player: Player, chat: ChatRenderer) -> Observation:
+async def play_turn(episode: Episode, talk: Conversation, player: Player, chat: ChatRenderer) -> Observation:
     """One model call and one step; the next observation."""
     context = talk.context()
     room = episode.room(context)

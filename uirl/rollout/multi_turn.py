@@ -1,0 +1,358 @@
+"""Multi-turn fronts for people who hold a model and an environment in their hands: no trainer, no event loop.
+
+Both drive the same `Episode` and `run_episode` that training uses; what they leave is a `Trajectory` like any other.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from uirl.environments.base import BaseEnvironment
+from uirl.environments.results import read_observation
+from uirl.environments.session import EnvironmentSession
+from uirl.environments.tool_use import ToolEnvironment
+from uirl.errors import ContractError
+from uirl.event_loop import EventLoopThread
+from uirl.images import ImageStore, screenshot
+from uirl.inference.chat import ChatRenderer
+from uirl.inference.contract import SamplingParams
+from uirl.inference.front import TextEngine
+from uirl.inference.messages import Message
+from uirl.inference.templates import TEMPLATES
+from uirl.parsers import create_parser
+from uirl.parsers.base import ActionParser
+from uirl.rollout.conversation import ContextWindow, Conversation, messages_of
+from uirl.rollout.episode import EnginePlayer, Episode, EpisodeLimits, EpisodeSpec, play_turn, run_episode
+from uirl.tools import ToolRegistry
+from uirl.types import Observation, Task, Trajectory, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUsage:
+    """How one tool was used in one episode."""
+
+    calls: int
+    successes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSummary(Sequence[str]):
+    """One episode at a glance. As a sequence it is the model's replies."""
+
+    trajectory: Trajectory
+    responses: tuple[str, ...]
+    total_reward: float
+    success: bool | None
+    """None: nobody said."""
+    stop_reason: str | None
+    """None: the episode is still running."""
+    failure: str | None
+    """Why the episode is no evidence; None: it is."""
+    tools: dict[str, ToolUsage] = field(default_factory=dict)
+
+    @staticmethod
+    def of(trajectory: Trajectory) -> EpisodeSummary:
+        """The summary of a trajectory."""
+        results = [result for turn in trajectory.turns for result in turn.tool_results]
+        tools = {}
+        for name in sorted({result.name for result in results}):
+            own = [result for result in results if result.name == name]
+            tools[name] = ToolUsage(len(own), sum(r.success for r in own), sum(r.seconds for r in own))
+        return EpisodeSummary(
+            trajectory=trajectory,
+            responses=tuple(trajectory.actions),
+            total_reward=trajectory.total_reward(),
+            success=trajectory.success,
+            stop_reason=trajectory.stop_reason,
+            failure=trajectory.failure.message if trajectory.failure else None,
+            tools=tools,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, without the trajectory."""
+        return {
+            "turns": len(self.responses),
+            "total_reward": self.total_reward,
+            "success": self.success,
+            "stop_reason": self.stop_reason,
+            "failure": self.failure,
+            "tools": {name: asdict(usage) for name, usage in self.tools.items()},
+        }
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.responses[index]
+
+    def __len__(self) -> int:
+        return len(self.responses)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.responses)
+
+
+class MultiTurnManager:
+    """Executes what a model wrote, turn by turn, and keeps the record. The replies come from you.
+
+    Calls of tools are executed; a reply without a call goes to the environment. `step` may be handed an observation of
+    an environment that you reset yourself; `reset` begins an episode of its own.
+    """
+
+    def __init__(
+        self, registry: ToolRegistry, parser: ActionParser, env: BaseEnvironment | None = None, *, max_turns: int = 16
+    ) -> None:
+        self.registry, self.parser, self.env, self.max_turns = registry, parser, env, max_turns
+        self._loop = EventLoopThread()
+        self._episode: Episode | None = None
+        self._said: list[Message] = []
+
+    def reset(self, seed: int | None = None) -> Observation:
+        """The first observation of a new episode."""
+        return self._loop.run(self._begin(self.env, seed))
+
+    def step(self, model_output: str, observation: Any = None) -> Turn:
+        """The turn that `model_output` made: `turn.tool_call.result`, `turn.reward`, `turn.done`.
+
+        `observation` is what the model saw before it wrote; None: what `manager.observation` says. Raises ContractError
+        after the end of the episode, RolloutFailure where a tool or the environment fails.
+        """
+        return self._loop.run(self._step(model_output, observation))
+
+    @property
+    def observation(self) -> Observation:
+        """What the model sees next. Raises ContractError before the first step or reset."""
+        return self._running().observation
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The record so far."""
+        return self._running().record
+
+    @property
+    def conversation(self) -> list[dict[str, Any]]:
+        """Everything said so far as chat messages; pictures by their content type alone."""
+        return [message.as_hf() for message in self._said]
+
+    def summary(self) -> EpisodeSummary:
+        """The episode at a glance, with tool statistics."""
+        return EpisodeSummary.of(self.trajectory)
+
+    def close(self) -> None:
+        """Ends the event loop. The environment and the tools are yours to close."""
+        self._loop.close()
+
+    async def _begin(self, env: BaseEnvironment | None, seed: int | None = None) -> Observation:
+        world = ToolEnvironment(registry=self.registry, environment=env, describe="none")
+        spec = EpisodeSpec(Task("conversation"), seed, None, uuid.uuid4().hex)
+        session = EnvironmentSession(world)
+        self._episode = Episode(session, self.parser, spec, ImageStore(), EpisodeLimits(self.max_turns))
+        self._said = []
+        return self._see(await self._episode.begin())
+
+    async def _step(self, model_output: str, observation: Any) -> Turn:
+        if self._episode is None:
+            given = None if observation is None else read_observation(observation, "MultiTurnManager.step")
+            await self._begin(self.env if given is None else _AlreadyReset(self.env, given))
+        elif observation is not None:
+            seen = read_observation(observation, "MultiTurnManager.step")
+            if (seen.text, seen.images) != (self.observation.text, self.observation.images):
+                self._see(self._episode.see(replace(seen, tool_results=self.observation.tool_results)))
+        episode = self._running()
+        if episode.record.stop_reason is not None:
+            raise ContractError(f"the episode is over ({episode.record.stop_reason}); call reset() for a new one")
+        self._said.append(Message("assistant", model_output))
+        self._see(await episode.act(model_output))
+        return episode.record.turns[-1]
+
+    def _see(self, observation: Observation) -> Observation:
+        self._said += messages_of(observation)
+        return observation
+
+    def _running(self) -> Episode:
+        if self._episode is None:
+            raise ContractError("no episode has begun; call reset() or step(model_output, observation)")
+        return self._episode
+
+
+class MultiTurnInferenceEngine:
+    """A model in a conversation: with a person, or with an environment, with or without tools.
+
+    `engine`: what `create_inference_engine` returned. `tool_manager` holds the tools and the parser; they are used
+    where `enable_tools`.
+    """
+
+    def __init__(
+        self,
+        engine: TextEngine,
+        max_turns: int = 5,
+        system_prompt: str | None = None,
+        tool_manager: MultiTurnManager | None = None,
+        enable_tools: bool = False,
+    ) -> None:
+        if enable_tools and tool_manager is None:
+            raise ContractError("enable_tools=True needs a tool_manager: MultiTurnManager(registry, parser, env)")
+        self.engine, self.max_turns, self.system_prompt = engine, max_turns, system_prompt
+        self.tool_manager = tool_manager
+        self._tools = tool_manager if enable_tools else None
+        self._images = ImageStore()
+        self._id = ""
+        self._talk: Conversation | None = None
+        self._chat: ChatRenderer | None = None
+        self._episode: Episode | None = None
+
+    # -- with a person -----------------------------------------------------------------------------------------
+
+    def start_conversation(self, prompt: str, images: Sequence[Any] = (), *, seed: int | None = None) -> None:
+        """Forgets what was said and opens a conversation with the user message `prompt`; `seed` makes the draws."""
+        self.engine.engine.release(self._id)
+        self._id = uuid.uuid4().hex
+        opening = Observation(prompt, tuple(screenshot(picture) for picture in images))
+        world, self._chat, parser, system = self._world(_AlreadyReset(None, opening))
+        spec = EpisodeSpec(Task("conversation"), None, seed, self._id)
+        limits = EpisodeLimits(self.max_turns)
+        self._episode = Episode(EnvironmentSession(world), parser, spec, self._images, limits)
+        self._talk = Conversation(self._chat, ContextWindow())
+        if system:
+            self._talk.add(Message("system", system))
+        self._talk.observe(self.engine.run(self._episode.begin()))
+
+    def step(
+        self,
+        message: str = "",
+        *,
+        max_tokens: int = 256,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+    ) -> str:
+        """The model's next reply. `message`: what the user says before it; empty after the opening and after tool
+        calls, whose results are said then.
+
+        Raises ContractError where there is nothing to reply to and after `max_turns` replies.
+        """
+        talk, episode, chat = self._talk, self._episode, self._chat
+        if talk is None or episode is None or chat is None:
+            raise ContractError("no conversation has begun; call start_conversation(prompt)")
+        if episode.record.stop_reason is not None:
+            raise ContractError(
+                f"the conversation is over ({episode.record.stop_reason}, max_turns={self.max_turns}); start a new one"
+            )
+        if episode.record.turns:
+            if not message and not episode.observation.tool_results:
+                raise ContractError("it is the user's turn: step(message) needs a message")
+            talk.observe(episode.see(replace(episode.observation, text=message)))
+        elif message:
+            talk.observe(episode.see(Observation(message)))
+        sampling = SamplingParams(max_tokens, temperature, top_p, top_k)
+        player = EnginePlayer(self.engine.engine, sampling, self._id, for_training=False)
+        self.engine.run(play_turn(episode, talk, player, chat))
+        return episode.record.turns[-1].action.text
+
+    @property
+    def conversation(self) -> list[dict[str, Any]]:
+        """Everything said so far as chat messages."""
+        return [message.as_hf() for message in (self._talk.messages if self._talk else ())]
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The record of the conversation with a person. Raises ContractError before it began."""
+        if self._episode is None:
+            raise ContractError("no conversation has begun; call start_conversation(prompt)")
+        return self._episode.record
+
+    def format_conversation(
+        self, messages: Sequence[Message | dict[str, Any]] | None = None, template: str | None = None
+    ) -> str:
+        """The conversation as the text a model reads, with the prompt for the next reply.
+
+        `template`: 'chatml', 'llama-2', 'llama-3' or a Jinja string; None: the tokenizer's own. `messages` None: those
+        of the current conversation.
+        """
+        said = self.conversation if messages is None else [_as_dict(message) for message in messages]
+        text: str = self.engine.loaded.tokenizer.apply_chat_template(
+            said,
+            chat_template=None if template is None else TEMPLATES.get(template, template),
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        return text
+
+    # -- with an environment -----------------------------------------------------------------------------------
+
+    def run_episode(
+        self,
+        environment: BaseEnvironment,
+        initial_prompt: str = "",
+        max_turns: int | None = None,
+        *,
+        max_tokens: int = 256,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int | None = None,
+    ) -> EpisodeSummary:
+        """One episode in `environment`: the replies, as a sequence, and what came of them.
+
+        `initial_prompt` is said before the first observation. `max_turns` None: the engine's. `seed` makes the instance
+        and the draws.
+        """
+        world, chat, parser, system = self._world(environment)
+        spec = EpisodeSpec(Task("episode"), seed, seed, uuid.uuid4().hex)
+        sampling = SamplingParams(max_tokens, temperature, top_p, top_k)
+        player = EnginePlayer(self.engine.engine, sampling, spec.trajectory_id, for_training=False)
+        episode = run_episode(
+            EnvironmentSession(world),
+            player,
+            chat,
+            parser,
+            spec,
+            images=self._images,
+            limits=EpisodeLimits(max_turns or self.max_turns),
+            window=ContextWindow(),
+            system_prompt=system,
+            opening=initial_prompt,
+        )
+        return EpisodeSummary.of(self.engine.run(episode))
+
+    # -- parts of both -----------------------------------------------------------------------------------------
+
+    def _world(self, environment: BaseEnvironment) -> tuple[BaseEnvironment, ChatRenderer, ActionParser, str]:
+        """(environment with the tools in it, chat template, parser, system prompt). Tools are shown by the template
+        where it knows how to, else described in the system prompt."""
+        system = environment.get_prompt_prefix() if self.system_prompt is None else self.system_prompt
+        loaded = self.engine.loaded
+        if self._tools is None:
+            chat = ChatRenderer(loaded, environment.tool_schemas())
+            return environment, chat, create_parser(environment.action_format), system
+        registry, parser = self._tools.registry, self._tools.parser
+        world = ToolEnvironment(registry=registry, environment=environment, describe="none")
+        if ChatRenderer.can_show(loaded, registry.schemas()):
+            return world, ChatRenderer(loaded, registry.schemas()), parser, system
+        described = "\n".join(filter(None, [registry.describe(), parser.describe()]))
+        return world, ChatRenderer(loaded), parser, "\n\n".join(filter(None, [system, described]))
+
+
+class _AlreadyReset(BaseEnvironment):
+    """An environment whose first observation somebody already holds; None: a person, who answers with anything."""
+
+    def __init__(self, environment: BaseEnvironment | None, observation: Observation) -> None:
+        super().__init__()
+        self._environment, self._observation = environment, observation
+        self.action_format = environment.action_format if environment else "text"  # type: ignore[misc]
+        self.runs_inline = environment is None or environment.runs_inline  # type: ignore[misc]
+        self.max_turns = environment.max_turns if environment else None
+
+    def reset(self) -> Observation:
+        return self._observation
+
+    def step(self, action: Any) -> Any:
+        return ("", 0.0, False, {}) if self._environment is None else self._environment.step(action)
+
+    def get_state_description(self) -> str:
+        return self._environment.get_state_description() if self._environment else self._observation.text
+
+
+def _as_dict(message: Message | dict[str, Any]) -> dict[str, Any]:
+    return message.as_hf() if isinstance(message, Message) else message
