@@ -216,7 +216,8 @@ class TransformersInferenceEngine(InferenceEngine):
         highest = max(first + len(admitted), 1 + max((p.row for p in self._parked.values()), default=0))
         self._cache.reserve(_round_up(highest, 16), _round_up(longest, 64))
         self._cache.move(moves)
-        self._active += sorted(admitted, key=lambda s: s.row)
+        admitted.sort(key=lambda s: s.row)
+        self._active += admitted
         self._batch = None
 
     def _shared_prefix(self, parked: _Parked, request: GenerationRequest) -> int:
@@ -266,7 +267,8 @@ class TransformersInferenceEngine(InferenceEngine):
             sequence.cached = len(prompt)
         rows = torch.tensor([s.row for s in admitted], device=device)
         at, mask = torch.from_numpy(columns).to(device), torch.from_numpy(valid).to(device)
-        self._cache.aim(rows, rows[:, None].expand_as(at)[mask], at[mask], mask, span)
+        block = slice(admitted[0].row, admitted[-1].row + 1)  # the admitted rows stand side by side: read without a copy
+        self._cache.aim(block, rows[:, None].expand_as(at)[mask], at[mask], mask, span)
         visible = torch.arange(span, device=device)[None, None] <= at[:, :, None]
         logits = self._forward(ids, positions, visible, shots)
         self._count("prefill_tokens", sum(counts))
