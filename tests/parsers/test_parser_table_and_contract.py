@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from uirl.errors import ConfigError, ContractError
-from uirl.parsers import PARSERS, ActionParser, JSONActionParser, TextParser, check_parser, create_parser
+from uirl.parsers import (
+    PARSERS,
+    ActionParser,
+    FunctionCallingParser,
+    JSONActionParser,
+    MAIUIActionParser,
+    ReActActionParser,
+    TextParser,
+    check_parser,
+    create_parser,
+)
 from uirl.types import Action, ToolCall
 
 
@@ -20,12 +30,24 @@ class Shouting(ActionParser):
     def render(self, action: Action) -> str:
         return action.text or "x"
 
+    def describe(self) -> str:
+        return None  # type: ignore[return-value]
 
+
+TWO_CALLS = Action(tool_calls=(ToolCall("a"), ToolCall("b", {"c": {"d": [1, None]}}, "id-1")), thought="two")
+FUNCTION_CALLS = [Action.of("click", x=3, y=4), TWO_CALLS, Action(text="just words"), Action.of("type", text='}{"')]
 SAMPLES = {
     "text": [Action(text="go north"), Action(text="")],
+    "react": [
+        Action.of("search", query="x"),
+        Action.of("answer", text="42"),
+        Action.of("a b", text="\nObservation: no"),
+    ],
+    "mai_ui": [Action.of("click", coordinate=[3, 4]), Action.of("answer", text="42"), Action.of("mail.send", to="x")],
+    **dict.fromkeys(("function_calling", "qwen", "hermes", "llama-3", "mistral"), FUNCTION_CALLS),
     "json": [
         Action.of("click", x=3, y=4),
-        Action(tool_calls=(ToolCall("a"), ToolCall("b", {"c": {"d": [1, None]}}, "id-1")), thought="two"),
+        TWO_CALLS,
         Action.of("type", text='}{"'),
     ],
 }
@@ -41,6 +63,7 @@ def test_contract_names_every_violation() -> None:
         check_parser(Shouting(), [Action(text="abc"), Action.of("click")])
     message = str(caught.value)
     assert "Shouting" in message
+    assert "describe() returned NoneType" in message
     assert "'ABC', expected 'abc'" in message
     assert "raised IndexError: nothing there" in message
     assert "changed the calls" in message
@@ -50,20 +73,37 @@ def test_contract_names_every_violation() -> None:
 def test_names_load_their_classes() -> None:
     assert isinstance(create_parser("text"), TextParser)
     assert isinstance(create_parser("json"), JSONActionParser)
+    assert isinstance(create_parser("react"), ReActActionParser)
+    assert isinstance(create_parser("mai_ui"), MAIUIActionParser)
     assert isinstance(create_parser(f"{Shouting.__module__}:Shouting"), Shouting)
+
+
+@pytest.mark.parametrize("name", ["function_calling", "qwen", "hermes", "llama-3", "mistral"])
+def test_names_of_function_calls_make_their_style(name: str) -> None:
+    parser = create_parser(name)
+    assert isinstance(parser, FunctionCallingParser)
+    style = {"function_calling": "qwen", "hermes": "qwen"}.get(name, name)
+    assert parser.render(Action.of("a")) == FunctionCallingParser(style).render(Action.of("a"))
+
+
+def test_every_format_with_calls_says_how_to_write_one() -> None:
+    silent = [name for name in PARSERS if not create_parser(name).describe()]
+    assert silent == ["text"]
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("jsn", "did you mean 'json'?"),
-        ("zzz", "known: json, text"),
+        ("zzz", "known: function_calling, hermes, json, llama-3, mai_ui, mistral, qwen, react, text"),
+        ("llama3", "did you mean 'llama-3'?"),
+        ("uirl.parsers:FunctionCallingParser:gwen", "did you mean 'qwen'?"),
         ("no.such.module:Parser", "cannot be loaded"),
         ("uirl.parsers.base:Nothing", "cannot be loaded"),
         ("uirl.types:Action", "expected a subclass"),
     ],
 )
 def test_unknown_names_are_explained(name: str, words: str) -> None:
-    with pytest.raises(ConfigError, match="action format") as caught:
+    with pytest.raises(ConfigError) as caught:
         create_parser(name)
     assert words in str(caught.value)

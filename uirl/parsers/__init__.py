@@ -6,21 +6,43 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from uirl.parsers.base import ActionParser, TextParser
+    from uirl.parsers.base import ANSWER, ActionParser, TextParser
     from uirl.parsers.contract import check_parser
+    from uirl.parsers.function_calling import FunctionCallingParser
     from uirl.parsers.json_action import JSONActionParser
+    from uirl.parsers.mai_ui import MAIUIActionParser, grid_to_pixel, pixel_to_grid
+    from uirl.parsers.react import ReActActionParser
     from uirl.parsers.table import PARSERS, create_parser
 
 _EXPORTS = {
+    "ANSWER": "uirl.parsers.base",
     "ActionParser": "uirl.parsers.base",
     "TextParser": "uirl.parsers.base",
     "check_parser": "uirl.parsers.contract",
+    "FunctionCallingParser": "uirl.parsers.function_calling",
     "JSONActionParser": "uirl.parsers.json_action",
+    "MAIUIActionParser": "uirl.parsers.mai_ui",
+    "grid_to_pixel": "uirl.parsers.mai_ui",
+    "pixel_to_grid": "uirl.parsers.mai_ui",
+    "ReActActionParser": "uirl.parsers.react",
     "PARSERS": "uirl.parsers.table",
     "create_parser": "uirl.parsers.table",
 }
 
-__all__ = ["PARSERS", "ActionParser", "JSONActionParser", "TextParser", "check_parser", "create_parser"]
+__all__ = [
+    "ANSWER",
+    "PARSERS",
+    "ActionParser",
+    "FunctionCallingParser",
+    "JSONActionParser",
+    "MAIUIActionParser",
+    "ReActActionParser",
+    "TextParser",
+    "check_parser",
+    "create_parser",
+    "grid_to_pixel",
+    "pixel_to_grid",
+]
 
 
 def __getattr__(name: str) -> Any:

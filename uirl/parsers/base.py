@@ -6,6 +6,10 @@ from abc import ABC, abstractmethod
 
 from uirl.types import Action
 
+ANSWER = "answer"
+"""A final answer, in formats that know one, is the call `ToolCall("answer", {"text": ...})`: an environment finds it
+where it finds every other decision, whatever the format."""
+
 
 class ActionParser(ABC):
     """Reads what the policy wrote. A reply that cannot be read is an `Action` with a `parse_error`."""
@@ -17,6 +21,10 @@ class ActionParser(ABC):
     @abstractmethod
     def render(self, action: Action) -> str:
         """The text that parses to `action`: how experts and demonstrations write."""
+
+    def describe(self) -> str:
+        """How to write a call, in a sentence for a system prompt; empty: there is nothing to say."""
+        return ""
 
 
 class TextParser(ActionParser):

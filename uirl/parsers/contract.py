@@ -28,7 +28,16 @@ HOSTILE_REPLIES = (
     "\\" * 1001,
     "```json\n```",
     "Action: ",
+    "Action: a\nAction Input: {",
+    "Observation: done\nFinal Answer:",
     "<tool_call></tool_call>",
+    "</tool_call>",
+    '<tool_call>{"name":"a","arguments":{"x":1}',
+    "<think><tool_call>{</think>",
+    '<|python_tag|>{"name":',
+    "[TOOL_CALLS]",
+    '[TOOL_CALLS][{"name":"a"},3]',
+    '[TOOL_CALLS]a[ARGS]{"x":',
     "\N{WAVING HAND SIGN}\u202e\ufeff",
     "é" * 1000,
 )
@@ -42,12 +51,19 @@ def check_parser(parser: ActionParser, actions: Sequence[Action], replies: Seque
     without calls, the same text). `replies` are further texts that must not make the parser raise.
     """
     violations = [
+        *_check_description(parser),
         *_check_round_trip(parser, actions),
         *(problem for reply in (*HOSTILE_REPLIES, *replies) for problem in _check_reply(parser, reply)),
     ]
     if violations:
         name = type(parser).__name__
         raise ContractError(f"{name} breaks the parser contract:\n" + "\n".join(f"- {v}" for v in violations))
+
+
+def _check_description(parser: ActionParser) -> Iterator[str]:
+    said = parser.describe()
+    if not isinstance(said, str):
+        yield f"describe() returned {type(said).__name__}, expected a sentence for a system prompt, or an empty str"
 
 
 def _check_round_trip(parser: ActionParser, actions: Sequence[Action]) -> Iterator[str]:

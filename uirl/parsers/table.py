@@ -10,11 +10,19 @@ from uirl.parsers.base import ActionParser
 PARSERS = {
     "text": "uirl.parsers.base:TextParser",
     "json": "uirl.parsers.json_action:JSONActionParser",
+    "react": "uirl.parsers.react:ReActActionParser",
+    "function_calling": "uirl.parsers.function_calling:FunctionCallingParser",
+    "qwen": "uirl.parsers.function_calling:FunctionCallingParser:qwen",
+    "hermes": "uirl.parsers.function_calling:FunctionCallingParser:hermes",
+    "llama-3": "uirl.parsers.function_calling:FunctionCallingParser:llama-3",
+    "mistral": "uirl.parsers.function_calling:FunctionCallingParser:mistral",
+    "mai_ui": "uirl.parsers.mai_ui:MAIUIActionParser",
 }
+"""Name -> 'module:Class', or 'module:Class:word' where the class is made with that word."""
 
 
 def create_parser(name: str) -> ActionParser:
-    """A new parser of that name, or of your own class as 'package.module:Class'.
+    """A new parser of that name, or of your own class as 'package.module:Class' or 'package.module:Class:word'.
 
     Raises ConfigError for a name that is neither, with the nearest known one.
     """
@@ -23,7 +31,7 @@ def create_parser(name: str) -> ActionParser:
         raise ConfigError(
             f"unknown action format {name!r}; {did_you_mean(name, PARSERS)} Or give 'package.module:Class'."
         )
-    module, _, attribute = target.partition(":")
+    module, attribute, *words = target.split(":", 2)
     try:
         parser_class = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
@@ -32,4 +40,4 @@ def create_parser(name: str) -> ActionParser:
         ) from error
     if not (isinstance(parser_class, type) and issubclass(parser_class, ActionParser)):
         raise ConfigError(f"action format {name!r} is {parser_class!r}; expected a subclass of uirl.ActionParser")
-    return parser_class()
+    return parser_class(*words)

@@ -1,0 +1,48 @@
+"""Function calls in the words of the large families of models."""
+
+from __future__ import annotations
+
+from uirl.errors import ConfigError, did_you_mean
+from uirl.parsers.base import ActionParser
+from uirl.parsers.llama_style import LLAMA_3
+from uirl.parsers.mistral_style import MISTRAL
+from uirl.parsers.qwen_style import QWEN
+from uirl.parsers.reply_reading import read_reply, write_reply
+from uirl.types import Action
+
+STYLES = {"qwen": QWEN, "hermes": QWEN, "llama-3": LLAMA_3, "mistral": MISTRAL}
+
+
+class FunctionCallingParser(ActionParser):
+    """Reads the calls of a reply in one of the `STYLES`; what stands before the first is the thought.
+
+    - `qwen`, `hermes`: `<tool_call>{"name": NAME, "arguments": {...}}</tool_call>`, any number of blocks.
+    - `llama-3`: `{"name": NAME, "parameters": {...}}`, several separated by `;`, optionally after `<|python_tag|>`.
+    - `mistral`: `[TOOL_CALLS] [{"name": NAME, "arguments": {...}}, ...]`, or `[TOOL_CALLS]NAME[ARGS]{...}`, repeated.
+
+    A call may have an `"id"`. Markers that are special tokens may be missing, as they are from decoded replies. A
+    reply without a call is plain text: no calls and no `parse_error`, and the environment decides what that means. Its
+    `thought` is what stands before a `</think>`. A call that begins and cannot be read is a `parse_error`, and the
+    calls beside it are not executed.
+    """
+
+    def __init__(self, style: str = "qwen") -> None:
+        if style not in STYLES:
+            raise ConfigError(f"unknown style of function calls {style!r}; {did_you_mean(style, STYLES)}")
+        self.style = style
+        self._format = STYLES[style]
+
+    def parse(self, text: str) -> Action:
+        """The action in `text`, in linear time; never raises."""
+        return read_reply(self._format, text)
+
+    def render(self, action: Action) -> str:
+        r"""The thought, then the calls as the models of this style write them; a marker in an argument is escaped.
+
+        Without a call it is the text of the action. Raises TypeError or ValueError for arguments JSON cannot hold, and
+        ValueError for a thought that would be read as a call.
+        """
+        return write_reply(self._format, action)
+
+    def describe(self) -> str:
+        return self._format.description

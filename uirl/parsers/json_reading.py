@@ -1,0 +1,128 @@
+"""One JSON value inside a reply: where it ends, whether it can be kept, and how it is written back."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from uirl.types import ToolCall
+
+MAX_OBJECTS = 100
+"""Places of one reply where a value or a call is tried. A bound, so that no reply costs more than linear time."""
+MAX_DEPTH = 32
+"""Levels of nesting in the arguments of a call. Deeper ones could not be written to every store."""
+
+_LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_BLANK_TO_THE_END = re.compile(r"\s*\Z")
+
+
+class Unreadable(ValueError):
+    """Why a reply is not a call, in words the policy can learn from."""
+
+
+class Malformed(Unreadable):
+    """JSON that is cut off or broken. `end`: up to where it was read."""
+
+    def __init__(self, why: str, end: int) -> None:
+        super().__init__(why)
+        self.end = end
+
+
+def _no_constant(name: str) -> Any:
+    raise Unreadable(f"{name} is not JSON; use a finite number")
+
+
+# Raw line breaks inside strings are read (strict=False): models write them in texts to type, and nothing is ambiguous.
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant)
+
+
+def read_value(text: str, position: int) -> tuple[Any, int]:
+    """The JSON value that begins at `position`, and where it ends.
+
+    Raises Malformed where it is broken or cut off, Unreadable where it is JSON that Python does not hold.
+    """
+    try:
+        value, end = _DECODER.raw_decode(text, position)
+    except json.JSONDecodeError as error:
+        raise Malformed(_explain(error, text), max(error.pos, position + 1)) from None
+    except Unreadable:
+        raise
+    except ValueError:
+        raise Unreadable("a number of thousands of digits") from None
+    except RecursionError:
+        raise Unreadable(f"JSON nested more than {MAX_DEPTH} deep") from None
+    return value, end
+
+
+def _explain(error: json.JSONDecodeError, text: str) -> str:
+    if error.msg.startswith("Unterminated string") or _BLANK_TO_THE_END.match(text, error.pos):
+        return "JSON ends before it is closed"
+    return f"JSON error: {error.msg.lower()} at {text[error.pos : error.pos + 12]!r}"
+
+
+def read_name(value: dict[str, Any], key: str) -> str:
+    """The name under `key`; raises Unreadable where it is none."""
+    name = value[key]
+    if not isinstance(name, str) or not name:
+        raise Unreadable(f'"{key}" must be a name, got {_shown(name)}')
+    return name
+
+
+def read_long_form(value: dict[str, Any], name_key: str, argument_keys: tuple[str, ...]) -> ToolCall:
+    """The call in `{name_key: NAME, one of argument_keys: {...}, "id": "..."}`, the last two optional.
+
+    Raises Unreadable for anything else in it, and for arguments that cannot be kept (`check_plain`).
+    """
+    name = read_name(value, name_key)
+    check_plain(value)
+    holder = next((key for key in argument_keys if key in value), None)
+    extra = sorted(set(value) - {name_key, holder, "id"})
+    if extra:
+        wanted = holder or argument_keys[0]
+        raise Unreadable(f'unexpected "{extra[0]}" beside "{name_key}"; arguments stand in "{wanted}":{{...}}')
+    arguments = value[holder] if holder else {}
+    if not isinstance(arguments, dict):
+        raise Unreadable(f'"{holder}" must be an object, got {_shown(arguments)}')
+    identity = value.get("id", "")
+    if not isinstance(identity, str):
+        raise Unreadable(f'"id" must be a string, got {_shown(identity)}')
+    return ToolCall(name, arguments, identity)
+
+
+def check_plain(value: Any) -> None:
+    """Raises Unreadable for what JSON lets through and stores, wires and environments cannot hold."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        if not level:
+            return
+        kinds = set(map(type, level))
+        # Joined by a line break, so that two halves of a character do not become a whole one.
+        if str in kinds and _LONE_SURROGATE.search("\n".join(item for item in level if type(item) is str)):
+            raise Unreadable("half a character (a lone \\ud800-\\udfff escape); expected whole characters")
+        if float in kinds and not all(math.isfinite(item) for item in level if type(item) is float):
+            raise Unreadable("a number beyond 1e308; use a finite number")
+        inner: list[Any] = []
+        if dict in kinds or list in kinds:
+            for item in level:
+                if type(item) is dict:
+                    inner += item
+                    inner += item.values()
+                elif type(item) is list:
+                    inner += item
+        level = inner
+    if level:
+        raise Unreadable(f"JSON nested more than {MAX_DEPTH} deep")
+
+
+def write_value(value: Any, *, compact: bool) -> str:
+    """`value` as JSON on one line: without blanks (`compact`), or spaced as chat templates write it.
+
+    Raises TypeError or ValueError for what JSON cannot hold.
+    """
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":") if compact else None)
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)[:40]

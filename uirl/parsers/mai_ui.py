@@ -1,0 +1,138 @@
+"""Replies of MAI-UI, an agent that uses phones: a plan, then one call, with places on a grid from 0 to 999."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from uirl.parsers.base import ANSWER, ActionParser
+from uirl.parsers.json_reading import Unreadable
+from uirl.parsers.qwen_style import CLOSE, OPEN, find_block, long_form, read_block
+from uirl.parsers.reply_reading import Format, read_reply, write_marked, write_reply
+from uirl.types import Action, ToolCall
+
+GRID = 999
+"""The last value of a coordinate; values go from 0 to it, whatever the size of the picture."""
+MOBILE_USE = "mobile_use"
+ACTIONS = (
+    *("click", "long_press", "double_click", "type", "swipe", "drag", "open", "system_button", "wait"),
+    *("terminate", ANSWER, "ask_user"),
+)
+"""What `mobile_use` can do. Calls of any other name are tools of their own."""
+
+_COORDINATES = ("coordinate", "start_coordinate", "end_coordinate")
+_OPENS_THOUGHT = re.compile(r"\A<think(?:ing)?>\s*")
+_CLOSES_THOUGHT = re.compile(r"</think(?:ing)?>\Z")
+
+
+class MAIUIActionParser(ActionParser):
+    """Reads a plan in `<thinking>` tags and `<tool_call>{"name":"mobile_use","arguments":{"action":NAME}}</tool_call>`.
+
+    The call is named as the action (`click`, `type`, ...) and has its other arguments; any other tool keeps its own
+    name and arguments. The thinking may be missing, and may be closed by `</think>`.
+
+    `coordinate`, `start_coordinate` and `end_coordinate` are `[x, y]` on the grid, never pixels (`grid_to_pixel`); a
+    box `[x1, y1, x2, y2]` becomes its centre. A coordinate off the grid, an unknown action, no call and more than one
+    call are a `parse_error`: there is one action per picture.
+    """
+
+    def parse(self, text: str) -> Action:
+        """The action in `text`, in linear time; never raises."""
+        action = read_reply(_MAI_UI, text)
+        if action.parse_error is not None:
+            return action
+        if len(action.tool_calls) != 1:
+            return Action(text, parse_error=f"{len(action.tool_calls)} calls; expected one: {_EXAMPLE}")
+        thought = _CLOSES_THOUGHT.sub("", _OPENS_THOUGHT.sub("", action.thought)).strip()
+        return replace(action, thought=thought)
+
+    def render(self, action: Action) -> str:
+        """The plan, where there is one, and the call, as the agent writes them in its own history.
+
+        Without a call it is the text of the action. Raises TypeError or ValueError for arguments JSON cannot hold, and
+        ValueError for several calls and for a call that would be read as another (an argument `action`, a box, a
+        coordinate off the grid).
+        """
+        return write_reply(_MAI_UI, action)
+
+    def describe(self) -> str:
+        return _MAI_UI.description
+
+
+def grid_to_pixel(coordinate: Sequence[float], size: tuple[int, int]) -> tuple[int, int]:
+    """The pixel (x, y) of a place on the grid: `int(x / 999 * width)`, `int(y / 999 * height)`; `size` in pixels.
+
+    999 gives the width itself, one past the last pixel, as in the agents this grid comes from.
+    """
+    x, y = coordinate
+    return _to_pixel(x, size[0]), _to_pixel(y, size[1])
+
+
+def pixel_to_grid(point: Sequence[float], size: tuple[int, int]) -> tuple[int, int]:
+    """The place on the grid whose pixel is nearest to `point`; `size` in pixels.
+
+    Up to 999 pixels wide, `grid_to_pixel` gives the same pixel back; on wider pictures not every pixel has a place.
+    """
+    x, y = point
+    return _to_grid(x, size[0]), _to_grid(y, size[1])
+
+
+def _to_pixel(value: float, length: int) -> int:
+    return int(value / GRID * length)
+
+
+def _to_grid(pixel: float, length: int) -> int:
+    below = int(pixel * GRID / length)
+    near = [min(max(value, 0), GRID) for value in (below - 1, below, below + 1)]
+    return min(near, key=lambda value: abs(_to_pixel(value, length) - pixel))
+
+
+def _read(text: str, position: int) -> tuple[list[ToolCall], int]:
+    calls, end = read_block(text, position)
+    return [_read_action(call) for call in calls], end
+
+
+def _read_action(call: ToolCall) -> ToolCall:
+    name, arguments = call.name, dict(call.arguments)
+    if name == MOBILE_USE:
+        name = arguments.pop("action", None)
+        if name not in ACTIONS:
+            raise Unreadable(f"unknown action {name!r:.40}; expected one of {', '.join(ACTIONS)}")
+    if name in ACTIONS:
+        arguments |= {key: _read_coordinate(arguments[key], key) for key in _COORDINATES if key in arguments}
+    return ToolCall(name, arguments, call.id)
+
+
+def _read_coordinate(value: Any, key: str) -> list[float]:
+    numbers = value if isinstance(value, list) else []
+    if len(numbers) not in (2, 4) or not all(type(n) in (int, float) for n in numbers):
+        raise Unreadable(f'"{key}" must be [x,y], got {value!r:.40}')
+    if not all(0 <= n <= GRID for n in numbers):
+        raise Unreadable(f'"{key}" must lie between 0 and {GRID}, got {value!r:.40}')
+    return numbers if len(numbers) == 2 else [_middle(numbers[0], numbers[2]), _middle(numbers[1], numbers[3])]
+
+
+def _middle(a: float, b: float) -> float:
+    middle = (a + b) / 2
+    return int(middle) if middle.is_integer() else middle
+
+
+def _write(thought: str, calls: Sequence[ToolCall]) -> str:
+    if len(calls) != 1:
+        raise ValueError(f"a reply of MAI-UI has one call, got {len(calls)}; write one action per turn")
+    call = calls[0]
+    if call.name in ACTIONS:
+        call = ToolCall(MOBILE_USE, {"action": call.name, **call.arguments}, call.id)
+    block = f"{OPEN}\n{write_marked(long_form(call), compact=True)}\n{CLOSE}"
+    return f"<thinking>\n{thought}\n</thinking>\n{block}" if thought else block
+
+
+_EXAMPLE = f'{OPEN}{{"name":"{MOBILE_USE}","arguments":{{"action":NAME,...}}}}{CLOSE}'
+_MAI_UI = Format(
+    find_block,
+    _read,
+    _write,
+    f"Write your plan in <thinking></thinking>, then act by writing {_EXAMPLE}; coordinates [x,y] go from 0 to {GRID}.",
+)

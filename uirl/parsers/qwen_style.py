@@ -1,0 +1,77 @@
+"""Calls between tags, as Qwen, Hermes and MAI-UI write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from uirl.parsers.json_reading import Unreadable, read_long_form, read_value
+from uirl.parsers.reply_reading import Format, check_count, write_marked
+from uirl.types import ToolCall
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_EXPECTED = f'expected {OPEN}{{"name":NAME,"arguments":{{...}}}}{CLOSE}'
+_LEAD = re.compile(r"[\s\"'`]*+(?:json\s*+)?(?=[{\[])")
+_NEXT = re.compile(r"[\s,]*+(?=\{)")
+
+
+def find_block(text: str, start: int) -> int:
+    """Where the next block opens. A closing tag that nothing opened counts where it is all there is."""
+    position = text.find(OPEN, start)
+    return text.find(CLOSE) if position < 0 and start == 0 else position
+
+
+def read_block(text: str, position: int) -> tuple[list[ToolCall], int]:
+    """The calls of the block at `position` (one object, several, or a list) and where the last of them ends.
+
+    The closing tag is not asked for: where the JSON is complete, nothing is in doubt.
+    """
+    if not text.startswith(OPEN, position):
+        raise Unreadable(f"{CLOSE} without {OPEN} before it; {_EXPECTED}")
+    lead = _LEAD.match(text, position + len(OPEN))
+    if lead is None:
+        after = text[position + len(OPEN) :][:12]
+        raise Unreadable(f"{_EXPECTED}, got {after!r}" if after else f"the reply ends at {OPEN}; {_EXPECTED}")
+    values: list[Any] = []
+    following: re.Match[str] | None = lead
+    end = lead.end()
+    while following is not None:
+        value, end = read_value(text, following.end())
+        values += value if isinstance(value, list) else [value]
+        check_count(values)
+        following = _NEXT.match(text, end)
+    if not values:
+        raise Unreadable(f"an empty list of calls; {_EXPECTED}")
+    return [read_named(value, ("arguments", "parameters"), _EXPECTED) for value in values], end
+
+
+def read_named(value: Any, argument_keys: tuple[str, ...], expected: str) -> ToolCall:
+    """The call in an object with a "name"; raises Unreadable for anything else."""
+    if not isinstance(value, dict):
+        raise Unreadable(f"a call must be an object, got {type(value).__name__}; {expected}")
+    if "name" not in value:
+        raise Unreadable(f'a call without "name"; {expected}')
+    if value.get("type") == "function":
+        value = {key: item for key, item in value.items() if key != "type"}
+    return read_long_form(value, "name", argument_keys)
+
+
+def write_blocks(thought: str, calls: Sequence[ToolCall]) -> str:
+    """The thought, then one block per call."""
+    blocks = [f"{OPEN}\n{write_marked(long_form(call))}\n{CLOSE}" for call in calls]
+    return "\n".join([thought, *blocks] if thought else blocks)
+
+
+def long_form(call: ToolCall, arguments_key: str = "arguments") -> dict[str, Any]:
+    """The call as an object, its id only where it has one."""
+    identity = {"id": call.id} if call.id else {}
+    return {"name": call.name, arguments_key: dict(call.arguments), **identity}
+
+
+QWEN = Format(
+    find_block,
+    read_block,
+    write_blocks,
+    f'Call a tool by writing {OPEN}{{"name": NAME, "arguments": {{...}}}}{CLOSE}.',
+)

@@ -1,0 +1,173 @@
+"""Replies in labelled lines: `Thought:`, `Action:`, `Action Input:`, and `Final Answer:` at the end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from uirl.parsers.base import ANSWER, ActionParser
+from uirl.parsers.json_reading import Malformed, Unreadable, check_plain, read_value
+from uirl.parsers.reply_reading import Format, next_end_of_thought, read_reply, write_marked, write_reply
+from uirl.types import Action, ToolCall
+
+PLAIN_ARGUMENT = "input"
+"""The argument that an `Action Input` which is no JSON object becomes."""
+
+
+def _label(words: str) -> re.Pattern[str]:
+    return re.compile(rf"^[ \t*]*(?P<label>{words})[ \t*]*:\**[ \t]*", re.MULTILINE)
+
+
+_STEP = _label("Action|Final [Aa]nswer|Observation")
+_ANY = _label("Thought|Action|Action [Ii]nput|Final [Aa]nswer|Observation")
+_OBSERVATION = _label("Observation")
+_INPUT = re.compile(r"\s*\**Action [Ii]nput[ \t*]*:\**[ \t]*")
+_THOUGHT = re.compile(r"\A\**Thought[ \t*]*:\**\s*")
+_FENCE = re.compile(r"\s*(?:```\w*\s*)?")
+_LANGUAGE = re.compile(r"\w*\n")
+_NAME_ON_A_LINE = re.compile(r"[\w.:/-]+(?: [\w.:/-]+)*")
+
+
+class ReActActionParser(ActionParser):
+    """Reads `Action: NAME` with its `Action Input:`, and `Final Answer:`; what stands before is the thought.
+
+    - `Action Input` is a JSON object, or nothing for a call without arguments. Any other text, up to the next label,
+      is one string argument, `input`. What begins with a brace must be JSON.
+    - `Final Answer: TEXT`, to the end of the reply, is the call `answer` with `{"text": TEXT}`.
+    - Several pairs of Action and Action Input are several calls.
+    - A line `Observation:` ends the reading: what the policy made up behind it is ignored, the calls before it count.
+    - A reply with neither an Action nor a Final Answer is a `parse_error`, and so is an Action without an Action Input.
+
+    Calls have no ids in this format.
+    """
+
+    def parse(self, text: str) -> Action:
+        """The action in `text`, in linear time; never raises."""
+        action = read_reply(_REACT, text)
+        if action.parse_error is None and not action.tool_calls:
+            return Action(text, parse_error='no "Action:" line; expected Action: NAME and Action Input: {...}')
+        return replace(action, thought=_THOUGHT.sub("", action.thought))
+
+    def render(self, action: Action) -> str:
+        """The thought, then one Action with its Action Input per call, or a Final Answer.
+
+        A name or an answer that the lines cannot hold is written as JSON. Without a call it is the text of the action.
+        Raises TypeError or ValueError for arguments JSON cannot hold, and ValueError for a call with an id and for a
+        thought that would be read as a call.
+        """
+        return write_reply(_REACT, action)
+
+    def describe(self) -> str:
+        return _REACT.description
+
+
+def _find(text: str, start: int) -> int:
+    match = _STEP.search(text, start)
+    return match.start() if match else -1
+
+
+def _read(text: str, position: int) -> tuple[list[ToolCall], int]:
+    label = _STEP.match(text, position)
+    if label is None:
+        raise AssertionError(f"no label at {position}, which is no place of _find")
+    if label["label"] == "Observation":
+        thought_end = next_end_of_thought(text, position, len(text))
+        return [], thought_end if thought_end >= 0 else len(text)
+    if label["label"] == "Action":
+        return _read_action(text, label.end())
+    end = _end_of_text(text, label.end(), _OBSERVATION)
+    answer = text[label.end() : end].strip()
+    if not answer:
+        raise Unreadable('nothing after "Final Answer:"')
+    return [ToolCall(ANSWER, {"text": answer})], end
+
+
+def _read_action(text: str, position: int) -> tuple[list[ToolCall], int]:
+    line_end = text.find("\n", position)
+    line_end = line_end if line_end >= 0 else len(text)
+    name = _read_name(text[position:line_end].strip())
+    label = _INPUT.match(text, line_end)
+    if label is None:
+        raise Unreadable(f'no "Action Input:" after "Action: {name[:40]}"; write {{}} where there are no arguments')
+    arguments, end = _read_input(text, label.end())
+    return [ToolCall(name, arguments)], end
+
+
+def _read_name(line: str) -> str:
+    if line.startswith('"'):
+        value, end = read_value(line, 0)
+        check_plain(value)
+        name = value if end == len(line) else ""
+    else:
+        name = line.strip("`*")
+    if not name:
+        raise Unreadable(f'"Action:" needs a name, got {line[:40]!r}')
+    return name
+
+
+def _read_input(text: str, position: int) -> tuple[dict[str, Any], int]:
+    """The arguments at `position`, and where they end."""
+    fence = _FENCE.match(text, position)
+    begin = fence.end() if fence else position
+    if text.startswith("{", begin):
+        arguments, end = read_value(text, begin)
+        check_plain(arguments)
+        return arguments, end
+    end = _end_of_text(text, position, _ANY)
+    plain = _without_quotes(_without_fence(text[position:end].strip()))
+    return ({PLAIN_ARGUMENT: plain} if plain else {}), end
+
+
+def _without_fence(text: str) -> str:
+    if len(text) < 6 or not (text.startswith("```") and text.endswith("```")):
+        return text
+    language = _LANGUAGE.match(text, 3)
+    return text[language.end() if language else 3 : -3].strip()
+
+
+def _without_quotes(text: str) -> str:
+    """The string that `text` is in JSON, else `text`."""
+    if not text.startswith('"'):
+        return text
+    try:
+        value, end = read_value(text, 0)
+    except Malformed:
+        return text
+    check_plain(value)
+    return value if end == len(text) else text
+
+
+def _end_of_text(text: str, start: int, labels: re.Pattern[str]) -> int:
+    """Where a text without JSON ends: at the next of `labels`, at the end of the thought, or with the reply."""
+    label = labels.search(text, start)
+    stop = label.start() if label else len(text)
+    thought_end = next_end_of_thought(text, start, stop)
+    return thought_end if thought_end >= 0 else stop
+
+
+def _write(thought: str, calls: Sequence[ToolCall]) -> str:
+    steps = [_write_step(call, last=i == len(calls) - 1) for i, call in enumerate(calls)]
+    return "\n".join([f"Thought: {thought}", *steps] if thought else steps)
+
+
+def _write_step(call: ToolCall, *, last: bool) -> str:
+    text = call.arguments.get("text")
+    if last and call.name == ANSWER and len(call.arguments) == 1 and isinstance(text, str) and _ends_a_reply(text):
+        return f"Final Answer: {text}"
+    name = call.name if _NAME_ON_A_LINE.fullmatch(call.name) else write_marked(call.name)
+    return f"Action: {name}\nAction Input: {write_marked(dict(call.arguments))}"
+
+
+def _ends_a_reply(answer: str) -> bool:
+    return answer != "" and answer == answer.strip() and _end_of_text(answer, 0, _OBSERVATION) == len(answer)
+
+
+_REACT = Format(
+    _find,
+    _read,
+    _write,
+    "Write Thought: and what you think, then Action: NAME and on the next line Action Input: with a JSON object of "
+    "arguments; or, when you know it, Final Answer: and the answer.",
+)

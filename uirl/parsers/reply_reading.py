@@ -1,0 +1,120 @@
+"""How a reply is walked through: thoughts and drafts, then calls, then whatever is passed over.
+
+A `Format` says where calls begin and how one is read; the walk is the same for all formats.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from uirl.parsers.json_reading import MAX_OBJECTS, Unreadable, write_value
+from uirl.types import Action, ToolCall
+
+_ENDS_OF_THOUGHT = ("</think>", "</thinking>")
+_END_OF_THOUGHT = re.compile("|".join(_ENDS_OF_THOUGHT))
+_OPENING = re.compile(r"(?:```\w*|<tool_call>|\[)\s*$")
+_MARKERS = ("</think", "<tool_call>", "</tool_call>", "<|", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How one family of models writes calls."""
+
+    find: Callable[[str, int], int]
+    """(reply, from where) -> where the next call may begin; -1: there is none."""
+    read: Callable[[str, int], tuple[list[ToolCall], int]]
+    """(reply, a place of `find`) -> the calls there and where they end, after that place. Raises Unreadable."""
+    write: Callable[[str, Sequence[ToolCall]], str]
+    """(thought, at least one call) -> a reply."""
+    description: str
+    """One sentence for a system prompt."""
+
+
+def read_reply(form: Format, text: str) -> Action:
+    """The action in `text`, in linear time; without calls and error where no call begins in it.
+
+    Everything up to a `</think>` or `</thinking>` outside of a call is thought, drafts of calls included, broken ones
+    too. Of a reply without calls only that is thought; of others, all that stands before the first call.
+    """
+    try:
+        return _walk(form, text)
+    except Unreadable as error:
+        return Action(text=text, parse_error=str(error))
+
+
+def _walk(form: Format, text: str) -> Action:
+    calls: list[ToolCall] = []
+    first, end, thought_end = -1, 0, 0
+    for _ in range(MAX_OBJECTS + 1):
+        position = form.find(text, end)
+        closed = last_end_of_thought(text, end, position if position >= 0 else len(text))
+        if closed >= 0:
+            calls.clear()
+            thought_end = closed
+        if position < 0:
+            return Action(text, tuple(calls), text_before(text, first if calls else thought_end))
+        try:
+            found, end = form.read(text, position)
+        except Unreadable:
+            end = next_end_of_thought(text, position, len(text))
+            if end < 0:
+                raise
+            continue
+        if found and not calls:
+            first = position
+        calls += found
+        check_count(calls)
+    raise Unreadable(f"more than {MAX_OBJECTS} places where a call could begin; expected fewer")
+
+
+def write_reply(form: Format, action: Action) -> str:
+    """The text that `read_reply` reads as `action`; the text of the action where it has no calls.
+
+    Raises TypeError or ValueError for arguments JSON cannot hold, and ValueError where the format cannot hold the
+    action: what is written here is learnt from, so it must read back.
+    """
+    if not action.tool_calls:
+        return action.text
+    text = form.write(action.thought, action.tool_calls)
+    back = read_reply(form, text)
+    if _as_json(back.tool_calls) != _as_json(action.tool_calls):
+        got = back.parse_error or f"{_as_json(back.tool_calls)} instead of {_as_json(action.tool_calls)}"
+        raise ValueError(f"this format cannot hold the action: {text!r:.200} reads as {got}; is a call in the thought?")
+    return text
+
+
+def text_before(text: str, first: int) -> str:
+    """The thought before a call at `first`: without the fence or bracket that opens the call."""
+    return _OPENING.sub("", text[:first]).strip()
+
+
+def last_end_of_thought(text: str, start: int, stop: int) -> int:
+    """Where the last closing tag of a thought in `text[start:stop]` ends; -1: there is none."""
+    found = [(text.rfind(tag, start, stop), len(tag)) for tag in _ENDS_OF_THOUGHT]
+    return max(at + length if at >= 0 else -1 for at, length in found)
+
+
+def next_end_of_thought(text: str, start: int, stop: int) -> int:
+    """Where the next closing tag of a thought in `text[start:stop]` begins; -1: there is none."""
+    match = _END_OF_THOUGHT.search(text, start, stop)
+    return match.start() if match else -1
+
+
+def check_count(calls: Sequence[object]) -> None:
+    """Raises Unreadable for more calls than a reply may hold."""
+    if len(calls) > MAX_OBJECTS:
+        raise Unreadable(f"more than {MAX_OBJECTS} calls; expected fewer")
+
+
+def write_marked(value: object, *, compact: bool = False) -> str:
+    r"""`value` as JSON in which no marker of any format is legible: its first character is a \u escape."""
+    text = write_value(value, compact=compact)
+    for marker in _MARKERS:
+        text = text.replace(marker, f"\\u{ord(marker[0]):04x}{marker[1:]}")
+    return text
+
+
+def _as_json(calls: Sequence[ToolCall]) -> str:
+    return write_value([[call.name, dict(call.arguments), call.id] for call in calls], compact=True)
