@@ -1,0 +1,196 @@
+"""Weights on their way to an engine in another process: files in a folder that both see, of the newest version alone.
+
+A folder goes when it is closed and when its process ends; what a killed process left on this machine goes when the
+next folder is made beside it, because a RAM disk that fills up with dead weights takes the machine down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from uirl.errors import ContractError, StorageError
+from uirl.files import storage_errors
+from uirl.inference.contract import Weights
+from uirl.inference.models import LoadedModel
+
+RAM_DISK = Path("/dev/shm")
+SHARD_BYTES = 2 * 1024**3
+"""Largest file: one of them is in memory besides the RAM disk while weights are written."""
+_PREFIX = "uirl-weights-"
+_LOCK = "lock"
+
+
+class WeightFiles:
+    """The folder of one engine.
+
+    `parent`: where it is made; None: a RAM disk with room for twice `size` bytes (the weights of the model), else the
+    system's temporary folder. Raises StorageError where it cannot be made.
+    """
+
+    def __init__(self, parent: str | Path | None, *, size: int = 0) -> None:
+        own = parent is None
+        home = _home(size) if parent is None else Path(parent)
+        with storage_errors(f"cannot make a folder for weights in {home} (inference.weights_dir)"):
+            home.mkdir(parents=True, exist_ok=True)
+            if own:
+                sweep(home)
+            self.path, self._lock = _make(home)
+        self._count = 0
+        self._gone = weakref.finalize(self, _remove, self.path, self._lock)
+
+    def write_weights(self, weights: Weights, loaded: LoadedModel) -> Path:
+        """A folder of safetensors files with all weights of `loaded`, named as its checkpoint names them.
+
+        Raises ContractError for a name or a shape that the model does not have, and for weights that are missing:
+        then nothing was written.
+        """
+        state = checkpoint_names(loaded, checked(weights, loaded))
+        folder = self._next()
+        shard: dict[str, Tensor] = {}
+        held = number = 0
+        for name, tensor in state.items():
+            if shard and held + tensor.nbytes > SHARD_BYTES:
+                self._save(shard, folder / f"model-{number:05d}.safetensors")
+                shard, held, number = {}, 0, number + 1
+            shard[name] = tensor
+            held += tensor.nbytes
+        self._save(shard, folder / f"model-{number:05d}.safetensors")
+        return folder
+
+    def write_adapter(self, weights: Weights, adapter: Mapping[str, Any]) -> Path:
+        """A peft folder of an adapter: its weights and its configuration."""
+        folder = self._next()
+        self._save(dict(weights), folder / "adapter_model.safetensors")
+        with storage_errors(f"cannot write {folder}"):
+            (folder / "adapter_config.json").write_text(json.dumps(dict(adapter)), encoding="utf-8")
+        return folder
+
+    def remove(self, folder: Path | None) -> None:
+        """Forgets what one of the methods above wrote. None and what is gone are fine."""
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Removes everything. Calling it twice is fine."""
+        self._gone()
+
+    def _next(self) -> Path:
+        self._count += 1
+        folder = self.path / f"{self._count:06d}"
+        with storage_errors(f"cannot write {folder}"):
+            folder.mkdir()
+        return folder
+
+    def _save(self, tensors: dict[str, Tensor], path: Path) -> None:
+        needed = sum(t.nbytes for t in tensors.values())
+        try:
+            save_file(_apart(tensors), path)
+        except (OSError, SafetensorError) as error:
+            self.remove(path.parent)
+            raise StorageError(
+                f"cannot write {needed / 1e9:.2f} GB of weights to {path}: {error}; give inference.weights_dir a folder "
+                "with more room"
+            ) from error
+
+
+def checked(weights: Weights, loaded: LoadedModel) -> dict[str, Tensor]:
+    """`weights` by name, where they are all of the model's and fit it; else ContractError."""
+    shapes = {name: p.shape for name, p in plain_parameters(loaded, duplicates=True)}
+    given: dict[str, Tensor] = {}
+    for name, tensor in weights:
+        if name not in shapes:
+            raise ContractError(f"weight update holds {name!r}, which {loaded.name} does not have")
+        if shapes[name] != tensor.shape:
+            raise ContractError(f"{name}: got shape {tuple(tensor.shape)}, expected {tuple(shapes[name])}")
+        given[name] = tensor.detach()
+    missing = [name for name, _ in plain_parameters(loaded) if name not in given]
+    if missing:
+        raise ContractError(
+            f"weight update lacks {len(missing)} of {len(shapes)} weights of {loaded.name}, the first {missing[0]!r}; "
+            "this engine takes whole models"
+        )
+    return given
+
+
+def plain_parameters(loaded: LoadedModel, *, duplicates: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """(HF name, parameter) of the model as it is without its adapters; tied ones once, or each with `duplicates`."""
+    for name, parameter in loaded.model.named_parameters(remove_duplicate=not duplicates):
+        if ".lora_" not in name:
+            yield name.replace(".base_layer.", "."), parameter
+
+
+def checkpoint_names(loaded: LoadedModel, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`state` with the names, and the split, that the model's checkpoints have on a disk.
+
+    Other programs read checkpoints, and HuggingFace renames (`model.visual` was `visual`) or joins some of their
+    weights when it loads them.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return dict(revert_weight_conversion(loaded.model, state))  # type: ignore[arg-type]
+
+
+def sweep(parent: Path) -> None:
+    """Removes the folders in `parent` whose process is gone. Its lock tells: a process id may be another container's."""
+    for folder in parent.glob(_PREFIX + "*"):
+        try:
+            handle = os.open(folder / _LOCK, os.O_RDWR)
+        except OSError:
+            continue  # another user's, or on its way out
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(handle)
+
+
+def _home(size: int) -> Path:
+    with contextlib.suppress(OSError):
+        if os.access(RAM_DISK, os.W_OK) and shutil.disk_usage(RAM_DISK).free > 2 * size:
+            return RAM_DISK
+    return Path(tempfile.gettempdir())
+
+
+def _make(home: Path) -> tuple[Path, int]:
+    """(a new folder, the handle of its lock). It gets the name that `sweep` looks for once it is locked."""
+    fresh = Path(tempfile.mkdtemp(prefix=".uirl-", dir=home))
+    handle = os.open(fresh / _LOCK, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    path = fresh.with_name(_PREFIX + fresh.name.removeprefix(".uirl-"))
+    fresh.rename(path)
+    # a server of another user must be able to read what stands in here
+    path.chmod(0o755)
+    return path, handle
+
+
+def _remove(path: Path, lock: int) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    os.close(lock)
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, each in memory of its own: safetensors refuses tied ones."""
+    out: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        plain = tensor.detach().to("cpu", memory_format=torch.contiguous_format).contiguous()
+        out[name] = plain.clone() if plain.data_ptr() in seen else plain
+        seen.add(plain.data_ptr())
+    return out
