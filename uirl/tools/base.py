@@ -1,0 +1,149 @@
+"""`Tool`: what the policy can call. Write `execute` with type hints; the rest is optional."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from uirl.errors import ContractError
+from uirl.tools.definition import ToolDefinition
+from uirl.tools.signature import CallSignature, UnfitArguments, signature_of
+
+
+class ToolError(Exception):
+    """The policy's to see: its text becomes the result of the call, and the episode goes on."""
+
+
+class _FromExecute:
+    """The definition of a tool that gives none: name and description of the class, arguments of `execute`."""
+
+    def __get__(self, tool: Tool | None, owner: type[Tool]) -> ToolDefinition:
+        named = owner if tool is None else tool
+        signature = signature_of(owner.execute)
+        words = named.description or signature.description or inspect.cleandoc(owner.__doc__ or "").split("\n\n")[0]
+        return ToolDefinition(named.name or _snake(owner.__name__), words, signature.parameters)
+
+
+_FROM_EXECUTE = _FromExecute()
+
+
+class Tool(ABC):
+    """Something the policy can call by name.
+
+    A subclass says what it is in one of two ways: `definition`, and `execute` gets the arguments as JSON holds them; or
+    `name` and `description` (empty: the class name as `my_tool`, the docstring of `execute`) and type hints on
+    `execute`, which then gets what the hints say (an Enum, a dataclass).
+
+    `execute` returns plain data (what JSON holds). A mistake of the policy is a `ToolError`; every other exception is
+    ours, and the episode is not evidence.
+    """
+
+    name: str = ""
+    description: str = ""
+    definition: ToolDefinition = cast(ToolDefinition, _FROM_EXECUTE)
+    timeout: float | None = 30.0
+    """Seconds per call, after which the episode is not evidence; None: no limit. A limit that the policy is to feel is
+    a `ToolError` of the tool itself. Calls with `runs_inline` cannot be cut off."""
+    runs_inline: bool = False
+    """True: `execute` is quick and never blocks, and is called on the caller's thread. False: a synchronous `execute`
+    runs on a thread of its own for every call."""
+    max_result_chars: int | None = 8000
+    """Longer results are cut to so many characters and say so; None: never cut."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        given = cls.__dict__.get("definition")
+        if isinstance(given, ToolDefinition):
+            cls.name, cls.description = given.name, given.description
+
+    @abstractmethod
+    def execute(self, *args: Any, **arguments: Any) -> Any:
+        """What the call comes back with. May be `async def`."""
+
+    def reset(self, seed: int | None = None) -> None:
+        """A new episode begins."""
+
+    def spawn(self) -> Tool:
+        """Another, independent instance for a parallel episode. Default: a deep copy."""
+        return copy.deepcopy(self)
+
+    def close(self) -> Any:
+        """Frees what the instance holds; may be `async def`. Calling it twice is fine."""
+
+    def read_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """`arguments` as `execute` takes them. Raises `ToolError` for a value that no hint allows."""
+        if inspect.getattr_static(self, "definition") is not _FROM_EXECUTE:
+            return dict(arguments)
+        return _convert(signature_of(type(self).execute), arguments)
+
+    def check_signature(self) -> None:
+        """Raises ContractError where `execute` cannot be called with what the definition announces."""
+        if inspect.getattr_static(self, "definition") is not _FROM_EXECUTE:
+            _compare(self.definition, self.execute, f"{type(self).__name__}.execute")
+
+
+class FunctionTool(Tool):
+    """A plain function, a method or a callable object as a tool; its type hints and docstring define it.
+
+    `spawn` shares a function; the object of a bound method is copied.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str | None = None,
+        description: str | None = None,
+        *,
+        runs_inline: bool = False,
+        timeout: float | None = 30.0,
+        max_result_chars: int | None = 8000,
+    ) -> None:
+        self.function = function
+        self._signature = CallSignature(function)
+        self.definition = ToolDefinition.from_function(function, name, description)
+        self.name, self.description = self.definition.name, self.definition.description
+        # A coroutine function is awaited wherever it is called; it never runs without a loop.
+        self.runs_inline = runs_inline and not inspect.iscoroutinefunction(function)
+        self.timeout, self.max_result_chars = timeout, max_result_chars
+
+    def execute(self, **arguments: Any) -> Any:
+        """What the function returns; an awaitable where it is `async def`."""
+        return self.function(**arguments)
+
+    def read_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """`arguments` as the hints of the function say."""
+        return _convert(self._signature, arguments)
+
+
+def _convert(signature: CallSignature, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return signature.convert(arguments)
+    except UnfitArguments as error:
+        raise ToolError(str(error)) from None
+
+
+def _compare(definition: ToolDefinition, function: Callable[..., Any], where: str) -> None:
+    parameters = inspect.signature(function).parameters.values()
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    announced = set(definition.parameters.get("properties", {}))
+    unknown = sorted(announced - set(named))
+    if unknown and not takes_all:
+        raise ContractError(
+            f"the definition of {definition.name!r} announces {unknown[0]!r}, which {where} cannot take"
+        )
+    promised = set(definition.parameters.get("required", ()))
+    for parameter in named.values():
+        if parameter.default is parameter.empty and parameter.name not in promised:
+            raise ContractError(
+                f"{where} needs {parameter.name!r}, which the definition of {definition.name!r} does not require; "
+                "list it in 'required' or give it a default"
+            )
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

@@ -1,0 +1,191 @@
+"""`ToolDefinition`: what the policy is told about a tool, and the check of what it then writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from jsonschema import SchemaError, ValidationError
+from jsonschema.protocols import Validator
+from jsonschema.validators import Draft202012Validator, validator_for
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+
+from uirl.errors import ConfigError, ContractError, did_you_mean
+from uirl.tools.signature import CallSignature
+
+MAX_PROBLEMS = 3
+"""Mistakes that one answer names; a policy that made more reads of the others when these are mended."""
+
+_NAME = re.compile(r"[\w.:/-]{1,128}")
+_ELSEWHERE = {
+    "additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "$ref", "allOf", "anyOf",
+    "oneOf", "if", "dependentSchemas",
+}  # fmt: skip
+"""Keywords by which a schema says itself what other arguments it takes."""
+_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+
+
+def _no_parameters() -> dict[str, Any]:
+    return {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True)
+class ToolDefinition:
+    """Name, purpose and arguments of a tool. Plain data."""
+
+    name: str
+    """Letters, digits and _ . : / -, at most 128 of them."""
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=_no_parameters)
+    """JSON Schema of the arguments, of the type 'object'."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"ToolDefinition.name is {self.name!r:.80}; expected a name of letters, digits and _ . : / -, "
+                "e.g. 'calculator'"
+            )
+        if not isinstance(self.description, str):
+            raise ConfigError(f"the description of tool {self.name!r} is {self.description!r:.60}; expected a str")
+        self._check_parameters()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ToolDefinition:
+        return self  # nobody may change it, and every parallel episode has a copy of its tools
+
+    @staticmethod
+    def from_function(
+        function: Callable[..., Any], name: str | None = None, description: str | None = None
+    ) -> ToolDefinition:
+        """The definition of a function: arguments from its type hints, words from its Google docstring.
+
+        `name` None: the function's; `description` None: the docstring up to its first section. A parameter with a
+        default need not be given. Raises ContractError where a hint is missing or has no JSON form.
+        """
+        signature = CallSignature(function)
+        name = name or getattr(function, "__name__", type(function).__name__)
+        return ToolDefinition(name, signature.description if description is None else description, signature.parameters)
+
+    def schema(self) -> dict[str, Any]:
+        """The definition as chat templates (`tools=`) and servers take it."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+    def check(self, arguments: Any) -> str | None:
+        """What is wrong with `arguments`, in words the policy can learn from; None: they fit.
+
+        Stricter than JSON Schema in one point: an argument that `properties` does not name is wrong unless the schema
+        speaks of others itself (`additionalProperties`, ...) or has no `properties` at all.
+        """
+        if not isinstance(arguments, Mapping):
+            return f"arguments must be an object, got {_shown(arguments)}"
+        problems = [*self._unexpected(arguments), *self._misfits(dict(arguments))]
+        if len(problems) > MAX_PROBLEMS:
+            problems = [*problems[:MAX_PROBLEMS], f"and {len(problems) - MAX_PROBLEMS} more"]
+        return "; ".join(problems) or None
+
+    def _unexpected(self, arguments: Mapping[str, Any]) -> Iterator[str]:
+        known = self.parameters.get("properties")
+        if known is None or _ELSEWHERE & set(self.parameters):
+            return
+        for name in arguments:
+            if name not in known:
+                hint = did_you_mean(str(name), known) if known else "it takes none"
+                yield f"unexpected argument {str(name)[:40]!r}; {hint}"
+
+    def _misfits(self, arguments: dict[str, Any]) -> Iterator[str]:
+        validator = _validator(json.dumps(self.parameters, sort_keys=True))
+        try:
+            errors = sorted(validator.iter_errors(arguments), key=lambda error: [str(p) for p in error.absolute_path])
+        except Unresolvable as error:
+            raise ContractError(
+                f"the schema of tool {self.name!r} refers to what it does not hold: {error}; inline its definitions"
+            ) from error
+        for error in errors:
+            yield from _explain(error, self.parameters.get("properties", {}))
+
+    def _check_parameters(self) -> None:
+        if not isinstance(self.parameters, Mapping) or self.parameters.get("type") != "object":
+            raise ConfigError(
+                f"the parameters of tool {self.name!r} are {self.parameters!r:.80}; expected a JSON Schema "
+                '{"type": "object", "properties": {...}}'
+            )
+        try:
+            plain = json.loads(json.dumps(dict(self.parameters), allow_nan=False))
+            _class_of(plain).check_schema(plain)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"the parameters of tool {self.name!r} are not JSON: {error}") from error
+        except SchemaError as error:
+            raise ConfigError(
+                f"the parameters of tool {self.name!r} are no JSON Schema: {error.message} at {error.json_path}"
+            ) from error
+        object.__setattr__(self, "parameters", plain)
+
+
+def _class_of(schema: Mapping[str, Any]) -> Any:
+    return validator_for(schema, default=Draft202012Validator)
+
+
+@lru_cache(maxsize=1024)
+def _validator(schema: str) -> Validator:
+    read = json.loads(schema)
+    # An empty registry: a reference to another document is an error, never a download.
+    made: Validator = _class_of(read)(read, registry=Registry())
+    return made
+
+
+def _explain(error: ValidationError, properties: Mapping[str, Any]) -> Iterator[str]:
+    path = _path(error)
+    where = f"argument {path!r}: " if path else ""
+    if error.validator == "required":
+        # jsonschema reports every missing name by an error of its own, and the name only in its message.
+        name = next(name for name in error.validator_value if error.message.startswith(repr(name)))
+        kind = f" ({_expected(properties[name])})" if not path and name in properties else ""
+        yield f"{where}missing {name!r}{kind}" if path else f"missing argument {name!r}{kind}"
+    elif error.validator in ("additionalProperties", "unevaluatedProperties"):
+        known = error.schema.get("properties", {}) if isinstance(error.schema, Mapping) else {}
+        for name in sorted(map(str, set(error.instance) - set(known))):
+            yield f"{where}unexpected {name[:40]!r}; " + (did_you_mean(name, known) if known else "it takes none")
+    elif error.validator in ("type", "enum", "const", "anyOf", "oneOf"):
+        yield f"{where}got {_shown(error.instance)}, expected {_expected(error.schema)}"
+    else:
+        yield f"{where}got {_shown(error.instance)}, expected {error.validator} {_short(error.validator_value)}"
+
+
+def _path(error: ValidationError) -> str:
+    path = ""
+    for part in error.absolute_path:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    return path
+
+
+def _expected(schema: Any) -> str:
+    """A schema in a few words."""
+    if not isinstance(schema, Mapping):
+        return "nothing"
+    if "enum" in schema:
+        return "one of " + ", ".join(_short(value) for value in schema["enum"][:20])
+    if "const" in schema:
+        return _short(schema["const"])
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            return " or ".join(_expected(option) for option in schema[key][:8])
+    kind = schema.get("type", "another value")
+    return kind if isinstance(kind, str) else " or ".join(kind)
+
+
+def _shown(value: Any) -> str:
+    """A value and its JSON type."""
+    return "null" if value is None else f"{_short(value)} ({_TYPES.get(type(value), type(value).__name__)})"
+
+
+def _short(value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=repr)
+    except ValueError:  # an int of more digits than Python writes
+        return f"a {type(value).__name__} that cannot be written"
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,121 @@
+"""`EnvironmentStepTool`: a step of an environment as a tool call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from uirl.errors import EnvironmentFailure
+from uirl.tools.base import Tool, ToolError
+from uirl.tools.definition import ToolDefinition
+from uirl.types import Action, Observation, ToolCall
+
+_ACTION = {"type": "string", "description": "What to do."}
+_ARGUMENTS = {"type": "object", "description": "Arguments of the action, by name."}
+
+
+class EnvironmentStepTool(Tool):
+    """Takes a step in an environment and returns what the agent then sees, as text.
+
+    `environment` is anything with a `step` that returns (observation, reward, done, info), the five-tuple with
+    terminated and truncated, or an object with `observation`, `reward`, `terminated` and `truncated`; it may be
+    awaited. Who owns the environment resets it; `reset` of the tool begins a new count. A synchronous `step` runs on
+    the caller's thread, where the environment was reset, and has no time limit.
+    """
+
+    def __init__(
+        self, environment: Any, name: str = "environment_step", description: str = "", takes_action: bool | None = None
+    ) -> None:
+        """`takes_action`: `step` gets an `Action` with one call, made of `action` and `arguments`; False: a str.
+        None: as the environment's `action_format` says ('text' or none at all: a str)."""
+        if not callable(getattr(environment, "step", None)):
+            raise EnvironmentFailure(f"{environment!r:.60} has no step(action); EnvironmentStepTool cannot act on it")
+        self.environment = environment
+        self.takes_action = getattr(environment, "action_format", "text") != "text"
+        if takes_action is not None:
+            self.takes_action = takes_action
+        properties = {"action": _ACTION} | ({"arguments": _ARGUMENTS} if self.takes_action else {})
+        self.definition = ToolDefinition(
+            name,
+            description or "Takes one action in the environment and returns what is seen after it.",
+            {"type": "object", "properties": properties, "required": ["action"]},
+        )
+        self.name, self.description = self.definition.name, self.definition.description
+        self.runs_inline = not inspect.iscoroutinefunction(environment.step)
+        self._clear()
+
+    def execute(self, action: str, arguments: Mapping[str, Any] | None = None) -> Any:
+        """The observation after `action`, as text. Raises `ToolError` after the end of the episode."""
+        if self.done:
+            raise ToolError("the episode is over; no further action is possible")
+        made: Any = action
+        if self.takes_action:
+            made = Action(text=action, tool_calls=(ToolCall(action, dict(arguments or {})),))
+        step = self.environment.step(made)
+        return self._later(step) if inspect.isawaitable(step) else self._take(step)
+
+    def reset(self, seed: int | None = None) -> None:
+        """Forgets the episode; the environment itself is reset by its owner."""
+        self._clear()
+
+    def spawn(self) -> EnvironmentStepTool:
+        """A tool on an environment of its own: the environment's `spawn()`, else a deep copy."""
+        if not callable(getattr(self.environment, "spawn", None)):
+            copied = super().spawn()
+            assert isinstance(copied, EnvironmentStepTool)
+            copied._clear()
+            return copied
+        return type(self)(self.environment.spawn(), self.name, self.description, self.takes_action)
+
+    def _clear(self) -> None:
+        self.last_step: Any = None
+        """What `step` returned last, as it was; None: nothing yet."""
+        self.total_reward = 0.0
+        self.steps = 0
+        self.done = False
+
+    async def _later(self, step: Any) -> str:
+        return self._take(await step)
+
+    def _take(self, step: Any) -> str:
+        observation, reward, done = _read(step, f"{type(self.environment).__name__}.step")
+        self.last_step = step
+        self.total_reward += reward
+        self.steps += 1
+        self.done = done
+        return observation
+
+
+def _read(step: Any, where: str) -> tuple[str, float, bool]:
+    """Observation as text, reward, and whether the episode is over."""
+    if isinstance(step, tuple) and len(step) in (4, 5):
+        observation, reward, done = step[0], step[1], bool(step[2]) or (len(step) == 5 and bool(step[3]))
+    elif not isinstance(step, tuple) and all(hasattr(step, name) for name in ("observation", "reward", "terminated")):
+        observation, reward = step.observation, step.reward
+        done = bool(step.terminated) or bool(getattr(step, "truncated", False))
+    else:
+        got = f"a tuple of {len(step)}" if isinstance(step, tuple) else f"{step!r:.60} ({type(step).__name__})"
+        raise EnvironmentFailure(
+            f"{where} returned {got}; expected (observation, reward, done, info), (observation, reward, terminated, "
+            "truncated, info), or an object with observation, reward, terminated and truncated"
+        )
+    try:
+        return _as_text(observation, where), float(reward), done
+    except (TypeError, ValueError) as error:
+        raise EnvironmentFailure(f"{where} returned the reward {reward!r:.60}; expected a number") from error
+
+
+def _as_text(observation: Any, where: str) -> str:
+    if isinstance(observation, str):
+        return observation
+    text, images = "", 1
+    if isinstance(observation, Observation):
+        text, images = observation.text, len(observation.images)
+    elif isinstance(observation, Mapping):
+        text = observation.get("text", "")
+        images = len(observation.get("images", ())) + ("image" in observation)
+    note = f"[{images} picture{'s' if images != 1 else ''}, not shown: a tool returns text]" if images else ""
+    if not isinstance(text, str):
+        raise EnvironmentFailure(f"{where} returned {text!r:.60} as observation text; expected a str")
+    return "\n".join(part for part in (text, note) if part)

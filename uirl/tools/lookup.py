@@ -1,0 +1,44 @@
+"""`LookupTool`: the value of a key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from uirl.errors import ConfigError
+from uirl.tools.base import Tool, ToolError
+
+MOST_KEYS_COMPARED = 1000
+"""In larger tables a wrong key gets no suggestion: the comparison would take longer than the call."""
+
+
+class LookupTool(Tool):
+    """The value of a key in a table; a key that is not there is a `ToolError` that names near ones."""
+
+    name = "lookup"
+    description = "Returns the value of a key."
+    runs_inline = True
+
+    def __init__(self, table: Mapping[str, Any], name: str = "lookup", description: str = "") -> None:
+        """`table`: text keys and plain data. `description` empty: says only that it looks up keys."""
+        wrong = [key for key in table if not isinstance(key, str)]
+        if wrong:
+            raise ConfigError(f"LookupTool got the key {wrong[0]!r:.40}; expected text keys")
+        self.name, self.description = name, description or type(self).description
+        self._table = dict(table)
+
+    def execute(self, key: str) -> Any:
+        """The value of a key.
+
+        Args:
+            key: Exactly as it is written in the table.
+        """
+        if key in self._table:
+            return self._table[key]
+        near = get_close_matches(key[:100], self._table, n=1) if len(self._table) <= MOST_KEYS_COMPARED else []
+        raise ToolError(f"no entry {key[:60]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+
+    def spawn(self) -> LookupTool:
+        """Itself: nothing of it changes."""
+        return self

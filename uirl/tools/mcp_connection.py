@@ -1,0 +1,189 @@
+"""One session with an MCP server, held by one task on one thread: the SDK's task groups cannot change hands."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from uirl.errors import ConfigError, EnvironmentFailure
+from uirl.tools.execution import LoopThread
+
+_CLOSING = 15.0
+"""Seconds that a server gets to end: the SDK asks, terminates and kills within six."""
+
+
+class Refused(Exception):
+    """The server refused the arguments of a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class MCPTarget:
+    """Which server, and how it is reached."""
+
+    command: tuple[str, ...]
+    url: str | None
+    env: dict[str, str]
+    cwd: str | None
+    headers: dict[str, str]
+    connect_timeout: float
+
+    @property
+    def name(self) -> str:
+        return self.url or " ".join(self.command)
+
+
+class MCPConnection:
+    """A session from `connect` to `close`. Every method may be called from any thread."""
+
+    def __init__(self, target: MCPTarget) -> None:
+        _refuse_missing_package()
+        self._target = target
+        self._thread = LoopThread("mcp-session")
+        self._opened: Future[list[dict[str, Any]]] = Future()
+        self._held: Future[None] | None = None
+        self._client: Any = None
+        self._stop: asyncio.Event | None = None
+        self._reason = "it was closed"
+        self.listed: list[dict[str, Any]] = []
+        """The tools as the server listed them, in the words of the protocol."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the session is over, for whatever reason."""
+        return self._held is None or self._held.done()
+
+    def connect(self) -> None:
+        """Returns when the server has listed its tools. Raises `EnvironmentFailure` where it does not."""
+        self._held = self._thread.submit(self._hold())
+        try:
+            self.listed = self._opened.result()
+        except Exception as error:
+            raise EnvironmentFailure(
+                f"MCP server {self._target.name} did not answer: {_first_cause(error)}; does it start by hand, and "
+                "speak MCP over stdio (a command) or streamable HTTP (a url)?"
+            ) from error
+
+    def call(self, name: str, arguments: dict[str, Any]) -> Future[dict[str, Any]]:
+        """The result of a tool, in the words of the protocol. Cancelling the future cancels the call."""
+        if self.ended:
+            failed: Future[dict[str, Any]] = Future()
+            failed.set_exception(self._lost())
+            return failed
+        return self._thread.submit(self._call(name, arguments))
+
+    def close(self) -> None:
+        """Ends session, process and thread. A second call does nothing."""
+        if self._held is not None:
+            with suppress(RuntimeError):  # the thread has ended
+                self._thread.submit(self._ask_to_stop()).result(_CLOSING)
+            with suppress(Exception):  # how a session ends is told to those who wait for its answers
+                self._held.result(_CLOSING)
+        self._thread.stop()
+
+    async def _hold(self) -> None:
+        self._stop = asyncio.Event()
+        try:
+            async with asyncio.timeout(self._target.connect_timeout) as limit, AsyncExitStack() as stack:
+                self._client = await stack.enter_async_context(await self._make_client(stack))
+                listed = await _list_tools(self._client)
+                limit.reschedule(None)
+                self._opened.set_result(listed)
+                await self._stop.wait()
+        except TimeoutError:
+            self._end(f"no answer within {self._target.connect_timeout:g} s")
+        except Exception as error:
+            self._end(_first_cause(error))
+        except BaseException as error:
+            self._end(_first_cause(error))
+            raise
+
+    async def _ask_to_stop(self) -> None:
+        if self._stop is not None:
+            self._stop.set()
+
+    def _end(self, reason: str) -> None:
+        self._reason = reason
+        if not self._opened.done():
+            self._opened.set_exception(EnvironmentFailure(reason))
+
+    async def _make_client(self, stack: AsyncExitStack) -> Any:
+        from mcp import Client, StdioServerParameters, stdio_client
+
+        target = self._target
+        if target.url is None:
+            parameters = StdioServerParameters(
+                command=target.command[0], args=list(target.command[1:]), env=target.env, cwd=target.cwd
+            )
+            # A notebook replaces sys.stderr by what no process can write to.
+            return Client(stdio_client(parameters, errlog=sys.__stderr__ or sys.stderr))
+        import httpx2
+        from mcp.client.streamable_http import streamable_http_client
+
+        # A tool may be silent for long; its time limit is that of the call.
+        timeout = httpx2.Timeout(target.connect_timeout, read=None)
+        http = await stack.enter_async_context(httpx2.AsyncClient(headers=target.headers, timeout=timeout))
+        return Client(streamable_http_client(target.url, http_client=http))
+
+    async def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        assert self._held is not None
+        over = asyncio.wrap_future(self._held)
+        answer = asyncio.ensure_future(self._client.call_tool(name, arguments))
+        try:
+            # A session that breaks cancels what belongs to it, and not always those who wait for an answer.
+            await asyncio.wait({answer, over}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise self._lost()
+            result: dict[str, Any] = answer.result().model_dump(mode="json", by_alias=True, exclude_none=True)
+            return result
+        except Exception as error:
+            raise self._translated(error) from error
+        finally:
+            answer.cancel()
+
+    def _translated(self, error: Exception) -> Exception:
+        from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS
+
+        if isinstance(error, EnvironmentFailure):
+            return error
+        if isinstance(error, MCPError) and error.code == INVALID_PARAMS:
+            return Refused(error.message)
+        if isinstance(error, MCPError) and error.code == CONNECTION_CLOSED:
+            assert self._stop is not None
+            self._reason = "the server ended or closed the connection"
+            self._stop.set()
+            return self._lost()
+        return EnvironmentFailure(f"MCP server {self._target.name}: {type(error).__name__}: {error}")
+
+    def _lost(self) -> EnvironmentFailure:
+        return EnvironmentFailure(f"the connection to MCP server {self._target.name} is lost: {self._reason}")
+
+
+async def _list_tools(client: Any) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = []
+    cursor = None
+    while True:
+        page = await client.list_tools(cursor=cursor)
+        listed += [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in page.tools]
+        cursor = page.next_cursor
+        if cursor is None:
+            return listed
+
+
+def _first_cause(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}" if not isinstance(error, EnvironmentFailure) else str(error)
+
+
+def _refuse_missing_package() -> None:
+    try:
+        from mcp import Client  # noqa: F401  (version 1 of the package has none)
+    except ImportError as error:
+        raise ConfigError(
+            f"MCP tools need the package mcp in version 2 or later ({error}); pip install 'uirl[mcp]'"
+        ) from error

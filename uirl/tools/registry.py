@@ -1,0 +1,230 @@
+"""`ToolRegistry`: the tools of one episode, and the one place where a call is run."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from uirl.errors import ConfigError, ContractError, EnvironmentFailure, EpisodeTimeout, RolloutFailure, did_you_mean
+from uirl.tools.base import FunctionTool, Tool, ToolError
+from uirl.tools.execution import LoopThread, TimedOut, execute, runs_without_loop
+from uirl.tools.results import cut, read_result
+from uirl.types import ToolCall, ToolResult
+
+
+class ToolRegistry:
+    """Tools by name. Parallel episodes each take a `spawn()`.
+
+    Who is told what: an unknown name, arguments that do not fit and a `ToolError` are the policy's mistakes and come
+    back as results with `success` False. Everything else a tool raises is an `EnvironmentFailure`, a call beyond its
+    time an `EpisodeTimeout`.
+    """
+
+    def __init__(self, tools: Iterable[Tool | Callable[..., Any]] = ()) -> None:
+        self._tools: dict[str, Tool] = {}
+        self._left_behind: dict[str, threading.Thread] = {}
+        self._front: LoopThread | None = None
+        for tool in tools:
+            self.register(tool)
+
+    def register(self, tool: Tool | Callable[..., Any]) -> Tool:
+        """The registered tool; a plain function becomes a `FunctionTool`.
+
+        Raises ConfigError for a name that is taken and for what is no tool, ContractError for an `execute` that does
+        not fit its definition.
+        """
+        made = self._as_tool(tool)
+        made.check_signature()
+        name = made.definition.name
+        if name in self._tools:
+            raise ConfigError(f"a tool named {name!r} is registered already; give one of them another name")
+        if made.timeout is not None and not made.timeout > 0:
+            raise ConfigError(f"the timeout of tool {name!r} is {made.timeout!r}; expected positive seconds, or None")
+        if made.max_result_chars is not None and made.max_result_chars < 1:
+            raise ConfigError(f"max_result_chars of tool {name!r} is {made.max_result_chars!r}; expected at least 1")
+        self._tools[name] = made
+        return made
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """In the order of registration."""
+        return tuple(self._tools)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tools
+
+    def __iter__(self) -> Iterator[Tool]:
+        return iter(self._tools.values())
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    def __getitem__(self, name: str) -> Tool:
+        if name not in self._tools:
+            raise ConfigError(f"no tool named {name!r}; {did_you_mean(name, self._tools)}")
+        return self._tools[name]
+
+    def schemas(self) -> list[dict[str, Any]]:
+        """The definitions as a chat template takes them (`tools=`)."""
+        return [tool.definition.schema() for tool in self]
+
+    def describe(self) -> str:
+        """The tools as a plain list for a system prompt: `- name(argument: type, ...): description`."""
+        return "\n".join(_describe(tool) for tool in self)
+
+    def execute_tool(self, name: str, /, **arguments: Any) -> tuple[bool, Any]:
+        """(success, result) of one call, from code that does not await.
+
+        Works where an event loop already runs, and then blocks it. Raises what `call` raises.
+        """
+        coroutine = self.call(ToolCall(name, arguments))
+        tool = self._tools.get(name)
+        if tool is None or runs_without_loop(tool):
+            result = _drive(coroutine, name)
+        else:
+            self._front = self._front or LoopThread("tool-registry")
+            result = self._front.run(coroutine)
+        return result.success, result.result
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """What came of `call`. Raises `EnvironmentFailure` or `EpisodeTimeout` where the fault is ours."""
+        started = time.perf_counter()
+        tool = self._tools.get(call.name)
+        try:
+            result = await self._answer(tool, call)
+            success = True
+        except ToolError as error:
+            result, success = self._as_text(error, tool), False
+        seconds = time.perf_counter() - started
+        return ToolResult(call.name, call.arguments, success, result, call.id, seconds)
+
+    def reset(self, seed: int | None = None) -> None:
+        """A new episode: resets every tool. Raises `EnvironmentFailure` where one cannot be."""
+        for tool in self:
+            name = tool.definition.name
+            self._refuse_occupied(name)
+            try:
+                tool.reset(seed)
+            except RolloutFailure:
+                raise
+            except Exception as error:
+                raise EnvironmentFailure(f"tool {name!r}: reset raised {type(error).__name__}: {error}") from error
+
+    def spawn(self) -> ToolRegistry:
+        """The same tools as independent instances, for a parallel episode."""
+        made = ToolRegistry()
+        for tool in self:
+            name = tool.definition.name
+            try:
+                made.register(tool.spawn())
+            except (TypeError, AttributeError) as error:
+                raise ContractError(
+                    f"tool {name!r} cannot be copied: {error}; write spawn() to say what parallel episodes share"
+                ) from error
+        return made
+
+    async def close(self) -> None:
+        """Closes every tool, also where one of them fails; then raises `EnvironmentFailure` for those that did."""
+        problems = []
+        for tool in self:
+            try:
+                closed = tool.close()
+                if inspect.isawaitable(closed):
+                    await closed
+            except Exception as error:
+                problems.append(f"tool {tool.definition.name!r}: close raised {type(error).__name__}: {error}")
+        if self._front is not None:
+            self._front.stop()
+            self._front = None
+        if problems:
+            raise EnvironmentFailure("; ".join(problems))
+
+    def _as_tool(self, tool: Any) -> Tool:
+        if isinstance(tool, Tool):
+            return tool
+        if isinstance(tool, type):
+            raise ConfigError(f"got the class {tool.__name__}; expected an instance: register({tool.__name__}(...))")
+        if callable(tool):
+            return FunctionTool(tool)
+        raise ConfigError(f"got {tool!r:.60} ({type(tool).__name__}); expected a Tool or a function")
+
+    async def _answer(self, tool: Tool | None, call: ToolCall) -> Any:
+        """The result as plain data. Raises `ToolError` for the policy's mistakes, failures for ours."""
+        if tool is None:
+            known = did_you_mean(call.name, self._tools) if self._tools else "there are none"
+            raise ToolError(f"unknown tool {call.name[:60]!r}; {known}")
+        problem = tool.definition.check(call.arguments)
+        if problem is not None:
+            raise ToolError(problem)
+        arguments = tool.read_arguments(call.arguments)
+        value = await self._run(tool, arguments)
+        return read_result(value, tool.max_result_chars, f"tool {call.name!r}")
+
+    async def _run(self, tool: Tool, arguments: dict[str, Any]) -> Any:
+        name = tool.definition.name
+        self._refuse_occupied(name)
+        try:
+            return await execute(tool, arguments, lambda thread: self._left_behind.update({name: thread}))
+        except (ToolError, RolloutFailure):
+            raise
+        except TimedOut:
+            raise EpisodeTimeout(
+                f"tool {name!r} did not return within {tool.timeout:g} s; raise its timeout, or raise ToolError in "
+                "the tool for limits that the policy is to feel"
+            ) from None
+        except (Exception, SystemExit) as error:  # a tool must not end the run
+            if isinstance(error.__cause__, StopIteration):
+                error = error.__cause__  # Python turns one that leaves a coroutine into a RuntimeError
+            raise EnvironmentFailure(
+                f"tool {name!r} raised {type(error).__name__}: {error}; a mistake of the policy is a ToolError"
+            ) from error
+
+    def _refuse_occupied(self, name: str) -> None:
+        thread = self._left_behind.get(name)
+        if thread is None:
+            return
+        if thread.is_alive():
+            raise EnvironmentFailure(f"tool {name!r} is still busy with a call that was given up; take a fresh spawn()")
+        del self._left_behind[name]
+
+    def _as_text(self, error: ToolError, tool: Tool | None) -> str:
+        text = str(error).encode(errors="replace").decode() or "the call failed, and the tool gave no reason"
+        return cut(text, Tool.max_result_chars if tool is None else tool.max_result_chars)
+
+
+def _drive(coroutine: Any, name: str) -> ToolResult:
+    """The result of a coroutine that never waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: ToolResult = done.value
+        return result
+    coroutine.close()
+    raise ContractError(f"tool {name!r} has runs_inline and waits; make its execute `async def`, or runs_inline False")
+
+
+def _describe(tool: Tool) -> str:
+    definition = tool.definition
+    properties = definition.parameters.get("properties", {})
+    required = definition.parameters.get("required", ())
+    arguments = ", ".join(
+        f"{name}: {_type_of(schema)}" + ("" if name in required else " (optional)")
+        for name, schema in properties.items()
+    )
+    lines = [f"- {definition.name}({arguments}): {definition.description}".rstrip(": ").replace("\n", "\n  ")]
+    lines += [f"    {name}: {s['description']}" for name, s in properties.items() if s.get("description")]
+    return "\n".join(lines)
+
+
+def _type_of(schema: Any) -> str:
+    if "enum" in schema:
+        return " | ".join(repr(value) for value in schema["enum"])
+    if "anyOf" in schema:
+        return " | ".join(_type_of(option) for option in schema["anyOf"])
+    kind = schema.get("type", "any")
+    if kind == "array" and isinstance(schema.get("items"), dict):
+        return f"list of {_type_of(schema['items'])}"
+    return kind if isinstance(kind, str) else " | ".join(kind)
