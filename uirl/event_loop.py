@@ -35,6 +35,14 @@ class EventLoopThread:
             asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(timeout=10)
             raise
 
+    async def hand_over(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What the coroutine returns, for a caller on another loop, which goes on meanwhile. Cancelling the caller
+        cancels it."""
+        if not self._thread.is_alive():
+            coroutine.close()
+            raise RuntimeError("the event loop is closed; make a new trainer or engine")
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+
     def close(self) -> None:
         """Stops the loop. Calling it twice is fine."""
         if self._thread.is_alive():

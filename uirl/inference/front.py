@@ -156,5 +156,6 @@ def create_inference_engine(
                 f"unknown engine option {key!r}; expected a key of model or inference: {', '.join(known)}"
             )
         setattr(section, name, value)
-    loaded = load_model(store.model)
+    # the other engines load the weights themselves, in a process of their own
+    loaded = load_model(store.model, weights=store.inference.backend == "transformers")
     return TextEngine(loaded, create_engine(store, loaded))

@@ -82,25 +82,45 @@ class LoadedModel:
             self.vision.processor.save_pretrained(folder)
 
 
-def load_model(config: Any, *, seed: int = 0) -> LoadedModel:
+def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedModel:
     """The model that a `ModelConfig` describes, on its device, in evaluation mode.
 
     `model_name` is a built-in tiny model ('uirl/tiny-vlm', 'uirl/tiny-lm'; random weights from `seed`), a HF id or a
     folder; `local_path`, where set, is read instead. Raises ConfigError for an unknown name, CheckpointError for a
     folder that cannot be read.
+
+    `weights=False`: the module of a checkpoint stays on the meta device and takes no memory, for a process that talks
+    to the model in tokens and leaves the forward pass to others. A built-in model has its weights nowhere else and
+    gets them all the same.
     """
     device = _device(config.device)
-    if config.local_path is None and config.model_name in TINY_MODELS:
+    if _built_in(config):
         init = config.tiny.init_seed if config.tiny.init_seed is not None else seed
         model, tokenizer, processor = build_tiny(config.model_name, config.tiny, seed=init)
-    elif config.local_path is None and config.model_name.startswith("uirl/"):
-        raise ConfigError(f"no built-in model {config.model_name!r}; expected one of {', '.join(TINY_MODELS)}")
-    else:
+    elif weights:
         model, tokenizer, processor = _load_pretrained(config)
+    else:
+        return _without_weights(config)
     model.to(device=device, dtype=DTYPES[config.dtype]).eval()
     loaded = wrap_model(model, tokenizer, processor, name=config.local_path or config.model_name)
     _apply_template(loaded, config.chat_template)
     check_head(loaded)
+    return loaded
+
+
+def _built_in(config: Any) -> bool:
+    """Whether the config names a built-in model. Raises ConfigError for a built-in name that does not exist."""
+    if config.local_path is not None or not config.model_name.startswith("uirl/"):
+        return False
+    if config.model_name not in TINY_MODELS:
+        raise ConfigError(f"no built-in model {config.model_name!r}; expected one of {', '.join(TINY_MODELS)}")
+    return True
+
+
+def _without_weights(config: Any) -> LoadedModel:
+    model, tokenizer, processor = _load_pretrained(config, weights=False)
+    loaded = wrap_model(model.eval(), tokenizer, processor, name=config.local_path or config.model_name)
+    _apply_template(loaded, config.chat_template)
     return loaded
 
 
@@ -185,18 +205,21 @@ def check_head(loaded: LoadedModel) -> None:
         )
 
 
-def _load_pretrained(config: Any) -> tuple[Any, Any, Any | None]:
+def _load_pretrained(config: Any, *, weights: bool = True) -> tuple[Any, Any, Any | None]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
     path = config.local_path or config.model_name
     kwargs = {"trust_remote_code": config.trust_remote_code}
+    options: dict[str, Any] = {"dtype": DTYPES[config.dtype], **kwargs}
+    if config.attn_implementation:
+        options["attn_implementation"] = config.attn_implementation
     try:
         hf_config = AutoConfig.from_pretrained(path, **kwargs)
         pictures = hasattr(hf_config, "vision_config")
         front = AutoModelForImageTextToText if pictures else AutoModelForCausalLM
-        attention = {"attn_implementation": config.attn_implementation} if config.attn_implementation else {}
         with _quiet():
-            model = front.from_pretrained(path, dtype=DTYPES[config.dtype], **attention, **kwargs)
+            load = front.from_pretrained if weights else _hollow(front, hf_config)
+            model = load(path, **options)
         tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
     except (OSError, ValueError, json.JSONDecodeError, RuntimeError) as error:
         raise CheckpointError(
@@ -208,6 +231,21 @@ def _load_pretrained(config: Any) -> tuple[Any, Any, Any | None]:
             raise
         raise CheckpointError(f"the weights in {path!r} are damaged: {error}") from error
     return model, tokenizer, load_image_processor(str(path), hf_config) if pictures else None
+
+
+def _hollow(front: Any, hf_config: Any) -> Any:
+    """A `from_pretrained` that makes the model on the meta device, with the generation settings of its checkpoint:
+    they name its end tokens."""
+    from transformers import GenerationConfig
+
+    def load(path: str, **options: Any) -> Any:
+        with torch.device("meta"):
+            model = front.from_config(hf_config, **options)
+        with contextlib.suppress(OSError):  # a checkpoint may have no generation_config.json
+            model.generation_config = GenerationConfig.from_pretrained(path)
+        return model
+
+    return load
 
 
 def load_image_processor(path: str, hf_config: Any) -> Any:

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -102,8 +101,8 @@ class WeightFiles:
         except (OSError, SafetensorError) as error:
             self.remove(path.parent)
             raise StorageError(
-                f"cannot write {needed / 1e9:.2f} GB of weights to {path}: {error}; give inference.weights_dir a folder "
-                "with more room"
+                f"cannot write {needed / 1e9:.2f} GB of weights to {path}: {error}; give inference.weights_dir a "
+                "folder with more room"
             ) from error
 
 
@@ -145,7 +144,7 @@ def checkpoint_names(loaded: LoadedModel, state: dict[str, Tensor]) -> dict[str,
 
 
 def sweep(parent: Path) -> None:
-    """Removes the folders in `parent` whose process is gone. Its lock tells: a process id may be another container's."""
+    """Removes the folders in `parent` whose process is gone. Locks tell: a process id may be another container's."""
     for folder in parent.glob(_PREFIX + "*"):
         try:
             handle = os.open(folder / _LOCK, os.O_RDWR)
@@ -190,7 +189,7 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
-        plain = tensor.detach().to("cpu", memory_format=torch.contiguous_format).contiguous()
+        plain = tensor.detach().cpu().contiguous()
         out[name] = plain.clone() if plain.data_ptr() in seen else plain
         seen.add(plain.data_ptr())
     return out
