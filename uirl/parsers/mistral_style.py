@@ -75,7 +75,7 @@ def _read_bare(text: str, position: int) -> tuple[list[ToolCall], int]:
 
 def _read_arguments(text: str, head: re.Match[str], identity: str) -> tuple[list[ToolCall], int]:
     arguments, end = read_value(text, head.end())
-    check_plain(arguments)
+    check_plain([head["name"], identity, arguments])
     return [ToolCall(head["name"], arguments, identity)], end
 
 

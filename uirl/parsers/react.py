@@ -81,6 +81,7 @@ def _read(text: str, position: int) -> tuple[list[ToolCall], int]:
     answer = text[label.end() : end].strip()
     if not answer:
         raise Unreadable('nothing after "Final Answer:"')
+    check_plain(answer)
     return [ToolCall(ANSWER, {"text": answer})], end
 
 
@@ -98,12 +99,12 @@ def _read_action(text: str, position: int) -> tuple[list[ToolCall], int]:
 def _read_name(line: str) -> str:
     if line.startswith('"'):
         value, end = read_value(line, 0)
-        check_plain(value)
         name = value if end == len(line) else ""
     else:
         name = line.strip("`*")
     if not name:
         raise Unreadable(f'"Action:" needs a name, got {line[:40]!r}')
+    check_plain(name)
     return name
 
 
@@ -117,6 +118,7 @@ def _read_input(text: str, position: int) -> tuple[dict[str, Any], int]:
         return arguments, end
     end = _end_of_text(text, position, _ANY)
     plain = _without_quotes(_without_fence(text[position:end].strip()))
+    check_plain(plain)
     return ({PLAIN_ARGUMENT: plain} if plain else {}), end
 
 
@@ -135,7 +137,6 @@ def _without_quotes(text: str) -> str:
         value, end = read_value(text, 0)
     except Malformed:
         return text
-    check_plain(value)
     return value if end == len(text) else text
 
 

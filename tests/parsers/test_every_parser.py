@@ -1,0 +1,209 @@
+"""What holds for every format: replies read back, no reply breaks a parser, and the work grows with the length."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from uirl.parsers import PARSERS, check_parser, create_parser, json_reading
+from uirl.parsers.json_reading import MAX_OBJECTS
+from uirl.types import Action, ToolCall
+
+FORMATS = sorted(set(PARSERS) - {"hermes", "function_calling"})
+WITH_CALLS = sorted(set(FORMATS) - {"text"})
+CORPUS = {path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).with_name("corpus").glob("*.txt")}
+
+MARKERS = (
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<think>",
+        "</think>",
+        "<thinking>",
+        "</thinking>",
+        "<|python_tag|>",
+        "<|im_end|>",
+    ),
+    *("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "```json\n", "```", "\nThought:", "\nAction: a", "\nAction Input: {}"),
+    *("\nObservation: 1", "\nFinal Answer: 2", '{"name":"a"}', '[{"name":"a","arguments":{}}]', "a{}", ";", "{", "}"),
+    *("[", "]", '"', "\\", "\\u003c", "\n", "\r", "\u2028", "\x00", " ", "é", "👋", "null", "0"),
+)
+nasty = st.lists(st.sampled_from(MARKERS) | st.text(max_size=3), max_size=6).map("".join)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | nasty,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(nasty, inner, max_size=3),
+    max_leaves=6,
+)
+arguments = st.dictionaries(nasty, plain, max_size=4)
+answers = st.builds(lambda text: ToolCall("answer", {"text": text}), nasty)
+calls = st.builds(ToolCall, nasty.filter(bool) | st.just("click"), arguments) | answers
+calls_with_ids = st.builds(ToolCall, nasty.filter(bool), arguments, nasty)
+
+
+def actions_of(name: str, thoughts: st.SearchStrategy[str]) -> st.SearchStrategy[Action]:
+    """Actions that the format can hold."""
+    of_format = calls if name == "react" else calls | calls_with_ids
+    several = st.lists(of_format, min_size=1, max_size=1 if name == "mai_ui" else 3)
+    return st.builds(lambda some, thought: Action(tool_calls=tuple(some), thought=thought), several, thoughts)
+
+
+relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.mark.parametrize("name", WITH_CALLS)
+@relaxed
+@given(st.data())
+def test_what_is_rendered_parses_back(name: str, data: st.DataObject) -> None:
+    parser = create_parser(name)
+    action = data.draw(actions_of(name, st.sampled_from(["", "I see.", "Zwei Wörter: 1) {so}\n2) [ok] <b>"])))
+    text = parser.render(action)
+    assert parser.parse(text) == replace(action, text=text)
+
+
+@pytest.mark.parametrize("name", sorted(set(WITH_CALLS) - {"json"}))
+@relaxed
+@given(st.data())
+def test_no_thought_makes_it_write_other_calls(name: str, data: st.DataObject) -> None:
+    parser = create_parser(name)
+    action = data.draw(actions_of(name, nasty))
+    try:
+        text = parser.render(action)
+    except ValueError:
+        return
+    assert parser.parse(text).tool_calls == action.tool_calls
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from([*MARKERS, "name", "arguments", ":", ",", "1"]) | st.text(max_size=4)).map("".join))
+def test_no_text_breaks_it(name: str, text: str) -> None:
+    check_parser(create_parser(name), [], [text])
+
+
+def format_of(stem: str) -> str:
+    return stem.rpartition("-")[0]
+
+
+def mutations(text: str) -> Iterator[str]:
+    """`text` cut at every byte, short of every character, with one doubled, nested, and with numbers too large."""
+    data = text.encode()
+    yield from (data[:n].decode("utf-8", errors="replace") for n in range(len(data)))
+    yield from (text[:i] + text[i + 1 :] for i in range(len(text)))
+    yield from (text[: i + 1] + text[i:] for i in range(len(text)))
+    yield from (text * 2, text * (MAX_OBJECTS + 1), text[::-1], text.swapcase())
+    yield from (text.replace("{", opening * 5000, 1) for opening in ('{"a":', "[", "{"))
+    yield from (text.replace('": ', f'": {number}, "q": ', 1) for number in ("9" * 5000, "1e999", "-" * 99, "NaN"))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_mutation_of_a_valid_reply_breaks_it(name: str) -> None:
+    own = [reply for stem, reply in CORPUS.items() if format_of(stem) == name]
+    check_parser(create_parser(name), [], [broken for reply in own for broken in mutations(reply)])
+    foreign = list(CORPUS.values())
+    rng = random.Random(7)
+    spliced = []
+    for _ in range(400):
+        left, right = rng.choices(foreign, k=2)
+        spliced.append(left[: rng.randrange(len(left))] + right[rng.randrange(len(right)) :])
+    check_parser(create_parser(name), [], foreign + spliced)
+
+
+@pytest.mark.parametrize("stem", sorted(CORPUS))
+def test_every_reply_of_the_corpus_is_read_and_written_again(stem: str) -> None:
+    parser = create_parser(format_of(stem))
+    action = parser.parse(CORPUS[stem])
+    assert action.parse_error is None
+    assert action.tool_calls
+    if format_of(stem) != "json":
+        action = replace(action, thought="")
+    assert parser.parse(parser.render(action)).tool_calls == action.tool_calls
+
+
+@pytest.mark.parametrize("stem", sorted(stem for stem in CORPUS if format_of(stem) != "react"))
+def test_a_reply_that_was_cut_off_never_gives_another_call(stem: str) -> None:
+    """ReAct is left out: a plain Action Input that was cut off is a shorter one."""
+    parser = create_parser(format_of(stem))
+    data = CORPUS[stem].encode()
+    whole = parser.parse(CORPUS[stem]).tool_calls
+    cut = [parser.parse(data[:n].decode("utf-8", errors="replace")).tool_calls for n in range(len(data))]
+    others = [some for some in cut if whole[: len(some)] != some]
+    if stem == "json-thinking":  # a draft, executed where the thought that holds it was cut off before its end
+        assert all(some == (ToolCall("no"),) for some in others)
+    else:
+        assert not others
+
+
+MEGABYTE = 1_000_000
+QWEN_CALL = '<tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>\n'
+GARBAGE: dict[str, Callable[[int], str]] = {
+    "random bytes": lambda n: random.Random(1).randbytes(n).decode("latin-1"),
+    "random UTF-8": lambda n: random.Random(1).randbytes(n).decode("utf-8", errors="replace"),
+    "random marks": lambda n: "".join(random.Random(1).choices('{}[]":,\\ \n<>/ab', k=n)),
+    "a long list": lambda n: QWEN_CALL.replace("{}", '{"l":[' + "1," * (n // 2) + "1]}"),
+    "a long thought": lambda n: "x" * n + QWEN_CALL,
+    "a deep list": lambda n: 'Action: a\nAction Input: {"l":' + "[" * n,
+    "a wide gap": lambda n: "[TOOL_CALLS]a" + " " * n + "b",
+    "quotes after a tag": lambda n: "<tool_call>" + "`" * n,
+    "an open fence": lambda n: "Action: a\nAction Input: ```" + " " * n + "x",
+    "an empty name": lambda n: "Action: a" + "\n " * (n // 2),
+    "digits": lambda n: '{"name":"a","parameters":{"l":' + "9" * n,
+    **{
+        unit: lambda n, unit=unit: (unit * (n // len(unit) + 1))[:n]  # type: ignore[misc]
+        for unit in (
+            *("{", '{"', '{"a":1}', "[", '[{"', '"\\', '"', "a{}", "\n", " ", "\n *", "```a", "<", "</think>"),
+            *(
+                "<tool_call>",
+                "<tool_call>{</think>",
+                '<tool_call>{"name":"a"}</think>',
+                "<|python_tag|>",
+                "[TOOL_CALLS]",
+            ),
+            *(
+                "Action: ",
+                "Action: a\n",
+                "Action: a\nAction Input: {}\n",
+                "Action: a\nAction Input: b\n",
+                "Thought: a\n",
+            ),
+            *("Observation:\n", "Observation:</think>\n", "Final Answer: x\n", "👋", '{"action":"a"}', QWEN_CALL),
+            *('{"name":"a","parameters":{}}; ', "[TOOL_CALLS]a[ARGS]{}", '[TOOL_CALLS][{"name":"a"}]'),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_megabyte_of_garbage_takes_no_longer_than_its_length(name: str) -> None:
+    """Quadratic work on a megabyte takes minutes; the bound of seconds is far from what it takes (milliseconds)."""
+    parser = create_parser(name)
+    for kind, make in GARBAGE.items():
+        for length in (MEGABYTE // 10, MEGABYTE):
+            text = make(length)
+            started = time.process_time()
+            parser.parse(text)
+            assert time.process_time() - started < 3, f"{name} took seconds for {length} characters of {kind!r}"
+
+
+@pytest.mark.parametrize("name", WITH_CALLS)
+@pytest.mark.parametrize("kind", sorted(GARBAGE))
+def test_a_value_is_tried_at_a_bounded_number_of_places_and_at_none_twice(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+    decode = json_reading._DECODER.raw_decode
+
+    def counting(text: str, position: int = 0) -> tuple[object, int]:
+        tried.append(position)
+        return decode(text, position)
+
+    monkeypatch.setattr(json_reading._DECODER, "raw_decode", counting)
+    create_parser(name).parse(GARBAGE[kind](MEGABYTE // 10))
+    assert len(tried) <= MAX_OBJECTS + 1
+    assert tried == sorted(set(tried))
