@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from uirl.environments.table import ENVIRONMENTS, create_environment, environment_class
     from uirl.environments.text.guess_number import GuessNumberEnvironment
     from uirl.environments.text.simple_game import SimpleGameEnvironment
+    from uirl.environments.tool_use.calculator import CalculatorEnvironment
+    from uirl.environments.tool_use.environment import ToolEnvironment
+    from uirl.environments.tool_use.lookup import LookupEnvironment
 
 _EXPORTS = {
     "BaseEnvironment": "uirl.environments.base",
@@ -28,24 +31,30 @@ _EXPORTS = {
     "ENVIRONMENTS": "uirl.environments.table",
     "create_environment": "uirl.environments.table",
     "environment_class": "uirl.environments.table",
+    "CalculatorEnvironment": "uirl.environments.tool_use.calculator",
     "GuessNumberEnvironment": "uirl.environments.text.guess_number",
     "GymnasiumEnvironment": "uirl.environments.adapters.gymnasium",
+    "LookupEnvironment": "uirl.environments.tool_use.lookup",
     "MiniWobEnvironment": "uirl.environments.browser.miniwob",
     "ScreenEnvironment": "uirl.environments.screen.environment",
     "SimpleGameEnvironment": "uirl.environments.text.simple_game",
+    "ToolEnvironment": "uirl.environments.tool_use.environment",
 }
 
 __all__ = [
     "ENVIRONMENTS",
     "BaseEnvironment",
+    "CalculatorEnvironment",
     "EnvironmentReport",
     "EnvironmentSession",
     "GuessNumberEnvironment",
     "GymnasiumEnvironment",
+    "LookupEnvironment",
     "MiniWobEnvironment",
     "Play",
     "ScreenEnvironment",
     "SimpleGameEnvironment",
+    "ToolEnvironment",
     "check_environment",
     "create_environment",
     "environment_class",

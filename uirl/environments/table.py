@@ -14,6 +14,8 @@ ENVIRONMENTS = {
     "screen": "uirl.environments.screen:ScreenEnvironment",
     "guess_number": "uirl.environments.text.guess_number:GuessNumberEnvironment",
     "simple_game": "uirl.environments.text.simple_game:SimpleGameEnvironment",
+    "calculator": "uirl.environments.tool_use.calculator:CalculatorEnvironment",
+    "lookup": "uirl.environments.tool_use.lookup:LookupEnvironment",
     "gymnasium": "uirl.environments.adapters.gymnasium:GymnasiumEnvironment",
     "miniwob": "uirl.environments.browser.miniwob:MiniWobEnvironment",
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -104,12 +105,27 @@ _WORDS = [
     "right",
 ]
 
+# digits alone, everything else in long pieces; what an action is meant for begins a piece, so that the token before
+# a coordinate still says whose coordinate it is
+_PIECES = r"\d|\s|[^\d\s]*?target\":\"|[^\d\s]+"
+# a call up to its first argument is one piece, and so is its end: a tool call costs little more than its argument
+_PIECES_WITH_CALLS = (
+    r"<tool_call>\s*\{\"name\": ?\"[a-z_]+\", ?\"arguments\": ?\{\"[a-z_]+\": ?\"|"
+    r"[a-z]+(?=\"\}\}\s*</tool_call>)|\"\}\}\s*</tool_call>|" + _PIECES
+)
+
 _TARGETS = ("red", "green", "blue", "yellow", "purple", "cyan", "ok", "button", "field")
+
+_NAMES = ("apple", "fig", "grape", "kiwi", "lemon", "lime", "mango", "melon", "olive", "peach", "pear", "plum")
+_CALLS = (
+    '<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{}"}}}}\n</tool_call>',
+    '<tool_call>\n{{"name": "lookup", "arguments": {{"key": "{}"}}}}\n</tool_call>',
+)
 
 
 def build_tiny(name: str, sizes: Any, *, seed: int) -> tuple[Any, Any, Any | None]:
     """(HF model, tokenizer, image processor or None) of a built-in model. `sizes` is the config's `model.tiny`."""
-    tokenizer = build_tokenizer(sizes.vocab_size)
+    tokenizer = build_tokenizer(sizes.vocab_size, calls=name == "uirl/tiny-lm")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if name == "uirl/tiny-lm":
@@ -117,15 +133,16 @@ def build_tiny(name: str, sizes: Any, *, seed: int) -> tuple[Any, Any, Any | Non
         return _vision_model(tokenizer, sizes), tokenizer, _image_processor(sizes)
 
 
-def build_tokenizer(vocab_size: int) -> Any:
-    """A byte-level BPE in which a digit is a token of its own and the skeleton of a JSON action is few tokens."""
+def build_tokenizer(vocab_size: int, *, calls: bool = False) -> Any:
+    """A byte-level BPE in which a digit is a token of its own and the skeleton of a JSON action is few tokens.
+
+    `calls`: the skeleton of a tool call is one token too, where `vocab_size` leaves room for it (640 does).
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     raw = Tokenizer(models.BPE(unk_token=None))
-    # digits alone, everything else in long pieces; what an action is meant for begins a piece, so that the token before
-    # a coordinate still says whose coordinate it is
-    pieces = Regex(r"\d|\s|[^\d\s]*?target\":\"|[^\d\s]+")
+    pieces = Regex(_PIECES_WITH_CALLS if calls else _PIECES)
     raw.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(pieces, behavior="isolated"),
@@ -139,7 +156,7 @@ def build_tokenizer(vocab_size: int) -> Any:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    raw.train_from_iterator(_corpus(), trainer)
+    raw.train_from_iterator(chain(_corpus(), _call_corpus() if calls else ()), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=raw,
         eos_token="<|im_end|>",
@@ -159,6 +176,13 @@ def _corpus() -> Iterator[str]:
         yield json.dumps({"action": "type", "text": str(rng.randint(0, 9))}, separators=(",", ":"))
         yield " ".join(rng.sample(_WORDS, 3))
     yield from ("user\n", "assistant\n", "system\n", "tool\n") * 50  # for models that get the ChatML template
+
+
+def _call_corpus() -> Iterator[str]:
+    """Calls and names of the tool-use tasks, rarer than the words above, which therefore keep their tokens."""
+    for name in _NAMES:
+        for skeleton in _CALLS:
+            yield from (skeleton.format(name), f"{name} {name}") * 2
 
 
 def _language_model(tokenizer: Any, sizes: Any) -> Any:

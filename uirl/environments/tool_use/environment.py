@@ -1,0 +1,244 @@
+"""`ToolEnvironment`: tools, and what there is to do with them."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
+
+from uirl.environments.base import BaseEnvironment
+from uirl.environments.results import read_step
+from uirl.environments.session import EnvironmentSession
+from uirl.environments.tool_use.acting import acting_on, bind, run
+from uirl.errors import ConfigError
+from uirl.tools import ToolRegistry
+from uirl.types import Action, Observation, StepResult, Task, ToolCall, ToolResult
+
+ANSWER = "answer"
+"""In formats that have a final answer it is the call `ToolCall("answer", {"text": ...})`."""
+
+Describe = Literal["template", "prompt", "none"]
+
+
+@runtime_checkable
+class ActionFormat(Protocol):
+    """What is asked of a parser here: a sentence on how to write a call."""
+
+    def describe(self) -> str: ...
+
+
+class ToolEnvironment(BaseEnvironment):
+    """Tools, and optionally an environment that the answers go to.
+
+    Every call of a reply is executed in order; the results stand in `Observation.tool_results` of what the policy sees
+    next. Calls that cannot be read, unknown tools and wrong arguments are observations. A reply without a call (or with
+    the call `answer`) is the answer: it goes to the inner environment as its action, else to `judge`. Rewards and the
+    end of the inner environment pass through, also where a tool acted on it; what a reply calls after the end is not
+    executed.
+
+    For a task of your own write `ask` and `judge`, and `expert_action` for a warm start.
+    """
+
+    def __init__(
+        self,
+        config: Any = None,
+        *,
+        registry: ToolRegistry | Iterable[Any] = (),
+        environment: BaseEnvironment | None = None,
+        action_format: str | ActionFormat = "qwen",
+        describe: Describe = "template",
+        instructions: str = "",
+        max_turns: int | None = None,
+    ) -> None:
+        """Raises ConfigError for an option that does not fit.
+
+        `registry`: a ToolRegistry, or tools and functions. Registry and environment are used as they are; parallel
+        episodes get a `spawn()` of both. `action_format`: the parser by name, or the object where the caller parses
+        himself. `describe`: how the policy hears of its tools: from the chat template ('template'), in the system
+        prompt together with how a call is written ('prompt'), or not at all ('none'), for tiny models that pay for
+        every token and learn the calls from demonstrations. `instructions` open the system prompt.
+        """
+        super().__init__(config)
+        if describe not in get_args(Describe):
+            raise ConfigError(f"describe must be one of {get_args(Describe)}, got {describe!r}")
+        if max_turns is not None and (isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1):
+            raise ConfigError(f"max_turns must be a positive int, or None for the run's limit alone; got {max_turns!r}")
+        self.registry = registry if isinstance(registry, ToolRegistry) else ToolRegistry(registry)
+        """The tools of the current episode; `ask` may put others in their place."""
+        self.max_turns = max_turns
+        self._format = action_format
+        self.action_format = _name_of(action_format)  # type: ignore[misc]
+        self._describe, self._instructions = describe, instructions
+        self._inner = None if environment is None else _unlimited(environment)
+        self._acting = acting_on(environment, self.registry)
+        self._running = bind(self.registry, self._inner, self._acting)
+        self._question = ""
+        self._results: list[ToolResult] = []
+
+    def ask(self, rng: random.Random, task: Task | None) -> Any:
+        """The first observation of a new episode, where there is no inner environment. Default: the task's goal."""
+        return task.goal if task is not None else ""
+
+    def judge(self, answer: str) -> Any:
+        """What a `step` returns, for an answer where there is no inner environment; may be awaitable.
+
+        Default: the episode ends, nothing is paid and nothing is said about success. A subclass that judges says
+        `info['success']`; episodes that end without an answer are then unsolved.
+        """
+        return "", 0.0, True, {}
+
+    async def reset(self, task: Task | None = None, seed: int | None = None) -> Any:
+        """The first observation: of the inner environment, else of `ask`."""
+        self._results = []
+        if self._inner is not None:
+            self._running.reset(seed)
+            return await self._inner.reset(task, seed)
+        first = self.ask(random.Random(seed), task)
+        self._running = self.registry
+        self._running.reset(seed)
+        self._question = first.text if isinstance(first, Observation) else str(first)
+        return first
+
+    def adopt(self) -> None:
+        """Goes on with an episode that somebody began by resetting the inner environment himself."""
+        self._results = []
+        if self._inner is not None:
+            self._inner.adopt()
+
+    async def step(self, action: Action) -> StepResult:
+        """What the calls came back with, or what the answer led to."""
+        if action.parse_error is not None:
+            return self._nothing_happened(Observation(action.parse_error))
+        if not action.tool_calls:
+            return await self._answer(_without_thought(action))
+        results: list[ToolResult] = []
+        taken: list[StepResult] = []
+        for call in action.tool_calls:
+            if self._is_answer(call):
+                taken.append(await self._answer(Action(text=str(call.arguments.get("text", "")))))
+            else:
+                result, step = await run(self._running, call)
+                results.append(result)
+                taken += [] if step is None else [step]
+            if taken and taken[-1].done:
+                break
+        self._results += results
+        return self._together(results, taken)
+
+    async def get_state_description(self) -> str:  # type: ignore[override]
+        """The inner environment's; else the question and every call so far."""
+        if self._inner is not None:
+            return await self._inner.state_description()
+        calls = [f"{r.name}({json.dumps(dict(r.arguments))}) -> {r.text}" for r in self._results]
+        return "\n".join([self._question, *calls])
+
+    def get_prompt_prefix(self) -> str:
+        parts = [self._instructions, "" if self._inner is None else self._inner.env.get_prompt_prefix()]
+        if self._describe == "prompt":
+            parts += [self.registry.describe(), _how_to_call(self._format)]
+        return "\n\n".join(filter(None, parts))
+
+    def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
+        return self.registry.schemas() if self._describe == "template" else ()
+
+    def tasks(self) -> Sequence[Task] | None:
+        return None if self._inner is None else self._inner.env.tasks()
+
+    def controls(self) -> Mapping[str, BaseEnvironment | Action | str]:
+        """Those of the inner environment: its variants with the same tools, and its constant texts."""
+        inner = {} if self._inner is None else self._inner.env.controls()
+        found: dict[str, BaseEnvironment | Action | str] = {}
+        for name, control in inner.items():
+            if isinstance(control, BaseEnvironment):
+                found[name] = self._around(control)
+            elif isinstance(control, str):
+                found[name] = control
+        return found
+
+    def spawn(self) -> ToolEnvironment:
+        """Another instance, with a `spawn()` of every tool and of the inner environment."""
+        return self._around(None if self._inner is None else self._inner.env.spawn())
+
+    async def close(self) -> None:  # type: ignore[override]
+        """Closes the inner environment and every tool."""
+        try:
+            if self._inner is not None:
+                await self._inner.close()
+        finally:
+            await self._running.close()
+
+    def _around(self, environment: BaseEnvironment | None) -> ToolEnvironment:
+        """A copy of this one with fresh tools around `environment`."""
+        if self._acting:  # these act through the session of the copy: their own environments stay unused
+            registry = ToolRegistry(t if t.name in self._acting else t.spawn() for t in self.registry)
+        else:
+            registry = self.registry.spawn()
+        inner = None if environment is None else _unlimited(environment)
+        replaced = [
+            (self.registry, registry),
+            (self._inner, inner),
+            (self._running, bind(registry, inner, self._acting)),
+            (self.config, self.config),
+            (self._format, self._format),
+        ]
+        return copy.deepcopy(self, {id(old): new for old, new in replaced if old is not None})
+
+    def _is_answer(self, call: ToolCall) -> bool:
+        return call.name == ANSWER and ANSWER not in self.registry
+
+    async def _answer(self, action: Action) -> StepResult:
+        if self._inner is not None:
+            return await self._inner.step(action)
+        value = self.judge(action.text)
+        return read_step(await value if inspect.isawaitable(value) else value, f"{type(self).__name__}.judge")
+
+    def _together(self, results: list[ToolResult], taken: list[StepResult]) -> StepResult:
+        """One step made of tool results and of what the inner environment went through."""
+        if not taken:
+            return self._nothing_happened(Observation(tool_results=tuple(results)))
+        last = taken[-1]
+        seen = last.observation
+        observation = Observation(seen.text, seen.images, seen.info, (*results, *seen.tool_results))
+        return StepResult(observation, sum(t.reward for t in taken), last.terminated, last.truncated)
+
+    def _nothing_happened(self, observation: Observation) -> StepResult:
+        judged = self._inner is None and type(self).judge is not ToolEnvironment.judge
+        info = {"success": False} if judged else {}
+        return StepResult(Observation(observation.text, (), info, observation.tool_results))
+
+
+def _unlimited(environment: BaseEnvironment) -> EnvironmentSession:
+    # the session around the ToolEnvironment has the time limits; when it gives up, this one is cancelled with it
+    return EnvironmentSession(environment, math.inf, math.inf)
+
+
+def _name_of(action_format: str | ActionFormat) -> str:
+    if isinstance(action_format, str):
+        if action_format == "text":
+            raise ConfigError("action_format 'text' knows no calls; expected 'qwen', 'json', 'react', ... or a parser")
+        return action_format
+    if not isinstance(action_format, ActionFormat):
+        raise ConfigError(f"action_format must be the name of a parser or a parser, got {action_format!r:.60}")
+    return f"<{type(action_format).__name__}>"
+
+
+def _how_to_call(action_format: str | ActionFormat) -> str:
+    if not isinstance(action_format, str):
+        return action_format.describe()
+    # by name, as the tables of the house load: environments import no parser
+    parser: ActionFormat = import_module("uirl.parsers").create_parser(action_format)
+    return parser.describe()
+
+
+def _without_thought(action: Action) -> Action:
+    """The action with the part of its text that is no thought."""
+    text = action.text.strip()
+    thought = action.thought.strip()
+    if not thought or not text.startswith(thought):
+        return action
+    return Action(text=text[len(thought) :].strip(), thought=action.thought)
