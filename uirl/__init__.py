@@ -28,10 +28,18 @@ _HOME = {
         "BaseEnvironment ENVIRONMENTS EnvironmentSession GuessNumberEnvironment GymnasiumEnvironment "
         "MiniWobEnvironment ScreenEnvironment SimpleGameEnvironment check_environment create_environment"
     ),
-    "uirl.parsers": "ActionParser JSONActionParser PARSERS TextParser check_parser create_parser",
+    "uirl.tools": (
+        "CalculatorTool EnvironmentStepTool FunctionTool LookupTool MCPServer MCPTool PythonTool SearchTool Tool "
+        "ToolDefinition ToolError ToolRegistry"
+    ),
+    "uirl.parsers": (
+        "ActionParser FunctionCallingParser JSONActionParser MAIUIActionParser PARSERS ReActActionParser TextParser "
+        "check_parser create_parser"
+    ),
     "uirl.inference": (
-        "BatchInferenceManager ChatRenderer Generation GenerationOutput GenerationRequest InferenceEngine LoadedModel "
-        "Message SamplingParams ScriptedInferenceEngine TextEngine TransformersInferenceEngine check_engine "
+        "BaseInferenceEngine BatchInferenceManager ChatRenderer Generation GenerationOutput GenerationRequest "
+        "InferenceEngine LoadedModel Message OpenAIInferenceEngine SGLangInferenceEngine SamplingParams "
+        "ScriptedInferenceEngine TextEngine TransformersInferenceEngine VLLMInferenceEngine check_engine "
         "create_engine create_inference_engine load_model"
     ),
     "uirl.algorithms": (
@@ -41,8 +49,8 @@ _HOME = {
         "compute_reinforce_plus_plus_baseline_advantage compute_rloo_advantage compute_value_loss"
     ),
     "uirl.rollout": (
-        "Collector ContextWindow Conversation EnginePlayer EpisodeLimits EpisodeSpec ExpertPlayer Player run_episode "
-        "samples_of"
+        "Collector ContextWindow Conversation EnginePlayer Episode EpisodeLimits EpisodeSpec EpisodeSummary "
+        "ExpertPlayer MultiTurnInferenceEngine MultiTurnManager Player run_episode samples_of"
     ),
     "uirl.storage": "RunDirectory TrajectoryStore export_sft",
     "uirl.learner": (
@@ -54,7 +62,18 @@ _HOME = {
     ),
 }
 _NAMES = {name: module for module, names in _HOME.items() for name in names.split()}
-_MODULES = ("algorithms", "config", "environments", "inference", "learner", "parsers", "rollout", "storage", "training")
+_MODULES = (
+    "algorithms",
+    "config",
+    "environments",
+    "inference",
+    "learner",
+    "parsers",
+    "rollout",
+    "storage",
+    "tools",
+    "training",
+)
 
 __all__ = sorted([*_NAMES, *_MODULES, "__version__"])
 

@@ -58,6 +58,11 @@ class EnvironmentSession:
         self._state = "running"
         return observation
 
+    def adopt(self) -> None:
+        """Goes on with an episode that somebody began by resetting the environment himself."""
+        self._refuse_unusable("adopt")
+        self._state = "running"
+
     async def step(self, action: Action) -> StepResult:
         """What the environment answered; `info` of the tuple stands in `observation.info`.
 

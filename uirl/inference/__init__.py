@@ -2,7 +2,7 @@
 
 from uirl.inference.chat import ChatRenderer
 from uirl.inference.check import EngineReport, check_engine
-from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, SamplingParams
+from uirl.inference.contract import BaseInferenceEngine, Generation, GenerationRequest, InferenceEngine, SamplingParams
 from uirl.inference.front import BatchInferenceManager, GenerationOutput, TextEngine, create_inference_engine
 from uirl.inference.messages import Message
 from uirl.inference.models import LoadedModel, load_model
@@ -12,6 +12,7 @@ from uirl.inference.transformers_engine import TransformersInferenceEngine
 
 __all__ = [
     "BACKENDS",
+    "BaseInferenceEngine",
     "BatchInferenceManager",
     "ChatRenderer",
     "EngineReport",

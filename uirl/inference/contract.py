@@ -106,3 +106,7 @@ class InferenceEngine(ABC):
 
     async def close(self) -> None:
         """Frees everything. Calling it twice is fine."""
+
+
+BaseInferenceEngine = InferenceEngine
+"""The same contract under its other name."""

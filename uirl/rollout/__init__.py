@@ -5,6 +5,7 @@ from uirl.rollout.conversation import Context, ContextWindow, Conversation
 from uirl.rollout.episode import (
     ConstantPlayer,
     EnginePlayer,
+    Episode,
     EpisodeLimits,
     EpisodeSpec,
     ExpertPlayer,
@@ -13,6 +14,7 @@ from uirl.rollout.episode import (
     derive_seed,
     run_episode,
 )
+from uirl.rollout.multi_turn import EpisodeSummary, MultiTurnInferenceEngine, MultiTurnManager, ToolUsage
 from uirl.rollout.samples import samples_of, samples_of_all
 
 __all__ = [
@@ -22,11 +24,16 @@ __all__ = [
     "ContextWindow",
     "Conversation",
     "EnginePlayer",
+    "Episode",
     "EpisodeLimits",
     "EpisodeSpec",
+    "EpisodeSummary",
     "ExpertPlayer",
+    "MultiTurnInferenceEngine",
+    "MultiTurnManager",
     "Player",
     "Response",
+    "ToolUsage",
     "derive_seed",
     "run_episode",
     "samples_of",

@@ -110,7 +110,7 @@ class MultiTurnManager:
 
     def reset(self, seed: int | None = None) -> Observation:
         """The first observation of a new episode."""
-        return self._loop.run(self._begin(self.env, seed))
+        return self._loop.run(self._begin(seed))
 
     def step(self, model_output: str, observation: Any = None) -> Turn:
         """The turn that `model_output` made: `turn.tool_call.result`, `turn.reward`, `turn.done`.
@@ -143,22 +143,31 @@ class MultiTurnManager:
         """Ends the event loop. The environment and the tools are yours to close."""
         self._loop.close()
 
-    async def _begin(self, env: BaseEnvironment | None, seed: int | None = None) -> Observation:
-        world = ToolEnvironment(registry=self.registry, environment=env, describe="none")
+    def _open(self, seed: int | None = None) -> tuple[ToolEnvironment, Episode]:
+        """A new episode that has not begun."""
+        world = ToolEnvironment(registry=self.registry, environment=self.env, action_format=self.parser)
         spec = EpisodeSpec(Task("conversation"), seed, None, uuid.uuid4().hex)
-        session = EnvironmentSession(world)
-        self._episode = Episode(session, self.parser, spec, ImageStore(), EpisodeLimits(self.max_turns))
         self._said = []
-        return self._see(await self._episode.begin())
+        self._episode = Episode(
+            EnvironmentSession(world), self.parser, spec, ImageStore(), EpisodeLimits(self.max_turns)
+        )
+        return world, self._episode
+
+    async def _begin(self, seed: int | None) -> Observation:
+        _, episode = self._open(seed)
+        return self._see(await episode.begin())
 
     async def _step(self, model_output: str, observation: Any) -> Turn:
-        if self._episode is None:
-            given = None if observation is None else read_observation(observation, "MultiTurnManager.step")
-            await self._begin(self.env if given is None else _AlreadyReset(self.env, given))
-        elif observation is not None:
-            seen = read_observation(observation, "MultiTurnManager.step")
-            if (seen.text, seen.images) != (self.observation.text, self.observation.images):
-                self._see(self._episode.see(replace(seen, tool_results=self.observation.tool_results)))
+        given = None if observation is None else read_observation(observation, "MultiTurnManager.step")
+        if self._episode is None and given is None:
+            await self._begin(None)
+        elif self._episode is None and given is not None:
+            world, episode = self._open()
+            world.adopt()
+            episode.session.adopt()
+            self._see(episode.see(given))
+        elif given is not None and given != self.observation:
+            self._see(self._running().see(given))
         episode = self._running()
         if episode.record.stop_reason is not None:
             raise ContractError(f"the episode is over ({episode.record.stop_reason}); call reset() for a new one")
@@ -209,7 +218,7 @@ class MultiTurnInferenceEngine:
         self.engine.engine.release(self._id)
         self._id = uuid.uuid4().hex
         opening = Observation(prompt, tuple(screenshot(picture) for picture in images))
-        world, self._chat, parser, system = self._world(_AlreadyReset(None, opening))
+        world, self._chat, parser, system = self._world(_Person(opening))
         spec = EpisodeSpec(Task("conversation"), None, seed, self._id)
         limits = EpisodeLimits(self.max_turns)
         self._episode = Episode(EnvironmentSession(world), parser, spec, self._images, limits)
@@ -327,31 +336,30 @@ class MultiTurnInferenceEngine:
             chat = ChatRenderer(loaded, environment.tool_schemas())
             return environment, chat, create_parser(environment.action_format), system
         registry, parser = self._tools.registry, self._tools.parser
-        world = ToolEnvironment(registry=registry, environment=environment, describe="none")
+        world = ToolEnvironment(registry=registry, environment=environment, action_format=parser, describe="none")
         if ChatRenderer.can_show(loaded, registry.schemas()):
             return world, ChatRenderer(loaded, registry.schemas()), parser, system
         described = "\n".join(filter(None, [registry.describe(), parser.describe()]))
         return world, ChatRenderer(loaded), parser, "\n\n".join(filter(None, [system, described]))
 
 
-class _AlreadyReset(BaseEnvironment):
-    """An environment whose first observation somebody already holds; None: a person, who answers with anything."""
+class _Person(BaseEnvironment):
+    """Somebody at the other end, who has asked and who listens to anything."""
 
-    def __init__(self, environment: BaseEnvironment | None, observation: Observation) -> None:
+    runs_inline = True
+
+    def __init__(self, asked: Observation) -> None:
         super().__init__()
-        self._environment, self._observation = environment, observation
-        self.action_format = environment.action_format if environment else "text"  # type: ignore[misc]
-        self.runs_inline = environment is None or environment.runs_inline  # type: ignore[misc]
-        self.max_turns = environment.max_turns if environment else None
+        self._asked = asked
 
     def reset(self) -> Observation:
-        return self._observation
+        return self._asked
 
-    def step(self, action: Any) -> Any:
-        return ("", 0.0, False, {}) if self._environment is None else self._environment.step(action)
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        return "", 0.0, False, {}
 
     def get_state_description(self) -> str:
-        return self._environment.get_state_description() if self._environment else self._observation.text
+        return self._asked.text
 
 
 def _as_dict(message: Message | dict[str, Any]) -> dict[str, Any]:

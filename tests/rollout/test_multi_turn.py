@@ -1,0 +1,252 @@
+"""The multi-turn fronts: thin over the episode that training uses, and one record comes out of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from uirl import (
+    Action,
+    BaseEnvironment,
+    CalculatorTool,
+    ContractError,
+    EnvironmentFailure,
+    EnvironmentStepTool,
+    MultiTurnInferenceEngine,
+    MultiTurnManager,
+    ScriptedInferenceEngine,
+    TextEngine,
+    Tool,
+    ToolError,
+    ToolRegistry,
+    create_parser,
+)
+from uirl.inference import LoadedModel, Message
+from uirl.types import Observation
+
+
+def call(name: str, **arguments: Any) -> str:
+    return QWEN.render(Action.of(name, **arguments))
+
+
+QWEN = create_parser("qwen")
+CALL = call("calculator", expression="6*7")
+
+
+class Asks(BaseEnvironment):
+    """Asks for 6 * 7; the answer ends it."""
+
+    resets = 0
+
+    def reset(self, seed: int | None = None) -> str:
+        self.resets += 1
+        self.steps: list[str] = []
+        return "6*7?"
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        self.steps.append(action)
+        right = action.strip() == "42"
+        return "over" if right else "no", float(right), right, {"success": right}
+
+    def get_state_description(self) -> str:
+        return f"{len(self.steps)} answers"
+
+
+class Moody(Tool):
+    """A tool with a policy on errors."""
+
+    name, description = "moody", "Fails as it is told."
+
+    def execute(self, how: str) -> str:
+        if how == "mine":
+            raise ToolError("you asked for it")
+        if how == "ours":
+            raise RuntimeError("a bug")
+        return "fine"
+
+
+@pytest.fixture
+def manager() -> Iterator[MultiTurnManager]:
+    made = MultiTurnManager(ToolRegistry([CalculatorTool(), Moody()]), QWEN, Asks())
+    yield made
+    made.close()
+
+
+def test_a_reply_with_a_call_is_executed_and_one_without_is_the_answer(manager: MultiTurnManager) -> None:
+    turn = manager.step(f"Let me see. {CALL}", manager.env.reset())
+    assert turn.tool_call is not None
+    assert (turn.tool_call.name, turn.tool_call.success, turn.tool_call.result) == ("calculator", True, 42)
+    assert turn.action.thought == "Let me see."
+    assert (turn.reward, turn.done, manager.env.steps) == (0.0, False, [])
+    assert manager.observation.tool_results == (turn.tool_call,)
+    last = manager.step("42")
+    assert (last.reward, last.done, last.tool_call) == (1.0, True, None)
+    assert manager.env.resets == 1  # the observation was handed over; nobody resets behind the caller's back
+    assert [m["role"] for m in manager.conversation] == ["user", "assistant", "tool", "assistant", "user"]
+    assert manager.conversation[2] == {"role": "tool", "content": "42", "name": "calculator"}
+
+
+def test_the_summary_counts_tools_and_rewards(manager: MultiTurnManager) -> None:
+    manager.reset()
+    manager.step(CALL)
+    manager.step(call("moody", how="mine"))
+    manager.step(call("nothing"))
+    manager.step("42")
+    summary = manager.summary()
+    assert list(summary)[-1] == "42"
+    assert len(summary) == 4
+    told = summary.to_dict()
+    assert {name: (use["calls"], use["successes"]) for name, use in told.pop("tools").items()} == {
+        "calculator": (1, 1),
+        "moody": (1, 0),
+        "nothing": (1, 0),
+    }
+    assert told == {"turns": 4, "total_reward": 1.0, "success": True, "stop_reason": "terminated", "failure": None}
+
+
+def test_mistakes_are_the_models_and_bugs_are_ours(manager: MultiTurnManager) -> None:
+    manager.reset()
+    mine = manager.step(call("moody", how="mine")).tool_call
+    assert mine is not None
+    assert (mine.success, mine.result) == (False, "you asked for it")
+    wrong = manager.step(call("calculator", formula="6*7")).tool_call
+    assert wrong is not None
+    assert not wrong.success
+    assert "formula" in wrong.text
+    unread = manager.step('<tool_call>{"name":"calculator","arg')
+    assert unread.tool_call is None
+    assert manager.observation.text == unread.action.parse_error
+    with pytest.raises(EnvironmentFailure, match="a bug"):
+        manager.step(call("moody", how="ours"))
+
+
+def test_the_end_is_an_end(manager: MultiTurnManager) -> None:
+    with pytest.raises(ContractError, match="no episode has begun"):
+        manager.summary()
+    manager.reset()
+    manager.step("42")
+    with pytest.raises(ContractError, match=r"the episode is over \(terminated\); call reset\(\)"):
+        manager.step("43")
+    assert manager.reset().text == "6*7?"
+    assert manager.trajectory.turns == []
+    short = MultiTurnManager(ToolRegistry(), QWEN, Asks(), max_turns=1)
+    short.step("1")
+    assert short.summary().stop_reason == "max_turns"
+    short.close()
+
+
+def test_a_tool_may_act_on_the_environment() -> None:
+    env = Asks()
+    manager = MultiTurnManager(ToolRegistry([EnvironmentStepTool(env)]), create_parser("qwen"), env)
+    name = next(iter(manager.registry)).definition.name
+    turn = manager.step(call(name, action="42"), env.reset())
+    assert (turn.reward, turn.done, env.steps) == (1.0, True, ["42"])
+    assert turn.tool_call is not None
+    assert turn.tool_call.result == "over"
+    manager.close()
+
+
+# -- with an engine --------------------------------------------------------------------------------------------------
+
+
+def says(loaded: LoadedModel, *replies: str) -> TextEngine:
+    """An engine that gives these replies, each with its end token."""
+    end = loaded.tokenizer.eos_token
+    script = [loaded.tokenizer(reply + end, add_special_tokens=False)["input_ids"] for reply in replies]
+    return TextEngine(loaded, ScriptedInferenceEngine(script, end_ids=loaded.end_ids))
+
+
+def test_a_conversation_with_a_person(lm: LoadedModel) -> None:
+    engine = says(lm, "hello", "6*7 is 42")
+    chat = MultiTurnInferenceEngine(engine, max_turns=2, system_prompt="be brief")
+    chat.start_conversation("hi")
+    assert chat.step(max_tokens=256) == "hello"
+    with pytest.raises(ContractError, match="it is the user's turn"):
+        chat.step()
+    assert chat.step("6*7?") == "6*7 is 42"
+    roles = [message["role"] for message in chat.conversation]
+    assert roles == ["system", "user", "assistant", "user", "assistant"]
+    with pytest.raises(ContractError, match="max_turns=2"):
+        chat.step("more")
+    first, second = engine.engine.requests
+    assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
+    assert first.session_id == second.session_id == chat.trajectory.id
+    assert [turn.starts_segment for turn in chat.trajectory.turns] == [True, False]
+    engine.close()
+
+
+def test_tools_in_a_conversation(lm: LoadedModel) -> None:
+    engine = says(lm, CALL, "it is 42")
+    manager = MultiTurnManager(ToolRegistry([CalculatorTool()]), QWEN)
+    chat = MultiTurnInferenceEngine(engine, system_prompt="be brief", tool_manager=manager, enable_tools=True)
+    chat.start_conversation("6*7?")
+    assert chat.step() == CALL
+    assert chat.step() == "it is 42"
+    assert chat.conversation[3] == {"role": "tool", "content": "42", "name": "calculator"}
+    system = chat.conversation[0]["content"]
+    # the built-in template shows no tools, so the system prompt tells of them
+    assert system.startswith("be brief\n\n- calculator(")
+    assert manager.parser.describe() in system
+    with pytest.raises(ContractError, match="needs a tool_manager"):
+        MultiTurnInferenceEngine(engine, enable_tools=True)
+    engine.close()
+    manager.close()
+
+
+def test_an_episode_with_an_environment(lm: LoadedModel) -> None:
+    engine = says(lm, "41", CALL, "42")
+    env = Asks()
+    manager = MultiTurnManager(ToolRegistry([CalculatorTool()]), QWEN, env)
+    multi_turn = MultiTurnInferenceEngine(engine, tool_manager=manager, enable_tools=True)
+    summary = multi_turn.run_episode(env, "Answer with a number.", max_turns=5)
+    assert list(summary) == ["41", CALL, "42"]
+    assert (summary.success, summary.total_reward, summary.stop_reason) == (True, 1.0, "terminated")
+    assert summary.tools["calculator"].successes == 1
+    seen = [turn.observation for turn in summary.trajectory.turns]
+    assert seen[0].text == "Answer with a number.\n6*7?"
+    assert [result.text for result in seen[2].tool_results] == ["42"]
+    # a record like any other: what was fed and sampled is on it, token for token
+    ids: tuple[int, ...] = ()
+    for turn, request in zip(summary.trajectory.turns, engine.engine.requests, strict=True):
+        ids += turn.context_ids
+        assert request.prompt_ids == ids
+        ids += turn.response_ids
+    engine.close()
+    manager.close()
+
+
+def test_without_tools_an_episode_is_the_environments_own(lm: LoadedModel) -> None:
+    engine = says(lm, "41", "42")
+    responses = MultiTurnInferenceEngine(engine, max_turns=1).run_episode(environment=Asks(), initial_prompt="Go.")
+    assert (list(responses), responses.stop_reason) == (["41"], "max_turns")
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("chatml", "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"),
+        ("llama-2", "<s>[INST] hi [/INST] "),
+        (
+            "llama-3",
+            "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+        (None, "<|user|>hi<|assistant|>"),
+    ],
+)
+def test_conversations_are_formatted_for_any_model(lm: LoadedModel, template: str | None, expected: str) -> None:
+    chat = MultiTurnInferenceEngine(says(lm, "hello"))
+    assert chat.format_conversation([Message("user", "hi")], template) == expected
+    chat.start_conversation("hi")
+    assert chat.format_conversation(template=template) == expected
+
+
+def test_observations_of_any_kind_are_taken(manager: MultiTurnManager) -> None:
+    manager.env.reset()
+    manager.step(CALL, Observation("what is it?"))
+    assert manager.trajectory.turns[0].observation.text == "what is it?"
+    manager.step("42", "look again")
+    assert manager.trajectory.turns[1].observation.text == "look again"
