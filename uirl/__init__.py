@@ -38,10 +38,13 @@ _HOME = {
     ),
     "uirl.inference": (
         "BaseInferenceEngine BatchInferenceManager ChatRenderer Generation GenerationOutput GenerationRequest "
-        "InferenceEngine LoadedModel Message OpenAIInferenceEngine SGLangInferenceEngine SamplingParams "
-        "ScriptedInferenceEngine TextEngine TransformersInferenceEngine VLLMInferenceEngine check_engine "
+        "InferenceEngine LoadedModel Message SamplingParams "
+        "ScriptedInferenceEngine TextEngine TransformersInferenceEngine check_engine "
         "create_engine create_inference_engine load_model"
     ),
+    "uirl.inference.openai_engine": "OpenAIInferenceEngine",
+    "uirl.inference.sglang_engine": "SGLangInferenceEngine",
+    "uirl.inference.vllm_engine": "VLLMInferenceEngine",
     "uirl.algorithms": (
         "ALGORITHMS AdvantageInputs GRPO GiGPO KLController PPO RLOO ReinforcePlusPlus RejectionSampling TurnLevel "
         "apply_kl_penalty compute_entropy compute_gae_advantage_return compute_gigpo_advantage "
