@@ -1,0 +1,209 @@
+"""The two kinds of calls, read from their JSON. What cannot be honoured is refused by name, not passed over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from uirl.inference.contract import SamplingParams
+from uirl.rollout.endpoint.fields import Fields, shown, whole_text
+from uirl.rollout.endpoint.problems import bad_request
+from uirl.rollout.endpoint.wire_messages import WireMessage, read_messages
+
+MAX_CHOICES = 32
+MAX_STOPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """What a call asks for beside its prompt."""
+
+    model: str
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of `SamplingParams` that the client set."""
+    stop: tuple[str, ...] = ()
+    choices: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    log_probs: bool = False
+    token_ids: bool = False
+    """The ids of prompt and reply are wanted too."""
+
+    def sampling(self, defaults: SamplingParams, fixed: SamplingParams | None) -> SamplingParams:
+        """How to sample: what was asked, else `defaults`. Where `fixed` is given, it rules; a client may only ask for
+        fewer tokens."""
+        if fixed is None:
+            return replace(defaults, **self.asked)
+        most = min(self.asked.get("max_tokens", fixed.max_tokens), fixed.max_tokens)
+        return replace(fixed, max_tokens=most, seed=self.asked.get("seed", fixed.seed))
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """A call of /v1/chat/completions."""
+
+    options: CallOptions
+    messages: tuple[WireMessage, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    reads_calls: bool = True
+    """False (`tool_choice` 'none'): the tools are shown all the same, so that the history stays what it was, and the
+    reply is text."""
+
+    @property
+    def tools_key(self) -> str:
+        """Equal for the same tools in the same words: the template writes them as they stand."""
+        return json.dumps(self.tools, ensure_ascii=False) if self.tools else ""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionCall:
+    """A call of /v1/completions."""
+
+    options: CallOptions
+    prompt: str | tuple[int, ...]
+
+
+def read_chat_call(value: Any) -> ChatCall:
+    """The call in the JSON of a request. Raises a 400 that names the field."""
+    fields = Fields(value)
+    messages = read_messages(fields.take("messages", list))
+    tools = _read_tools(fields.take("tools", list, []))
+    choice = fields.raw("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise bad_request(
+            f"{shown(choice)} is not supported: the policy decides whether it calls; use 'auto' or 'none'",
+            "tool_choice",
+            "unsupported_value",
+        )
+    log_probs = fields.take("logprobs", bool, False)
+    fields.only("top_logprobs", 0, why="engines return the log-prob of the sampled token alone")
+    fields.only("parallel_tool_calls", True, why="the policy decides how many calls it writes")
+    fields.only("response_format", {"type": "text"}, why="replies are not constrained")
+    fields.only("modalities", ["text"], why="replies are text")
+    fields.only("functions", [], why="use tools")
+    fields.only("function_call", "none", why="use tool_choice")
+    most = _agreeing(fields, "max_completion_tokens", "max_tokens")
+    options = _read_options(fields, most, log_probs)
+    fields.close()
+    return ChatCall(options, messages, tools, choice != "none")
+
+
+def read_completion_call(value: Any) -> CompletionCall:
+    """The call in the JSON of a request. Raises a 400 that names the field."""
+    fields = Fields(value)
+    prompt = _read_prompt(fields.raw("prompt"))
+    log_probs = fields.raw("logprobs")
+    if log_probs is not None and (isinstance(log_probs, bool) or log_probs not in (0, 1)):
+        raise bad_request(
+            f"expected 0 or 1, got {shown(log_probs)}: engines return the log-prob of the sampled token alone",
+            "logprobs",
+        )
+    fields.only("echo", False, why="the prompt is not repeated")
+    fields.only("suffix", "", why="nothing is filled in between")
+    fields.only("best_of", 1, why="every reply is returned; use n")
+    options = _read_options(fields, fields.take("max_tokens", int, None), log_probs is not None)
+    fields.close()
+    return CompletionCall(options, prompt)
+
+
+def _read_options(fields: Fields, max_tokens: int | None, log_probs: bool) -> CallOptions:
+    for name in ("presence_penalty", "frequency_penalty"):
+        fields.only(name, 0, why="penalties would make the log-probs those of another distribution")
+    fields.only("logit_bias", {}, why="a bias would make the log-probs those of another distribution")
+    fields.ignore("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+    stream = fields.take("stream", bool, False)
+    usage = _read_stream_options(fields, stream)
+    choices = fields.take("n", int, 1)
+    if not 1 <= choices <= MAX_CHOICES:
+        raise bad_request(f"expected 1 to {MAX_CHOICES}, got {choices}", "n")
+    return CallOptions(
+        model=fields.take("model", str),
+        asked=_read_sampling(fields, max_tokens),
+        stop=_read_stop(fields.raw("stop")),
+        choices=choices,
+        stream=stream,
+        include_usage=usage,
+        log_probs=log_probs,
+        token_ids=fields.take("return_token_ids", bool, False),
+    )
+
+
+def _read_sampling(fields: Fields, max_tokens: int | None) -> dict[str, Any]:
+    """The sampling fields that are there, each proved to be one that `SamplingParams` takes."""
+    read = {
+        "temperature": fields.take("temperature", float, None),
+        "top_p": fields.take("top_p", float, None),
+        "top_k": fields.take("top_k", int, None),
+        "seed": fields.take("seed", int, None),
+        "max_tokens": max_tokens,
+    }
+    asked = {name: value for name, value in read.items() if value is not None}
+    for name, value in asked.items():
+        try:
+            SamplingParams(**{name: value})
+        except ValueError as error:
+            raise bad_request(str(error).removeprefix(f"SamplingParams.{name} "), name) from error
+    if asked.get("top_k", 0) < 0:
+        raise bad_request(f"must be at least 0 (0: no limit), got {asked['top_k']}", "top_k")
+    return asked
+
+
+def _agreeing(fields: Fields, name: str, older: str) -> int | None:
+    """The value of a field that has two names."""
+    value, other = fields.take(name, int, None), fields.take(older, int, None)
+    if None not in (value, other) and value != other:
+        raise bad_request(f"says {value} and {older} says {other}; give one of them", name)
+    return other if value is None else value
+
+
+def _read_stream_options(fields: Fields, stream: bool) -> bool:
+    value = fields.raw("stream_options")
+    if value is None:
+        return False
+    if not stream:
+        raise bad_request("is only allowed with stream=true", "stream_options")
+    options = Fields(value, "stream_options")
+    usage = bool(options.take("include_usage", bool, False))
+    options.ignore("include_obfuscation")
+    options.close()
+    return usage
+
+
+def _read_stop(value: Any) -> tuple[str, ...]:
+    words = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
+        raise bad_request(f"expected a string or a list of strings, none of them empty, got {shown(value)}", "stop")
+    if len(words) > MAX_STOPS:
+        raise bad_request(f"expected at most {MAX_STOPS} strings, got {len(words)}", "stop")
+    return tuple(words)
+
+
+def _read_tools(values: list[Any]) -> tuple[Mapping[str, Any], ...]:
+    for i, value in enumerate(values):
+        tool = Fields(value, f"tools[{i}]")
+        tool.only("type", "function", why="only functions can be called")
+        function = Fields(tool.take("function", dict), tool.at("function"))
+        tool.close()
+        if not function.take("name", str):
+            raise bad_request("is empty", function.at("name"))
+        function.take("description", str, "")
+        Fields(function.take("parameters", dict, {}), function.at("parameters"))
+        function.take("strict", bool, False)  # not enforced: arguments are what the policy writes, as the guide says
+        function.close()
+    whole_text(json.dumps(values, ensure_ascii=False), "tools")
+    return tuple(values)
+
+
+def _read_prompt(value: Any) -> str | tuple[int, ...]:
+    if isinstance(value, str) and value:
+        return whole_text(value, "prompt")
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        return _read_prompt(value[0])
+    if isinstance(value, list) and value and all(type(token) is int and token >= 0 for token in value):
+        return tuple(value)
+    raise bad_request(
+        f"expected one prompt, a string or a list of token ids, got {shown(value)}; several prompts are several calls",
+        "prompt",
+    )

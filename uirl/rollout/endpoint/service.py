@@ -1,0 +1,189 @@
+"""What a call does, without HTTP: prompt, engine, replies, record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+
+from uirl.errors import EngineFailure
+from uirl.images import ImageStore
+from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, SamplingParams
+from uirl.inference.messages import Message
+from uirl.inference.models import LoadedModel
+from uirl.parsers.base import ActionParser
+from uirl.rollout.endpoint.problems import APIProblem, bad_request
+from uirl.rollout.endpoint.renderers import Renderers, rendering
+from uirl.rollout.endpoint.replies import Reply, cut_at_stop, text_reply, tool_reply
+from uirl.rollout.endpoint.requests import CallOptions, ChatCall, CompletionCall
+from uirl.rollout.endpoint.session import AgentSession
+from uirl.rollout.endpoint.transcript import Prompt, Transcript
+from uirl.rollout.episode import derive_seed
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one call came to."""
+
+    prompt_ids: tuple[int, ...]
+    replies: tuple[Reply, ...]
+
+    @property
+    def version(self) -> int:
+        """The oldest policy version that sampled a reply."""
+        return min(reply.generation.policy_version for reply in self.replies)
+
+
+@dataclass(slots=True)
+class ModelService:
+    """Answers calls with one engine."""
+
+    engine: InferenceEngine
+    loaded: LoadedModel
+    parser: ActionParser
+    images: ImageStore
+    sampling: SamplingParams
+    """What a client gets where it asks for nothing."""
+    max_context: int
+    """Prompt and reply together, in tokens."""
+    max_pending: int
+    """Calls on their way; the next is told to come back."""
+    renderers: Renderers
+    _pending: int = 0
+    _stop_ids: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    async def chat(self, call: ChatCall, session: AgentSession | None) -> Answer:
+        """The answer to a chat call, recorded in `session` (None: nowhere)."""
+        with self._admitted(), nullcontext() if session is None else session.call():
+            chat = self.renderers.get(call.tools_key, call.tools)
+            self._check_pictures(call)
+            transcript = Transcript() if session is None else session.transcript
+            with rendering("messages"):
+                prompt = transcript.chat_prompt(call.messages, call.tools_key, chat)
+            for shot in prompt.new_images:
+                self.images.put(shot)
+            offered = {tool["function"]["name"] for tool in call.tools}
+
+            def read(made: Generation) -> Reply:
+                cut, text = cut_at_stop(made, chat.decode, call.options.stop)
+                if offered and call.reads_calls:
+                    return tool_reply(cut, text, self._ended(cut), self.parser, offered, prompt.ids)
+                return text_reply(cut, text, self._ended(cut))
+
+            return await self._answer(prompt, call.options, read, session, "messages")
+
+    async def complete(self, call: CompletionCall, session: AgentSession | None) -> Answer:
+        """The answer to a plain completion, recorded in `session` (None: nowhere)."""
+        with self._admitted(), nullcontext() if session is None else session.call():
+            transcript = Transcript() if session is None else session.transcript
+            tokenizer = self.loaded.tokenizer
+            if isinstance(call.prompt, str):
+                ids, text = tuple(tokenizer(call.prompt)["input_ids"]), call.prompt
+            else:
+                ids, text = call.prompt, tokenizer.decode(call.prompt)
+                if max(ids) >= len(tokenizer):
+                    raise bad_request(f"token {max(ids)} is none of this model's {len(tokenizer)}", "prompt")
+            prompt = transcript.token_prompt(ids, text, (Message("user", text),))
+
+            def decode(ids: object) -> str:
+                return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+            def read(made: Generation) -> Reply:
+                cut, text = cut_at_stop(made, decode, call.options.stop)
+                return text_reply(cut, text, self._ended(cut))
+
+            return await self._answer(prompt, call.options, read, session, "prompt")
+
+    async def _answer(
+        self,
+        prompt: Prompt,
+        options: CallOptions,
+        read: Callable[[Generation], Reply],
+        session: AgentSession | None,
+        param: str,
+    ) -> Answer:
+        requests = self._requests(prompt, options, session, param)
+        made = await self._generate(requests)
+        replies = tuple(read(generation) for generation in made)
+        if options.log_probs and any(reply.generation.log_probs is None for reply in replies):
+            raise bad_request("this engine tells no log-probs", "logprobs", "unsupported_value")
+        if session is not None:
+            for request, reply in zip(requests, replies, strict=True):
+                info = {"temperature": request.sampling.temperature, "top_p": request.sampling.top_p}
+                session.add(prompt, reply, info, request.session_id or "")
+        return Answer(prompt.ids, replies)
+
+    def _requests(
+        self, prompt: Prompt, options: CallOptions, session: AgentSession | None, param: str
+    ) -> list[GenerationRequest]:
+        """One request for each choice, with a seed and a cache of its own. `param`: the field the prompt came in."""
+        room = self.max_context - len(prompt.ids)
+        if room < 1:
+            raise bad_request(
+                f"the prompt has {len(prompt.ids)} tokens; this model takes {self.max_context} with the reply",
+                param,
+                "context_length_exceeded",
+            )
+        fixed = session.sampling if session is not None else None
+        sampling = options.sampling(self.sampling, fixed)
+        stops = tuple(token for word in options.stop for token in self._single_token(word))
+        sampling = replace(
+            sampling,
+            max_tokens=min(sampling.max_tokens, room),
+            stop_token_ids=(*sampling.stop_token_ids, *stops),
+            seed=sampling.seed if session is None else session.draw_seed(prompt, sampling.seed),
+        )
+        requests = []
+        for choice in range(options.choices):
+            seed = sampling.seed if choice == 0 or sampling.seed is None else derive_seed(sampling.seed, choice)
+            cache = None if session is None else session.cache_for(prompt)
+            own = replace(sampling, seed=seed)
+            requests.append(GenerationRequest(prompt.ids, prompt.images, own, cache, prompt.messages))
+        return requests
+
+    async def _generate(self, requests: list[GenerationRequest]) -> list[Generation]:
+        tasks = [asyncio.ensure_future(self.engine.generate(request)) for request in requests]
+        try:
+            made = await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+        if any(generation.finish_reason == "abort" for generation in made):
+            raise EngineFailure("the engine gave the reply up before its end")
+        return list(made)
+
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
+        if self._pending >= self.max_pending:
+            raise APIProblem(
+                429,
+                f"{self._pending} calls are on their way, which is the limit; try again",
+                code="overloaded",
+                retry=True,
+            )
+        self._pending += 1
+        try:
+            yield
+        finally:
+            self._pending -= 1
+
+    def _check_pictures(self, call: ChatCall) -> None:
+        """A 400 for pictures that the model cannot see, before anything is rendered."""
+        for i, message in enumerate(call.messages):
+            if message.message.images and self.loaded.vision is None:
+                raise bad_request(f"{self.loaded.name} is a text model and sees no pictures", f"messages[{i}].content")
+
+    def _single_token(self, word: str) -> tuple[int, ...]:
+        """The token that is `word`, so that the engine stops there at once; empty: it takes several."""
+        if word not in self._stop_ids:
+            ids = tuple(self.loaded.tokenizer(word, add_special_tokens=False)["input_ids"])
+            if len(self._stop_ids) > 4096:
+                self._stop_ids.clear()
+            self._stop_ids[word] = ids if len(ids) == 1 else ()
+        return self._stop_ids[word]
+
+    def _ended(self, made: Generation) -> bool:
+        return made.finish_reason == "stop" and made.token_ids[-1:] != () and made.token_ids[-1] in self.loaded.end_ids

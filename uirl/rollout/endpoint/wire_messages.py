@@ -1,0 +1,206 @@
+"""Messages as OpenAI clients send them -> messages of ours, each with a key by which it is known again."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from uirl.images import Screenshot
+from uirl.inference.messages import Message
+from uirl.rollout.endpoint.fields import Fields, shown, whole_text
+from uirl.rollout.endpoint.problems import APIProblem, bad_request
+from uirl.types import ToolCall
+
+MAX_PIXELS = 50_000_000
+"""Of one picture. A small file may claim any size, and decoding it would take that much memory."""
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+@dataclass(frozen=True, slots=True)
+class WireMessage:
+    """One message of a request."""
+
+    message: Message
+    key: str
+    """Equal for two messages that say the same, however the client wrote them down."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartsMessage(Message):
+    """A message whose pictures and texts stand in the order in which they were sent."""
+
+    parts: tuple[str | None, ...] = ()
+    """A text, or None for the next of `images`."""
+
+    def as_hf(self) -> dict[str, Any]:
+        # Message.as_hf, not super(): a dataclass with slots is another class than the one super() was compiled in
+        content = [{"type": "image"} if part is None else {"type": "text", "text": part} for part in self.parts]
+        return Message.as_hf(self) | {"content": content}
+
+
+def read_messages(values: Sequence[Any]) -> tuple[WireMessage, ...]:
+    """The messages of a chat request. Raises a 400 that names the place."""
+    if not values:
+        raise bad_request("expected at least one message, got none", "messages")
+    names: dict[str, str] = {}
+    messages = [_read_message(value, f"messages[{i}]", names) for i, value in enumerate(values)]
+    if messages[-1].message.role == "assistant":
+        raise bad_request(
+            "the last message is the assistant's; expected one that can be answered (replies are not continued)",
+            f"messages[{len(values) - 1}]",
+            "unsupported_value",
+        )
+    return tuple(messages)
+
+
+def assistant_key(content: str, calls: Sequence[ToolCall]) -> str:
+    """The key of an assistant message: its text, and its calls by id, name and the value of the arguments."""
+    return _key("assistant", content, [[call.id, call.name, dict(call.arguments)] for call in calls])
+
+
+def _read_message(value: Any, where: str, names: dict[str, str]) -> WireMessage:
+    """One message; `names` (tool of each call id so far) grows by the calls it holds."""
+    fields = Fields(value, where)
+    said = fields.take("role", str)
+    role = _ROLES.get(said)
+    if role is None:
+        raise bad_request(f"expected one of {', '.join(_ROLES)}, got {said!r}", fields.at("role"))
+    if role == "assistant":
+        return _read_assistant(fields, names)
+    content = fields.raw("content")
+    if content is None:
+        raise bad_request("is missing", fields.at("content"), "missing_required_parameter")
+    if role == "tool":
+        return _read_tool(fields, content, names)
+    name = fields.take("name", str, "")
+    fields.close()
+    parts, shots = _read_content(content, fields.at("content"), pictures=role == "user")
+    return WireMessage(_message(role, parts, shots, name), _key(role, parts, [shot.hash for shot in shots], name))
+
+
+def _read_tool(fields: Fields, content: Any, names: Mapping[str, str]) -> WireMessage:
+    call_id = fields.take("tool_call_id", str)
+    if call_id not in names:
+        raise bad_request(
+            f"no earlier assistant message made a call {call_id!r}; a result follows its call",
+            fields.at("tool_call_id"),
+        )
+    fields.take("name", str, "")
+    fields.close()
+    parts, _ = _read_content(content, fields.at("content"), pictures=False)
+    text = _joined(parts)
+    return WireMessage(Message("tool", text, name=names[call_id], call_id=call_id), _key("tool", text, call_id))
+
+
+def _read_assistant(fields: Fields, names: dict[str, str]) -> WireMessage:
+    content = fields.raw("content")
+    name = fields.take("name", str, "")
+    values = fields.take("tool_calls", list, [])
+    # what an SDK's message object carries along and nobody filled
+    fields.ignore("annotations")
+    for extra in ("refusal", "audio", "function_call", "reasoning_content"):
+        fields.only(extra, "", why="a reply is its text and its tool calls")
+    fields.close()
+    calls = tuple(_read_call(value, f"{fields.at('tool_calls')}[{i}]") for i, value in enumerate(values))
+    if content is None and not calls:
+        raise bad_request("expected content or tool_calls, got neither", fields.at("content"))
+    parts, _ = _read_content("" if content is None else content, fields.at("content"), pictures=False)
+    names.update((call.id, call.name) for call in calls)
+    text = _joined(parts)
+    return WireMessage(Message("assistant", text, name=name, tool_calls=calls), assistant_key(text, calls))
+
+
+def _read_call(value: Any, where: str) -> ToolCall:
+    fields = Fields(value, where)
+    identity = fields.take("id", str)
+    fields.only("type", "function", why="only functions can be called")
+    function = Fields(fields.take("function", dict), fields.at("function"))
+    fields.ignore("index")
+    fields.close()
+    name, written = function.take("name", str), function.take("arguments", str)
+    function.close()
+    try:
+        arguments = json.loads(written)
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"is not JSON: {error}", function.at("arguments")) from error
+    if not isinstance(arguments, dict):
+        raise bad_request(f"expected a JSON object, got {shown(arguments)}", function.at("arguments"))
+    return ToolCall(name, arguments, identity)
+
+
+def _read_content(content: Any, where: str, *, pictures: bool) -> tuple[list[str | None], tuple[Screenshot, ...]]:
+    """(texts, with None where a picture stands; the pictures)."""
+    if isinstance(content, str):
+        return [whole_text(content, where)], ()
+    if not isinstance(content, list):
+        raise bad_request(f"expected a string or a list of parts, got {shown(content)}", where, "invalid_type")
+    parts: list[str | None] = []
+    shots: list[Screenshot] = []
+    for i, value in enumerate(content):
+        fields = Fields(value, f"{where}[{i}]")
+        kind = fields.take("type", str)
+        if kind == "text":
+            parts.append(fields.take("text", str))
+        elif kind == "image_url" and pictures:
+            image = Fields(fields.take("image_url", dict), fields.at("image_url"))
+            shots.append(_read_picture(image.take("url", str), image.at("url")))
+            image.ignore("detail")
+            image.close()
+            parts.append(None)
+        else:
+            known = "'text' or 'image_url'" if pictures else "'text'"
+            raise bad_request(f"expected {known}, got {kind!r}", fields.at("type"), "unsupported_value")
+        fields.close()
+    return parts, tuple(shots)
+
+
+def _read_picture(url: str, where: str) -> Screenshot:
+    """The picture of a data URL, proved to be one."""
+    head, comma, data = url.partition(",")
+    if not head.startswith("data:image/") or not head.endswith(";base64") or not comma:
+        raise bad_request("expected a data URL (data:image/png;base64,...); nothing is fetched from the net", where)
+    try:
+        shot = Screenshot(base64.b64decode(data, validate=True))
+        _check_size(shot, where)
+        shot.open()
+    except (binascii.Error, ValueError) as error:
+        raise bad_request(f"is not a picture: {error}", where) from error
+    return shot
+
+
+def _check_size(shot: Screenshot, where: str) -> None:
+    """Raises before anything is decoded: a 400 for a picture that is too large, a ValueError for no picture."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(shot.data)) as picture:
+            width, height = picture.size
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(str(error)) from error
+    if width * height > MAX_PIXELS:
+        raise APIProblem(
+            413,
+            f"{where}: {width} x {height} pixels; at most {MAX_PIXELS} are taken",
+            code="image_too_large",
+            param=where,
+        )
+
+
+def _message(role: str, parts: list[str | None], shots: tuple[Screenshot, ...], name: str) -> Message:
+    if shots:
+        return PartsMessage(role, _joined(parts), shots, name, parts=tuple(parts))
+    return Message(role, _joined(parts), name=name)
+
+
+def _joined(parts: Sequence[str | None]) -> str:
+    return "\n".join(part for part in parts if part is not None)
+
+
+def _key(*parts: Any) -> str:
+    return json.dumps(parts, ensure_ascii=False, sort_keys=True)
