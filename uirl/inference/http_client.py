@@ -13,16 +13,18 @@ import math
 import os
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from uirl.errors import ConfigError, EngineFailure
 
 if TYPE_CHECKING:
     import httpx
+
+T = TypeVar("T")
 
 LONGEST_PAUSE = 30.0
 """Seconds: no pause between two tries is longer, whatever the server asks for."""
@@ -114,7 +116,7 @@ class HTTPClient:
                 answer = await self._send(method, path, headers, content, limit)
             except TimeoutError:
                 what = f"no answer within {limit:g} s"
-                remedy = "Raise inference.request_timeout, or ask for less at once (inference.max_batch_size)."
+                remedy = "Raise inference.request_timeout, or ask for less at once (rollout.parallel)."
                 raise self._failure(method, path, what, tries, remedy) from None
             except self._httpx.RequestError as error:
                 if tries == most:
@@ -216,7 +218,7 @@ class HTTPClient:
         elif status == 404:
             remedy = "Is inference.server_url right, and does the server know inference.server_model?"
         elif status == 429:
-            remedy = "Ask for less at once (inference.max_batch_size), or try more often (inference.request_retries)."
+            remedy = "Ask for less at once (rollout.parallel), or try more often (inference.request_retries)."
         elif status >= 500:
             remedy = "The server's own log says more."
         elif status < 400:
@@ -233,6 +235,31 @@ class HTTPClient:
         failure = ServerFailure(f"{method} {self.base_url}{path} failed after {count}: {what}. {remedy}")
         failure.status = status
         return failure
+
+
+class Once(Generic[T]):
+    """What `make()` returns, made once however many ask at the same time. A failure reaches all who waited for it;
+    whoever asks later tries again."""
+
+    def __init__(self, make: Callable[[], Awaitable[T]]) -> None:
+        self._make = make
+        self._made: list[T] = []
+        self._running: dict[asyncio.AbstractEventLoop, asyncio.Future[T]] = {}
+
+    async def get(self) -> T:
+        if self._made:
+            return self._made[0]
+        loop = asyncio.get_running_loop()
+        running = self._running.get(loop)
+        if running is None or running.done():
+            running = self._running[loop] = asyncio.ensure_future(self._run())
+        # one who goes away must not take it from the others
+        return await asyncio.shield(running)
+
+    async def _run(self) -> T:
+        value = await self._make()
+        self._made[:] = [value]
+        return value
 
 
 def _checked(base_url: str) -> str:
