@@ -25,8 +25,9 @@ _HOME = {
         "RayConfig RolloutConfig TrainingConfig load_config"
     ),
     "uirl.environments": (
-        "BaseEnvironment ENVIRONMENTS EnvironmentSession GuessNumberEnvironment GymnasiumEnvironment "
-        "MiniWobEnvironment ScreenEnvironment SimpleGameEnvironment check_environment create_environment"
+        "BaseEnvironment CalculatorEnvironment ENVIRONMENTS EnvironmentSession GuessNumberEnvironment "
+        "GymnasiumEnvironment LookupEnvironment MiniWobEnvironment ScreenEnvironment SimpleGameEnvironment "
+        "ToolEnvironment check_environment create_environment"
     ),
     "uirl.tools": (
         "CalculatorTool EnvironmentStepTool FunctionTool LookupTool MCPServer MCPTool PythonTool SearchTool Tool "
