@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -36,11 +36,17 @@ def bind(registry: ToolRegistry, session: EnvironmentSession | None, names: Cont
     return ToolRegistry(_bound(tool, session) if tool.name in names else tool for tool in registry)
 
 
+class _StepThroughSession(EnvironmentStepTool):
+    """Awaited on the event loop; no thread of its own."""
+
+    async def execute(self, action: str, arguments: Mapping[str, Any] | None = None) -> Any:
+        return await super().execute(action, arguments)
+
+
 def _bound(tool: Tool, session: EnvironmentSession) -> Tool:
     assert isinstance(tool, EnvironmentStepTool)
-    made = EnvironmentStepTool(_Door(session), tool.name, tool.description, tool.takes_action)
+    made = _StepThroughSession(_Door(session), tool.name, tool.description, tool.takes_action)
     made.timeout, made.max_result_chars = tool.timeout, tool.max_result_chars
-    made.runs_inline = True  # what is called is quick: it makes the coroutine that is then awaited
     return made
 
 

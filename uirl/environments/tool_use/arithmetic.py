@@ -13,7 +13,7 @@ from uirl.environments.base import BaseEnvironment
 from uirl.environments.tool_use.environment import ToolEnvironment
 from uirl.errors import ConfigError
 from uirl.tools import CalculatorTool, Tool, ToolRegistry
-from uirl.types import Action, StepResult, Task
+from uirl.types import Action, Task, ToolResult
 
 OPERATORS = "+-*"
 DEMONSTRATORS = ("expert", "careless")
@@ -46,7 +46,6 @@ class Problem:
 class ArithmeticEnvironment(ToolEnvironment):
     """A problem in arithmetic that tools solve. The right number as the answer pays 1, everything else nothing."""
 
-    runs_inline = True
     instructions = ""
 
     def __init__(
@@ -108,16 +107,14 @@ class ArithmeticEnvironment(ToolEnvironment):
         hit = answer.strip() == self._problem.answer
         return "", float(hit), True, {"success": hit, "answer": self._problem.answer}
 
-    async def step(self, action: Action) -> StepResult:
-        """What the calls came back with, or the judgement on the answer."""
-        result = await super().step(action)
-        for came_back in result.observation.tool_results:
-            if came_back.success and came_back.name == "calculator":
-                self._computed = came_back.text
-            elif came_back.success:
-                self._found.append(came_back.text)
+    def note(self, results: Sequence[ToolResult]) -> None:
+        """What the demonstrator learns from the calls of a turn."""
+        for result in results:
+            if result.success and result.name == "calculator":
+                self._computed = result.text
+            elif result.success:
+                self._found.append(result.text)
         self._whim = self._draw_whim()
-        return result
 
     def expert_action(self) -> Action:
         """The demonstrator's next call or answer; asked twice in one turn he says the same."""

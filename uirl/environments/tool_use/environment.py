@@ -7,7 +7,7 @@ import inspect
 import json
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
@@ -15,8 +15,9 @@ from uirl.environments.base import BaseEnvironment
 from uirl.environments.results import read_step
 from uirl.environments.session import EnvironmentSession
 from uirl.environments.tool_use.acting import acting_on, bind, run
-from uirl.errors import ConfigError
+from uirl.errors import ConfigError, ContractError
 from uirl.tools import ToolRegistry
+from uirl.tools.execution import runs_without_loop
 from uirl.types import Action, Observation, StepResult, Task, ToolCall, ToolResult
 
 ANSWER = "answer"
@@ -43,6 +44,8 @@ class ToolEnvironment(BaseEnvironment):
 
     For a task of your own write `ask` and `judge`, and `expert_action` for a warm start.
     """
+
+    runs_inline = True  # nothing here blocks: what may take long is awaited
 
     def __init__(
         self,
@@ -92,12 +95,15 @@ class ToolEnvironment(BaseEnvironment):
         """
         return "", 0.0, True, {}
 
-    async def reset(self, task: Task | None = None, seed: int | None = None) -> Any:
-        """The first observation: of the inner environment, else of `ask`."""
+    def note(self, results: Sequence[ToolResult]) -> None:
+        """Hears of the results of every turn, none included: for a demonstrator that goes by them."""
+
+    def reset(self, task: Task | None = None, seed: int | None = None) -> Any:
+        """The first observation: of the inner environment, else of `ask`; awaitable where something waits."""
         self._results = []
         if self._inner is not None:
             self._running.reset(seed)
-            return await self._inner.reset(task, seed)
+            return self._at_once(self._inner.reset(task, seed))
         first = self.ask(random.Random(seed), task)
         self._running = self.registry
         self._running.reset(seed)
@@ -110,15 +116,25 @@ class ToolEnvironment(BaseEnvironment):
         if self._inner is not None:
             self._inner.adopt()
 
-    async def step(self, action: Action) -> StepResult:
-        """What the calls came back with, or what the answer led to."""
+    def step(self, action: Action) -> Any:
+        """A StepResult: what the calls came back with, or what the answer led to; awaitable where something waits."""
+        return self._at_once(self._step(action))
+
+    async def _step(self, action: Action) -> StepResult:
         if action.parse_error is not None:
-            return self._nothing_happened(Observation(action.parse_error))
-        if not action.tool_calls:
-            return await self._answer(_without_thought(action))
+            result = self._nothing_happened(Observation(action.parse_error))
+        elif action.tool_calls:
+            result = await self._execute(action.tool_calls)
+        else:
+            result = await self._answer(_without_thought(action))
+        self.note(result.observation.tool_results)
+        return result
+
+    async def _execute(self, calls: Sequence[ToolCall]) -> StepResult:
+        """All calls in order, up to the end of the episode, as one step."""
         results: list[ToolResult] = []
         taken: list[StepResult] = []
-        for call in action.tool_calls:
+        for call in calls:
             if self._is_answer(call):
                 taken.append(await self._answer(Action(text=str(call.arguments.get("text", "")))))
             else:
@@ -187,6 +203,30 @@ class ToolEnvironment(BaseEnvironment):
             (self._format, self._format),
         ]
         return copy.deepcopy(self, {id(old): new for old, new in replaced if old is not None})
+
+    def _at_once(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """What `work` returns, where nothing in it waits, else `work` itself: what is awaited comes back only after
+        other episodes had their turn, which takes a batch of quick ones apart."""
+        if self._may_wait():
+            return work
+        try:
+            work.send(None)
+        except StopIteration as done:
+            return done.value
+        work.close()
+        raise ContractError(
+            f"{type(self).__name__}: a tool, an environment or a judge that is said to be quick waited; make it "
+            "`async def`, or set runs_inline to False"
+        )
+
+    def _may_wait(self) -> bool:
+        if not all(runs_without_loop(tool) for tool in self._running):
+            return True
+        if self._inner is None:
+            return inspect.iscoroutinefunction(self.judge)
+        env = self._inner.env
+        waits = inspect.iscoroutinefunction(env.reset) or inspect.iscoroutinefunction(env.step)
+        return waits or not env.runs_inline or isinstance(env, ToolEnvironment)
 
     def _is_answer(self, call: ToolCall) -> bool:
         return call.name == ANSWER and ANSWER not in self.registry
