@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from uirl.config import ConfigStore
-from uirl.environments import BaseEnvironment
+from uirl.environments import ENVIRONMENTS, BaseEnvironment, environment_class
 from uirl.errors import ConfigError
 from uirl.images import ImageStore
 from uirl.metrics import Metrics, MetricsLogger, TensorBoardTracker, Tracker, WandbTracker, read_metrics
@@ -22,8 +23,9 @@ from uirl.types import Trajectory
 class RunRecord:
     """The run directory while it is being written."""
 
-    def __init__(self, directory: RunDirectory, config: ConfigStore, images: ImageStore) -> None:
+    def __init__(self, directory: RunDirectory, config: ConfigStore, images: ImageStore, world: str) -> None:
         self.directory = directory
+        self._world = world
         self._config = config
         self._images = images
         self._store: TrajectoryStore | None = None
@@ -33,10 +35,9 @@ class RunRecord:
     def open(cls, config: ConfigStore, environment: BaseEnvironment, images: ImageStore, *, resume: bool) -> RunRecord:
         """The record of the run that the config names; `resume` continues one that exists. Raises StorageError."""
         logging = config.logging
-        stem = config.environment.name if logging.run_name is None else logging.run_name
-        name = logging.run_name or free_run_name(logging.runs_dir, stem)
+        name = logging.run_name or free_run_name(logging.runs_dir, _name_of(environment, config))
         directory = RunDirectory.create(Path(logging.runs_dir) / name, config.to_yaml(), resume=resume)
-        return cls(directory, config, images)
+        return cls(directory, config, images, _name_of(environment, config))
 
     @property
     def path(self) -> Path:
@@ -80,7 +81,7 @@ class RunRecord:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The picture and the summary."""
-        title = f"{summary['model']} in {self._config.environment.name}, {summary['algorithm']}, seed {summary['seed']}"
+        title = f"{summary['model']} in {self._world}, {summary['algorithm']}, seed {summary['seed']}"
         rows = read_metrics(self.directory.metrics_path)
         before = {"episodes_total": 0, "eval/success": summary["success_before"], "reward": summary["reward_before"]}
         draw_curve(self.curve_path, [before, *rows], title=title, controls=summary["controls"])
@@ -112,6 +113,15 @@ class RunRecord:
                 raise ConfigError(str(error)) from error
             trackers.append(tracker)
         return trackers
+
+
+def _name_of(environment: BaseEnvironment, config: ConfigStore) -> str:
+    """The environment as the config names it, or, where somebody brought his own, by its class: 'drawer' of a
+    `DrawerEnvironment`."""
+    kind = type(environment)
+    if config.environment.name in ENVIRONMENTS and environment_class(config.environment.name) is not kind:
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind.__name__.removesuffix("Environment") or "own").lower()
+    return config.environment.name
 
 
 def row_of(played: Sequence[Trajectory], update: Mapping[str, Any], engine: Mapping[str, float]) -> dict[str, Any]:
