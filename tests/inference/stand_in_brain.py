@@ -47,8 +47,16 @@ class Brain:
         self._lock = threading.Lock()
 
     def load(self, folder: str) -> None:
-        """Takes the weights of a folder, by the names that checkpoints have."""
-        self.model = type(self.model).from_pretrained(folder, config=self.model.config).eval()
+        """Takes the weights in all safetensors files of a folder, by the names that checkpoints have."""
+        state: dict[str, Tensor] = {}
+        for path in sorted(Path(folder).glob("*.safetensors")):
+            state |= load_file(path)
+        model, report = type(self.model).from_pretrained(
+            None, config=self.model.config, state_dict=state, output_loading_info=True
+        )
+        assert not report["missing_keys"], report
+        assert not report["unexpected_keys"], report
+        self.model = model.eval()
 
     def load_adapter(self, name: str, folder: str) -> None:
         """Adds B A alpha / r to a copy of the model."""

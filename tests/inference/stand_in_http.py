@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -43,6 +45,8 @@ class StandIn:
     def __init__(self) -> None:
         self.faults: deque[Answer] = deque()
         self.seen: list[Seen] = []
+        self.broken: list[str] = []
+        """What went wrong in here; a client that went away is among it."""
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         stand_in = self
@@ -72,7 +76,7 @@ class StandIn:
             request_queue_size = 512
 
             def handle_error(self, *args: Any) -> None:
-                """A client that goes away is no news."""
+                stand_in.broken.append(repr(sys.exc_info()[1]))
 
         self._server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -87,7 +91,9 @@ class StandIn:
         self._server.shutdown()
         self._server.server_close()
         for connection in list(self._open):
-            connection.close()
+            # close alone would leave the thread that reads from it
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self):
         return self
