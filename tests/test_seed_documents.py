@@ -16,12 +16,20 @@ import torch
 from tests.inference.pictures import picture
 from uirl import (
     PPO,
+    Action,
     BaseEnvironment,
     BatchInferenceManager,
     ConfigStore,
+    FunctionCallingParser,
+    JSONActionParser,
+    MultiTurnInferenceEngine,
+    MultiTurnManager,
     RayPPOTrainer,
+    ReActActionParser,
     RejectionSampling,
     SimpleGameEnvironment,
+    Tool,
+    ToolRegistry,
     Trainer,
     Trajectory,
     VLMWrapper,
@@ -180,3 +188,65 @@ def test_trainer_and_wrapper(algorithm: Any) -> None:
     assert first["skipped"] == 0
     if isinstance(algorithm, RejectionSampling):
         assert second["policy_loss"] < first["policy_loss"]
+
+
+class MyTool(Tool):
+    name, description = "my_tool", "Returns what it is given."
+
+    def execute(self, param: str) -> str:
+        return f"got {param}"
+
+
+def test_tools_and_the_manager() -> None:
+    registry = ToolRegistry()
+    registry.register(MyTool())
+    success, result = registry.execute_tool("my_tool", param="value")
+    assert (success, result) == (True, "got value")
+
+    parser = FunctionCallingParser()
+    env = TextGameEnv(ConfigStore().environment)
+    manager = MultiTurnManager(registry, parser, env)
+    turn = manager.step(parser.render(Action.of("my_tool", param="value")), env.reset())
+    assert turn.tool_call.result == "got value"
+    manager.close()
+
+
+def test_a_multi_turn_engine_with_tools_plays_an_episode() -> None:
+    engine = create_inference_engine("uirl/tiny-lm")
+    env = TextGameEnv(ConfigStore().environment)
+    registry = ToolRegistry()
+    registry.register(MyTool())
+    for parser in (JSONActionParser(), ReActActionParser(), FunctionCallingParser()):
+        manager = MultiTurnManager(registry, parser, env)
+        multi_turn = MultiTurnInferenceEngine(engine, tool_manager=manager, enable_tools=True)
+        summary = multi_turn.run_episode(env, "Start playing the game.")
+        assert summary.failure is None
+        assert 1 <= len(summary) <= 5
+        manager.close()
+    engine.close()
+
+
+def test_a_multi_turn_chat_and_an_episode() -> None:
+    engine = create_inference_engine(
+        model_path="uirl/tiny-lm",
+        config={"dtype": "bfloat16", "tensor_parallel_size": 1, "max_model_len": 2048},
+    )
+    my_env = TextGameEnv(ConfigStore().environment)
+
+    multi_turn = MultiTurnInferenceEngine(
+        engine=engine,
+        max_turns=5,
+        system_prompt="You are a helpful assistant.",
+    )
+    multi_turn.start_conversation("Initial prompt")
+    response = multi_turn.step(max_tokens=256)
+    assert isinstance(response, str)
+    assert [message["role"] for message in multi_turn.conversation] == ["system", "user", "assistant"]
+
+    responses = multi_turn.run_episode(
+        environment=my_env,
+        initial_prompt="Start playing the game.",
+        max_turns=5,
+    )
+    assert all(isinstance(reply, str) for reply in responses)
+    engine.close()
