@@ -7,6 +7,7 @@ import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, cast
 
 from uirl.errors import ContractError
@@ -23,9 +24,14 @@ class _FromExecute:
 
     def __get__(self, tool: Tool | None, owner: type[Tool]) -> ToolDefinition:
         named = owner if tool is None else tool
-        signature = signature_of(owner.execute)
-        words = named.description or signature.description or inspect.cleandoc(owner.__doc__ or "").split("\n\n")[0]
-        return ToolDefinition(named.name or _snake(owner.__name__), words, signature.parameters)
+        return _derived(owner, named.name, named.description)
+
+
+@lru_cache(maxsize=1024)
+def _derived(owner: type[Tool], name: str, description: str) -> ToolDefinition:
+    signature = signature_of(owner.execute)
+    words = description or signature.description or inspect.cleandoc(owner.__doc__ or "").split("\n\n")[0]
+    return ToolDefinition(name or _snake(owner.__name__), words, signature.parameters)
 
 
 _FROM_EXECUTE = _FromExecute()

@@ -67,8 +67,9 @@ class ToolDefinition:
         default need not be given. Raises ContractError where a hint is missing or has no JSON form.
         """
         signature = CallSignature(function)
-        name = name or getattr(function, "__name__", type(function).__name__)
-        return ToolDefinition(name, signature.description if description is None else description, signature.parameters)
+        words = signature.description if description is None else description
+        own_name: str = getattr(function, "__name__", type(function).__name__)
+        return ToolDefinition(name or own_name, words, signature.parameters)
 
     def schema(self) -> dict[str, Any]:
         """The definition as chat templates (`tools=`) and servers take it."""
@@ -100,13 +101,13 @@ class ToolDefinition:
     def _misfits(self, arguments: dict[str, Any]) -> Iterator[str]:
         validator = _validator(json.dumps(self.parameters, sort_keys=True))
         try:
-            errors = sorted(validator.iter_errors(arguments), key=lambda error: [str(p) for p in error.absolute_path])
+            errors = sorted(validator.iter_errors(arguments), key=_path)
         except Unresolvable as error:
             raise ContractError(
                 f"the schema of tool {self.name!r} refers to what it does not hold: {error}; inline its definitions"
             ) from error
-        for error in errors:
-            yield from _explain(error, self.parameters.get("properties", {}))
+        for misfit in errors:
+            yield from _explain(misfit, self.parameters.get("properties", {}))
 
     def _check_parameters(self) -> None:
         if not isinstance(self.parameters, Mapping) or self.parameters.get("type") != "object":

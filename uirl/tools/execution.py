@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
@@ -25,14 +26,14 @@ class CallThread(threading.Thread):
 
     def __init__(self, function: Callable[[], Any], name: str) -> None:
         super().__init__(name=name, daemon=True)
-        self._function = partial(contextvars.copy_context().run, function)
+        self._function, self._context = function, contextvars.copy_context()
         self._loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[tuple[Any, BaseException | None]] = self._loop.create_future()
 
     def run(self) -> None:
         answer: tuple[Any, BaseException | None]
         try:
-            answer = (self._function(), None)
+            answer = (self._context.run(self._function), None)
         except BaseException as error:
             answer = (None, error)
         with suppress(RuntimeError):  # the loop is closed: the caller gave up long ago
@@ -98,12 +99,17 @@ def _look_at_result(task: asyncio.Future[Any]) -> None:
 
 
 class LoopThread:
-    """An event loop on a daemon thread, for callers that have none or must not block their own."""
+    """An event loop on a daemon thread, for callers that have none or must not block their own.
+
+    The thread ends with `stop`, or when the object is forgotten.
+    """
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        # The thread knows the loop alone, so that an object that nobody holds can be collected.
+        self._thread = threading.Thread(target=_serve, args=(self._loop,), name=name, daemon=True)
         self._thread.start()
+        weakref.finalize(self, _end, self._loop).atexit = False
 
     def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Starts `coroutine` on the loop; the future is safe to wait for on any other thread."""
@@ -122,21 +128,25 @@ class LoopThread:
 
     def stop(self) -> None:
         """Ends the loop and its thread. What still runs on it is cancelled. A second call does nothing."""
-        if not self._loop.is_closed():
-            with suppress(RuntimeError):  # closed between the two lines
-                self._loop.call_soon_threadsafe(self._loop.stop)
-            if threading.current_thread() is not self._thread:
-                self._thread.join(timeout=10)
+        _end(self._loop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=10)
 
-    def _work(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-            tasks = asyncio.all_tasks(self._loop)
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                self._loop.run_until_complete(asyncio.wait(tasks, timeout=5))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        finally:
-            self._loop.close()
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks, timeout=5))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
+def _end(loop: asyncio.AbstractEventLoop) -> None:
+    with suppress(RuntimeError):  # it is closed
+        loop.call_soon_threadsafe(loop.stop)

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.tools.execution import LoopThread
@@ -33,7 +34,11 @@ class MCPTarget:
 
     @property
     def name(self) -> str:
-        return self.url or " ".join(self.command)
+        """How messages call it."""
+        if self.url is None:
+            return " ".join(self.command)
+        parts = urlsplit(self.url)  # without what may be a secret: user, password, query
+        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 class MCPConnection:
@@ -47,6 +52,8 @@ class MCPConnection:
         self._held: Future[None] | None = None
         self._client: Any = None
         self._stop: asyncio.Event | None = None
+        self._over: asyncio.Future[None] | None = None
+        self._broken = False
         self._reason = "it was closed"
         self.listed: list[dict[str, Any]] = []
         """The tools as the server listed them, in the words of the protocol."""
@@ -54,7 +61,7 @@ class MCPConnection:
     @property
     def ended(self) -> bool:
         """Whether the session is over, for whatever reason."""
-        return self._held is None or self._held.done()
+        return self._held is None or self._held.done() or self._broken
 
     def connect(self) -> None:
         """Returns when the server has listed its tools. Raises `EnvironmentFailure` where it does not."""
@@ -85,30 +92,29 @@ class MCPConnection:
         self._thread.stop()
 
     async def _hold(self) -> None:
-        self._stop = asyncio.Event()
+        self._stop, self._over = asyncio.Event(), asyncio.get_running_loop().create_future()
+        limit = asyncio.timeout(self._target.connect_timeout)
         try:
-            async with asyncio.timeout(self._target.connect_timeout) as limit, AsyncExitStack() as stack:
+            async with limit, AsyncExitStack() as stack:
                 self._client = await stack.enter_async_context(await self._make_client(stack))
                 listed = await _list_tools(self._client)
                 limit.reschedule(None)
                 self._opened.set_result(listed)
                 await self._stop.wait()
-        except TimeoutError:
-            self._end(f"no answer within {self._target.connect_timeout:g} s")
-        except Exception as error:
-            self._end(_first_cause(error))
         except BaseException as error:
-            self._end(_first_cause(error))
-            raise
+            self._reason = _first_cause(error)
+            if limit.expired():
+                self._reason = f"no answer within {self._target.connect_timeout:g} s"
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._over.set_result(None)
+            if not self._opened.done():
+                self._opened.set_exception(EnvironmentFailure(self._reason))
 
     async def _ask_to_stop(self) -> None:
         if self._stop is not None:
             self._stop.set()
-
-    def _end(self, reason: str) -> None:
-        self._reason = reason
-        if not self._opened.done():
-            self._opened.set_exception(EnvironmentFailure(reason))
 
     async def _make_client(self, stack: AsyncExitStack) -> Any:
         from mcp import Client, StdioServerParameters, stdio_client
@@ -129,12 +135,11 @@ class MCPConnection:
         return Client(streamable_http_client(target.url, http_client=http))
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        assert self._held is not None
-        over = asyncio.wrap_future(self._held)
+        assert self._over is not None
         answer = asyncio.ensure_future(self._client.call_tool(name, arguments))
         try:
             # A session that breaks cancels what belongs to it, and not always those who wait for an answer.
-            await asyncio.wait({answer, over}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({answer, self._over}, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
                 raise self._lost()
             result: dict[str, Any] = answer.result().model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -154,7 +159,7 @@ class MCPConnection:
             return Refused(error.message)
         if isinstance(error, MCPError) and error.code == CONNECTION_CLOSED:
             assert self._stop is not None
-            self._reason = "the server ended or closed the connection"
+            self._reason, self._broken = "the server ended or closed the connection", True
             self._stop.set()
             return self._lost()
         return EnvironmentFailure(f"MCP server {self._target.name}: {type(error).__name__}: {error}")

@@ -82,6 +82,8 @@ class PythonTool(Tool):
             packages: True: installed packages can be imported; False: the standard library alone.
             allow_network: True: sockets are allowed.
             allow_files: True: the program can read and write what this user can, this program's own files included.
+                With both, the kernel confines nothing (for code you trust, and for systems without its help): only
+                the limits are left, and processes that left their group are not found.
         """
         if os.name != "posix":
             raise ConfigError("PythonTool needs a POSIX system for its limits; run it on Linux")
@@ -139,7 +141,11 @@ class PythonTool(Tool):
         return "" if ended.status == 1 and ended.output else f"the program ended with status {ended.status}"
 
     def _run(self, source: bytes) -> _Ended:
-        with _folder() as folder, tempfile.TemporaryFile() as code, _pipe() as (ready, ready_write):
+        with (
+            _folder(flat=not self.allow_files) as folder,
+            tempfile.TemporaryFile() as code,
+            _pipe() as (ready, ready_write),
+        ):
             code.write(source)
             code.seek(0)
             settings = json.dumps(self._settings(ready_write.fileno()))
@@ -169,9 +175,10 @@ class PythonTool(Tool):
         deadline = time.monotonic() + self.wall_seconds
         output = bytearray()
         late = f"stopped: not finished after {self.wall_seconds:g} s"
+        waiting = select.poll()  # unlike select.select it takes descriptors beyond 1023
+        waiting.register(process.stdout, select.POLLIN)
         while True:
-            readable, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            if not readable:
+            if not waiting.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 return bytes(output), late
             piece = os.read(process.stdout.fileno(), 1 << 16)
             if not piece:
@@ -240,14 +247,14 @@ def _environment(folder: str) -> dict[str, str]:
 
 
 @contextmanager
-def _folder() -> Iterator[str]:
+def _folder(flat: bool) -> Iterator[str]:
     folder = tempfile.mkdtemp(prefix="uirl-python-")
     try:
         yield folder
     finally:
-        try:
-            shutil.rmtree(folder, ignore_errors=True)
-        except RecursionError:  # folders in folders in folders, where allow_files lets code make them
+        if flat:
+            shutil.rmtree(folder)
+        else:  # rmtree recurses, and holds a file open for every level: a program could make too many
             subprocess.run(["rm", "-rf", folder], check=False)
 
 

@@ -106,5 +106,6 @@ def _read_document(document: Any) -> tuple[str, str]:
     if isinstance(document, tuple) and len(document) == 2 and all(isinstance(part, str) for part in document):
         return document
     raise ConfigError(
-        f"SearchTool got the document {document!r:.80}; expected a text, (title, text), or a dict with 'text' and 'title'"
+        f"SearchTool got the document {document!r:.80}; expected a text, (title, text), or a dict with 'text' "
+        "and 'title'"
     )

@@ -25,7 +25,7 @@ READY = b"ready"
 
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/localtime")
 _RANDOM = ("/dev/urandom", "/dev/random", "/dev/zero")
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _CAPABILITIES_3 = 0x20080522
 
 
@@ -103,12 +103,13 @@ def _confine(settings: dict[str, Any]) -> None:
     libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != settings["parent"]:
         os._exit(1)  # the parent died before the line above
+    if settings["allow_files"] and settings["allow_network"]:
+        return
     _drop_capabilities(libc)
-    machine = platform.machine()
-    libc.prctl(38, ctypes.c_ulong(1), 0, 0, 0)  # PR_SET_NO_NEW_PRIVS: Landlock asks for it
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0)  # Landlock and seccomp ask for it
     if not settings["allow_files"]:
         landlock.restrict([*_SYSTEM, *_RANDOM, *settings["readable"]], [os.devnull], os.getcwd())
-    seccomp.install(machine, settings["allow_network"])
+    seccomp.install(platform.machine(), settings["allow_network"])
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:

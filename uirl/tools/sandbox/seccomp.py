@@ -39,7 +39,7 @@ _REFUSE = _ERRNO | errno.EPERM
 _NUMBER, _ARCHITECTURE = 0, 4
 _X32 = 0x40000000
 _CLONE_THREAD = 0x00010000
-_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _FILTER_MODE = 1, 22, 38, 2
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _FILTER_MODE = 1, 22, 2
 _F_SETOWN, _F_SETOWN_EX = 8, 15
 
 _Instruction = tuple[int, int, int, int]
@@ -47,13 +47,18 @@ _Instruction = tuple[int, int, int, int]
 
 
 def install(machine: str, network: bool) -> None:
-    """Puts the filter on this process for good. Raises OSError where the kernel does not take it."""
+    """Puts the filter on this process for good, which must have set PR_SET_NO_NEW_PRIVS.
+
+    Raises OSError where the kernel does not take it.
+    """
     program = b"".join(struct.pack("HBBI", *instruction) for instruction in build(machine, network))
-    libc = ctypes.CDLL(None, use_errno=True)
     code = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
-    _prctl(libc, _PR_SET_NO_NEW_PRIVS, 1)
-    _prctl(libc, _PR_SET_SECCOMP, _FILTER_MODE, ctypes.create_string_buffer(header, len(header)))
+    pointer = ctypes.create_string_buffer(header, len(header))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_FILTER_MODE), pointer) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"the kernel takes no seccomp filter: {errno.errorcode.get(number, number)}")
 
 
 def build(machine: str, network: bool) -> list[_Instruction]:
@@ -100,10 +105,3 @@ def _unless(offset: int, test: int, constant: int, wanted: bool) -> Iterator[_In
     yield (_LOAD, 0, 0, offset)
     yield (test, 1, 0, constant) if wanted else (test, 0, 1, constant)
     yield (_RETURN, 0, 0, _REFUSE)
-
-
-def _prctl(libc: ctypes.CDLL, option: int, value: int, pointer: ctypes.Array[ctypes.c_char] | None = None) -> None:
-    rest = [ctypes.c_ulong(0)] * 3 if pointer is None else [pointer, ctypes.c_ulong(0), ctypes.c_ulong(0)]
-    if libc.prctl(option, ctypes.c_ulong(value), *rest) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"prctl({option}) failed: {errno.errorcode.get(code, code)}")

@@ -1,0 +1,316 @@
+"""ToolDefinition: hints and docstrings become JSON Schema, and wrong arguments become words for the policy."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from uirl.errors import ConfigError, ContractError
+from uirl.tools import ToolDefinition
+from uirl.tools.definition import MAX_PROBLEMS
+
+
+class Unit(Enum):
+    METRE = "m"
+    FOOT = "ft"
+
+
+@dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+class Box(BaseModel):
+    corner: Point
+    title: str = "box"
+
+
+class Tree(BaseModel):
+    children: list[Tree]
+
+
+def convert(value: float, unit: Unit, tags: list[str] | None = None, *, exact: bool = False) -> str:
+    """Converts a length.
+
+    A second paragraph,
+    of two lines.
+
+    Args:
+        value (float): How much.
+        unit: Of the result,
+            as written on the map: m or ft.
+        exact: No rounding.
+
+    Returns:
+        The length.
+    """
+    return f"{value} {unit} {tags} {exact}"
+
+
+def test_schema_of_a_documented_function() -> None:
+    definition = ToolDefinition.from_function(convert)
+    assert definition.schema() == {
+        "type": "function",
+        "function": {
+            "name": "convert",
+            "description": "Converts a length.\n\nA second paragraph,\nof two lines.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "value": {"type": "number", "description": "How much."},
+                    "unit": {
+                        "enum": ["m", "ft"],
+                        "type": "string",
+                        "description": "Of the result, as written on the map: m or ft.",
+                    },
+                    "tags": {"anyOf": [{"items": {"type": "string"}, "type": "array"}, {"type": "null"}]},
+                    "exact": {"type": "boolean", "description": "No rounding.", "default": False},
+                },
+                "required": ["value", "unit"],
+            },
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("hint", "schema"),
+    [
+        (str, {"type": "string"}),
+        (int, {"type": "integer"}),
+        (float, {"type": "number"}),
+        (bool, {"type": "boolean"}),
+        (list[int], {"type": "array", "items": {"type": "integer"}}),
+        (dict[str, float], {"type": "object", "additionalProperties": {"type": "number"}}),
+        (dict, {"type": "object", "additionalProperties": True}),
+        (Literal["a", "b"], {"enum": ["a", "b"], "type": "string"}),
+        (Unit, {"enum": ["m", "ft"], "type": "string"}),
+        (int | None, {"anyOf": [{"type": "integer"}, {"type": "null"}]}),
+        (int | str, {"anyOf": [{"type": "integer"}, {"type": "string"}]}),
+        (Annotated[int, Field(ge=0)], {"type": "integer", "minimum": 0}),
+        (date, {"type": "string", "format": "date"}),
+        (Any, {}),
+        (
+            Point,
+            {
+                "type": "object",
+                "properties": {"x": {"type": "integer"}, "y": {"type": "integer", "default": 0}},
+                "required": ["x"],
+            },
+        ),
+        (
+            Box,
+            {
+                "type": "object",
+                "properties": {
+                    "corner": {
+                        "type": "object",
+                        "properties": {"x": {"type": "integer"}, "y": {"type": "integer", "default": 0}},
+                        "required": ["x"],
+                    },
+                    "title": {"type": "string", "default": "box"},
+                },
+                "required": ["corner"],
+            },
+        ),
+    ],
+)
+def test_every_hint_has_a_flat_schema(hint: Any, schema: dict[str, Any]) -> None:
+    def tool(value) -> None: ...
+
+    tool.__annotations__["value"] = hint
+    assert ToolDefinition.from_function(tool).parameters["properties"]["value"] == schema
+
+
+def test_arguments_may_have_the_names_of_model_attributes() -> None:
+    def save(json: str, schema: int, title: str, copy: bool = True) -> None: ...
+
+    parameters = ToolDefinition.from_function(save).parameters
+    assert list(parameters["properties"]) == ["json", "schema", "title", "copy"]
+    assert parameters["required"] == ["json", "schema", "title"]
+
+
+def no_hint(x): ...
+
+
+def opaque(x: int, y: Callable[[int], int]) -> None: ...
+
+
+def positional(x: int, /) -> None: ...
+
+
+def star(*x: int) -> None: ...
+
+
+def unknown_name(x: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+def holds_itself(x: Tree) -> None: ...
+
+
+def wrong_default(x: int = "three") -> None: ...  # type: ignore[assignment]
+
+
+def wrong_words(x: int) -> None:
+    """Does.
+
+    Args:
+        y: Not there.
+    """
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (no_hint, "'x' of no_hint has no type hint"),
+        (opaque, "'y' of opaque has the type hint .*Callable.* no JSON form"),
+        (positional, "by position"),
+        (star, "by position"),
+        (unknown_name, "'Nowhere' is not defined"),
+        (holds_itself, "holds itself"),
+        (wrong_default, "'x' of wrong_default has the default 'three'"),
+        (wrong_words, "describes 'y', which is no parameter; it has x"),
+    ],
+)
+def test_functions_that_cannot_be_described_are_refused(function: Callable[..., Any], words: str) -> None:
+    with pytest.raises(ContractError, match=words):
+        ToolDefinition.from_function(function)
+
+
+def test_further_arguments_are_announced_where_the_function_takes_them() -> None:
+    def log(level: int, **fields: str) -> None: ...
+
+    definition = ToolDefinition.from_function(log)
+    assert definition.parameters["additionalProperties"] is True
+    assert definition.check({"level": 1, "user": "eve"}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "words"),
+    [
+        ("two words", {"type": "object"}, "expected a name of letters"),
+        ("", {"type": "object"}, "expected a name of letters"),
+        ("x" * 129, {"type": "object"}, "at most|expected a name"),
+        ("t", {"type": "string"}, "expected a JSON Schema"),
+        ("t", [], "expected a JSON Schema"),
+        ("t", {"type": "object", "properties": {"a": {"type": "integr"}}}, "no JSON Schema: 'integr'.*properties.a"),
+        ("t", {"type": "object", "properties": {"a": {"default": object()}}}, "are not JSON"),
+        ("t", {"type": "object", "properties": {"a": {"default": float("nan")}}}, "are not JSON"),
+    ],
+)
+def test_definitions_are_checked_when_made(name: str, parameters: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ToolDefinition(name, "", parameters)
+
+
+def test_a_definition_is_plain_data_of_its_own() -> None:
+    parameters: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    definition = ToolDefinition("t", "Does.", parameters)
+    parameters["properties"]["a"]["type"] = "string"
+    assert definition.check({"a": 1}) is None
+    assert pickle.loads(pickle.dumps(definition)) == definition
+    assert copy.deepcopy(definition) is definition
+    json.dumps(definition.schema())
+
+
+FORM = ToolDefinition(
+    "form",
+    "",
+    {
+        "type": "object",
+        "properties": {
+            "count": {"type": "integer", "minimum": 1},
+            "colour": {"enum": ["red", "green"]},
+            "size": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+            "items": {"type": "array", "items": {"type": "object", "properties": {"x": {"type": "integer"}}}},
+            "place": {
+                "type": "object",
+                "properties": {"street": {"type": "string"}},
+                "required": ["street"],
+                "additionalProperties": False,
+            },
+        },
+        "required": ["count"],
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"count": 3, "colour": "red", "size": None, "items": [{"x": 1}], "place": {"street": "a"}}, None),
+        ({"count": 3.0}, None),
+        ({}, "missing argument 'count' (integer)"),
+        ({"count": "3"}, "argument 'count': got \"3\" (string), expected integer"),
+        ({"count": True}, "argument 'count': got true (boolean), expected integer"),
+        ({"count": None}, "argument 'count': got null, expected integer"),
+        ({"count": 0}, "argument 'count': got 0 (integer), expected minimum 1"),
+        ({"count": 1, "coulour": "red"}, "unexpected argument 'coulour'; did you mean 'colour'?"),
+        ({"count": 1, "colour": "blue"}, 'argument \'colour\': got "blue" (string), expected one of "red", "green"'),
+        ({"count": 1, "size": "big"}, "argument 'size': got \"big\" (string), expected number or null"),
+        ({"count": 1, "items": [{"x": 1}, {"x": "b"}]}, "argument 'items[1].x': got \"b\" (string), expected integer"),
+        ({"count": 1, "place": {}}, "argument 'place': missing 'street'"),
+        (
+            {"count": 1, "place": {"street": "a", "stret": "b"}},
+            "argument 'place': unexpected 'stret'; did you mean 'street'?",
+        ),
+        ([1], "arguments must be an object, got [1] (array)"),
+        ("x", 'arguments must be an object, got "x" (string)'),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(arguments: Any, problem: str | None) -> None:
+    assert FORM.check(arguments) == problem
+
+
+def test_many_mistakes_make_a_short_answer() -> None:
+    answer = FORM.check({f"wrong{i}": "y" * 10_000 for i in range(50)} | {"count": "z" * 10_000})
+    assert answer is not None
+    assert answer.count(";") <= 2 * MAX_PROBLEMS + 1
+    assert answer.endswith("and 48 more")
+    assert len(answer) < 600
+
+
+def test_a_tool_without_parameters_takes_none() -> None:
+    assert ToolDefinition("now").check({}) is None
+    assert ToolDefinition("now").check({"zone": 1}) == "unexpected argument 'zone'; it takes none"
+
+
+def test_schemas_that_speak_of_other_arguments_are_left_to_themselves() -> None:
+    open_schema = {"type": "object", "properties": {}, "additionalProperties": {"type": "integer"}}
+    definition = ToolDefinition("t", "", open_schema)
+    assert definition.check({"any": 1}) is None
+    assert definition.check({"any": "x"}) == "argument 'any': got \"x\" (string), expected integer"
+    assert ToolDefinition("t", "", {"type": "object"}).check({"any": 1}) is None
+
+
+def test_no_schema_is_fetched_from_elsewhere() -> None:
+    definition = ToolDefinition("t", "", {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/s.json"}}})
+    with pytest.raises(ContractError, match="inline its definitions"):
+        definition.check({"a": 1})
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from(["count", "colour", "size", "items", "place", "other"]), plain))
+def test_no_arguments_make_the_check_raise(arguments: dict[str, Any]) -> None:
+    answer = FORM.check(arguments)
+    fits = isinstance(arguments.get("count"), int | float) and "other" not in arguments
+    assert answer is None or (answer and len(answer) < 1500)
+    assert answer is not None or fits

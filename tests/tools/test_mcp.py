@@ -1,0 +1,295 @@
+"""MCP tools against a real server, over stdio and over streamable HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from uirl.errors import ConfigError, ContractError, EnvironmentFailure, EpisodeTimeout
+from uirl.tools import MCPServer, ToolRegistry
+from uirl.tools.mcp_tools import text_of
+from uirl.types import ToolCall, ToolResult
+
+SCRIPT = str(Path(__file__).with_name("mcp_server.py"))
+STDIO = [sys.executable, SCRIPT, "stdio"]
+HANG_GUARD = 60
+
+
+class HTTPServer:
+    """A server process on a free port, which the test can kill and start again."""
+
+    def __init__(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}/mcp"
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, SCRIPT, "streamable-http", str(self.port)], stderr=subprocess.DEVNULL
+        )
+        wait_for(self.answers)
+
+    def answers(self) -> bool:
+        assert self.process.poll() is None, "the server did not start"
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def stdio() -> Iterator[MCPServer]:
+    with MCPServer(STDIO) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[MCPServer]:
+    process = HTTPServer()
+    try:
+        with MCPServer(url=process.url) as server:
+            yield server
+    finally:
+        process.stop()
+
+
+@pytest.fixture(params=["stdio", "http"])
+def server(request: pytest.FixtureRequest) -> MCPServer:
+    made: MCPServer = request.getfixturevalue(request.param)
+    return made
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + HANG_GUARD
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def ask(registry: ToolRegistry, name: str, **arguments: Any) -> ToolResult:
+    return await registry.call(ToolCall(name, arguments))
+
+
+async def test_the_tools_of_a_server_are_tools(server: MCPServer) -> None:
+    registry = ToolRegistry(server.tools())
+    assert registry.names[:3] == ("add", "echo", "put")
+    assert registry.describe().startswith("- add(a: integer, b: integer (optional)): Adds two numbers.\n- echo(")
+    got = await ask(registry, "add", a=40, b=2)
+    assert (got.success, got.result) == (True, "42")
+    assert (await ask(registry, "echo", text="ü 東 🙂 \n\t\"'")).result == "ü 東 🙂 \n\t\"'"
+    assert (await ask(registry, "echo", text="x" * 200_000)).result.endswith("... (cut, 192000 more characters)")
+
+
+async def test_the_policys_mistakes_are_told(server: MCPServer) -> None:
+    registry = ToolRegistry(server.tools())
+    got = await ask(registry, "add", a="x")
+    assert (got.success, got.result) == (False, "argument 'a': got \"x\" (string), expected integer")
+    got = await ask(registry, "fail")
+    assert not got.success
+    assert "fail" in got.result
+
+
+async def test_structured_content_and_pictures(server: MCPServer) -> None:
+    registry = ToolRegistry(server.tools())
+    assert '"x": 3' in (await ask(registry, "point")).result
+    assert "東" in (await ask(registry, "point")).result
+    assert (await ask(registry, "picture")).result == "[image: image/png, 5 bytes, not shown]\nhello"
+
+
+async def test_sixteen_episodes_share_one_connection(server: MCPServer) -> None:
+    registry = ToolRegistry(server.tools())
+    episodes = [registry.spawn() for _ in range(16)]
+    for episode in episodes:
+        episode.reset(0)
+    waiting = [asyncio.ensure_future(ask(episode, "slow", seconds=0.5)) for episode in episodes]
+    answers = await asyncio.gather(*(ask(episode, "add", a=i) for i, episode in enumerate(episodes)))
+    assert not any(one.done() for one in waiting), "a slow call held up the quick ones"
+    assert [answer.result for answer in answers] == [str(i + 1) for i in range(16)]
+    assert {answer.result for answer in await asyncio.gather(*waiting)} == {"done"}
+
+
+def test_calls_from_any_thread_and_loop(server: MCPServer) -> None:
+    registry = ToolRegistry(server.tools())
+    results = []
+
+    def elsewhere(i: int) -> None:
+        results.append(asyncio.run(ask(registry, "add", a=i)).result)
+
+    threads = [threading.Thread(target=elsewhere, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(results) == ["1", "2", "3", "4"]
+    assert registry.execute_tool("add", a=1) == (True, "2")
+    asyncio.run(registry.close())
+    assert registry.execute_tool("add", a=1) == (True, "2"), "closing a registry leaves the shared server alone"
+    asyncio.run(registry.close())
+
+
+async def test_a_slow_tool_is_cut_off_and_the_connection_stays(server: MCPServer) -> None:
+    registry = ToolRegistry(server.tools())
+    registry["slow"].timeout = 0.1
+    with pytest.raises(EpisodeTimeout, match="did not return within"):
+        await ask(registry, "slow", seconds=30)
+    assert (await ask(registry, "add", a=1)).result == "2"
+    assert not server.lost
+
+
+async def test_a_server_that_dies_fails_the_episodes_and_not_the_run() -> None:
+    with MCPServer(STDIO) as server:
+        registry = ToolRegistry(server.tools())
+        before = registry.spawn()
+        waiting = asyncio.ensure_future(ask(before, "slow", seconds=30))
+        await ask(before, "put", item="apple")
+        with pytest.raises(EnvironmentFailure, match="connection to MCP server .* is lost: the server ended"):
+            await ask(registry, "die")
+        with pytest.raises(EnvironmentFailure, match="is lost"):
+            await waiting
+        with pytest.raises(EnvironmentFailure, match="is lost"):
+            await ask(registry, "add", a=1)
+        assert server.lost
+
+        registry.reset(1)
+        assert (await ask(registry, "put", item="pear")).result == "pear"
+        with pytest.raises(EnvironmentFailure, match="connected anew during the episode"):
+            await ask(before, "put", item="plum")
+        before.reset(1)
+        assert (await ask(before, "put", item="fig")).result == "pear\nfig"
+
+
+async def test_an_http_server_that_dies_and_comes_back() -> None:
+    process = HTTPServer()
+    try:
+        async with MCPServer(url=process.url, connect_timeout=10) as server:
+            registry = ToolRegistry(server.tools())
+            waiting = asyncio.ensure_future(ask(registry.spawn(), "slow", seconds=30))
+            await ask(registry, "add", a=1)
+            process.stop()
+            for call in (ask(registry, "add", a=1), waiting):
+                with pytest.raises(EnvironmentFailure, match="is lost"):
+                    await call
+            with pytest.raises(EnvironmentFailure, match="did not answer: ConnectError"):
+                registry.reset(1)
+            process.start()
+            registry.reset(1)
+            assert (await ask(registry, "add", a=1)).result == "2"
+    finally:
+        process.stop()
+
+
+async def test_close_leaves_no_process_behind() -> None:
+    threads = set(threading.enumerate())
+    async with MCPServer(STDIO) as server:
+        registry = ToolRegistry(server.tools())
+        pids = [int((await ask(registry, name)).result) for name in ("process", "child")]
+        assert all(alive(pid) for pid in pids)
+        waiting = asyncio.ensure_future(ask(registry, "slow", seconds=30))
+        await ask(registry, "add", a=1)
+    with pytest.raises(EnvironmentFailure):
+        await waiting
+    assert not alive(pids[0])
+    os.kill(pids[1], 9)  # its own, and not of the protocol
+    assert {thread for thread in threading.enumerate() if thread.name == "mcp-session"} <= threads
+    with pytest.raises(EnvironmentFailure, match="is not connected"):
+        await ask(registry, "add", a=1)
+    server.close()
+
+
+def test_a_server_that_is_not_closed_ends_with_the_interpreter() -> None:
+    program = (
+        "import sys; from uirl.tools import MCPServer, ToolRegistry\n"
+        f"registry = ToolRegistry(MCPServer({STDIO!r}).start().tools())\n"
+        "print(registry.execute_tool('process')[1])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=HANG_GUARD,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    wait_for(lambda: not alive(int(done.stdout)))
+
+
+async def test_environment_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "x")
+    with MCPServer(STDIO, env={"FOR_THE_SERVER": "1"}, prefix="shop_") as server:
+        registry = ToolRegistry(server.tools())
+        names = (await ask(registry, "shop_secrets")).result.split()
+    assert "FOR_THE_SERVER" in names
+    assert "SECRET_TOKEN" not in names
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"command": ["no-such-program"]}, "FileNotFoundError"),
+        ({"command": f"{sys.executable} -c pass"}, "Connection closed"),
+        (
+            {"command": [sys.executable, "-c", "import sys; sys.stdin.read()"], "connect_timeout": 0.3},
+            r"no answer within 0\.3 s",
+        ),
+        ({"url": "http://user:secret@127.0.0.1:9/mcp?key=secret"}, r"server http://127\.0\.0\.1:9/mcp did not answer"),
+    ],
+)
+def test_a_server_that_cannot_be_reached(options: dict[str, Any], words: str) -> None:
+    threads = set(threading.enumerate())
+    with pytest.raises(EnvironmentFailure, match=words) as caught:
+        MCPServer(**options).start()
+    assert "secret" not in str(caught.value)
+    assert set(threading.enumerate()) <= threads
+
+
+def test_misuse_is_told() -> None:
+    for options in ({}, {"command": "x", "url": "y"}):
+        with pytest.raises(ConfigError, match="expected one of the two"):
+            MCPServer(**options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="empty command"):
+        MCPServer(" ")
+    with pytest.raises(ContractError, match=r"is not connected; use `with MCPServer"):
+        MCPServer(STDIO).tools()
+
+
+def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    with pytest.raises(ConfigError, match=r"pip install 'uirl\[mcp\]'"):
+        MCPServer(STDIO).start()
+
+
+@pytest.mark.parametrize(
+    ("block", "text"),
+    [
+        ({"type": "text", "text": "a"}, "a"),
+        ({"type": "image", "data": "iVBORw==", "mimeType": "image/png"}, "[image: image/png, 4 bytes, not shown]"),
+        ({"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}, "[audio: audio/wav, 3 bytes, not shown]"),
+        ({"type": "resource", "resource": {"uri": "f:///a", "text": "inside"}}, "inside"),
+        ({"type": "resource", "resource": {"uri": "f:///a", "blob": "AAAA"}}, "[resource: f:///a, not shown]"),
+        ({"type": "resource_link", "uri": "f:///a"}, "[link: f:///a]"),
+        ({"type": "hologram"}, "[content of type 'hologram', not shown]"),
+    ],
+)
+def test_every_kind_of_content_becomes_text(block: dict[str, Any], text: str) -> None:
+    assert text_of(block) == text
