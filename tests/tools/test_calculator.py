@@ -125,7 +125,7 @@ def test_the_largest_integer_fits_and_the_next_does_not() -> None:
 
 trees = st.recursive(
     st.integers(0, 1000).map(str),
-    lambda inner: st.tuples(inner, st.sampled_from("+ - *".split()), inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})"),
+    lambda inner: st.tuples(inner, st.sampled_from(["+", "-", "*"]), inner).map(lambda t: f"({t[0]} {t[1]} {t[2]})"),
     max_leaves=12,
 )
 

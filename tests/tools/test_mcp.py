@@ -163,7 +163,7 @@ async def test_a_server_that_dies_fails_the_episodes_and_not_the_run() -> None:
         before = registry.spawn()
         waiting = asyncio.ensure_future(ask(before, "slow", seconds=30))
         await ask(before, "put", item="apple")
-        with pytest.raises(EnvironmentFailure, match="connection to MCP server .* is lost: the server ended"):
+        with pytest.raises(EnvironmentFailure, match=r"connection to MCP server .* is lost: the server ended"):
             await ask(registry, "die")
         with pytest.raises(EnvironmentFailure, match="is lost"):
             await waiting

@@ -380,9 +380,9 @@ def test_a_kernel_that_refuses_is_found_when_the_tool_is_made(monkeypatch: pytes
     """The child cannot confine itself: the tool is refused, and later runs are ours, never the program's."""
     tool = PythonTool()
     monkeypatch.setattr("uirl.tools.python_runner._BOOT", "raise OSError('no Landlock here')  # {root!r}")
-    with pytest.raises(ConfigError, match="(?s)code cannot be confined here: .*no Landlock here"):
+    with pytest.raises(ConfigError, match=r"(?s)code cannot be confined here: .*no Landlock here"):
         PythonTool()
-    with pytest.raises(EnvironmentFailure, match="(?s)did not start: .*no Landlock here"):
+    with pytest.raises(EnvironmentFailure, match=r"(?s)did not start: .*no Landlock here"):
         ToolRegistry([tool]).execute_tool("python", code="1")
 
 

@@ -353,7 +353,7 @@ async def test_a_tool_that_still_runs_takes_no_further_call() -> None:
     with pytest.raises(EpisodeTimeout):
         await ask(registry, "slow")
     for again in (lambda: ask(registry, "slow"), lambda: asyncio.to_thread(registry.reset)):
-        with pytest.raises(EnvironmentFailure, match="still busy .* take a fresh spawn"):
+        with pytest.raises(EnvironmentFailure, match=r"still busy .* take a fresh spawn"):
             await again()
     free.set()
     assert left.wait(20)
