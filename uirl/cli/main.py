@@ -1,4 +1,4 @@
-"""The command: `uirl train`, `uirl eval`, `uirl check`."""
+"""The command: `uirl train`, `uirl eval`, `uirl check`, `uirl serve`, `uirl serve-model`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from uirl.cli import serve, serve_model
 from uirl.errors import UirlError
 
 
@@ -43,6 +44,8 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="prove in seconds that a config can be trained")
     _add_config(check)
     check.set_defaults(run=_check)
+    serve.add_command(commands)
+    serve_model.add_command(commands)
     return parser
 
 

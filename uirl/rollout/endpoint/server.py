@@ -93,7 +93,8 @@ class _Routes:
         session = self._endpoint.session(task=task or None, **asked)
         # the address by which the caller found us, not the one we are bound to
         url = str(request.base_url).rstrip("/") + urlsplit(session.base_url).path
-        return {"id": session.id, "base_url": url, "api_key": session.api_key}
+        finish = url.removesuffix("v1") + "finish"
+        return {"id": session.id, "base_url": url, "api_key": session.api_key, "finish_url": finish}
 
     async def finish(self, request: Request) -> dict[str, Any]:
         """Closes a session, with what its agent scored."""

@@ -1,0 +1,162 @@
+"""`uirl serve-model`: a model behind an OpenAI-compatible address."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from uirl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from uirl.config import ConfigStore
+    from uirl.inference.models import LoadedModel
+    from uirl.rollout.endpoint import ModelEndpoint
+    from uirl.storage import TrajectoryStore
+    from uirl.types import Trajectory
+
+
+def add_command(commands: Any) -> None:
+    """Adds the command to the parser of `uirl`."""
+    serve = commands.add_parser("serve-model", help="serve a model to programs written for the OpenAI client")
+    serve.add_argument("model", metavar="MODEL", help="built-in name, HF id, folder, run directory or checkpoint")
+    serve.add_argument("--host", default="127.0.0.1", help="address to bind (default 127.0.0.1)")
+    serve.add_argument("--port", type=int, default=8000, help="0: a free one (default 8000)")
+    serve.add_argument("--backend", help="engine: transformers, vllm, sglang, ... (default: that of the config)")
+    serve.add_argument("--api-key-env", metavar="NAME", help="environment variable with the key that clients must send")
+    serve.add_argument("--parser", default="qwen", help="how the model writes tool calls (default qwen)")
+    serve.add_argument("--name", help="what clients call the model (default: MODEL)")
+    serve.add_argument("--any-model", action="store_true", help="answer whatever model a client names")
+    serve.add_argument("--record", metavar="PATH", help="SQLite file, or folder for one, that keeps finished sessions")
+    serve.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the config")
+    serve.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serves until it is interrupted; 0."""
+    key = _api_key(options.api_key_env)
+    loaded, config = _load(options.model, options.backend, options.overrides)
+    store = _open_store(options.record)
+    try:
+        asyncio.run(_serve(options, key, loaded, config, store))
+    finally:
+        if store is not None:
+            store.close()
+    return 0
+
+
+async def _serve(
+    options: argparse.Namespace,
+    key: str | None,
+    loaded: LoadedModel,
+    config: ConfigStore,
+    store: TrajectoryStore | None,
+) -> None:
+    from uirl.images import ImageStore
+    from uirl.inference import SamplingParams, create_engine
+    from uirl.rollout.endpoint import ModelEndpoint
+
+    settings = config.inference
+    images = ImageStore()
+    engine = create_engine(config, loaded, shared=True)
+    endpoint = ModelEndpoint(
+        engine,
+        loaded,
+        parser=options.parser,
+        images=images,
+        model_name=options.name or options.model,
+        sampling=SamplingParams(settings.max_tokens, settings.temperature, settings.top_p, settings.top_k),
+        host=options.host,
+        port=options.port,
+        api_key=key,
+        max_context=settings.max_context,
+        any_model=options.any_model,
+        remote_sessions=store is not None,
+        for_training=False,
+        on_finished=_recorder(store, images),
+    )
+    try:
+        async with endpoint:
+            _announce(endpoint, options.api_key_env, store)
+            await _interrupted()
+    finally:
+        await engine.close()
+
+
+def _load(model: str, backend: str | None, overrides: list[str]) -> tuple[LoadedModel, ConfigStore]:
+    """The model that `model` names and the config it runs with."""
+    from uirl.config import ConfigStore
+    from uirl.inference import load_model
+    from uirl.training.measure import locate, policy_at
+
+    changes = [*overrides, *([f"inference.backend={backend}"] if backend else [])]
+    if Path(model).exists():
+        folder, config = locate(Path(model))
+        config = config.override(changes)
+        return policy_at(folder, config).loaded, config
+    config = ConfigStore()
+    config.model.model_name = model
+    config = config.override(changes)
+    return load_model(config.model), config
+
+
+def _api_key(name: str | None) -> str | None:
+    """The key in the environment variable `name`; None: no variable was named."""
+    if name is None:
+        return None
+    key = os.environ.get(name)
+    if not key:
+        raise ConfigError(
+            f"--api-key-env {name}: there is no such environment variable, or it is empty; export it first"
+        )
+    return key
+
+
+def _open_store(record: str | None) -> TrajectoryStore | None:
+    if record is None:
+        return None
+    from uirl.storage import TrajectoryStore
+
+    path = Path(record)
+    if path.suffix not in (".sqlite", ".db"):
+        path.mkdir(parents=True, exist_ok=True)
+        path = path / "trajectories.sqlite"
+    return TrajectoryStore(path)
+
+
+def _recorder(store: TrajectoryStore | None, images: Any) -> Callable[[Trajectory], None] | None:
+    """Writes down finished sessions under the policy version that sampled last; None: nothing is recorded."""
+    if store is None:
+        return None
+
+    def keep(record: Trajectory) -> None:
+        version = max((turn.policy_version for turn in record.turns), default=0)
+        store.add(record, step=version, split="serve", images=images)
+
+    return keep
+
+
+def _announce(endpoint: ModelEndpoint, key_name: str | None, store: TrajectoryStore | None) -> None:
+    key = f"os.environ[{key_name!r}]" if key_name else "'none'"
+    print(f"serving {endpoint.model_name} at {endpoint.base_url}", flush=True)
+    print(f"  client = openai.OpenAI(base_url={endpoint.base_url!r}, api_key={key})")
+    print(f"  client.chat.completions.create(model={endpoint.model_name!r}, messages=[...])")
+    if store is not None:
+        print(f"  finished sessions go to {store.path}: POST {{}} to {endpoint.url}/sessions opens one and tells")
+        print('  the base_url for its agent; POST {"reward": 1.0} to its finish_url finishes it')
+    print("Ctrl-C ends it", flush=True)
+
+
+async def _interrupted() -> None:
+    """Returns on SIGINT or SIGTERM."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C raises KeyboardInterrupt instead
+            loop.add_signal_handler(name, ended.set)
+    await ended.wait()
