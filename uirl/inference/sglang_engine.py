@@ -16,7 +16,6 @@ What that source says and this adapter takes care of:
 
 from __future__ import annotations
 
-import base64
 import logging
 import random
 import time
@@ -30,6 +29,7 @@ from uirl.errors import ContractError, EngineFailure
 from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, SamplingParams, Weights
 from uirl.inference.http_client import HTTPClient, Once
 from uirl.inference.models import LoadedModel
+from uirl.inference.openai_wire import data_url
 from uirl.inference.sglang_transport import SGLangProcess, SGLangServer, json_object
 from uirl.inference.tiny import TINY_MODELS
 from uirl.inference.weight_files import WeightFiles, checkpoint_names, plain_parameters
@@ -202,7 +202,7 @@ class SGLangInferenceEngine(InferenceEngine):
             body["return_sampling_mask"] = True
         if request.images:
             body["input_ids"] = self._one_placeholder_each(request)
-            body["image_data"] = [_data_url(shot.data) for shot in request.images]
+            body["image_data"] = [data_url(shot) for shot in request.images]
             body["return_prompt_token_ids"] = True
         return body
 
@@ -364,11 +364,6 @@ def _within_mask(meta: Mapping[str, Any], n: int) -> tuple[float, ...] | None:
     if len(values) != n:
         raise _misshapen(f"{n} entries in meta_info.output_token_sampling_logprobs", meta)
     return tuple(float(value) for value in values)
-
-
-def _data_url(data: bytes) -> str:
-    kind = "jpeg" if data[:2] == b"\xff\xd8" else "png"
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def _misshapen(expected: str, got: Any) -> EngineFailure:

@@ -1,0 +1,142 @@
+"""What a server that calls itself OpenAI-compatible really does, found out by asking it a few tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from uirl.errors import ConfigError, did_you_mean
+from uirl.inference.http_client import HTTPClient, ServerFailure
+from uirl.inference.models import LoadedModel
+
+_SILENT = frozenset({401, 403, 408, 429})
+"""Statuses that say nothing about what a server can do: a key is missing, or it is busy."""
+_SURE = 1e-3
+"""A log-prob nearer to 0 than this does not tell a filtered distribution from a plain one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAbility:
+    """How a server answers token ids with token ids."""
+
+    takes_bias: bool
+    """`logit_bias` does what it says: placeholder tokens can be banned."""
+    takes_stops: bool
+    """`stop_token_ids` is taken."""
+    processed: bool
+    """Log-probs are those after bias, temperature and filters (vLLM: --logprobs-mode processed_logprobs); else those of
+    the plain model, true only where none of these changes anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """One answer to token ids."""
+
+    ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    text: str
+    prompt_ids: tuple[int, ...] | None
+    """The prompt as the server had it; None: it does not say."""
+
+
+async def choose_model(client: HTTPClient, default: str) -> str:
+    """The only model that a server names, or `default` where it is among several or nothing is named."""
+    try:
+        answer = await client.get("/models")
+    except ServerFailure as error:
+        if not _says_no(error):
+            raise
+        return default
+    listed = answer.get("data") if isinstance(answer, dict) else None
+    names = [str(m["id"]) for m in listed or () if isinstance(m, dict) and "id" in m]
+    if len(names) == 1 or not names:
+        return names[0] if names else default
+    if default not in names:
+        raise ConfigError(
+            f"{client.base_url} serves {len(names)} models, and model.model_name {default!r} is none of them; set "
+            f"inference.server_model ({did_you_mean(default, names)[:300]})"
+        )
+    return default
+
+
+async def probe_tokens(client: HTTPClient, model: str, loaded: LoadedModel) -> TokenAbility | None:
+    """How the server answers token ids; None: it does not, or its tokens are not those of `loaded`."""
+    prompt = list(loaded.tokenizer("The quick brown fox", add_special_tokens=False)["input_ids"])
+    base = {"model": model, "prompt": prompt, "logprobs": 1, "return_token_ids": True, "max_tokens": 1}
+
+    async def ask(**fields: Any) -> Pick | None:
+        answer = await _accepted(client, "/completions", base | fields)
+        return read_pick(answer) if isinstance(answer, Mapping) else None
+
+    first = await ask(temperature=0.0, max_tokens=4)
+    if first is None or not first.ids or (first.prompt_ids is not None and first.prompt_ids != tuple(prompt)):
+        return None
+    words = [loaded.tokenizer.decode(list(first.ids), skip_special_tokens=skip) for skip in (True, False)]
+    if first.text not in words:
+        return None
+    likeliest, plain = first.ids[0], first.log_probs[0]
+    filtered = await ask(temperature=1.0, top_p=1e-6)
+    cold = await ask(temperature=0.02)
+    biased = await ask(temperature=1.0, top_p=1e-6, logit_bias={str(likeliest): -100})
+    stops = await ask(temperature=0.0, stop_token_ids=sorted(loaded.end_ids))
+    takes_bias = biased is not None and biased.ids[:1] != (likeliest,)
+    sure = plain < -_SURE and cold is not None and cold.ids == (likeliest,)
+    processed = sure and all(p is not None and abs(p.log_probs[0]) < _SURE for p in (filtered, cold))
+    if biased is not None and takes_bias:
+        processed = processed and abs(biased.log_probs[0]) < _SURE
+    return TokenAbility(takes_bias, stops is not None, processed)
+
+
+async def probe_text(client: HTTPClient, model: str) -> bool:
+    """Whether the server continues a text."""
+    body = {"model": model, "prompt": "The quick brown fox", "max_tokens": 1}
+    return await _accepted(client, "/completions", body) is not None
+
+
+async def probe_chat(client: HTTPClient, model: str) -> str | None:
+    """The name of the field that limits an answer of the chat API; None: there is no chat API for this model."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Say ok."}]}
+    try:
+        await client.post("/chat/completions", body | {"max_tokens": 1})
+    except ServerFailure as error:
+        if not _says_no(error):
+            raise
+        if "max_completion_tokens" not in str(error):
+            return None
+        await client.post("/chat/completions", body | {"max_completion_tokens": 1})
+        return "max_completion_tokens"
+    return "max_tokens"
+
+
+def read_pick(answer: Mapping[str, Any]) -> Pick | None:
+    """The ids and log-probs in an answer of the completions API; None: they are not there, or not of one length."""
+    try:
+        choice = answer["choices"][0]
+        ids = tuple(int(token) for token in choice["token_ids"])
+        log_probs = tuple(float(value) for value in choice["logprobs"]["token_logprobs"])
+        prompt = choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
+        prompt_ids = None if prompt is None else tuple(int(token) for token in prompt)
+        text = str(choice.get("text") or "")
+    except (LookupError, TypeError, ValueError):
+        return None
+    if len(ids) != len(log_probs) or not all(math.isfinite(value) for value in log_probs):
+        return None
+    return Pick(ids, log_probs, text, prompt_ids)
+
+
+async def _accepted(client: HTTPClient, path: str, body: Mapping[str, Any]) -> Any:
+    """The answer; None where the server does not know the path, the model there, or a field."""
+    try:
+        return await client.post(path, body)
+    except ServerFailure as error:
+        if not _says_no(error):
+            raise
+        return None
+
+
+def _says_no(error: ServerFailure) -> bool:
+    """Whether the answer was that this cannot be done. Some servers say it with a 500, again and again."""
+    status = error.status or 0
+    return (400 <= status < 500 and status not in _SILENT) or status in (500, 501)

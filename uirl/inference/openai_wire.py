@@ -1,0 +1,108 @@
+"""Conversations as the OpenAI chat API writes them, and its answers as the text that our parsers read.
+
+A server that knows tools answers with structured calls instead of text. They become the blocks that Qwen and Hermes
+write, `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, after what the model said; the parser 'qwen' reads
+them. On the way back, in the next turn, these blocks become structured calls again, with ids, and the results that
+follow answer them in their order. Arguments stay the text they were: what is no JSON is the model's mistake, for the
+parser to tell.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from uirl.errors import EngineFailure
+from uirl.images import Screenshot
+from uirl.inference.messages import Message
+
+_BLOCK = re.compile(r"\n?<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
+_CALL = re.compile(r'\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)\}', re.DOTALL)
+
+
+def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The conversation as the chat API takes it.
+
+    A tool result that answers no structured call becomes a user message between `<tool_response>` tags: servers refuse
+    results of calls that they do not see.
+    """
+    out: list[dict[str, Any]] = []
+    waiting: list[str] = []
+    for number, message in enumerate(messages):
+        if message.role == "assistant":
+            said = _assistant(message, number)
+            waiting = [call["id"] for call in said.get("tool_calls", ())]
+            out.append(said)
+        elif message.role == "tool" and waiting:
+            id = message.call_id if message.call_id in waiting else waiting[0]
+            waiting.remove(id)
+            out.append({"role": "tool", "tool_call_id": id, "content": message.text})
+        elif message.role == "tool":
+            out.append({"role": "user", "content": f"<tool_response>\n{message.text}\n</tool_response>"})
+        else:
+            out.append({"role": message.role, "content": _content(message)})
+    return out
+
+
+def reply_text(message: Any) -> str:
+    """What an answer's message says, its structured calls as blocks. Raises EngineFailure for another shape."""
+    if not isinstance(message, dict):
+        raise EngineFailure(f"the server's answer holds no message, got {str(message)[:300]}")
+    content = message.get("content") or message.get("refusal") or ""
+    if isinstance(content, list):
+        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    calls = list(message.get("tool_calls") or ())
+    if message.get("function_call"):
+        calls.append({"function": message["function_call"]})
+    try:
+        blocks = [write_call(call["function"]["name"], call["function"].get("arguments")) for call in calls]
+    except (TypeError, KeyError, AttributeError) as error:
+        raise EngineFailure(f"the server's answer holds a misshapen tool call: {str(calls)[:300]}") from error
+    return "\n".join([content, *blocks] if content else blocks)
+
+
+def write_call(name: str, arguments: Any) -> str:
+    """One structured call as text."""
+    given = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+    return (
+        f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {given.strip() or "{}"}}}\n'
+        "</tool_call>"
+    )
+
+
+def data_url(shot: Screenshot) -> str:
+    """A picture as a URL that holds it."""
+    kind = "jpeg" if shot.data[:2] == b"\xff\xd8" else "png"
+    return f"data:image/{kind};base64,{base64.b64encode(shot.data).decode()}"
+
+
+def _assistant(message: Message, number: int) -> dict[str, Any]:
+    """A reply with its calls structured: those that stand beside its text, else those that stand in it as blocks."""
+    calls = [(call.id, call.name, json.dumps(dict(call.arguments), ensure_ascii=False)) for call in message.tool_calls]
+    text = message.text
+    if not calls:
+        found = [_CALL.fullmatch(block) for block in _BLOCK.findall(text)]
+        if found and None not in found:
+            calls = [("", json.loads(match[1]), match[2]) for match in found if match is not None]
+            text = _BLOCK.sub("", text)
+    if not calls:
+        return {"role": "assistant", "content": text}
+    return {
+        "role": "assistant",
+        "content": text or None,
+        "tool_calls": [
+            {"id": id or f"call_{number}_{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for i, (id, name, arguments) in enumerate(calls)
+        ],
+    }
+
+
+def _content(message: Message) -> Any:
+    """Pictures first, as for chat templates; text alone stays a string, which every server takes."""
+    if not message.images:
+        return message.text
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": data_url(s)}} for s in message.images]
+    return parts + ([{"type": "text", "text": message.text}] if message.text else [])
