@@ -15,6 +15,14 @@ from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
 EventHandler = Callable[[Mapping[str, Any]], None]
 
 
+class Refused(EnvironmentFailure):
+    """The browser answered a call with an error."""
+
+    def __init__(self, method: str, reason: str) -> None:
+        super().__init__(f"{method}: the browser refused: {reason}")
+        self.reason = reason
+
+
 @dataclass(slots=True)
 class _Pending:
     """A call that waits for its answer."""
@@ -87,8 +95,8 @@ class CdpConnection:
     ) -> dict[str, Any]:
         """The result of one protocol method.
 
-        Raises EpisodeTimeout where no answer came in time, EnvironmentFailure where the browser is gone, the page
-        crashed or the method was refused.
+        Raises EpisodeTimeout where no answer came in time, `Refused` where the method was refused, EnvironmentFailure
+        where the browser is gone or the page crashed.
         """
         lost = self.lost
         if lost is not None:
@@ -123,6 +131,16 @@ class CdpConnection:
         for waiting in self._pending.values():
             if waiting.session == session and not waiting.answer.done():
                 waiting.answer.set_exception(EnvironmentFailure(f"{waiting.method}: {reason}"))
+
+    async def probe(self) -> None:
+        """Gives the browser up (`lost`) where it does not answer a question of its own: for after a call that timed
+        out, to tell a page that hangs from a browser that does."""
+        try:
+            await self.call("Browser.getVersion")
+        except EpisodeTimeout:
+            self._end(f"the browser did not answer within {self.timeout} s, and is ended")
+        except EnvironmentFailure:
+            pass  # gone already
 
     async def close(self) -> None:
         """Closes the socket. Calls that wait fail; `on_lost` is called."""
@@ -162,8 +180,8 @@ class CdpConnection:
         if waiting is None or waiting.answer.done():
             return  # the caller gave up before the answer came
         if "error" in message:
-            refused = message["error"].get("message", message["error"])
-            waiting.answer.set_exception(EnvironmentFailure(f"{waiting.method}: the browser refused: {refused}"))
+            reason = str(message["error"].get("message", message["error"]))
+            waiting.answer.set_exception(Refused(waiting.method, reason))
         else:
             waiting.answer.set_result(message.get("result", {}))
 

@@ -12,7 +12,11 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 from uirl.environments.browser.cdp import CdpConnection
 from uirl.environments.browser.page import Page
@@ -39,20 +43,16 @@ FLAGS = (
     "--disable-background-timer-throttling",
     "--disable-backgrounding-occluded-windows",
     "--disable-renderer-backgrounding",
-    "--disable-features=Translate,MediaRouter,OptimizationHints,AutofillServerCommunication",
+    # A page kept for "back" would come back without the events that say it is there.
+    "--disable-features=Translate,MediaRouter,OptimizationHints,AutofillServerCommunication,BackForwardCache",
+    "--disable-smooth-scrolling",
     "--password-store=basic",
     "--use-mock-keychain",
     "--force-color-profile=srgb",
 )
 
-CLOSED_NETWORK = (
-    # Every request, loopback included, goes to a proxy that does not exist; names do not resolve; no UDP around it.
-    "--proxy-server=http://127.0.0.1:9",
-    "--proxy-bypass-list=<-loopback>",
-    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
-    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
-    "--disable-quic",
-)
+DEAD_PROXY = "http://127.0.0.1:9"
+"""Where every request goes, loopback included, that is not allowed: nobody listens there."""
 
 SMALL_SHM = 512 * 2**20
 """Bytes of /dev/shm under which pages are shared through the temporary folder (containers often give 64 MiB)."""
@@ -85,15 +85,23 @@ class Chromium:
     """One browser process, started at the first page, restarted at the next page after it died.
 
     Belongs to the event loop that started it and ends with it. `Chromium.shared()` is the one that the environments
-    of an event loop use together.
+    of an event loop use together. The network is closed to its pages, but for the origins it was made for.
     """
 
-    def __init__(self, *, executable: str | None = None, timeout: float = 10.0, start_timeout: float = 30.0) -> None:
+    def __init__(
+        self,
+        *,
+        allow: Iterable[str] = (),
+        executable: str | None = None,
+        timeout: float = 10.0,
+        start_timeout: float = 30.0,
+    ) -> None:
         """A browser that is not started yet.
 
-        `executable`: path; None: `find_executable()` when it starts. `timeout`: limit in seconds of one protocol
-        call. `start_timeout`: limit of the start.
+        `allow`: origins (scheme://host:port) that its pages may reach. `executable`: path; None: `find_executable()`
+        when it starts. `timeout`: limit in seconds of one protocol call. `start_timeout`: limit of the start.
         """
+        self.allowed = tuple(sorted(allow))
         self.timeout = timeout
         self.start_timeout = start_timeout
         self.starts = 0
@@ -102,31 +110,34 @@ class Chromium:
         self._connection: CdpConnection | None = None
         self._process: _BrowserProcess | None = None
         self._starting = asyncio.Lock()
+        self._pages: WeakValueDictionary[str, Page] = WeakValueDictionary()  # by context
 
     @classmethod
-    def shared(cls) -> Chromium:
-        """The browser of the running event loop in this process."""
-        for loop in [loop for loop in _shared if loop.is_closed()]:
-            process = _shared.pop(loop)._process
+    def shared(cls, allow: Iterable[str] = ()) -> Chromium:
+        """The browser of the running event loop in this process; one per set of allowed origins."""
+        for key in [key for key in _shared if key[0].is_closed()]:
+            process = _shared.pop(key)._process
             if process is not None:  # the loop was closed without ending its tasks, so nobody ended the browser
                 process.stop()
-        running = asyncio.get_running_loop()
-        if running not in _shared:
-            _shared[running] = cls()
-        return _shared[running]
+        key = asyncio.get_running_loop(), frozenset(allow)
+        if key not in _shared:
+            _shared[key] = cls(allow=key[1])
+        return _shared[key]
 
     @property
     def pid(self) -> int | None:
         """Leader of the browser's process group; None: not running."""
         return None if self._process is None else self._process.pid
 
-    async def new_page(self, width: int, height: int) -> Page:
-        """A page of `width` x `height` pixels in a context of its own: no cookie or storage is shared with another.
+    async def new_page(self, width: int, height: int, *, scale: float = 1.0) -> Page:
+        """A page of `width` x `height` CSS pixels in a context of its own: it shares no cookie and no storage.
 
-        Starts the browser where it does not run. Raises EnvironmentFailure or EpisodeTimeout where it cannot.
+        `scale`: pixels of its pictures per CSS pixel. Starts the browser where it does not run. Raises
+        EnvironmentFailure or EpisodeTimeout where it cannot.
         """
-        connection = await self._connected()
-        return await Page.open(connection, width, height)
+        page = await Page.open(await self._connected(), width, height, scale=scale)
+        self._pages[page.context] = page
+        return page
 
     async def close(self) -> None:
         """Ends the browser and frees its profile. The next page starts another."""
@@ -141,15 +152,24 @@ class Chromium:
             return self._connection
 
     async def _start(self) -> CdpConnection:
-        process = _BrowserProcess(self._executable or find_executable())
+        process = _BrowserProcess(self._executable or find_executable(), self.allowed)
         self._process = process
         self.starts += 1
         try:
             url = await process.endpoint(self.start_timeout)
-            return await CdpConnection.open(url, timeout=self.timeout, on_lost=lambda: self._stopped(process))
+            connection = await CdpConnection.open(url, timeout=self.timeout, on_lost=lambda: self._stopped(process))
+            connection.on(None, "Target.targetCreated", self._on_target)
+            await connection.call("Target.setDiscoverTargets", {"discover": True, "filter": [{"type": "page"}]})
+            return connection
         except BaseException:
             self._stopped(process)
             raise
+
+    def _on_target(self, event: Mapping[str, Any]) -> None:
+        found = event["targetInfo"]
+        page = self._pages.get(found.get("browserContextId", ""))
+        if page is not None:
+            page.close_popup(found["targetId"], found["url"])
 
     def _stopped(self, process: _BrowserProcess) -> None:
         process.stop()
@@ -160,16 +180,17 @@ class Chromium:
 class _BrowserProcess:
     """The process group of one browser and its temporary profile."""
 
-    def __init__(self, executable: str) -> None:
+    def __init__(self, executable: str, allowed: Sequence[str]) -> None:
         self.executable = executable
         self._owner = os.getpid()
         self._profile = Path(tempfile.mkdtemp(prefix="uirl-chromium-"))
         self._log = self._profile / "browser.log"
         # The shell puts our two pipes where the browser looks for them: descriptors 3 and 4.
         wiring = 'exec "$@" 3<&0 4>&1 0</dev/null 1>/dev/null'
+        flags = _flags(executable, self._profile, allowed)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", wiring, "sh", executable, *_flags(executable, self._profile), "about:blank"],
+                ["/bin/sh", "-c", wiring, "sh", executable, *flags, "about:blank"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -213,8 +234,21 @@ class _BrowserProcess:
         shutil.rmtree(self._profile, ignore_errors=True)
 
 
-def _flags(executable: str, profile: Path) -> list[str]:
-    flags = [*FLAGS, *CLOSED_NETWORK, f"--user-data-dir={profile}"]
+def network_flags(allowed: Sequence[str]) -> list[str]:
+    """The flags that close the network but for these origins: no proxy around it, no names, no UDP."""
+    hosts = {"127.0.0.1", *(urlsplit(origin).hostname or "" for origin in allowed)}
+    exclude = "".join(f" , EXCLUDE {host}" for host in sorted(hosts))
+    return [
+        f"--proxy-server={DEAD_PROXY}",
+        f"--proxy-bypass-list={';'.join(('<-loopback>', *allowed))}",
+        f"--host-resolver-rules=MAP * ~NOTFOUND{exclude}",
+        "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
+        "--disable-quic",
+    ]
+
+
+def _flags(executable: str, profile: Path, allowed: Sequence[str]) -> list[str]:
+    flags = [*FLAGS, *network_flags(allowed), f"--user-data-dir={profile}"]
     if "headless-shell" not in Path(executable).name:
         flags.append("--headless=new")
     if os.geteuid() == 0:
@@ -225,7 +259,7 @@ def _flags(executable: str, profile: Path) -> list[str]:
     return flags
 
 
-_shared: dict[asyncio.AbstractEventLoop, Chromium] = {}
+_shared: dict[tuple[asyncio.AbstractEventLoop, frozenset[str]], Chromium] = {}
 _running: set[_BrowserProcess] = set()
 
 

@@ -1,60 +1,89 @@
-"""One page of the browser: go somewhere, look, click. Every call ends within its time limit."""
+"""One page of the browser: go somewhere, look, read, use mouse and keyboard. Every call ends within its time limit."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from uirl.environments.browser.cdp import CdpConnection
-from uirl.errors import EnvironmentFailure
+from uirl.environments.browser import keyboard, pointer
+from uirl.environments.browser.cdp import CdpConnection, Refused
+from uirl.environments.browser.navigation import Navigation
+from uirl.environments.browser.site import Site
+from uirl.errors import EnvironmentFailure, EpisodeTimeout
 
 LOAD_SECONDS = 20.0
+WORLD = "uirl"
+"""Name of the JavaScript world of ours in a page: it sees the same document, and the page's scripts cannot see it."""
+LONGEST_TYPED = 200
+"""Characters up to which a text is typed key by key; a longer one arrives at once, as if it were pasted."""
+MAX_NOTICES = 8
+_TOGETHER = 64  # input events sent before the first answer
+_MOVED = ("Cannot find context", "Execution context was destroyed", "Inspected target navigated", "Promise was coll")
+_STEADY = """{
+  // A caret that blinks would make two pictures of one state differ.
+  const sheet = new CSSStyleSheet();
+  sheet.replaceSync('* { caret-animation: manual !important; scroll-behavior: auto !important; }');
+  document.adoptedStyleSheets.push(sheet);
+}"""
 
 
 class Page:
     """A page in a browser context of its own. `Page.open` makes one, `close` frees all of it."""
 
     def __init__(self, connection: CdpConnection, context: str, target: str, session: str) -> None:
+        self.context = context
         self._broken: str | None = None
         self._connection = connection
-        self._context = context
         self._target = target
         self._session = session
         self._closed = False
-        self._loads: dict[str, asyncio.Event] = {}
-        self._answers: set[asyncio.Task[Any]] = set()
+        self._navigation = Navigation(connection, target, session)
+        self._world: tuple[int, int] | None = None  # the document it is of, and its id
+        self._background: set[asyncio.Task[Any]] = set()
+        self._notices: list[str] = []
+        self._clipboard = ""
+        self._pointer = (0.0, 0.0)
+        self._site: Site | None = None
 
     @classmethod
-    async def open(cls, connection: CdpConnection, width: int, height: int) -> Page:
-        """An empty page of `width` x `height` pixels in a new context."""
+    async def open(cls, connection: CdpConnection, width: int, height: int, *, scale: float = 1.0) -> Page:
+        """An empty page of `width` x `height` CSS pixels in a new context; `scale`: picture pixels per CSS pixel."""
         # disposeOnDetach: where this process dies without a word, the browser frees the context by itself.
-        made = await connection.call("Target.createBrowserContext", {"disposeOnDetach": True})
-        context = made["browserContextId"]
         try:
-            where = {"url": "about:blank", "browserContextId": context, "width": width, "height": height}
-            target = (await connection.call("Target.createTarget", where))["targetId"]
-            attached = await connection.call("Target.attachToTarget", {"targetId": target, "flatten": True})
-            page = cls(connection, context, target, attached["sessionId"])
-            await page._prepare(width, height)
-        except BaseException:
-            if connection.lost is None:
-                await connection.call("Target.disposeBrowserContext", {"browserContextId": context})
+            made = await connection.call("Target.createBrowserContext", {"disposeOnDetach": True})
+            context = made["browserContextId"]
+            try:
+                where = {"url": "about:blank", "browserContextId": context, "width": width, "height": height}
+                target = (await connection.call("Target.createTarget", where))["targetId"]
+                attached = await connection.call("Target.attachToTarget", {"targetId": target, "flatten": True})
+                page = cls(connection, context, target, attached["sessionId"])
+                await page._prepare(width, height, scale)
+            except BaseException:
+                if connection.lost is None:
+                    await connection.call("Target.disposeBrowserContext", {"browserContextId": context})
+                raise
+        except EpisodeTimeout:
+            await connection.probe()
             raise
         return page
 
-    async def _prepare(self, width: int, height: int) -> None:
+    async def _prepare(self, width: int, height: int, scale: float) -> None:
         listen, session = self._connection.on, self._session
-        listen(session, "Page.lifecycleEvent", self._on_lifecycle)
         listen(session, "Page.javascriptDialogOpening", self._on_dialog)
         listen(session, "Inspector.targetCrashed", lambda _: self._on_crash("the page crashed"))
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False}
+        deny = {"behavior": "deny", "browserContextId": self.context}
         await asyncio.gather(
             self._call("Page.enable"),
             self._call("Inspector.enable"),
             self._call("Page.setLifecycleEventsEnabled", {"enabled": True}),
             self._call("Emulation.setDeviceMetricsOverride", metrics),
+            self._call("Page.setInterceptFileChooserDialog", {"enabled": True}),
+            self._connection.call("Browser.setDownloadBehavior", deny),
+            self.run_on_load(_STEADY),
         )
 
     @property
@@ -62,9 +91,19 @@ class Page:
         """Why the page must not be used any more (a call failed, timed out or was cut off); None: it is fine."""
         return self._broken or self._connection.lost
 
+    async def serve(self, site: Site) -> None:
+        """Answers what this page asks of the site's origin, from this process."""
+        self._site = site
+        self._connection.on(self._session, "Fetch.requestPaused", self._on_request)
+        await self._call("Fetch.enable", {"patterns": [{"urlPattern": f"{site.origin}/*"}]})
+
+    async def run_on_load(self, script: str) -> None:
+        """Runs `script` in every later document, before its own scripts, in the world apart from theirs."""
+        await self._call("Page.addScriptToEvaluateOnNewDocument", {"source": script, "worldName": WORLD})
+
     async def goto(self, url: str, *, timeout: float = LOAD_SECONDS) -> None:
         """Returns when `url` is loaded (its load event). Raises EnvironmentFailure where it cannot be."""
-        self._loads.clear()
+        self._navigation.begin()
         try:
             async with asyncio.timeout(timeout):
                 answer = await self._call("Page.navigate", {"url": url}, timeout=timeout)
@@ -72,37 +111,118 @@ class Page:
                     raise EnvironmentFailure(f"{url} cannot be opened: {answer['errorText']}")
                 loader = answer.get("loaderId")  # absent where only the fragment of the address changed
                 if loader:
-                    await self._loaded(loader).wait()
+                    await self._navigation.loaded(loader)
                     self._check()
         except TimeoutError as error:
             self._broken = f"{url} was not loaded within {timeout} s"
             raise EnvironmentFailure(self._broken) from error
 
-    async def evaluate(self, expression: str, *, timeout: float | None = None) -> Any:
+    async def back(self) -> bool:
+        """Goes back to the page before. False: there is none since `forget_history`."""
+        history = await self._call("Page.getNavigationHistory")
+        before = history["currentIndex"] - 1
+        if before < 0:
+            return False
+        await self._call("Page.navigateToHistoryEntry", {"entryId": history["entries"][before]["id"]})
+        await self.settle()
+        return True
+
+    async def forget_history(self) -> None:
+        """Makes the page that is shown the first one."""
+        await self._call("Page.resetNavigationHistory")
+
+    async def settle(self, *, timeout: float = LOAD_SECONDS) -> None:
+        """Returns when the page is not on its way to another (at once, mostly)."""
+        if not self._navigation.under_way:
+            return
+        try:
+            async with asyncio.timeout(timeout):
+                await self._navigation.end()
+        except TimeoutError as error:
+            self._broken = f"a navigation did not end within {timeout} s"
+            raise EnvironmentFailure(self._broken) from error
+        self._check()
+
+    async def evaluate(self, expression: str, *, apart: bool = False, timeout: float | None = None) -> Any:
         """The JSON value of a JavaScript expression; a promise is awaited.
 
-        Raises EnvironmentFailure where the expression throws.
+        `apart`: in a world of ours, which sees the same document and none of the page's variables, and which the
+        page's scripts can neither see nor change. Raises EnvironmentFailure where the expression throws, or the page
+        does not stay.
         """
         params = {"expression": expression, "returnByValue": True, "awaitPromise": True}
-        answer = await self._call("Runtime.evaluate", params, timeout=timeout)
-        thrown = answer.get("exceptionDetails")
-        if thrown is not None:
-            what = thrown.get("exception", {}).get("description") or thrown.get("text", "")
-            raise EnvironmentFailure(f"the page threw {what[:400]!r} at {expression[:120]!r}")
-        return answer["result"].get("value")
+        for _ in range(3):
+            await self.settle()
+            try:
+                where = {"contextId": await self._world_apart()} if apart else {}
+                answer = await self._call("Runtime.evaluate", params | where, timeout=timeout)
+            except Refused as error:
+                if not _is_moved(error):
+                    raise
+            else:
+                return _value(answer, expression)
+        raise EnvironmentFailure(f"the page went elsewhere three times during {expression[:120]!r}")
+
+    async def hold(self, expression: str) -> str:
+        """A handle of the object that a JavaScript expression gives: the page's scripts have no way to it.
+
+        It is good for `ask` until the page loads another document.
+        """
+        answer = await self._call("Runtime.evaluate", {"expression": expression})
+        _value(answer, expression)
+        return str(answer["result"]["objectId"])
+
+    async def ask(self, handle: str, function: str, *, timeout: float | None = None) -> Any:
+        """The JSON value of a JavaScript function called on a held object, as `this`; a promise is awaited.
+
+        Raises `Refused` where the page has gone elsewhere, EnvironmentFailure where the function throws.
+        """
+        params = {"objectId": handle, "functionDeclaration": function, "returnByValue": True, "awaitPromise": True}
+        return _value(await self._call("Runtime.callFunctionOn", params, timeout=timeout), function)
 
     async def move(self, x: float, y: float) -> None:
-        """Moves the pointer to x, y (page pixels from the top left)."""
-        await self._mouse("mouseMoved", x, y, buttons=0)
+        """Moves the pointer to x, y (CSS pixels from the top left)."""
+        self._pointer = (x, y)
+        await self._input("Input.dispatchMouseEvent", [pointer.move(x, y)])
 
-    async def click(self, x: float, y: float) -> None:
-        """Moves to x, y (page pixels), presses and releases the left button; returns when the page handled it."""
-        # All three are sent before the first answer: one round trip, and the browser keeps their order.
-        await asyncio.gather(
-            self._mouse("mouseMoved", x, y, buttons=0),
-            self._mouse("mousePressed", x, y, button="left", clickCount=1, buttons=1),
-            self._mouse("mouseReleased", x, y, button="left", clickCount=1, buttons=0),
-        )
+    async def click(self, x: float, y: float, button: str = "left", count: int = 1) -> None:
+        """Moves to x, y, presses and releases the button `count` times; returns when the page handled it."""
+        self._pointer = (x, y)
+        # All are sent before the first answer: one round trip, and the browser keeps their order.
+        await self._input("Input.dispatchMouseEvent", pointer.clicks(x, y, button, count))
+
+    async def drag(self, x: float, y: float, to_x: float, to_y: float) -> None:
+        """Presses the left button at x, y, moves to to_x, to_y and releases it there."""
+        self._pointer = (to_x, to_y)
+        for event in pointer.drag(x, y, to_x, to_y):  # one by one: moves that come together are seen as one
+            await self._input("Input.dispatchMouseEvent", [event])
+
+    async def scroll(self, direction: pointer.Direction, notches: int, at: tuple[float, float] | None = None) -> None:
+        """Turns the wheel at a place; None: where the pointer is."""
+        self._pointer = at or self._pointer
+        await self._input("Input.dispatchMouseEvent", [pointer.wheel(*self._pointer, direction, notches)])
+
+    async def type(self, text: str) -> None:
+        """Types into whatever has the focus."""
+        if len(text) <= LONGEST_TYPED:
+            await self._input("Input.dispatchKeyEvent", keyboard.typing(text))
+        else:
+            await self._input("Input.insertText", [{"text": text}])
+
+    async def press(self, keys: Sequence[str]) -> None:
+        """Presses keys together, named as in `uirl.environments.ui_keys`.
+
+        The clipboard is this page's own: the browser has one for all its pages, through which they would see what
+        another one copied.
+        """
+        chord = tuple(keys)
+        if chord in keyboard.PASTE:
+            if self._clipboard:
+                await self._input("Input.insertText", [{"text": self._clipboard}])
+            return
+        if chord in keyboard.COPY | keyboard.CUT:
+            self._clipboard = await self.evaluate(_SELECTED, apart=True) or self._clipboard
+        await self._input("Input.dispatchKeyEvent", keyboard.chord(chord))
 
     async def screenshot(self, *, format: Literal["png", "jpeg"] = "png", quality: int = 80) -> bytes:
         """The visible page as an encoded picture. `quality` is JPEG's, 1 to 100."""
@@ -111,6 +231,17 @@ class Page:
             params["quality"] = quality
         return base64.b64decode((await self._call("Page.captureScreenshot", params))["data"])
 
+    async def accessibility_nodes(self) -> list[dict[str, Any]]:
+        """The nodes of the accessibility tree, as the protocol gives them."""
+        await self.settle()
+        nodes: list[dict[str, Any]] = (await self._call("Accessibility.getFullAXTree"))["nodes"]
+        return nodes
+
+    def take_notices(self) -> list[str]:
+        """What a person would have noticed since the last call: dialogs and their words, windows that opened."""
+        taken, self._notices = self._notices, []
+        return taken
+
     async def close(self) -> None:
         """Frees the page and its context, also where the page hangs or the browser is gone. Twice is fine."""
         if self._closed:
@@ -118,11 +249,37 @@ class Page:
         self._closed = True
         self._broken = self._broken or "the page was closed"
         self._connection.forget(self._session)
-        if self._connection.lost is None:
-            await self._connection.call("Target.disposeBrowserContext", {"browserContextId": self._context})
+        if self._connection.lost is not None:
+            return
+        try:
+            await self._connection.call("Target.disposeBrowserContext", {"browserContextId": self.context})
+        except EpisodeTimeout:
+            await self._connection.probe()  # a browser that answers nobody is ended, and the context with it
+            if self._connection.lost is None:
+                raise
 
-    async def _mouse(self, type: str, x: float, y: float, **more: Any) -> None:
-        await self._call("Input.dispatchMouseEvent", {"type": type, "x": x, "y": y, **more})
+    def close_popup(self, target: str, url: str) -> None:
+        """Closes another window that this page opened: nobody could see it."""
+        if target != self._target:
+            self._notice(f"a new window was closed: {url or 'about:blank'}")
+            self._reply("Target.closeTarget", {"targetId": target}, of_page=False)
+
+    async def _world_apart(self) -> int:
+        document = self._navigation.documents
+        if self._world is None or self._world[0] != document:
+            made = await self._call("Page.createIsolatedWorld", {"frameId": self._target, "worldName": WORLD})
+            self._world = document, made["executionContextId"]
+        return self._world[1]
+
+    async def _input(self, method: str, events: Iterable[Mapping[str, Any]]) -> None:
+        await self.settle()
+        waiting = list(events)
+        for start in range(0, len(waiting), _TOGETHER):
+            try:
+                await asyncio.gather(*(self._call(method, event) for event in waiting[start : start + _TOGETHER]))
+            except Refused as error:
+                if not _is_moved(error):  # a page that leaves under the hand was left by it
+                    raise
 
     async def _call(self, method: str, params: Mapping[str, Any] | None = None, timeout: float | None = None) -> Any:
         self._check()
@@ -130,29 +287,62 @@ class Page:
             return await self._connection.call(method, params, session=self._session, timeout=timeout)
         except BaseException as error:
             # Cancelled, timed out or refused: what the page did meanwhile is unknown.
-            self._broken = self._broken or f"{method} did not finish ({type(error).__name__})"
+            if not _is_moved(error):
+                self._broken = self._broken or f"{method} did not finish ({type(error).__name__})"
             raise
 
     def _check(self) -> None:
         if self.broken is not None:
             raise EnvironmentFailure(f"this page is broken, open another: {self.broken}")
 
-    def _loaded(self, loader: str) -> asyncio.Event:
-        return self._loads.setdefault(loader, asyncio.Event())
+    def _notice(self, words: str) -> None:
+        if len(self._notices) < MAX_NOTICES:
+            self._notices.append(words[:200])
 
-    def _on_lifecycle(self, event: Mapping[str, Any]) -> None:
-        if event["name"] == "load":
-            self._loaded(event["loaderId"]).set()
+    def _reply(self, method: str, params: Mapping[str, Any], *, of_page: bool = True) -> None:
+        """Makes a call that nobody waits for. Where it fails the page has gone on without it, or is gone."""
+
+        async def make() -> None:
+            with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):
+                await self._connection.call(method, params, session=self._session if of_page else None)
+
+        task = asyncio.create_task(make())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _on_request(self, event: Mapping[str, Any]) -> None:
+        assert self._site is not None
+        answer = self._site.fulfilment(event["request"]["url"])
+        self._reply("Fetch.fulfillRequest", {"requestId": event["requestId"], **answer})
 
     def _on_crash(self, reason: str) -> None:
         self._broken = reason
         self._connection.fail_session(self._session, reason)
-        for event in self._loads.values():
-            event.set()
+        self._navigation.give_up()
 
     def _on_dialog(self, event: Mapping[str, Any]) -> None:
         """Accepts alerts and questions: a dialog stops the page, and nobody else would answer it."""
-        answer = self._call("Page.handleJavaScriptDialog", {"accept": True})
-        task = asyncio.create_task(answer)
-        self._answers.add(task)
-        task.add_done_callback(self._answers.discard)
+        if event["type"] != "beforeunload":
+            self._notice(f"the page said: {event['message']}")
+        reply = {"accept": True, "promptText": event.get("defaultPrompt", "")}
+        self._reply("Page.handleJavaScriptDialog", reply)
+
+
+_SELECTED = """(() => {
+  const field = document.activeElement;
+  if (!field || typeof field.selectionStart !== 'number') return String(getSelection());
+  return field.type === 'password' ? '' : field.value.slice(field.selectionStart, field.selectionEnd);
+})()"""
+
+
+def _is_moved(error: BaseException) -> bool:
+    """Whether a call was refused because the page had left the document it was for."""
+    return isinstance(error, Refused) and error.reason.startswith(_MOVED)
+
+
+def _value(answer: Mapping[str, Any], expression: str) -> Any:
+    thrown = answer.get("exceptionDetails")
+    if thrown is not None:
+        what = thrown.get("exception", {}).get("description") or thrown.get("text", "")
+        raise EnvironmentFailure(f"the page threw {what[:400]!r} at {expression[:120]!r}")
+    return answer["result"].get("value")

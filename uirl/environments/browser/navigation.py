@@ -1,0 +1,87 @@
+"""Whether a page is on its way to another: read from the browser's events, so that nobody looks in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from uirl.environments.browser.cdp import CdpConnection
+
+STARTS_WITHIN = 0.25
+"""Seconds in which a requested navigation starts; the browser forgets some without a word (a blocked address)."""
+
+
+class Navigation:
+    """The navigations of one page's main frame."""
+
+    def __init__(self, connection: CdpConnection, target: str, session: str) -> None:
+        """Listens to the page's events; `Page.enable` must follow."""
+        self._target = target
+        self._loading = False
+        self._still = asyncio.Event()
+        self._still.set()
+        self._loads: dict[str, asyncio.Event] = {}
+        self.documents = 0
+        """How many documents the main frame has shown: what was made in an earlier one is gone."""
+        for name, handler in (
+            ("Page.frameRequestedNavigation", self._on_requested),
+            ("Page.frameStartedLoading", self._on_started),
+            ("Page.frameStoppedLoading", self._on_stopped),
+            ("Page.frameNavigated", self._on_document),
+            ("Page.lifecycleEvent", self._on_lifecycle),
+        ):
+            connection.on(session, name, handler)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the page is going somewhere else."""
+        return not self._still.is_set()
+
+    async def end(self) -> None:
+        """Returns when no navigation is under way."""
+        await self._still.wait()
+
+    def begin(self) -> None:
+        """Forgets the loads of before."""
+        self._loads.clear()
+
+    async def loaded(self, loader: str) -> None:
+        """Returns when the document of that loader is loaded (its load event)."""
+        await self._load(loader).wait()
+
+    def give_up(self) -> None:
+        """Frees all who wait: the page is gone."""
+        self._still.set()
+        for event in self._loads.values():
+            event.set()
+
+    def _load(self, loader: str) -> asyncio.Event:
+        return self._loads.setdefault(loader, asyncio.Event())
+
+    def _on_requested(self, event: Mapping[str, Any]) -> None:
+        if event["frameId"] == self._target and event.get("disposition", "currentTab") == "currentTab":
+            self._still.clear()
+            asyncio.get_running_loop().call_later(STARTS_WITHIN, self._on_not_started)
+
+    def _on_not_started(self) -> None:
+        if not self._loading:
+            self._still.set()
+
+    def _on_started(self, event: Mapping[str, Any]) -> None:
+        if event["frameId"] == self._target:
+            self._loading = True
+            self._still.clear()
+
+    def _on_stopped(self, event: Mapping[str, Any]) -> None:
+        if event["frameId"] == self._target:
+            self._loading = False
+            self._still.set()
+
+    def _on_document(self, event: Mapping[str, Any]) -> None:
+        if event["frame"]["id"] == self._target:
+            self.documents += 1
+
+    def _on_lifecycle(self, event: Mapping[str, Any]) -> None:
+        if event["name"] == "load":
+            self._load(event["loaderId"]).set()

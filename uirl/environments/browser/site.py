@@ -1,0 +1,55 @@
+"""Pages that need no server: a text or a folder, answered to the browser by this process, without a network."""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+ORIGIN = "http://app.localhost"
+"""Where a site without an address of its own stands. The browser never asks the network for it."""
+
+
+class Site:
+    """Files by their path under an origin. Change `files`, and the next load shows it."""
+
+    def __init__(self, files: Mapping[str, bytes | str] | None = None, folder: Path | None = None) -> None:
+        """`files`: path such as '/' or '/style.css' -> content. `folder`: files of it answer for the other paths."""
+        self.origin = ORIGIN
+        self.files = dict(files or {})
+        self.folder = None if folder is None else folder.resolve()
+
+    def answer(self, url: str) -> tuple[int, str, bytes]:
+        """Status, content type and body of an address; 404 where there is nothing."""
+        path = unquote(urlsplit(url).path) or "/"
+        if path in self.files:
+            content = self.files[path]
+            body = content.encode() if isinstance(content, str) else content
+            return 200, _content_type(path), body
+        found = self._file(path)
+        return (
+            (404, "text/plain", b"not found") if found is None else (200, _content_type(found.name), found.read_bytes())
+        )
+
+    def fulfilment(self, url: str) -> dict[str, Any]:
+        """The answer as parameters of `Fetch.fulfillRequest`."""
+        status, kind, body = self.answer(url)
+        headers = [{"name": "content-type", "value": kind}, {"name": "cache-control", "value": "no-store"}]
+        return {"responseCode": status, "responseHeaders": headers, "body": base64.b64encode(body).decode()}
+
+    def _file(self, path: str) -> Path | None:
+        if self.folder is None or "\0" in path:
+            return None
+        found = (self.folder / path.lstrip("/")).resolve()
+        if found.is_dir():
+            found = found / "index.html"
+        # After resolving: neither '..' nor a link leads out of the folder.
+        return found if found.is_file() and found.is_relative_to(self.folder) else None
+
+
+def _content_type(path: str) -> str:
+    kind = mimetypes.guess_type(path)[0] or ("text/html" if path.endswith("/") else "application/octet-stream")
+    return f"{kind}; charset=utf-8" if kind.startswith("text/") or kind.endswith(("javascript", "json")) else kind
