@@ -22,10 +22,18 @@ LONGEST_TYPED = 200
 MAX_NOTICES = 8
 _TOGETHER = 64  # input events sent before the first answer
 _MOVED = ("Cannot find context", "Execution context was destroyed", "Inspected target navigated", "Promise was coll")
-_STEADY = """{
-  // A caret that blinks would make two pictures of one state differ.
+_STYLE = """{
+  // A caret that blinks makes two pictures of one state differ. The options of a list must open inside the page: the
+  // browser's own list is a window of its own, which the mouse of the protocol does not reach.
   const sheet = new CSSStyleSheet();
-  sheet.replaceSync('* { caret-animation: manual !important; scroll-behavior: auto !important; }');
+  sheet.replaceSync(`
+    * { caret-animation: manual !important; scroll-behavior: auto !important; }
+    select:not([multiple], [size]), ::picker(select) { appearance: base-select !important; }
+    @layer uirl {
+      select { font: 13px Arial; padding: 0 4px; min-block-size: 19px; gap: 4px; border-radius: 2px; background: white; }
+      option { min-block-size: 17px; padding: 0 4px; }
+      option::checkmark { display: none; }
+    }`);
   document.adoptedStyleSheets.push(sheet);
 }"""
 
@@ -83,7 +91,7 @@ class Page:
             self._call("Emulation.setDeviceMetricsOverride", metrics),
             self._call("Page.setInterceptFileChooserDialog", {"enabled": True}),
             self._connection.call("Browser.setDownloadBehavior", deny),
-            self.run_on_load(_STEADY),
+            self.run_on_load(_STYLE),
         )
 
     @property
