@@ -1,0 +1,106 @@
+"""Servers that the tests talk to over real sockets: in a thread here, or in a process of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+
+from uirl.environments.base import BaseEnvironment
+from uirl.environments.remote.server import app as server_app
+from uirl.environments.remote.server.settings import ServerSettings
+
+PATIENCE = 60.0
+"""Seconds after which a test gives up on something that should take none."""
+
+
+def until(condition: Callable[[], Any], what: str = "it") -> Any:
+    """The first true value of `condition`."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"{what} did not happen")
+
+
+@contextlib.contextmanager
+def running(app: Any, **options: Any) -> Iterator[str]:
+    """The address of an ASGI application that runs on a thread."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        options = {"ws": "websockets-sansio", "log_level": "error", "timeout_graceful_shutdown": 2, **options}
+        server = uvicorn.Server(uvicorn.Config(app, **options))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [door]}, daemon=True)
+        thread.start()
+        try:
+            until(lambda: server.started, "the start of the server")
+            yield f"http://127.0.0.1:{door.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+
+@dataclass
+class Served:
+    """An environment on a server in this process."""
+
+    url: str
+    app: Any
+
+    @property
+    def sessions(self) -> Any:
+        return self.app.state.sessions
+
+    @property
+    def active(self) -> int:
+        """Sessions that hold an environment."""
+        return len(self.sessions.active)
+
+    def http(self, token: str | None = None) -> httpx.Client:
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=PATIENCE, trust_env=False)
+
+
+@contextlib.contextmanager
+def serving(environment: BaseEnvironment | str = "screen", **settings: Any) -> Iterator[Served]:
+    """`environment` on a server; at the end no session may be left."""
+    name = environment if isinstance(environment, str) else type(environment).__name__.lower()
+    app = server_app.create_app(
+        ServerSettings(name, port=0, **settings), None if isinstance(environment, str) else environment
+    )
+    limit = app.state.sessions.settings.body_limit
+    options = {"http": "h11", "h11_max_incomplete_event_size": server_app.HEADER_LIMIT, "ws_max_size": limit}
+    with running(app, **options, headers=[("server", "uirl")], server_header=False) as url:
+        yield Served(url, app)
+    assert not app.state.sessions.active, "sessions leaked"
+
+
+@contextlib.contextmanager
+def serve_process(*arguments: str, env: dict[str, str] | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """(address, process) of `uirl serve` as a person starts it."""
+    command = [sys.executable, "-m", "uirl.cli.main", "serve", "--port", "0", *arguments]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("serving "), process.stderr.read() if process.stderr else ""
+        yield line.split(" on ")[1].split()[0], process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        process.communicate()

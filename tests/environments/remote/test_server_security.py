@@ -1,0 +1,300 @@
+"""Who may ask what: tokens, rights, other web sites, sizes, paths, addresses."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from tests.environments.remote.running import Served, serving
+from uirl.cli.main import main
+from uirl.environments.remote.server.settings import ServerSettings
+from uirl.errors import ConfigError
+
+AGENT, GRADER = "agent-token-4711", "grader-token-0815"
+CLICK = {"action": {"tool_calls": [{"name": "click", "arguments": {"x": 1, "y": 1}}]}}
+GRADER_ROUTES = [
+    ("POST", "/v1/sessions/{session}/expert"),
+    ("GET", "/v1/sessions/{session}/verdict"),
+    ("GET", "/session/{number}/progress"),
+    ("GET", "/proxy/{number}/progress"),
+]
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Served]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ENV_TOKEN", AGENT)
+        patch.setenv("ENV_GRADER", GRADER)
+        with serving(
+            "screen",
+            options={"retries": 3},
+            token_env="ENV_TOKEN",
+            grader_token_env="ENV_GRADER",
+            body_limit=20_000,
+            sessions=64,
+        ) as served:
+            yield served
+
+
+@pytest.fixture(scope="module")
+def trusting() -> Iterator[Served]:
+    with serving("screen", body_limit=20_000) as served:
+        yield served
+
+
+def routes(served: Served) -> list[tuple[str, str]]:
+    """Every route of the application, its parameters filled in."""
+    found = []
+    stack = list(served.app.routes)
+    while stack:
+        route = stack.pop()
+        inner = getattr(route, "original_router", None) or getattr(route, "router", None)
+        if inner is not None:
+            stack += inner.routes
+        elif getattr(route, "methods", None):
+            path = route.path.replace("{id}", "1").replace("{hash}", "0" * 32).replace("{number}", "1")
+            found += [(method, path) for method in route.methods]
+    return found
+
+
+def test_without_a_token_every_route_but_health_is_closed(guarded: Served) -> None:
+    with guarded.http() as http:
+        asked = routes(guarded)
+        assert len(asked) > 25
+        for method, path in asked:
+            answer = http.request(method, path)
+            if path == "/health":
+                assert answer.status_code == 200
+                continue
+            assert answer.status_code == 401, (method, path)
+            assert answer.json()["error"]["kind"] == "token"
+        assert http.get("/no/such/route").status_code == 401
+
+
+@pytest.mark.parametrize("token", ["wrong", AGENT[:-1], AGENT + "x", AGENT.upper(), ",", "\u00e4"])
+def test_a_wrong_token_opens_nothing(guarded: Served, token: str) -> None:
+    with httpx.Client(base_url=guarded.url) as http:
+        answer = http.get("/v1/sessions", headers={"authorization": f"Bearer {token}".encode()})
+        assert answer.status_code == 401
+        assert AGENT not in answer.text
+        assert GRADER not in answer.text
+
+
+def test_an_agent_plays_and_sees_no_grades(guarded: Served) -> None:
+    with guarded.http(AGENT) as agent, guarded.http(GRADER) as grader:
+        made = agent.post("/v1/sessions", json={"seed": 3}).json()
+        session = made["session"]
+        stepped = agent.post(f"/v1/sessions/{session}/step", json=CLICK).json()
+        assert stepped["reward"] is None
+        assert stepped["observation"]["images"][0]["base64"]
+        for observation in (made["observation"], stepped["observation"]):
+            assert "info" not in observation
+        assert agent.get("/v1/environment").json()["grades"] is False
+        number = agent.post("/session").json()["session_ids"][0]
+        for method, path in GRADER_ROUTES:
+            path = path.format(session=session, number=number)
+            refused = agent.request(method, path)
+            assert (refused.status_code, refused.json()["error"]["kind"]) == (403, "rights"), path
+            assert grader.request(method, path).status_code == 200, path
+        stepped = grader.post(f"/v1/sessions/{session}/step", json=CLICK).json()
+        assert stepped["reward"] == 0.0
+        assert stepped["observation"]["info"]["success"] is False
+        agent.delete(f"/v1/sessions/{session}")
+        agent.delete(f"/session/{number}")
+
+
+def test_an_agent_sends_no_checks_and_finds_no_sessions_of_others(guarded: Served) -> None:
+    with guarded.http(AGENT) as agent, guarded.http(GRADER) as grader:
+        session = agent.post("/v1/sessions").json()["session"]
+        task = {"id": "mine", "checks": {"answer": "anything"}}
+        refused = agent.post(f"/v1/sessions/{session}/reset", json={"task": task})
+        assert (refused.status_code, refused.json()["error"]["kind"]) == (403, "rights")
+        assert grader.post(f"/v1/sessions/{session}/reset", json={"task": task}).status_code == 200
+        assert session not in agent.get("/v1/sessions").text
+        assert session in grader.get("/v1/sessions").text
+        assert session not in grader.get("/view/sessions").text
+        assert "total_reward" not in agent.get("/view/sessions").text
+        agent.delete(f"/v1/sessions/{session}")
+
+
+def test_agents_without_a_grader_on_the_server_see_no_grades(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENV_TOKEN", AGENT)
+    with serving("screen", token_env="ENV_TOKEN") as served, served.http(AGENT) as agent:
+        session = agent.post("/v1/sessions", json={"seed": 3}).json()["session"]
+        assert agent.post(f"/v1/sessions/{session}/step", json=CLICK).json()["reward"] is None
+        assert agent.get(f"/v1/sessions/{session}/verdict").status_code == 403
+
+
+def test_sockets_need_the_token_too(guarded: Served) -> None:
+    address = guarded.url.replace("http", "ws") + "/ws"
+    for headers in ({}, {"authorization": "Bearer wrong"}):
+        with pytest.raises(InvalidStatus) as refused:
+            connect(address, additional_headers=headers)
+        assert refused.value.response.status_code == 401
+    before = guarded.active
+    with connect(address, additional_headers={"authorization": f"Bearer {AGENT}"}) as agent:
+        agent.send(json.dumps({"type": "reset", "data": {"seed": 3}}))
+        said = json.loads(agent.recv())["data"]
+        assert "metadata" not in said
+        agent.send(json.dumps({"type": "step", "data": {"name": "click", "arguments": {"x": 1, "y": 1}}}))
+        assert json.loads(agent.recv())["data"]["reward"] is None
+        agent.send(json.dumps({"type": "reset", "data": {"task": {"id": "mine", "checks": {"a": 1}}}}))
+        assert json.loads(agent.recv())["data"]["kind"] == "rights"
+        assert guarded.active == before + 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/sessions/../../etc/passwd",
+        "/v1/sessions/%2e%2e%2f%2e%2e%2fetc%2fpasswd/observation",
+        "/view/screens/../../../etc/passwd",
+        "/view/screens/%2fetc%2fpasswd",
+        "/proxy/..%2f..%2fetc/act?action_type=screenshot",
+        "/v1/sessions/1/images/..%2f..%2f..%2fetc%2fpasswd",
+    ],
+)
+def test_paths_lead_nowhere(guarded: Served, path: str) -> None:
+    # a raw socket: clients tidy such paths up before they send them
+    address = urlsplit(guarded.url)
+    head = f"GET {path} HTTP/1.1\r\nHost: {address.netloc}\r\nAuthorization: Bearer {GRADER}\r\n\r\n"
+    status, said = _raw(guarded.url, head.encode())
+    assert status in (404, 422)
+    assert b"root:" not in said
+
+
+def test_bodies_that_are_too_large(guarded: Served) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b'{"action": {"text": "'
+        for _ in range(10):
+            yield b"x" * 4000
+        yield b'"}}'
+
+    with guarded.http(AGENT) as http:
+        session = http.post("/v1/sessions", json={"seed": 3}).json()["session"]
+        at = f"/v1/sessions/{session}/step"
+        announced = http.post(at, content=b"x" * 20_001)
+        assert (announced.status_code, announced.json()["error"]["kind"]) == (413, "size")
+        streamed = http.post(at, content=pieces())
+        assert "content-length" not in streamed.request.headers
+        assert (streamed.status_code, streamed.json()["error"]["kind"]) == (413, "size")
+        for length in ("9" * 5000, "-1", "x"):
+            head = f"POST {at} HTTP/1.1\r\nHost: {urlsplit(guarded.url).netloc}\r\nContent-Length: {length}\r\n\r\n"
+            assert _raw(guarded.url, head.encode())[0] in (400, 413)
+        assert http.post(at, json=CLICK).json()["turn"] == 1
+        http.delete(f"/v1/sessions/{session}")
+
+
+def test_messages_on_a_socket_that_are_too_large(trusting: Served) -> None:
+    with connect(trusting.url.replace("http", "ws") + "/ws") as client:
+        client.send(json.dumps({"type": "step", "data": {"text": "x" * 20_001}}))
+        with pytest.raises(ConnectionClosed) as closed:
+            client.recv()
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1009
+
+
+def test_headers_that_are_too_large(guarded: Served) -> None:
+    address = urlsplit(guarded.url)
+    for extra in (f"X-Filler: {'x' * 100_000}\r\n", "".join(f"X-{i}: {'y' * 90}\r\n" for i in range(1000))):
+        request = f"GET /health HTTP/1.1\r\nHost: {address.netloc}\r\n{extra}\r\n"
+        status, _ = _raw(guarded.url, request.encode())
+        assert status in (400, 431)
+    with guarded.http() as http:
+        assert http.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "http://127.0.0.1:1"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"host": "evil.example"},
+        {"host": "127.0.0.1.evil.example:8000"},
+    ],
+)
+def test_pages_of_other_web_sites_are_kept_out(trusting: Served, headers: dict[str, str]) -> None:
+    with trusting.http() as http:
+        assert http.post("/session", headers=headers).status_code == 403
+        assert trusting.active == 0
+    if "origin" in headers:
+        with pytest.raises(InvalidStatus) as refused:
+            connect(trusting.url.replace("http", "ws") + "/ws", additional_headers=headers)
+        assert refused.value.response.status_code == 403
+
+
+def test_a_page_of_the_server_itself_may_ask(trusting: Served) -> None:
+    with trusting.http() as http:
+        assert http.get("/view/sessions", headers={"sec-fetch-site": "same-origin"}).status_code == 200
+        assert http.get("/v1/sessions", headers={"origin": trusting.url}).status_code == 200
+
+
+def test_a_person_opens_the_live_view_with_the_token_as_password(guarded: Served) -> None:
+    with guarded.http() as http:
+        asked = http.get("/view")
+        assert (asked.status_code, asked.headers["www-authenticate"].split()[0]) == (401, "Basic")
+        assert http.get("/view", auth=("me", "wrong")).status_code == 401
+        page = http.get("/view", auth=("me", AGENT))
+        assert page.status_code == 200
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        nonce = policy.split("script-src 'nonce-")[1].split("'")[0]
+        assert page.text.count(f'nonce="{nonce}"') == 2
+        broken = {"authorization": "Basic " + base64.b64encode(b"\xff:").decode()[:-1]}
+        assert http.get("/view", headers=broken).status_code == 401
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.7", "example.com"])
+def test_a_public_address_needs_a_token(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="without a token"):
+        ServerSettings("screen", host=host)
+    assert main(["serve", "--env", "screen", "--host", host, "--port", "0"]) == 2
+    assert "--token-env" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_this_machine_needs_none(host: str) -> None:
+    assert ServerSettings("screen", host=host).is_local
+
+
+@pytest.mark.parametrize(
+    ("settings", "variables", "words"),
+    [
+        ({"token_env": "T"}, {}, "the environment variable T is not set"),
+        ({"token_env": "T"}, {"T": "  "}, "is not set"),
+        ({"token_env": "T"}, {"T": "two words"}, "printable ASCII without spaces"),
+        ({"token_env": "T", "grader_token_env": "G"}, {"T": "same", "G": "same"}, "hold the same token"),
+        ({"sessions": 0}, {}, "sessions must be a positive int, got 0"),
+        ({"lease": 0.0}, {}, "lease must be positive seconds"),
+        ({"port": 70_000}, {}, "port must be 0 to 65535"),
+    ],
+)
+def test_settings_that_do_not_fit(
+    settings: dict[str, object], variables: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=words):
+        ServerSettings("screen", **settings)  # type: ignore[arg-type]
+
+
+def _raw(url: str, request: bytes) -> tuple[int, bytes]:
+    address = urlsplit(url)
+    assert address.hostname is not None
+    with socket.create_connection((address.hostname, address.port or 80), timeout=30) as door:
+        door.sendall(request)
+        door.shutdown(socket.SHUT_WR)
+        said = b""
+        while piece := door.recv(65536):
+            said += piece
+    return int(said.split(b" ")[1]), said

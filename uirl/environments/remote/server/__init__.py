@@ -1,0 +1,1 @@
+"""`uirl serve`: one registered environment as many sessions, over three protocols."""

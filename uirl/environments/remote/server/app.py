@@ -1,0 +1,140 @@
+"""The server: all protocols over one set of sessions, and the process that runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import uvicorn
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exception_handlers import http_exception_handler
+from fastapi.responses import PlainTextResponse
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from uirl.environments.base import BaseEnvironment
+from uirl.environments.remote.server.access import HEADER_LIMIT, Guard
+from uirl.environments.remote.server.counters import Counters
+from uirl.environments.remote.server.live_view import LiveView
+from uirl.environments.remote.server.native import Native
+from uirl.environments.remote.server.openenv import OpenEnv
+from uirl.environments.remote.server.problems import Refusal, body, describe
+from uirl.environments.remote.server.sessions import Sessions
+from uirl.environments.remote.server.settings import ServerSettings, read_tokens
+from uirl.environments.remote.server.ui_verifiers import PodNotFound, UIVerifiers
+from uirl.environments.remote.server.vitals import Vitals
+from uirl.environments.remote.wire import WireError, dumps
+from uirl.environments.table import create_environment
+from uirl.errors import ConfigError, ContractError, EnvironmentFailure, RolloutFailure
+
+GRACE = 5
+"""Seconds that open requests get when the server is told to stop."""
+KEEP_ALIVE = 75
+"""Seconds that an unused connection stays open: longer than clients keep one, so that none closes under a request."""
+
+
+def create_app(settings: ServerSettings, environment: BaseEnvironment | None = None) -> FastAPI:
+    """The ASGI application, its sessions in `app.state.sessions`. `environment` None: the one the settings name."""
+    if environment is None:
+        environment = create_environment(settings.environment, settings.options)
+    tokens, counters = read_tokens(settings), Counters()
+    sessions = Sessions(environment, settings, counters)
+    verifiers = UIVerifiers(sessions)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        reaper = asyncio.create_task(sessions.keep_reaping())
+        try:
+            if settings.single:
+                await verifiers.start_single()
+            yield
+        finally:
+            reaper.cancel()
+            await sessions.close_all()
+
+    # no pages of documentation: they would load scripts from elsewhere
+    app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.sessions = sessions
+    app.add_middleware(
+        Guard,
+        tokens=tokens,
+        counters=counters,
+        body_limit=settings.body_limit,
+        # with a token a proxy may stand before the server and call it by another name
+        local_names_only=tokens.agent is None,
+    )
+    for room in (Vitals(sessions), Native(sessions), OpenEnv(sessions), LiveView(sessions), verifiers):
+        app.include_router(room.router())
+    for error in (Refusal, RolloutFailure, ContractError, WireError):
+        app.add_exception_handler(error, _refuse)
+    app.add_exception_handler(StarletteHTTPException, _http_error)
+    app.add_exception_handler(PodNotFound, _pod_not_found)
+    app.add_exception_handler(Exception, _broke)
+    return app
+
+
+def serve(
+    settings: ServerSettings, environment: BaseEnvironment | None = None, say: Callable[[str], None] = print
+) -> None:
+    """Runs the server until the process is told to stop (SIGINT, SIGTERM); then every session is closed.
+
+    `say` hears the address once the port answers. Raises ConfigError for a port that cannot be had.
+    """
+    app = create_app(settings, environment)
+    with _listening(settings) as door:
+        config = uvicorn.Config(
+            app,
+            http="h11",  # which, unlike the faster parser, bounds the headers
+            h11_max_incomplete_event_size=HEADER_LIMIT,
+            ws="websockets-sansio",
+            ws_max_size=settings.body_limit,
+            limit_concurrency=4 * settings.sessions + 64,
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=GRACE,
+            server_header=False,
+            headers=[("server", "uirl")],
+            access_log=False,
+            log_level="warning",
+        )
+        server = uvicorn.Server(config)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        say(f"serving {settings.environment} on http://{host}:{door.getsockname()[1]} ({settings.sessions} sessions)")
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run(sockets=[door])
+        if not server.started:
+            raise EnvironmentFailure("the server did not start; the lines above say why")
+
+
+@contextlib.contextmanager
+def _listening(settings: ServerSettings) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        door = socket.create_server((settings.host, settings.port), family=family, backlog=512)
+    except OSError as error:
+        where = f"{settings.host}:{settings.port}"
+        raise ConfigError(f"serve: cannot listen on {where}: {error.strerror or error}; give another --port") from error
+    with door:
+        yield door
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    status, headers, said = describe(error)
+    return Response(dumps(said), status, headers, media_type="application/json")
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StarletteHTTPException)
+    if error.status_code == 413:
+        return Response(dumps(body("size", str(error.detail))), 413, media_type="application/json")
+    return await http_exception_handler(request, HTTPException(error.status_code, error.detail, error.headers))
+
+
+async def _pod_not_found(request: Request, error: Exception) -> Response:
+    return PlainTextResponse("Pod not found", 404)
+
+
+async def _broke(request: Request, error: Exception) -> Response:
+    # the log has the traceback; strangers have no use for it
+    said = body("server", f"the server itself failed: {type(error).__name__}; its log says more")
+    return Response(dumps(said), 500, media_type="application/json")

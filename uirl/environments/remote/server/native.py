@@ -1,0 +1,233 @@
+"""The native API, `/v1`: sessions with leases, whole actions in, everything an environment shows out.
+
+Agent rights play: create, reset, step, look, heartbeat, close. Grader rights also see rewards and `info`, verdicts,
+demonstrations and the checks of tasks, and may send such checks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from uirl.environments.base import BaseEnvironment
+from uirl.environments.remote import wire
+from uirl.environments.remote.pictures import media_type
+from uirl.environments.remote.server.access import may_grade, require_grader
+from uirl.environments.remote.server.problems import NoSession, NotAllowed, OutOfTurn
+from uirl.environments.remote.server.sessions import Lease, Sessions
+from uirl.environments.remote.wire import Fields, plain, read_action, read_task, write_action
+from uirl.types import Action, Task
+
+PROTOCOL = 1
+
+
+class Native:
+    """The handlers of the native API over one set of sessions."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self.sessions = sessions
+        self.description = describe_environment(sessions.settings.environment, sessions.environment)
+
+    def router(self) -> APIRouter:
+        """The routes."""
+        router = APIRouter(prefix="/v1")
+        one = "/sessions/{id}"
+        for method, path, handler in (
+            ("GET", "/environment", self.environment),
+            ("GET", "/tasks", self.tasks),
+            ("GET", "/sessions", self.overview),
+            ("POST", "/sessions", self.create),
+            ("POST", one + "/reset", self.reset),
+            ("POST", one + "/step", self.step),
+            ("POST", one + "/heartbeat", self.heartbeat),
+            ("GET", one + "/observation", self.observation),
+            ("GET", one + "/images/{hash}", self.image),
+            ("GET", one + "/state", self.state),
+            ("POST", one + "/expert", self.expert),
+            ("GET", one + "/verdict", self.verdict),
+            ("DELETE", one, self.close),
+        ):
+            router.add_api_route(path, handler, methods=[method])
+        return router
+
+    async def environment(self, request: Request) -> Response:
+        """What is served, and whether the caller may see rewards."""
+        return answer({**self.description, "grades": may_grade(request)})
+
+    async def tasks(self, request: Request) -> Response:
+        """The environment's tasks; their checks for graders alone."""
+        return answer({"tasks": wire.write_tasks(self.sessions.environment.tasks(), checks=may_grade(request))})
+
+    async def create(self, request: Request) -> Response:
+        """A new session; reset at once where `task` or `seed` is given."""
+        fields = Fields(await _body(request), "body")
+        variant = fields.take("variant", str, None)
+        task, seed = self._episode_of(fields, request)
+        lease = self.sessions.open("native", variant=variant)
+        said: dict[str, Any] = {
+            "session": lease.id,
+            "number": lease.number,
+            "lease_seconds": self.sessions.settings.lease,
+            "idle_seconds": self.sessions.settings.idle,
+            "fingerprint": self.description["fingerprint"],
+        }
+        if task is not None or seed is not None:
+            try:
+                await self.sessions.reset(lease, task, seed)
+            except BaseException:
+                await self.sessions.close(lease, "reset: it failed")
+                raise
+            said["observation"] = self._shown(lease, request)
+        return answer(said, 201)
+
+    async def overview(self, request: Request) -> Response:
+        """The sessions; their ids, with which one could play them, and what they earned for graders alone."""
+        graded = may_grade(request)
+        return answer({"sessions": [describe_lease(lease, graded=graded) for lease in self.sessions.active]})
+
+    async def reset(self, id: str, request: Request) -> Response:
+        """The first observation of a new episode."""
+        lease = self._lease(id)
+        fields = Fields(await _body(request), "body")
+        task, seed = self._episode_of(fields, request)
+        await self.sessions.reset(lease, task, seed)
+        return answer({"observation": self._shown(lease, request)})
+
+    async def step(self, id: str, request: Request) -> Response:
+        """What the environment answers to an action."""
+        lease = self._lease(id)
+        fields = Fields(await _body(request), "body")
+        action: Action = read_action(fields.take("action", dict), "body.action")
+        turn = fields.take("turn", int, None)
+        fields.done()
+        result = await self.sessions.step(lease, action, turn)
+        graded = may_grade(request)
+        return answer({**wire.write_step(result, graded=graded, inline=_inline(request)), "turn": lease.turns})
+
+    async def heartbeat(self, id: str) -> Response:
+        """Renews the lease."""
+        self._lease(id)
+        return answer({"lease_seconds": self.sessions.settings.lease})
+
+    async def observation(self, id: str, request: Request) -> Response:
+        """What the agent sees now, again."""
+        lease = self._lease(id)
+        self.sessions.touch(lease)
+        return answer({"observation": self._shown(lease, request), "turn": lease.turns})
+
+    async def image(self, id: str, hash: str) -> Response:
+        """The bytes of a picture of the current observation."""
+        lease = self._lease(id)
+        self.sessions.touch(lease)
+        for shot in lease.observation.images if lease.observation else ():
+            if shot.hash == hash:
+                return Response(shot.data, media_type=media_type(shot.data))
+        raise NoSession("the current observation has no such picture")
+
+    async def state(self, id: str) -> Response:
+        """The environment's state as text."""
+        return answer({"text": await self.sessions.state_description(self._lease(id))})
+
+    async def expert(self, id: str, request: Request) -> Response:
+        """What a demonstrator would do now."""
+        require_grader(request)
+        action = await self.sessions.expert_action(self._lease(id))
+        return answer({"action": None if action is None else write_action(action)})
+
+    async def verdict(self, id: str, request: Request) -> Response:
+        """How the episode stands."""
+        require_grader(request)
+        lease = self._lease(id)
+        info = lease.observation.info if lease.observation else {}
+        said = {**describe_lease(lease, graded=True), "info": plain(info, "info")}
+        return answer(said)
+
+    async def close(self, id: str) -> Response:
+        """Ends a session."""
+        await self.sessions.close(self._lease(id), "client")
+        return answer({"closed": id})
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _lease(self, id: str) -> Lease:
+        lease = self.sessions.find(id)
+        if lease.door != "native":
+            raise NoSession("no such session")
+        return lease
+
+    def _episode_of(self, fields: Fields, request: Request) -> tuple[Task | None, int | None]:
+        given, seed = fields.take("task", dict, None), fields.take("seed", int, None)
+        fields.done()
+        task = None if given is None else read_task(given, "body.task")
+        if task is not None and task.checks and not may_grade(request):
+            raise NotAllowed("a task with checks needs the grader's token: who sets the checks grades itself")
+        return task, seed
+
+    def _shown(self, lease: Lease, request: Request) -> dict[str, Any]:
+        if lease.observation is None:
+            raise OutOfTurn("there is no observation yet; reset the session first")
+        return wire.write_observation(lease.observation, info=may_grade(request), inline=_inline(request))
+
+
+def answer(value: Mapping[str, Any], status: int = 200) -> Response:
+    """An answer in JSON."""
+    return Response(wire.dumps(value), status, media_type="application/json")
+
+
+def describe_environment(name: str, environment: BaseEnvironment) -> dict[str, Any]:
+    """What a client must know to stand in for the environment."""
+    said: dict[str, Any] = {
+        "protocol": PROTOCOL,
+        "name": name,
+        "action_format": environment.action_format,
+        "max_turns": environment.max_turns,
+        "prompt_prefix": environment.get_prompt_prefix(),
+        "tool_schemas": plain(list(environment.tool_schemas()), "tool_schemas"),
+        "demonstrator": type(environment).expert_action is not BaseEnvironment.expert_action,
+        "demonstrator_may_fail": environment.demonstrator_may_fail,
+        "controls": {key: _control(value) for key, value in environment.controls().items()},
+    }
+    return {**said, "fingerprint": hashlib.sha256(wire.dumps(said)).hexdigest()[:16]}
+
+
+def describe_lease(lease: Lease, *, graded: bool) -> dict[str, Any]:
+    """A session at a glance; `graded`: with its id and what it earned."""
+    said: dict[str, Any] = {
+        "number": lease.number,
+        "door": lease.door,
+        "opened": lease.opened.isoformat(timespec="seconds"),
+        "episodes": lease.episodes,
+        "turns": lease.turns,
+        "task": lease.task.id if lease.task else None,
+        "seed": lease.seed,
+        "terminated": lease.terminated,
+        "truncated": lease.truncated,
+        "broken": lease.session.broken,
+        "hash": lease.observation.images[-1].hash if lease.observation and lease.observation.images else None,
+        "text": lease.observation.text[:500] if lease.observation else "",
+    }
+    if graded:
+        said |= {"session": lease.id, "total_reward": lease.total_reward, "success": lease.success}
+    return said
+
+
+def _control(control: Any) -> Any:
+    """A control as clients play it: an action as it is, an environment as the name of a variant."""
+    if isinstance(control, BaseEnvironment):
+        return {"variant": True}
+    return {"action": write_action(control)} if isinstance(control, Action) else {"text": control}
+
+
+async def _body(request: Request) -> Any:
+    data = await request.body()
+    return wire.loads(data) if data.strip() else {}
+
+
+def _inline(request: Request) -> bool:
+    wanted = request.query_params.get("images", "base64")
+    if wanted not in ("base64", "hash"):
+        raise wire.WireError(f"images={wanted[:40]!r}; expected 'base64', or 'hash' to fetch the bytes on their own")
+    return wanted == "base64"

@@ -1,0 +1,295 @@
+"""The sessions of a server: opened within a limit, one environment each, closed when nobody wants them any more."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from uirl.environments.base import BaseEnvironment
+from uirl.environments.remote.server.counters import Counters
+from uirl.environments.remote.server.problems import Full, NoSession, OutOfTurn, Refusal, SessionOver
+from uirl.environments.remote.server.settings import ServerSettings
+from uirl.environments.session import EnvironmentSession
+from uirl.errors import EnvironmentFailure, RolloutFailure
+from uirl.types import Action, Observation, StepResult, Task
+
+REMEMBERED = 1000
+"""Sessions that are over and of which it is still known why."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far an episode is, in the words of ui-verifiers."""
+
+    rows: list[int] = field(default_factory=list)
+    wrong: int = 0
+
+    def note(self, result: StepResult) -> None:
+        """Takes the environment's own count from `info`; where it has none, every step with a positive reward is a row
+        and every one with a negative reward is wrong."""
+        info = result.observation.info
+        if "submitted_row_indices" in info or "num_incorrect_submissions" in info:
+            self.rows = [int(row) for row in info.get("submitted_row_indices", ())]
+            self.wrong = int(info.get("num_incorrect_submissions", 0))
+        elif result.reward > 0:
+            self.rows.append(len(self.rows))
+        elif result.reward < 0:
+            self.wrong += 1
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One session of one client, and what its episode has shown so far."""
+
+    id: str
+    """Long and random: whoever knows it may play the session."""
+    number: int
+    """From 1, never used again; for people and for protocols that count."""
+    door: str
+    """The protocol it was opened over."""
+    session: EnvironmentSession
+    spawn: Callable[[], BaseEnvironment]
+    renewed: float
+    """When the client last called, by the server's clock."""
+    touched: float
+    """When it last played or looked."""
+    leased: bool
+    """Whether it ends without calls; False: the protocol has no heartbeat, or a socket is one."""
+    idles: bool
+    """Whether it ends when nobody plays."""
+    opened: datetime = field(default_factory=lambda: datetime.now(UTC))
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    over: str | None = None
+    """Why it is closed; None: it is not."""
+    task: Task | None = None
+    seed: int | None = None
+    observation: Observation | None = None
+    """What the agent sees now; None: before the first reset."""
+    turns: int = 0
+    """Steps since the reset."""
+    episodes: int = 0
+    total_reward: float = 0.0
+    success: bool | None = None
+    terminated: bool = False
+    truncated: bool = False
+    progress: Progress = field(default_factory=Progress)
+    on_close: Callable[[], None] | None = None
+    """Hears that it is closed, whoever did it."""
+
+    @property
+    def done(self) -> bool:
+        return self.terminated or self.truncated
+
+    def begin(self, observation: Observation, task: Task | None, seed: int | None) -> None:
+        """A new episode."""
+        self.observation, self.task, self.seed = observation, task, seed
+        self.turns, self.total_reward, self.success = 0, 0.0, None
+        self.terminated = self.truncated = False
+        self.progress = Progress()
+        self.episodes += 1
+
+    def note(self, result: StepResult) -> None:
+        """What a step came to."""
+        self.observation = result.observation
+        self.turns += 1
+        self.total_reward += result.reward
+        self.terminated, self.truncated = result.terminated, result.truncated
+        said = result.observation.info.get("success")
+        self.success = self.success if said is None else bool(said)
+        self.progress.note(result)
+
+
+class Sessions:
+    """All sessions of one server. Use it on one event loop."""
+
+    def __init__(
+        self,
+        environment: BaseEnvironment,
+        settings: ServerSettings,
+        counters: Counters,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`environment` is the template: sessions play what it spawns."""
+        self.environment, self.settings, self.counters = environment, settings, counters
+        self._clock = clock
+        self._active: dict[str, Lease] = {}
+        self._over: OrderedDict[str, str] = OrderedDict()
+        self._closing: set[str] = set()
+        self._opened = 0
+        self._closed = False
+
+    @property
+    def active(self) -> list[Lease]:
+        """Every session that holds an environment, oldest first."""
+        return list(self._active.values())
+
+    def open(self, door: str, *, leased: bool = True, idles: bool = True, variant: str | None = None) -> Lease:
+        """A new session; its environment is made, but not reset.
+
+        `variant`: name of one of the environment's controls. Raises Full, Refusal for an unknown variant, and
+        EnvironmentFailure where the environment cannot be copied.
+        """
+        if self._closed or len(self._active) >= self.settings.sessions:
+            self.counters.add("uirl_sessions_refused_total")
+            raise Full(len(self._active), self.settings.sessions, self._soonest())
+        spawn = self._template(variant).spawn
+        now = self._clock()
+        session = self._session(spawn)
+        self._opened += 1
+        lease = Lease(secrets.token_urlsafe(18), self._opened, door, session, spawn, now, now, leased, idles)
+        self._active[lease.id] = lease
+        self.counters.add("uirl_sessions_opened_total", door=door)
+        return lease
+
+    def find(self, id: str) -> Lease:
+        """The session of that id, its lease renewed. Raises NoSession, or SessionOver with the reason."""
+        lease = self._active.get(id)
+        if lease is None:
+            why = self._over.get(id)
+            if why is None:
+                raise NoSession("no such session")
+            raise SessionOver(f"the session is over: {why}")
+        why = self._overdue(lease)
+        if why is not None:
+            raise SessionOver(f"the session is over: {why}")
+        lease.renewed = self._clock()
+        return lease
+
+    async def reset(self, lease: Lease, task: Task | None, seed: int | None) -> Observation:
+        """The first observation of a new episode. A session that broke gets a new instance first."""
+        async with self._calling(lease, "reset"):
+            if lease.session.broken:
+                await self._replace(lease)
+            observation = await lease.session.reset(task, seed)
+            lease.begin(observation, task, seed)
+            return observation
+
+    async def step(self, lease: Lease, action: Action, turn: int | None = None) -> StepResult:
+        """What the environment answers. `turn`: the number of steps the client knows of; another one raises OutOfTurn,
+        so that a step that somebody sends twice is taken once."""
+        async with self._calling(lease, "step"):
+            if turn is not None and turn != lease.turns:
+                raise OutOfTurn(f"step {turn} of the episode was asked for, but {lease.turns} were taken so far")
+            result = await lease.session.step(action)
+            lease.note(result)
+            return result
+
+    async def expert_action(self, lease: Lease) -> Action | None:
+        """What the environment's demonstrator would do now."""
+        async with self._calling(lease, "expert_action"):
+            return await lease.session.expert_action()
+
+    async def state_description(self, lease: Lease) -> str:
+        """The environment's state as text."""
+        async with self._calling(lease, "get_state_description"):
+            return await lease.session.state_description()
+
+    def touch(self, lease: Lease) -> None:
+        """The client looked: the session is not idle."""
+        lease.touched = lease.renewed = self._clock()
+
+    async def close(self, lease: Lease, why: str) -> None:
+        """Ends a session and frees its environment, after the call that it may be in. Twice is fine."""
+        if lease.id in self._closing or lease.id not in self._active:
+            return
+        self._closing.add(lease.id)
+        try:
+            async with lease.lock:
+                lease.over = why
+                with suppress(RolloutFailure):  # it is gone either way; the client has nothing to do with it any more
+                    await lease.session.close()
+        finally:
+            self._closing.discard(lease.id)
+            self._active.pop(lease.id, None)
+            self._over[lease.id] = why
+            while len(self._over) > REMEMBERED:
+                self._over.popitem(last=False)
+            self.counters.add("uirl_sessions_closed_total", reason=why.split(":")[0])
+            if lease.on_close is not None:
+                lease.on_close()
+
+    async def reap(self) -> None:
+        """Closes the sessions that nobody uses any more."""
+        overdue = [(lease, why) for lease in self.active if (why := self._overdue(lease)) is not None]
+        await asyncio.gather(*[self.close(lease, why) for lease, why in overdue])
+
+    async def keep_reaping(self) -> None:
+        """Reaps for ever."""
+        pause = min(1.0, self.settings.lease / 4, self.settings.idle / 4)
+        while True:
+            await asyncio.sleep(pause)
+            await self.reap()
+
+    async def close_all(self) -> None:
+        """Ends every session and refuses new ones."""
+        self._closed = True
+        await asyncio.gather(*[self.close(lease, "server: it shuts down") for lease in self.active])
+        close: Callable[[], Any] = self.environment.close
+        closing = close()
+        if inspect.isawaitable(closing):
+            await closing
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _template(self, variant: str | None) -> BaseEnvironment:
+        if variant is None:
+            return self.environment
+        found = self.environment.controls().get(variant)
+        if not isinstance(found, BaseEnvironment):
+            raise Refusal(f"the environment has no variant {variant!r:.60}")
+        return found
+
+    def _session(self, spawn: Callable[[], BaseEnvironment]) -> EnvironmentSession:
+        try:
+            instance = spawn()
+        except Exception as error:  # whatever a user's class raises, the client is told, and the server goes on
+            message = f"{type(self.environment).__name__}.spawn raised {type(error).__name__}: {error}"
+            raise EnvironmentFailure(message) from error
+        return EnvironmentSession(instance, self.settings.step_timeout, self.settings.reset_timeout)
+
+    async def _replace(self, lease: Lease) -> None:
+        with suppress(RolloutFailure):
+            await lease.session.close()
+        lease.session = self._session(lease.spawn)
+        self.counters.add("uirl_sessions_replaced_total")
+
+    @asynccontextmanager
+    async def _calling(self, lease: Lease, method: str) -> AsyncIterator[None]:
+        """One call at a time; timed, counted, and never taken for idleness."""
+        async with lease.lock:
+            if lease.over is not None:
+                raise SessionOver(f"the session is over: {lease.over}")
+            started = time.perf_counter()
+            try:
+                yield
+            except RolloutFailure as failure:
+                self.counters.add("uirl_failures_total", kind=failure.kind)
+                raise
+            finally:
+                self.counters.add("uirl_calls_total", method=method)
+                self.counters.took(method, time.perf_counter() - started)
+                self.touch(lease)
+
+    def _overdue(self, lease: Lease) -> str | None:
+        if lease.lock.locked():
+            return None
+        now = self._clock()
+        if lease.leased and now - lease.renewed > self.settings.lease:
+            return f"lease: no call for {self.settings.lease:g} s"
+        if lease.idles and now - lease.touched > self.settings.idle:
+            return f"idle: not played for {self.settings.idle:g} s"
+        return None
+
+    def _soonest(self) -> float:
+        """Seconds until a session may become free, as far as one can say: for `Retry-After`."""
+        now = self._clock()
+        left = [self.settings.lease - (now - lease.renewed) for lease in self.active if lease.leased]
+        return min(max(1.0, min(left, default=5.0)), 30.0)

@@ -1,0 +1,319 @@
+"""Protocols M and S of ui-verifiers over any environment that shows pictures.
+
+M: one server, many sessions, made by `POST /session`. S: one process, one session (`--single`). Where M is served,
+every session also answers S under `/proxy/{id}/`, as behind the original's Kubernetes proxy: M itself has no keyboard.
+
+Two quirks of the original are not copied: its pointer trap in the corners of the screen, and its 500 for an action
+without its coordinates (here a 422). `delay` is accepted and not slept: an environment answers when it is ready.
+Beyond the original, `POST /session` takes a `seed`, a session that would be too many is refused with 503, and an answer
+carries what its picture cannot say: the words of the observation (`X-Uirl-Text`, percent-encoded) and whether the
+episode is over (`X-Uirl-Done`). The screen of an episode that is over stands still.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, HTTPException, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import PlainTextResponse
+
+from uirl.environments.remote.pictures import as_png
+from uirl.environments.remote.server.access import require_grader
+from uirl.environments.remote.server.problems import Full
+from uirl.environments.remote.server.sessions import Lease, Sessions
+from uirl.errors import EnvironmentFailure, RolloutFailure
+from uirl.types import Action
+
+VERSION = "0.1.0"
+"""The version of the original whose protocol M this is."""
+TRIES, PAUSE = 3, 1.0
+"""How often a session that does not start is tried, and the seconds between."""
+REMEMBERED = 1000
+"""Ended sessions that `/status` still shows."""
+LONGEST_WORDS = 2000
+"""Characters of an observation's text that travel in a header."""
+
+
+class Mouse(StrEnum):
+    """The actions of protocol M."""
+
+    screenshot = "screenshot"
+    mouse_move = "mouse_move"
+    left_click = "left_click"
+    right_click = "right_click"
+    double_click = "double_click"
+    triple_click = "triple_click"
+
+
+class MouseAndKeyboard(StrEnum):
+    """The actions of protocol S."""
+
+    screenshot = "screenshot"
+    mouse_move = "mouse_move"
+    left_click = "left_click"
+    right_click = "right_click"
+    double_click = "double_click"
+    triple_click = "triple_click"
+    type = "type"
+    keys = "keys"
+    scroll = "scroll"
+
+
+_NAMES = {"mouse_move": "move", "left_click": "click"}
+
+
+@dataclass(slots=True, eq=False)
+class Numbered:
+    """A session as protocol M shows it."""
+
+    id: int
+    lease: Lease
+    start: datetime
+    actions: int = 0
+    stop: datetime | None = None
+
+    def info(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "start_time": self.start.isoformat(),
+            "display": 9 + self.id,  # the original counts X displays from :10
+            "action_count": self.actions,
+            "stop_time": self.stop.isoformat() if self.stop else None,
+        }
+
+
+class UIVerifiers:
+    """The handlers of both protocols over one set of sessions."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self.sessions = sessions
+        self._numbered: OrderedDict[int, Numbered] = OrderedDict()
+        self._count = 0
+        name = sessions.settings.environment
+        self.types = {"simple_data_entry", name}
+        self.title = "Simple Data Entry" if "data_entry" in name else name.replace("_", " ").title()
+
+    async def start_single(self) -> None:
+        """Opens the one session of protocol S, before the port answers."""
+        await self._open(None)
+
+    def router(self) -> APIRouter:
+        """The routes: those of S where the process is one session, else those of M and of its proxy."""
+        router = APIRouter()
+        if self.sessions.settings.single:
+            router.add_api_route("/", self.root_s, methods=["GET"])
+            router.add_api_route("/act", self.act_s, methods=["GET"])
+            router.add_api_route("/progress", self.progress_s, methods=["GET"])
+            return router
+        for method, path, handler in (
+            ("GET", "/", self.root_m),
+            ("GET", "/status", self.status),
+            ("POST", "/session", self.create),
+            ("GET", "/session/{id}", self.look),
+            ("GET", "/session/{id}/act", self.act_m),
+            ("GET", "/session/{id}/screenshot", self.screenshot),
+            ("GET", "/session/{id}/progress", self.progress_m),
+            ("DELETE", "/session/{id}", self.delete),
+            ("PUT", "/vnc", self.vnc),
+            ("GET", "/vnc", self.vnc),
+            ("DELETE", "/vnc", self.vnc),
+            ("GET", "/proxy/{id}/", self.root_s),
+            ("GET", "/proxy/{id}/act", self.act_s),
+            ("GET", "/proxy/{id}/progress", self.progress_s),
+        ):
+            router.add_api_route(path, handler, methods=[method])
+        return router
+
+    # -- M -------------------------------------------------------------------------------------------------------
+
+    async def root_m(self) -> Response:
+        return PlainTextResponse(f"UI Verifiers Server v{VERSION}")
+
+    async def status(self) -> dict[str, Any]:
+        return {str(one.id): one.info() for one in self._numbered.values()}
+
+    async def create(
+        self, type: str = "simple_data_entry", n: int = Query(default=1), seed: int | None = None
+    ) -> dict[str, Any]:
+        if type not in self.types:
+            known = " or ".join(repr(name) for name in sorted(self.types))
+            raise _unprocessable("enum", "type", f"Input should be {known}", type)
+        if n > self.sessions.settings.sessions - len(self.sessions.active):
+            raise Full(len(self.sessions.active), self.sessions.settings.sessions, 5.0)
+        started: list[Numbered] = []
+        try:
+            for i in range(n):
+                started.append(await self._open(None if seed is None else seed + i))
+        except BaseException:
+            for one in started:
+                await self.sessions.close(one.lease, "reset: another session of the request failed")
+            raise
+        return {"session_ids": [one.id for one in started]}
+
+    async def look(self, id: int) -> dict[str, Any]:
+        if id not in self._numbered:
+            raise _not_found()
+        return self._numbered[id].info()
+
+    async def act_m(
+        self, id: int, action_type: Mouse, x: int | None = None, y: int | None = None, delay: float = 1.0
+    ) -> Response:
+        one = self._running(id)
+        return await self._act(one, str(action_type), {"x": x, "y": y})
+
+    async def screenshot(self, id: int) -> Response:
+        one = self._running(id)
+        self.sessions.touch(one.lease)
+        return _picture(one.lease)
+
+    async def progress_m(self, id: int, request: Request) -> dict[str, Any]:
+        require_grader(request)
+        progress = self._running(id).lease.progress
+        return {"num_correct_submissions": len(progress.rows), "num_incorrect_submissions": progress.wrong}
+
+    async def delete(self, id: int) -> dict[str, Any]:
+        await self.sessions.close(self._running(id).lease, "client")
+        return {"deleted": id}
+
+    async def vnc(self) -> None:
+        return None
+
+    # -- S -------------------------------------------------------------------------------------------------------
+
+    async def root_s(self, id: str | None = None) -> Response:
+        one = self._proxied(id)
+        lines = [
+            "UI Verifiers Session Server",
+            f"Session Type: {self.title}",
+            f"Start time: {one.start.replace(tzinfo=None)}",
+            f"Duration: {datetime.now(UTC) - one.start}",
+        ]
+        return PlainTextResponse("\n".join(lines))
+
+    async def act_s(
+        self,
+        action_type: MouseAndKeyboard,
+        id: str | None = None,
+        x: int | None = None,
+        y: int | None = None,
+        text: str | None = None,
+        keys: str | None = None,
+        direction: str | None = None,
+        delay: float = 1.0,
+    ) -> Response:
+        given = {"x": x, "y": y, "text": text, "keys": keys, "direction": direction}
+        return await self._act(self._proxied(id), str(action_type), given)
+
+    async def progress_s(self, request: Request, id: str | None = None) -> dict[str, Any]:
+        require_grader(request)
+        progress = self._proxied(id).lease.progress
+        return {"submitted_row_indices": progress.rows, "num_incorrect_submissions": progress.wrong}
+
+    # -- both ----------------------------------------------------------------------------------------------------
+
+    async def _open(self, seed: int | None) -> Numbered:
+        self._count += 1
+        one = await self._started(seed if seed is not None else self._next_seed())
+        self._numbered[one.id] = one
+        ended = [number for number, old in self._numbered.items() if old.stop]
+        for number in ended[: max(0, len(ended) - REMEMBERED)]:
+            del self._numbered[number]
+        return one
+
+    async def _started(self, seed: int | None) -> Numbered:
+        """A session that has been reset; one that does not start is tried again, in a fresh instance."""
+        lease = self.sessions.open("ui-verifiers", leased=False, idles=not self.sessions.settings.single)
+        one = Numbered(self._count, lease, datetime.now(UTC))
+        lease.on_close = lambda: setattr(one, "stop", datetime.now(UTC))
+        try:
+            for tries in range(1, TRIES + 1):
+                try:
+                    await self.sessions.reset(lease, None, seed)
+                    break
+                except RolloutFailure:
+                    if tries == TRIES:
+                        raise
+                    await asyncio.sleep(PAUSE)
+            _picture(lease)  # an environment without pictures is told at once
+        except BaseException:
+            await self.sessions.close(lease, "reset: it failed")
+            raise
+        return one
+
+    def _next_seed(self) -> int | None:
+        first = self.sessions.settings.seed
+        return None if first is None else first + self._count - 1
+
+    def _running(self, id: int) -> Numbered:
+        one = self._numbered.get(id)
+        if one is None or one.stop is not None:
+            raise _not_found()
+        self.sessions.find(one.lease.id)
+        return one
+
+    def _proxied(self, id: str | None) -> Numbered:
+        """The session of a path, or the only one there is."""
+        if id is None or self.sessions.settings.single:
+            one = next(iter(self._numbered.values()))
+        else:
+            known = self._numbered.get(int(id)) if id.isdecimal() and len(id) < 18 else None
+            if known is None or known.stop is not None:
+                raise PodNotFound
+            one = known
+        self.sessions.find(one.lease.id)
+        return one
+
+    async def _act(self, one: Numbered, name: str, given: dict[str, Any]) -> Response:
+        call = _call(name, given)
+        one.actions += 1
+        self.sessions.touch(one.lease)
+        if call is not None and not one.lease.done:
+            await self.sessions.step(one.lease, call)
+        return _picture(one.lease)
+
+
+class PodNotFound(Exception):
+    """What the original's proxy says of a session it does not know."""
+
+
+def _call(name: str, given: dict[str, Any]) -> Action | None:
+    """The action in the vocabulary of user interfaces; None: only look. Raises a 422 for a missing argument."""
+    if name == "screenshot":
+        return None
+    needed = {"type": ("text",), "keys": ("keys",), "scroll": ("direction",)}.get(name, ("x", "y"))
+    missing = [argument for argument in needed if given.get(argument) is None]
+    if missing:
+        raise _unprocessable("missing", missing[0], "Field required", None)
+    arguments = {argument: given[argument] for argument in needed}
+    if name == "scroll":
+        arguments["direction"] = "up" if given["direction"] == "up" else "down"
+        arguments |= {axis: given[axis] for axis in ("x", "y") if given[axis] is not None}
+    return Action.of(_NAMES.get(name, name), **arguments)
+
+
+def _picture(lease: Lease) -> Response:
+    observation = lease.observation
+    if observation is None or not observation.images:
+        raise EnvironmentFailure(
+            "this environment shows no picture, and the protocol of ui-verifiers has nothing else to show; use the "
+            "native API or OpenEnv"
+        )
+    headers = {"x-uirl-text": quote(observation.text[:LONGEST_WORDS], errors="replace")} if observation.text else {}
+    if lease.done:
+        headers["x-uirl-done"] = "terminated" if lease.terminated else "truncated"
+    return Response(as_png(observation.images[-1]), media_type="image/png", headers=headers)
+
+
+def _not_found() -> HTTPException:
+    return HTTPException(404, "Session not found")
+
+
+def _unprocessable(type: str, field: str, message: str, value: Any) -> RequestValidationError:
+    return RequestValidationError([{"type": type, "loc": ("query", field), "msg": message, "input": value}])
