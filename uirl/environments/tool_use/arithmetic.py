@@ -7,10 +7,10 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.tool_use.environment import ToolEnvironment
+from uirl.environments.tool_use.environment import Describe, ToolEnvironment
 from uirl.errors import ConfigError
 from uirl.tools import CalculatorTool, Tool, ToolRegistry
 from uirl.types import Action, Task, ToolResult
@@ -46,30 +46,32 @@ class Problem:
 class ArithmeticEnvironment(ToolEnvironment):
     """A problem in arithmetic that tools solve. The right number as the answer pays 1, everything else nothing."""
 
-    instructions = ""
+    instructions: ClassVar[str]
+    """The system prompt for models that read; unused with `describe='none'`."""
 
     def __init__(
         self,
         config: Any = None,
         *,
-        terms: int,
-        digits: int,
-        operators: str,
-        demonstrator: str,
-        carelessness: float,
-        spare_turns: int,
-        unplugged: bool,
-        **options: Any,
+        terms: int = 2,
+        digits: int = 2,
+        operators: str = OPERATORS,
+        demonstrator: str = "expert",
+        carelessness: float = 0.5,
+        spare_turns: int = 1,
+        unplugged: bool = False,
+        describe: Describe = "template",
+        action_format: str = "qwen",
     ) -> None:
         """Raises ConfigError for an option that does not fit.
 
-        `terms` numbers of `digits` digits are combined by the given `operators`. `demonstrator` 'careless' makes a
-        mistake in every turn with probability `carelessness`: half the time he guesses the answer, otherwise he gets
-        one character of the call wrong. `spare_turns` more than the solution needs are allowed. `unplugged`: the
-        control in which every call finds no tool.
+        `terms` numbers of `digits` digits are combined by some of the `operators`. `demonstrator` 'careless' makes a
+        mistake in every call with probability `carelessness`: half the time he guesses the answer instead, otherwise he
+        gets one name or one character wrong. `spare_turns` more than the solution needs are allowed. `unplugged`: the
+        control in which every call finds no tool. `describe` and `action_format`: see `ToolEnvironment`.
         """
-        options.setdefault("instructions", self.instructions)
-        super().__init__(config, **options)
+        instructions = "" if describe == "none" else self.instructions
+        super().__init__(config, describe=describe, action_format=action_format, instructions=instructions)
         name = type(self).__name__
         for option, value, least, most in (("terms", terms, 2, 9), ("digits", digits, 1, 9)):
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
-from uirl.environments.tool_use.arithmetic import OPERATORS, ArithmeticEnvironment, Problem
+from uirl.environments.tool_use.arithmetic import ArithmeticEnvironment, Problem
 from uirl.tools import CalculatorTool, Tool
 
 
@@ -16,33 +15,6 @@ class CalculatorEnvironment(ArithmeticEnvironment):
     """
 
     instructions = "Work out the expression with the calculator. Then answer with the number and nothing else."
-
-    def __init__(
-        self,
-        config: Any = None,
-        *,
-        terms: int = 2,
-        digits: int = 2,
-        operators: str = OPERATORS,
-        demonstrator: str = "expert",
-        carelessness: float = 0.78,
-        spare_turns: int = 1,
-        unplugged: bool = False,
-        **options: Any,
-    ) -> None:
-        """See `ArithmeticEnvironment` and, for the other options (`describe`, `action_format`, `instructions`),
-        `ToolEnvironment`."""
-        super().__init__(
-            config,
-            terms=terms,
-            digits=digits,
-            operators=operators,
-            demonstrator=demonstrator,
-            carelessness=carelessness,
-            spare_turns=spare_turns,
-            unplugged=unplugged,
-            **options,
-        )
 
     def draw(self, rng: random.Random) -> Problem:
         """A new problem."""

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 from uirl.environments.tool_use.arithmetic import OPERATORS, ArithmeticEnvironment, Problem
+from uirl.environments.tool_use.environment import Describe
 from uirl.errors import ConfigError
 from uirl.tools import CalculatorTool, LookupTool, Tool
 
@@ -33,13 +34,14 @@ class LookupEnvironment(ArithmeticEnvironment):
         operators: str = OPERATORS,
         names: int = len(NAMES),
         demonstrator: str = "expert",
-        carelessness: float = 0.4,
+        carelessness: float = 0.5,
         spare_turns: int = 1,
         unplugged: bool = False,
-        **options: Any,
+        describe: Describe = "template",
+        action_format: str = "qwen",
     ) -> None:
         """`names`: entries of the table, of which `terms` different ones are asked for. The other options: see
-        `ArithmeticEnvironment` and `ToolEnvironment`. Raises ConfigError for an option that does not fit."""
+        `ArithmeticEnvironment`. Raises ConfigError for an option that does not fit."""
         if isinstance(names, bool) or not isinstance(names, int) or not 2 <= names <= len(NAMES) or terms > names:
             raise ConfigError(f"LookupEnvironment: names must be an int from terms to {len(NAMES)}, got {names!r}")
         self.names = NAMES[:names]
@@ -52,7 +54,8 @@ class LookupEnvironment(ArithmeticEnvironment):
             carelessness=carelessness,
             spare_turns=spare_turns,
             unplugged=unplugged,
-            **options,
+            describe=describe,
+            action_format=action_format,
         )
 
     def draw(self, rng: random.Random) -> Problem:
