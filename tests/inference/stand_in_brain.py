@@ -40,8 +40,9 @@ class Sampled:
 class Brain:
     """A model that changes when it is told to. Its own copy: the learner's stays as it is."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
-        self.loaded = loaded
+    def __init__(self, loaded: LoadedModel, *, joint: bool = False) -> None:
+        """`joint`: top-k and top-p each look at all tokens (SGLang); else top-p at what top-k left (vLLM)."""
+        self.loaded, self.joint = loaded, joint
         self.model = copy.deepcopy(loaded.model).eval()
         self.adapters: dict[str, torch.nn.Module] = {}
         self._lock = threading.Lock()
@@ -95,7 +96,7 @@ class Brain:
             for token, value in (bias or {}).items():
                 logits[token] += value
             scaled = (logits / (temperature or 1.0)).log_softmax(-1)
-            kept = within(scaled, top_p, top_k)
+            kept = within(scaled, top_p, top_k) if self.joint else one_after_another(scaled, top_p, top_k)
             draw = random.Random(f"{seed}/{len(sequence)}" if seed is not None else None).random()
             token = int(kept.argmax()) if temperature == 0 else _draw(kept, draw)
             likeliest = int(scaled.argmax())
@@ -132,6 +133,11 @@ def within(log_probs: Tensor, top_p: float, top_k: int) -> Tensor:
     filtered = torch.full_like(log_probs, float("-inf"))
     filtered[order[keep]] = ordered[keep]
     return filtered.log_softmax(-1)
+
+
+def one_after_another(log_probs: Tensor, top_p: float, top_k: int) -> Tensor:
+    """Renormalised log-probs [V] of the tokens that top-p keeps of those that top-k keeps; -inf for the others."""
+    return within(within(log_probs, 1.0, top_k), top_p, 0)
 
 
 def _draw(log_probs: Tensor, uniform: float) -> int:

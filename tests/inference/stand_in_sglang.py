@@ -39,7 +39,7 @@ class SGLangLogic:
     """
 
     def __init__(self, loaded: LoadedModel, *, deterministic: bool = True, lora: bool = False, **options: Any) -> None:
-        self.loaded, self.brain = loaded, Brain(loaded)
+        self.loaded, self.brain = loaded, Brain(loaded, joint=True)
         self.deterministic, self.lora = deterministic, lora
         self.original = options.get("original", False)
         self.retokenizes = options.get("retokenizes", False)

@@ -178,7 +178,7 @@ class HTTPClient:
         try:
             return json.loads(answer.content)
         except (ValueError, RecursionError):
-            what = f"an answer that is no JSON: {self._shown(answer.text)}"
+            what = f"an answer that is no JSON: {self.shown(answer.text)}"
             raise self._failure(
                 method, path, what, tries, "Is inference.server_url the address of such a server?", answer.status_code
             ) from None
@@ -197,8 +197,8 @@ class HTTPClient:
             )
         return {"authorization": f"Bearer {key}"} if key else {}
 
-    def _shown(self, text: str) -> str:
-        """What came back, short, and without the key where the server repeats it."""
+    def shown(self, text: str) -> str:
+        """What came back, for an error: short, and without the key where the server repeats it."""
         key = self._key()
         clean = text.replace(key, "***") if key else text
         return repr(clean[:SHOWN]) + (f" (and {len(clean) - SHOWN} more characters)" if len(clean) > SHOWN else "")
@@ -206,7 +206,7 @@ class HTTPClient:
     # -- failures ----------------------------------------------------------------------------------------------
 
     def _lost(self, method: str, path: str, error: Exception, tries: int) -> ServerFailure:
-        what = f"{type(error).__name__}: {self._shown(str(error))}"
+        what = f"{type(error).__name__}: {self.shown(str(error))}"
         return self._failure(method, path, what, tries, "Does the server run, and is inference.server_url its address?")
 
     def _refused(self, method: str, path: str, answer: httpx.Response, tries: int) -> ServerFailure:
@@ -225,7 +225,7 @@ class HTTPClient:
             remedy = "The server points elsewhere; give inference.server_url the address that answers."
         else:
             remedy = "The server does not take this request; its answer says why."
-        what = f"{status} {answer.reason_phrase}: {self._shown(answer.text)}"
+        what = f"{status} {answer.reason_phrase}: {self.shown(answer.text)}"
         return self._failure(method, path, what, tries, remedy, status)
 
     def _failure(

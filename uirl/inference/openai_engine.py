@@ -141,7 +141,7 @@ class OpenAIInferenceEngine(InferenceEngine):
         elif sampling.stop_token_ids:
             raise ContractError(f"{self._client.base_url} takes no stop_token_ids; sample without")
         answer = await self._client.post("/completions", body)
-        choice, pick = _choice(answer), read_pick(answer)
+        choice, pick = self._choice(answer), read_pick(answer)
         if pick is None or not 1 <= len(pick.ids) <= sampling.max_tokens:
             raise self._misshapen(f"1 to {sampling.max_tokens} token ids with as many log-probs", answer)
         if pick.prompt_ids not in (None, request.prompt_ids) or _prompt_tokens(answer) not in (
@@ -167,11 +167,11 @@ class OpenAIInferenceEngine(InferenceEngine):
         limit = await self._chat.get() if request.messages else None
         if limit is not None:
             answer = await self._client.post("/chat/completions", await self._chat_body(request, limit))
-            choice = _choice(answer)
+            choice = self._choice(answer)
             text: Any = reply_text(choice.get("message"))
         elif not request.images and await self._text.get():
             answer = await self._client.post("/completions", await self._text_body(request))
-            choice = _choice(answer)
+            choice = self._choice(answer)
             text = choice.get("text")
             if not isinstance(text, str):
                 raise self._misshapen("a text", answer)
@@ -237,6 +237,13 @@ class OpenAIInferenceEngine(InferenceEngine):
             )
         return room
 
+    def _choice(self, answer: Any) -> dict[str, Any]:
+        """The only choice of an answer. Raises EngineFailure for another shape."""
+        choices = answer.get("choices") if isinstance(answer, dict) else None
+        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+            raise self._misshapen("a choice", answer)
+        return choices[0]
+
     def _finish_reason(self, choice: Mapping[str, Any]) -> str:
         said = choice.get("finish_reason")
         if said not in _FINISHED:
@@ -244,7 +251,7 @@ class OpenAIInferenceEngine(InferenceEngine):
         return _FINISHED[said]
 
     def _misshapen(self, expected: str, got: Any) -> EngineFailure:
-        return EngineFailure(f"{self._client.base_url}: expected {expected}, got {str(got)[:300]}")
+        return EngineFailure(f"{self._client.base_url}: expected {expected}, got {self._client.shown(str(got))}")
 
     async def _choose_model(self) -> str:
         return self._asked_model or await choose_model(self._client, self.loaded.name)
@@ -263,14 +270,6 @@ class OpenAIInferenceEngine(InferenceEngine):
 
     def _count(self, name: str, value: float) -> None:
         self._stats[name] = self._stats.get(name, 0.0) + value
-
-
-def _choice(answer: Any) -> dict[str, Any]:
-    """The only choice of an answer. Raises EngineFailure for another shape."""
-    choices = answer.get("choices") if isinstance(answer, dict) else None
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise EngineFailure(f"the server's answer holds no choice: {str(answer)[:300]}")
-    return choices[0]
 
 
 def _prompt_tokens(answer: Mapping[str, Any]) -> int | None:

@@ -68,10 +68,11 @@ async def probe_tokens(client: HTTPClient, model: str, loaded: LoadedModel) -> T
 
     async def ask(**fields: Any) -> Pick | None:
         answer = await _accepted(client, "/completions", base | fields)
-        return read_pick(answer) if isinstance(answer, Mapping) else None
+        pick = read_pick(answer) if isinstance(answer, Mapping) else None
+        return pick if pick is not None and pick.ids else None
 
     first = await ask(temperature=0.0, max_tokens=4)
-    if first is None or not first.ids or (first.prompt_ids is not None and first.prompt_ids != tuple(prompt)):
+    if first is None or (first.prompt_ids is not None and first.prompt_ids != tuple(prompt)):
         return None
     words = [loaded.tokenizer.decode(list(first.ids), skip_special_tokens=skip) for skip in (True, False)]
     if first.text not in words:
@@ -81,12 +82,12 @@ async def probe_tokens(client: HTTPClient, model: str, loaded: LoadedModel) -> T
     cold = await ask(temperature=0.02)
     biased = await ask(temperature=1.0, top_p=1e-6, logit_bias={str(likeliest): -100})
     stops = await ask(temperature=0.0, stop_token_ids=sorted(loaded.end_ids))
-    takes_bias = biased is not None and biased.ids[:1] != (likeliest,)
-    sure = plain < -_SURE and cold is not None and cold.ids == (likeliest,)
-    processed = sure and all(p is not None and abs(p.log_probs[0]) < _SURE for p in (filtered, cold))
-    if biased is not None and takes_bias:
-        processed = processed and abs(biased.log_probs[0]) < _SURE
-    return TokenAbility(takes_bias, stops is not None, processed)
+    takes_bias = biased is not None and biased.ids != (likeliest,)
+    # one token is left of the distribution: its log-prob is 0, unless it is told as the plain model has it
+    one_left = [filtered, biased] if takes_bias else [filtered]
+    processed = plain < -_SURE and all(pick is not None and pick.log_probs[0] > -_SURE for pick in one_left)
+    scaled = cold is not None and not (cold.ids == (likeliest,) and abs(cold.log_probs[0] - plain) < _SURE / 10)
+    return TokenAbility(takes_bias, stops is not None, processed and scaled)
 
 
 async def probe_text(client: HTTPClient, model: str) -> bool:

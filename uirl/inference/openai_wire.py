@@ -50,7 +50,7 @@ def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 def reply_text(message: Any) -> str:
     """What an answer's message says, its structured calls as blocks. Raises EngineFailure for another shape."""
     if not isinstance(message, dict):
-        raise EngineFailure(f"the server's answer holds no message, got {str(message)[:300]}")
+        raise EngineFailure(f"the server's answer holds no message: got {type(message).__name__}, expected an object")
     content = message.get("content") or message.get("refusal") or ""
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
@@ -60,7 +60,9 @@ def reply_text(message: Any) -> str:
     try:
         blocks = [write_call(call["function"]["name"], call["function"].get("arguments")) for call in calls]
     except (TypeError, KeyError, AttributeError) as error:
-        raise EngineFailure(f"the server's answer holds a misshapen tool call: {str(calls)[:300]}") from error
+        raise EngineFailure(
+            f"the server's answer holds {len(calls)} tool call(s), of which one has no function with a name"
+        ) from error
     return "\n".join([content, *blocks] if content else blocks)
 
 
@@ -84,9 +86,9 @@ def _assistant(message: Message, number: int) -> dict[str, Any]:
     calls = [(call.id, call.name, json.dumps(dict(call.arguments), ensure_ascii=False)) for call in message.tool_calls]
     text = message.text
     if not calls:
-        found = [_CALL.fullmatch(block) for block in _BLOCK.findall(text)]
+        found = [_read_call(block) for block in _BLOCK.findall(text)]
         if found and None not in found:
-            calls = [("", json.loads(match[1]), match[2]) for match in found if match is not None]
+            calls = [("", *call) for call in found if call is not None]
             text = _BLOCK.sub("", text)
     if not calls:
         return {"role": "assistant", "content": text}
@@ -98,6 +100,19 @@ def _assistant(message: Message, number: int) -> dict[str, Any]:
             for i, (id, name, arguments) in enumerate(calls)
         ],
     }
+
+
+def _read_call(block: str) -> tuple[str, str] | None:
+    """(name, arguments) of a block as `write_call` wrote it; None for any other, and for arguments that are no JSON:
+    servers read them to render them."""
+    match = _CALL.fullmatch(block)
+    if match is None:
+        return None
+    try:
+        json.loads(match[2])
+    except ValueError:
+        return None
+    return json.loads(match[1]), match[2]
 
 
 def _content(message: Message) -> Any:
