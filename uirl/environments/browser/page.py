@@ -30,7 +30,7 @@ _STYLE = """{
     * { caret-animation: manual !important; scroll-behavior: auto !important; }
     select:not([multiple], [size]), ::picker(select) { appearance: base-select !important; }
     @layer uirl {
-      select { font: 13px Arial; padding: 0 4px; min-block-size: 19px; gap: 4px; border-radius: 2px; background: white; }
+      select { font: 13px Arial; padding: 0 4px; min-block-size: 19px; gap: 4px; border-radius: 2px; }
       option { min-block-size: 17px; padding: 0 4px; }
       option::checkmark { display: none; }
     }`);
@@ -275,6 +275,8 @@ class Page:
     async def _world_apart(self) -> int:
         document = self._navigation.documents
         if self._world is None or self._world[0] != document:
+            # In a document without scripts those of `run_on_load` wait for the first one that runs.
+            await self._call("Runtime.evaluate", {"expression": "0"})
             made = await self._call("Page.createIsolatedWorld", {"frameId": self._target, "worldName": WORLD})
             self._world = document, made["executionContextId"]
         return self._world[1]

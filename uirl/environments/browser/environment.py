@@ -1,0 +1,248 @@
+"""`PageEnvironment`: what every environment in the browser does alike; a subclass says how episodes begin and end."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+import random
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Self
+
+from uirl.environments.base import BaseEnvironment
+from uirl.environments.browser.accessibility import tree_text
+from uirl.environments.browser.acting import perform
+from uirl.environments.browser.chromium import Chromium, find_executable
+from uirl.environments.browser.marks import CLICKABLE, Mark, draw_marks, read_marks
+from uirl.environments.browser.page import Page
+from uirl.environments.browser.picture import Frame
+from uirl.environments.ui_actions import ActionSpace, Answer, Click, Coordinates, Terminate, UIAction
+from uirl.errors import ConfigError
+from uirl.types import Action, Observation, StepResult, Task
+
+ImageFormat = Literal["png", "jpeg"]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """How an episode stands after an action."""
+
+    reward: float = 0.0
+    """For the last action."""
+    ended: bool = False
+    success: bool = False
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+class PageEnvironment(BaseEnvironment):
+    """One page in a real browser: a picture in, an action of the vocabulary out.
+
+    A subclass writes `begin` and `judge`. A reply that cannot be read, an unknown action and a position outside of the
+    picture are the model's mistakes: the next observation says so and the turn is spent. A page that crashes, hangs or
+    loses its browser is an `EnvironmentFailure` or `EpisodeTimeout`; the next `reset` has a page again.
+
+    Spending the last turn is an end of the task (terminated), not a cut: a critic that bootstraps from cut episodes
+    would pay for clicking nothing until the turns are over. So are `answer` and `terminate`, where they are offered.
+    """
+
+    action_format = "json"
+    page_size: ClassVar[tuple[int, int]] = (640, 480)
+    """Width and height of the page in CSS pixels, where the options say nothing."""
+    actions: ClassVar[tuple[str, ...]] = ("click", "type", "keys", "scroll")
+    """What is offered, where the options say nothing."""
+    max_turns: int | None = 20
+    origins: tuple[str, ...] = ()
+    """Addresses (scheme://host:port) that the page may reach over the network, and `goto` may lead to."""
+    keeps_page: ClassVar[bool] = True
+    """One page serves several episodes. False: every episode has a context of its own, without cookies and storage of
+    an earlier one."""
+
+    def __init__(
+        self,
+        config: Any = None,
+        *,
+        width: int | None = None,
+        height: int | None = None,
+        zoom: float = 1.0,
+        crop: Sequence[int] | None = None,
+        image_size: int | Sequence[int] | None = None,
+        image_format: ImageFormat = "png",
+        quality: int = 80,
+        actions: Sequence[str] | None = None,
+        coordinates: Coordinates = "pixels",
+        say_target: bool = False,
+        marks: bool = False,
+        tree: int = 0,
+        max_turns: int | None = None,
+        settle: float = 0.0,
+    ) -> None:
+        """An environment that opens its page at the first reset.
+
+        Args:
+            config: the environment section of the run's configuration; not read.
+            width, height: of the page in CSS pixels; None: `page_size`.
+            zoom: pixels of the picture per CSS pixel: below 1 the browser draws the page small.
+            crop: part of the page that becomes the picture, as (left, top, width, height) in CSS pixels; None: all.
+            image_size: the picture is resized to this (width, height), or square of this side; None: as it is.
+                Positions are in pixels of the picture, whatever its size.
+            image_format, quality: 'png', or 'jpeg' of a quality from 1 to 100. A picture that is cropped, resized or
+                marked afterwards is handed on as it then is, without loss.
+            actions: names of the actions that are offered; None: those of the class.
+            coordinates: 'pixels', or 'grid_999': 0 to 999 along each side.
+            say_target: the prompt asks for the word `target` before the coordinates of a click, and demonstrators give
+                one where they know a word.
+            marks: numbers are drawn on what can be clicked, and `click` takes a mark in place of x and y.
+            tree: characters of the accessibility tree that follow the text of every observation; 0: none.
+            max_turns: actions per episode; None: that of the class.
+            settle: seconds to wait after an action, for pages that move.
+
+        Raises:
+            ConfigError: an option does not fit, or there is no browser.
+        """
+        super().__init__(config)
+        find_executable()
+        own_width, own_height = self.page_size
+        self._frame = Frame.of(
+            own_width if width is None else width, own_height if height is None else height, zoom, crop, image_size
+        )
+        self.picture_size = self._frame.size
+        """Width and height of the picture the agent sees."""
+        offered = tuple(self.actions if actions is None else actions)
+        if not offered:
+            raise ConfigError("actions is an empty list; expected names such as 'click'")
+        self.space = ActionSpace(*self.picture_size, offered, coordinates, marks, say_target)
+        """The actions that are offered, and how they are written."""
+        if image_format not in ("png", "jpeg") or not 1 <= quality <= 100:
+            raise ConfigError(f"image_format is 'png' or 'jpeg' with quality 1 to 100, got {image_format!r}, {quality}")
+        if tree < 0 or settle < 0 or (max_turns is not None and max_turns < 1):
+            raise ConfigError(f"tree and settle are at least 0, max_turns 1; got {tree}, {settle}, {max_turns}")
+        self.max_turns = self.max_turns if max_turns is None else max_turns
+        self._capture: Mapping[str, Any] = {"format": image_format, "quality": quality}
+        self._tree, self._settle = tree, settle
+        self._page: Page | None = None
+        self._turns = 0
+        self._goal = ""
+        self._marked: list[Mark] = []
+        self._seen = Observation()
+
+    @abstractmethod
+    async def begin(self, page: Page, task: Task | None, rng: random.Random) -> str:
+        """Brings the page to the first state of an episode, the same for the same `rng`; the goal in words."""
+
+    @abstractmethod
+    async def judge(self, page: Page, action: UIAction | None) -> Judgement:
+        """How the episode stands after an action; `action` None: at its beginning (nothing is done with the answer)."""
+
+    async def furnish(self, page: Page) -> None:
+        """Prepares a new page, before its first episode: what it serves, scripts that run in every document."""
+
+    def reachable(self) -> frozenset[str]:
+        """Origins that the page may ask over the network. The browsers of different sets are different processes."""
+        return frozenset(self.origins)
+
+    def destinations(self) -> frozenset[str]:
+        """Origins that `goto` may lead to."""
+        return self.reachable()
+
+    async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
+        """The goal and the picture of a new episode.
+
+        `seed`: the same seed gives the same page; None: the task's own, else a new one.
+        """
+        if seed is None:
+            seed = task.seed if task is not None and task.seed is not None else random.SystemRandom().getrandbits(31)
+        self._done, self._turns = False, 0
+        page = await self._usable_page()
+        self._goal = await self.begin(page, task, random.Random(seed))
+        await page.move(0, 0)  # where the last episode left the pointer must not show
+        page.take_notices()
+        judgement = await self.judge(page, None)
+        return await self._look(page, [self._goal], {"seed": seed, "success": False, **judgement.info})
+
+    async def step(self, action: Action) -> StepResult:
+        """Carries the action out, and gives the new picture; no picture where the episode ended."""
+        page = self._page
+        if self._done or page is None:
+            raise RuntimeError("step after the end of an episode; call reset first")
+        self._turns += 1
+        self._done = self._turns >= (self.max_turns or math.inf)
+        meant = self.space.read(action)
+        if isinstance(meant, str):
+            return self._tell(meant)
+        problem = await perform(page, meant, self._frame, marks=self._marked, origins=self.destinations())
+        if problem is not None:
+            return self._tell(problem)
+        if self._settle:
+            await asyncio.sleep(self._settle)
+        await page.settle()
+        judgement = await self.judge(page, meant)
+        self._done = self._done or judgement.ended or isinstance(meant, (Answer, Terminate))
+        info = {"success": judgement.success, **judgement.info}
+        said = page.take_notices()
+        seen = Observation(_lines(*said), (), info) if self._done else await self._look(page, said, info)
+        return StepResult(seen, judgement.reward, terminated=self._done)
+
+    def get_state_description(self) -> str:
+        return self._goal
+
+    def get_prompt_prefix(self) -> str:
+        return f"Do what is asked. Reply with one action in JSON:\n{self.space.describe()}"
+
+    def spawn(self) -> Self:
+        """Another environment with the same options and a page of its own in the same browser."""
+        page, self._page = self._page, None
+        try:
+            return copy.deepcopy(self)
+        finally:
+            self._page = page
+
+    async def close(self) -> None:  # type: ignore[override]
+        """Frees the page and its browser context; the browser itself stays for the others."""
+        page, self._page = self._page, None
+        if page is not None:
+            await page.close()
+
+    def act_at(self, x: float, y: float, target: str = "") -> Action | None:
+        """A click on a page position, as a policy writes it: for demonstrators. None: it is outside of the picture."""
+        pixel = self._frame.in_picture(x, y)
+        return None if pixel is None else self.act(Click(*pixel), target)
+
+    def act(self, action: UIAction, target: str = "") -> Action:
+        """An action as a policy writes it, with its `target` where the options ask for one."""
+        return Action(tool_calls=(self.space.write(action, target if self.space.targets else ""),))
+
+    async def _usable_page(self) -> Page:
+        """This environment's page: reused where it may be, replaced where it broke."""
+        if self._page is not None and (self._page.broken or not self.keeps_page):
+            await self.close()
+        if self._page is None:
+            self._page = await Chromium.shared(self.reachable()).new_page(*self._frame.page, scale=self._frame.zoom)
+            await self.furnish(self._page)
+        return self._page
+
+    async def _look(self, page: Page, words: Sequence[str], info: Mapping[str, Any]) -> Observation:
+        """The picture, and what is to be read: words, and the accessibility tree where it is wanted."""
+        captured = await page.screenshot(**self._capture)
+        picture: Any = captured
+        if not self._frame.is_capture or self.space.marks:
+            picture = self._frame.picture(captured)
+        if self.space.marks:
+            found = read_marks(await page.evaluate(CLICKABLE, apart=True))
+            self._marked = [mark for mark in found if self._frame.in_picture(mark.x, mark.y)]
+            boxes = [self._frame.box(mark.left, mark.top, mark.right, mark.bottom) for mark in self._marked]
+            picture = draw_marks(picture, boxes)
+        tree = tree_text(await page.accessibility_nodes(), self._tree) if self._tree else ""
+        self._seen = Observation(tree, (picture,), dict(info))
+        return Observation(_lines(*words, tree), (picture,), dict(info))
+
+    def _tell(self, problem: str) -> StepResult:
+        """The same state with a word on what was wrong."""
+        text = problem if self._done else _lines(problem, self._seen.text)
+        images = () if self._done else self._seen.images
+        return StepResult(Observation(text, images, {"success": False}), terminated=self._done)
+
+
+def _lines(*parts: str) -> str:
+    return "\n".join(part for part in parts if part)

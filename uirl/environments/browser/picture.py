@@ -1,0 +1,113 @@
+"""What of a page becomes the picture, at which size, and where its pixels are on the page."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from uirl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Box = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The page and the part of it that is shown."""
+
+    page: tuple[int, int]
+    """Width and height of the page in CSS pixels."""
+    zoom: float
+    """Pixels the browser draws per CSS pixel."""
+    crop: Box
+    """Left, top, width and height, in CSS pixels."""
+    size: tuple[int, int]
+    """Width and height of the picture."""
+
+    @staticmethod
+    def of(
+        width: int,
+        height: int,
+        zoom: float = 1.0,
+        crop: Sequence[int] | None = None,
+        image_size: int | Sequence[int] | None = None,
+    ) -> Frame:
+        """A frame from options. Raises ConfigError for one that does not fit."""
+        if not _is_size((width, height)):
+            raise ConfigError(f"a page has a width and a height in whole pixels, got {width!r} x {height!r}")
+        if isinstance(zoom, bool) or not isinstance(zoom, (int, float)) or not 0.1 <= zoom <= 4:
+            raise ConfigError(f"zoom is the number of picture pixels per page pixel, 0.1 to 4, got {zoom!r}")
+        box = _crop(crop, width, height)
+        if image_size is None:
+            return Frame((width, height), zoom, box, (_scaled(box[2], zoom), _scaled(box[3], zoom)))
+        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        if not _is_size(size):
+            raise ConfigError(f"image_size must be one side or (width, height) in pixels, got {image_size!r}")
+        return Frame((width, height), zoom, box, (size[0], size[1]))
+
+    @property
+    def is_capture(self) -> bool:
+        """Whether the picture is what the browser captures, untouched."""
+        whole = self.crop == (0, 0, *self.page)
+        return whole and all(abs(s - side * self.zoom) < 1e-6 for s, side in zip(self.size, self.page, strict=True))
+
+    def picture(self, captured: bytes) -> Image:
+        """The part, at its size, of a capture of the whole page."""
+        from PIL import Image as PILImage
+
+        left, top, width, height = (side * self.zoom for side in self.crop)
+        part = PILImage.open(io.BytesIO(captured)).convert("RGB")
+        box = (round(left), round(top), round(left + width), round(top + height))
+        if box != (0, 0, *part.size):
+            part = part.crop(box)
+        return part if part.size == self.size else part.resize(self.size, PILImage.Resampling.BOX)
+
+    def on_page(self, x: float, y: float) -> tuple[float, float]:
+        """Page position of the middle of a picture pixel."""
+        left, top, width, height = self.crop
+        return left + (x + 0.5) * width / self.size[0], top + (y + 0.5) * height / self.size[1]
+
+    def in_picture(self, x: float, y: float) -> tuple[int, int] | None:
+        """The picture pixel that shows a page position; None: it is outside the picture."""
+        left, top, width, height = self.crop
+        column = math.floor((x - left) * self.size[0] / width)
+        row = math.floor((y - top) * self.size[1] / height)
+        return (column, row) if 0 <= column < self.size[0] and 0 <= row < self.size[1] else None
+
+    def box(self, left: float, top: float, right: float, bottom: float) -> Box:
+        """The picture pixels (left, top, right, bottom) that show a box of the page, as far as they are in it."""
+        x, y, width, height = self.crop
+        columns = [round((side - x) * self.size[0] / width) for side in (left, right)]
+        rows = [round((side - y) * self.size[1] / height) for side in (top, bottom)]
+        last_column, last_row = self.size[0] - 1, self.size[1] - 1
+        return (
+            min(max(columns[0], 0), last_column),
+            min(max(rows[0], 0), last_row),
+            min(max(columns[1], 0), last_column),
+            min(max(rows[1], 0), last_row),
+        )
+
+
+def _crop(crop: Sequence[int] | None, width: int, height: int) -> Box:
+    if crop is None:
+        return 0, 0, width, height
+    box = tuple(crop)
+    if len(box) != 4 or not all(isinstance(part, int) for part in box):
+        raise ConfigError(f"crop must be (left, top, width, height) in page pixels, got {crop!r}")
+    left, top, w, h = box
+    if left < 0 or top < 0 or w < 1 or h < 1 or left + w > width or top + h > height:
+        raise ConfigError(f"crop {box} reaches outside the page of {width} x {height} pixels")
+    return left, top, w, h
+
+
+def _is_size(size: Any) -> bool:
+    return len(size) == 2 and all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in size)
+
+
+def _scaled(side: int, zoom: float) -> int:
+    return max(1, round(side * zoom))

@@ -1,0 +1,123 @@
+"""`WebEnvironment`: your own web app as a task. Name the page, the goal, what to read of it and what it is worth."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from uirl.environments.browser.acting import origin_of
+from uirl.environments.browser.environment import Judgement, PageEnvironment
+from uirl.environments.browser.page import Page
+from uirl.environments.browser.site import ORIGIN, Site
+from uirl.environments.ui_actions import Answer, Terminate, UIAction
+from uirl.errors import ConfigError, EnvironmentFailure
+from uirl.types import Task
+
+State = Mapping[str, Any]
+
+
+class WebEnvironment(PageEnvironment):
+    """A web app as an environment. A subclass sets one of `html`, `folder` and `url`, a `goal` and a `state`.
+
+    An episode begins with a fresh load of the page in a context without cookies and storage. After every action
+    `state` is read; `outcome` says whether the task is over, `reward` what the action was worth. State and scripts of
+    yours run in a JavaScript world apart from the page's own: they see the same document, and no script of the page
+    can change what they see, other than by changing the document. The network is closed but for the page's own origin
+    and `origins`; `html` and `folder` need none.
+    """
+
+    html: str = ""
+    """The whole page, as text."""
+    folder: str | Path = ""
+    """A folder with an index.html."""
+    url: str = ""
+    """The address of a running server."""
+    goal: str = ""
+    """What the agent is told."""
+    state: str = "({})"
+    """JavaScript: an expression whose JSON value, an object, is the state that `reward` and `outcome` judge."""
+    watch: str = ""
+    """JavaScript that runs in every document before the page's own: for what only happens once, such as a form that
+    is sent. Its variables are there for `state`."""
+    trusts_page: ClassVar[bool] = False
+    """True: `state` is read among the page's own scripts and sees their variables; they can then say what they like."""
+    keeps_page = False
+    answer: str | None = None
+    """The text of the `answer` action; None: none was given in this episode."""
+    claim: str | None = None
+    """The status of the `terminate` action; None: none was given."""
+
+    def prepare(self, rng: random.Random, task: Task | None) -> None:
+        """Makes the instance of an episode: set `html`, `goal` and what `reward` needs, by `rng` alone."""
+
+    def outcome(self, state: State) -> bool | None:
+        """Whether the task is solved; False: it has failed for good; None: it is still open."""
+        return None
+
+    def reward(self, before: State, now: State) -> float:
+        """What the last action was worth. Default: 1 for the one that solved the task."""
+        return float(self.outcome(now) is True)
+
+    def reachable(self) -> frozenset[str]:
+        """`origins` and that of `url`."""
+        own = origin_of(self.url)
+        return frozenset(self.origins) | ({own} if own else set())
+
+    def destinations(self) -> frozenset[str]:
+        """The same and the page that is served from here."""
+        return self.reachable() | ({ORIGIN} if self.html or self.folder else set())
+
+    async def furnish(self, page: Page) -> None:
+        if not self.url:
+            self._site = Site()
+            await page.serve(self._site)
+        if self.watch:
+            await page.run_on_load(self.watch)
+
+    async def begin(self, page: Page, task: Task | None, rng: random.Random) -> str:
+        """Makes and loads the instance."""
+        self.answer = self.claim = None
+        self.prepare(rng, task)
+        await page.goto(self._address())
+        await page.forget_history()
+        self._state: State = {}
+        return self.goal or (task.goal if task is not None else "")
+
+    async def judge(self, page: Page, action: UIAction | None) -> Judgement:
+        """Reads the state, and what it is worth."""
+        if isinstance(action, Answer):
+            self.answer = action.text
+        if isinstance(action, Terminate):
+            self.claim = action.status
+        before, self._state = self._state, await self._read(page)
+        if action is None:
+            return Judgement(info={"state": dict(self._state)})
+        outcome = self.outcome(self._state)
+        reward = float(self.reward(before, self._state))
+        return Judgement(reward, outcome is not None, outcome is True, {"state": dict(self._state)})
+
+    async def _read(self, page: Page) -> State:
+        """The state; the last one where the page is gone, as after a link to somewhere out of reach."""
+        guarded = f"(async () => location.protocol === 'chrome-error:' ? {{}} : {{state: await ({self.state})}})()"
+        read = await page.evaluate(guarded, apart=not self.trusts_page)
+        state = read.get("state", self._state)
+        if not isinstance(state, dict):
+            raise EnvironmentFailure(
+                f"{type(self).__name__}.state gave {state!r:.80}; expected an object, e.g. ({{n: 1}})"
+            )
+        return state
+
+    def _address(self) -> str:
+        """Where the page is to be found, with everything in place to answer for it."""
+        given = [name for name in ("html", "folder", "url") if getattr(self, name)]
+        if len(given) != 1:
+            raise ConfigError(f"{type(self).__name__} needs one of html, folder and url; got {given or 'none'}")
+        if self.url:
+            if origin_of(self.url) is None:
+                raise ConfigError(f"{type(self).__name__}.url must be an http address, got {self.url!r}")
+            return self.url
+        self._site.files = {"/": self.html} if self.html else {}
+        self._site.folder = Path(self.folder).resolve() if self.folder else None
+        return f"{self._site.origin}/"
