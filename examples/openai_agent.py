@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from dataclasses import replace
 from typing import Any
 
 from openai import OpenAI
@@ -24,7 +23,9 @@ from uirl.rollout import derive_seed
 from uirl.rollout.endpoint import AgentCollector, ModelEndpoint
 
 
-CLIENT = OpenAI(base_url="http://127.0.0.1", api_key="none")  # connections are shared, as in any program with many agents
+CLIENT = OpenAI(
+    base_url="http://127.0.0.1", api_key="none"
+)  # connections are shared, as in any program with many agents
 
 
 def play(base_url: str, api_key: str, task: Any) -> float:
@@ -53,7 +54,9 @@ SETTINGS = [
 def specs(name: str, groups: int) -> list[EpisodeSpec]:
     """The episodes of one update: `groups` secrets, each guessed at by a group."""
     return [
-        EpisodeSpec(Task("higher or lower"), derive_seed(name, g), derive_seed(name, g, m), f"{name}-{g}-{m}", f"{name}-{g}")
+        EpisodeSpec(
+            Task("higher or lower"), derive_seed(name, g), derive_seed(name, g, m), f"{name}-{g}-{m}", f"{name}-{g}"
+        )
         for g in range(groups)
         for m in range(GROUP_SIZE)
     ]

@@ -143,7 +143,7 @@ def _recorder(store: TrajectoryStore | None, images: Any) -> Callable[[Trajector
 
 def _announce(endpoint: ModelEndpoint, key_name: str | None, store: TrajectoryStore | None) -> None:
     key = f"os.environ[{key_name!r}]" if key_name else "'none'"
-    print(f"serving {endpoint.model_name} at {endpoint.base_url}", flush=True)
+    print(f"serving {endpoint.model_name} at {endpoint.base_url}")
     print(f"  client = openai.OpenAI(base_url={endpoint.base_url!r}, api_key={key})")
     print(f"  client.chat.completions.create(model={endpoint.model_name!r}, messages=[...])")
     if store is not None:

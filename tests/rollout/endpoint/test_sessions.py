@@ -134,7 +134,11 @@ async def test_tools_there_and_back(lm: LoadedModel) -> None:
         choice = await ask(client, messages, tools=[ADD])
         (call,) = choice.message.tool_calls
         assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I add")
-        assert (call.type, call.function.name, json.loads(call.function.arguments)) == ("function", "add", {"a": 1, "b": 2})
+        assert (call.type, call.function.name, json.loads(call.function.arguments)) == (
+            "function",
+            "add",
+            {"a": 1, "b": 2},
+        )
         messages += [choice.message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
         choice = await ask(client, messages, tools=[ADD], tool_choice="auto")
         assert (choice.finish_reason, choice.message.content) == ("stop", "it is 3")
@@ -143,7 +147,7 @@ async def test_tools_there_and_back(lm: LoadedModel) -> None:
     assert fed(record) == [request.prompt_ids for request in engine.requests]
     text = loaded.tokenizer.decode(engine.requests[1].prompt_ids)
     assert '"name": "add"' in text.partition("1 + 2?")[0]  # the schema, before the question
-    assert text.count("<tool_call>\n{\"name\": \"add\"") == 1
+    assert text.count('<tool_call>\n{"name": "add"') == 1
     assert "<tool_response>\n3\n</tool_response>" in text
     first = record.turns[0]
     assert first.action.tool_calls[0].arguments == {"a": 1, "b": 2}

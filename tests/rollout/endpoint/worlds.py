@@ -92,10 +92,16 @@ class Gate:
         await self.opened.wait()
 
 
-def client_of(place: AgentSession | ModelEndpoint, **options: Any) -> AsyncOpenAI:
-    options.setdefault("max_retries", 0)
-    options.setdefault("api_key", place.api_key or "none")
-    return AsyncOpenAI(base_url=place.base_url, **options)
+CLIENTS: list[AsyncOpenAI] = []
+"""Those of the running test."""
+
+
+def client_of(place: AgentSession | ModelEndpoint | str, **options: Any) -> AsyncOpenAI:
+    """A client for a session, an endpoint or an address."""
+    key = "none" if isinstance(place, str) else place.api_key or "none"
+    base_url = place if isinstance(place, str) else place.base_url
+    CLIENTS.append(AsyncOpenAI(**{"base_url": base_url, "api_key": key, "max_retries": 0} | options))
+    return CLIENTS[-1]
 
 
 async def ask(client: AsyncOpenAI, messages: list[Any], **options: Any) -> Any:
