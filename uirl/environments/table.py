@@ -18,6 +18,7 @@ ENVIRONMENTS = {
     "lookup": "uirl.environments.tool_use.lookup:LookupEnvironment",
     "gymnasium": "uirl.environments.adapters.gymnasium:GymnasiumEnvironment",
     "miniwob": "uirl.environments.browser.miniwob:MiniWobEnvironment",
+    "remote": "uirl.environments.remote.native:NativeRemoteEnvironment",
 }
 
 
