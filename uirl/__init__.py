@@ -41,10 +41,11 @@ _HOME = {
         "BaseInferenceEngine BatchInferenceManager ChatRenderer Generation GenerationOutput GenerationRequest "
         "InferenceEngine LoadedModel Message SamplingParams "
         "ScriptedInferenceEngine TextEngine TransformersInferenceEngine check_engine "
-        "create_engine create_inference_engine load_model"
+        "create_engine create_inference_engine load_model recompute_with"
     ),
     "uirl.inference.openai_engine": "OpenAIInferenceEngine",
     "uirl.inference.sglang_engine": "SGLangInferenceEngine",
+    "uirl.inference.vllm_arguments": "vllm_server_command",
     "uirl.inference.vllm_engine": "VLLMInferenceEngine",
     "uirl.algorithms": (
         "ALGORITHMS AdvantageInputs GRPO GiGPO KLController PPO RLOO ReinforcePlusPlus RejectionSampling TurnLevel "

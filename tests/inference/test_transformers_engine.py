@@ -19,23 +19,9 @@ from uirl.inference import (
     SamplingParams,
     TransformersInferenceEngine,
     check_engine,
+    recompute_with,
 )
 from uirl.inference.models import hidden_states, pad_sequences, project
-from uirl.inference.sampling import BatchSampling, sampling_log_probs
-
-
-def recompute_with(loaded: LoadedModel):
-    """Log-probs of a response by one full forward pass without any cache."""
-
-    @torch.no_grad()
-    def recompute(ids, shots, n, sampling):
-        input_ids, positions = pad_sequences(loaded, [ids], [shots])
-        logits = project(loaded, hidden_states(loaded, input_ids, positions, shots))[0, -n - 1 : -1]
-        batch = BatchSampling([sampling] * n, loaded.device)
-        log_probs = sampling_log_probs(logits, batch.temperature, batch.top_p, batch.top_k)
-        return log_probs.gather(-1, torch.tensor(ids[-n:])[:, None])[:, 0].tolist()
-
-    return recompute
 
 
 def prompts_for(loaded: LoadedModel, chat: ChatRenderer):

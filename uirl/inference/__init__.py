@@ -1,7 +1,7 @@
 """Engines that sample from the policy, the models they load, and chat templates."""
 
 from uirl.inference.chat import ChatRenderer
-from uirl.inference.check import EngineReport, check_engine
+from uirl.inference.check import EngineReport, check_engine, recompute_with
 from uirl.inference.contract import BaseInferenceEngine, Generation, GenerationRequest, InferenceEngine, SamplingParams
 from uirl.inference.front import BatchInferenceManager, GenerationOutput, TextEngine, create_inference_engine
 from uirl.inference.messages import Message
@@ -30,4 +30,5 @@ __all__ = [
     "create_engine",
     "create_inference_engine",
     "load_model",
+    "recompute_with",
 ]

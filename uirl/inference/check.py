@@ -6,12 +6,34 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from uirl.errors import ContractError
 from uirl.images import Screenshot
 from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, SamplingParams
+from uirl.inference.models import LoadedModel, hidden_states, pad_sequences, project
+from uirl.inference.sampling import BatchSampling, sampling_log_probs
 
 Recompute = Callable[[Sequence[int], Sequence[Screenshot], int, SamplingParams], Sequence[float]]
 """(all ids, images, length of the response at their end, sampling) -> the learner's log-probs of the response."""
+
+
+def recompute_with(loaded: LoadedModel) -> Recompute:
+    """What the learner says of a response: its log-probs from one full forward pass of `loaded`, without any cache."""
+
+    @torch.no_grad()
+    def recompute(
+        ids: Sequence[int], shots: Sequence[Screenshot], length: int, sampling: SamplingParams
+    ) -> list[float]:
+        input_ids, positions = pad_sequences(loaded, [ids], [shots])
+        logits = project(loaded, hidden_states(loaded, input_ids, positions, shots))[0, -length - 1 : -1]
+        batch = BatchSampling([sampling] * length, loaded.device)
+        log_probs = sampling_log_probs(logits, batch.temperature, batch.top_p, batch.top_k)
+        chosen = torch.tensor(ids[-length:], device=loaded.device)
+        said: list[float] = log_probs.gather(-1, chosen[:, None])[:, 0].tolist()
+        return said
+
+    return recompute
 
 
 @dataclass(frozen=True, slots=True)
