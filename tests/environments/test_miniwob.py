@@ -16,7 +16,7 @@ from PIL import Image
 
 from uirl.environments.browser.chromium import Chromium
 from uirl.environments.browser.miniwob import MiniWobEnvironment
-from uirl.environments.browser.miniwob_pages import RELOADED, TARGETS, page_names
+from uirl.environments.browser.miniwob_pages import DEMONSTRATED, RELOADED, page_names
 from uirl.environments.contract import check_environment
 from uirl.environments.session import EnvironmentSession
 from uirl.environments.table import create_environment
@@ -57,9 +57,9 @@ async def test_the_expert_solves_every_page_it_knows_also_in_small_pictures() ->
         await env.close()
         return rewards
 
-    whole = await asyncio.gather(*(score(page, {}) for page in TARGETS))
+    whole = await asyncio.gather(*(score(page, {}) for page in DEMONSTRATED))
     # Exactly 1: the page's own figure decays with the clock, this one does not.
-    assert dict(zip(TARGETS, whole, strict=True)) == {page: [1.0] * 4 for page in TARGETS}
+    assert dict(zip(DEMONSTRATED, whole, strict=True)) == {page: [1.0] * 4 for page in DEMONSTRATED}
     pages = ("click-test", "click-color", "focus-text")
     small = await asyncio.gather(*(score(page, {"crop": "area", "image_size": 56}) for page in pages))
     assert small == [[1.0] * 4] * 3
@@ -270,7 +270,7 @@ async def test_several_pages_are_tasks() -> None:
 def test_there_are_130_pages_and_the_tables_name_only_them() -> None:
     assert len(page_names()) == 130
     assert set(page_names()) >= RELOADED
-    assert set(page_names()) >= set(TARGETS)
+    assert set(page_names()) >= set(DEMONSTRATED)
 
 
 @pytest.mark.parametrize(

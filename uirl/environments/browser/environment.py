@@ -128,8 +128,8 @@ class PageEnvironment(BaseEnvironment):
         self._seen = Observation()
 
     @abstractmethod
-    async def begin(self, page: Page, task: Task | None, rng: random.Random) -> str:
-        """Brings the page to the first state of an episode, the same for the same `rng`; the goal in words."""
+    async def begin(self, page: Page, task: Task | None, seed: int) -> str:
+        """Brings the page to the first state of an episode, the same for the same `seed`; the goal in words."""
 
     @abstractmethod
     async def judge(self, page: Page, action: UIAction | None) -> Judgement:
@@ -155,7 +155,7 @@ class PageEnvironment(BaseEnvironment):
             seed = task.seed if task is not None and task.seed is not None else random.SystemRandom().getrandbits(31)
         self._done, self._turns = False, 0
         page = await self._usable_page()
-        self._goal = await self.begin(page, task, random.Random(seed))
+        self._goal = await self.begin(page, task, seed)
         await page.move(0, 0)  # where the last episode left the pointer must not show
         page.take_notices()
         judgement = await self.judge(page, None)

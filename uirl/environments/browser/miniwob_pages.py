@@ -48,64 +48,104 @@ RELOADED = frozenset(
 """Pages that a new seed alone does not clear: something of the last episode stays on the screen. On all others,
 episodes after a new seed were equal, pixel by pixel, to episodes after a fresh load (8 seeds, 4 clicks each)."""
 
-PREPARE = """(() => {
+GUARD = """(() => {
+  // Nothing that a policy types may become a script: the pages load theirs before, and write no handlers into HTML.
+  const rule = document.createElement('meta');
+  rule.httpEquiv = 'Content-Security-Policy';
+  rule.content = "script-src-elem 'none'; script-src-attr 'none'; connect-src 'none'; form-action 'none'";
   const style = document.createElement('style');
   style.textContent = '#reward-display, #click-canvas, #attention-canvas { display: none !important; }';
-  document.head.appendChild(style);
-})()"""
-"""Hides the score board at the right of the task. It is outside the picture, but a page that sets the focus can scroll
-to it, and its clock repaints every second."""
+  document.head.append(rule, style);
 
-START = """(seed => {
-  if (document.activeElement) document.activeElement.blur();
-  Math.seedrandom(seed);
-  core.EPISODE_MAX_TIME = 2147483647;
-  core.startEpisodeReal();
-  core.cover_div.onclick = null;
-  return new Promise(done => {
-    const look = () => WOB_TASK_READY ? done(core.getUtterance()) : setTimeout(look, 5);
-    look();
-  });
-})(%d)"""
-"""Begins an episode and gives its instruction. The largest timer a page can set stands for 'no time limit'; the cover
-that appears at the end loses its handler, so that no late click begins another episode over the reward."""
+  const seedrandom = Math.seedrandom, startEpisode = core.startEpisodeReal, endEpisode = core.endEpisode;
+  let goal = '', ended = false, reward = 0, reason = '';
+  const end = (value, proportional, why) => {
+    if (!ended && core.EP_TIMER !== null) {
+      ended = true;
+      reward = Math.max(-1, Math.min(1, Number(value)));
+      reason = why === undefined || why === null ? '' : String(why);
+    }
+    return endEpisode.call(core, value, proportional, why);
+  };
+  Object.defineProperty(core, 'endEpisode', {value: end, writable: false, configurable: false});
 
-TARGETS = {
-    "click-test": "[one('#subbtn')]",
-    "click-test-2": "[one('#subbtn'), one('#subbtn2')]",
-    "click-test-transfer": "[one('#subbtn'), one('#subbtn2')]",
-    "click-dialog": "[one('button.ui-button')]",
-    "click-button": "first(all('#area button'), e => e.innerHTML === quoted)",
-    "click-link": "first(all('.alink'), e => e.innerHTML === quoted)",
-    "click-color": "first(all('#area .color'), e => goal.includes(' ' + e.dataset.color + ' '))",
-    "click-widget": "first(all('#area [data-type]'), e => e.dataset.type === quoted)",
-    "focus-text": "[one('#tt')]",
-    "grid-coordinate": "first(all('#area circle'), e => goal.includes(e.id))",
-}
-"""JavaScript per page: the element to click first, then the others that a careless hand could mean."""
+  const start = async seed => {
+    if (document.activeElement) document.activeElement.blur();
+    seedrandom.call(Math, seed);
+    core.EPISODE_MAX_TIME = 2147483647;
+    startEpisode.call(core);
+    core.cover_div.onclick = null;
+    while (!WOB_TASK_READY) await new Promise(again => setTimeout(again, 5));
+    const said = core.getUtterance();
+    goal = String(said && said.utterance || said);
+    ended = false;
+    return goal;
+  };
 
-STATE = """(() => {
-  const goal = %s, quoted = (goal.match(/"(.*)"/) || [])[1];
   const one = selector => document.querySelector(selector);
   const all = selector => [...document.querySelectorAll(selector)];
   const first = (elements, wanted) => [...elements.filter(wanted), ...elements.filter(e => !wanted(e))];
-  const spot = element => {
+  const spot = (element, word) => {
     const box = element.getBoundingClientRect();
     const places = [[.5, .5], [.25, .5], [.75, .5], [.5, .25], [.5, .75], [.1, .1], [.9, .1], [.1, .9], [.9, .9]];
     for (const [u, v] of places) {
       const x = box.left + u * box.width, y = box.top + v * box.height;
       const top = document.elementFromPoint(x, y);
-      if (top && element.contains(top)) return [x, y];
+      if (top && element.contains(top)) return [x, y, word(element)];
     }
     return null;
   };
-  const ended = WOB_DONE_GLOBAL;
-  return {
-    ended, reward: WOB_RAW_REWARD_GLOBAL, reason: WOB_REWARD_REASON || '',
-    spots: ended ? [] : %s.filter(e => e).map(spot).filter(s => s),
+  const targets = %s;
+  const state = () => {
+    const quoted = (goal.match(/"(.*)"/) || [])[1];
+    const [elements, word] = ended ? [[]] : targets({goal, quoted, one, all, first});
+    return {ended, reward, reason, spots: elements.filter(e => e).map(e => spot(e, word)).filter(s => s)};
   };
+  return {start, state};
 })()"""
-"""Reads how the episode stands and where the targets are; a spot is a point of the element that nothing covers."""
+"""JavaScript that keeps the score of a loaded page, and gives the object that begins episodes and tells how they stand.
+
+The score board at the right is hidden: it is outside the picture, but a page that sets the focus can scroll to it, and
+its clock repaints every second. The largest timer a page can set stands for 'no time limit'; the cover that appears at
+the end loses its handler, so that no late click begins another episode over the reward.
+
+What is read is the first call of the page's own `core.endEpisode` in an episode, kept where no script of the page can
+reach or change it: its global variables count for nothing. What remains possible is that a script calls
+`core.endEpisode` itself. A policy cannot bring one in: it has a mouse and a keyboard, `goto` leads nowhere, and from
+here on the page runs no script that comes with text."""
+
+BEGIN = "function (seed) { return this.start(seed); }"
+STATE = "function () { return this.state(); }"
+"""Functions for the object that `GUARD` gives."""
+
+_TEXT = "e => e.textContent"
+_NONE = "e => ''"
+_TARGETS = {
+    "click-test": ("[one('#subbtn')]", _NONE),
+    "click-test-2": ("[one('#subbtn'), one('#subbtn2')]", _TEXT),
+    "click-test-transfer": ("[one('#subbtn'), one('#subbtn2')]", _TEXT),
+    "click-dialog": ("[one('button.ui-button')]", _NONE),
+    "click-button": ("first(all('#area button'), e => e.innerHTML === quoted)", _TEXT),
+    "click-link": ("first(all('.alink'), e => e.innerHTML === quoted)", _TEXT),
+    "click-color": (
+        "first(all('#area .color'), e => goal.includes(' ' + e.dataset.color + ' '))",
+        "e => e.dataset.color",
+    ),
+    "click-widget": ("first(all('#area [data-type]'), e => e.dataset.type === quoted)", "e => e.dataset.type"),
+    "focus-text": ("[one('#tt')]", _NONE),
+    "grid-coordinate": ("first(all('#area circle'), e => goal.includes(e.id))", "e => e.id"),
+}
+"""Page -> JavaScript of the element to click first, then the others that a careless hand could mean; and of the word
+for an element, as the instruction calls it."""
+
+DEMONSTRATED = tuple(_TARGETS)
+"""Pages with a demonstrator."""
+
+
+def guard(name: str) -> str:
+    """`GUARD` for a page."""
+    elements, word = _TARGETS.get(name, ("[]", _NONE))
+    return GUARD % f"({{goal, quoted, one, all, first}}) => [{elements}, {word}]"
 
 
 def page_folder() -> Path:

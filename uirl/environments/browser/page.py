@@ -20,6 +20,7 @@ WORLD = "uirl"
 LONGEST_TYPED = 200
 """Characters up to which a text is typed key by key; a longer one arrives at once, as if it were pasted."""
 MAX_NOTICES = 8
+_BY_VALUE = {"returnByValue": True, "awaitPromise": True}
 _TOGETHER = 64  # input events sent before the first answer
 _MOVED = ("Cannot find context", "Execution context was destroyed", "Inspected target navigated", "Promise was coll")
 _STYLE = """{
@@ -158,7 +159,7 @@ class Page:
         page's scripts can neither see nor change. Raises EnvironmentFailure where the expression throws, or the page
         does not stay.
         """
-        params = {"expression": expression, "returnByValue": True, "awaitPromise": True}
+        params = {"expression": expression, **_BY_VALUE}
         for _ in range(3):
             await self.settle()
             try:
@@ -180,12 +181,13 @@ class Page:
         _value(answer, expression)
         return str(answer["result"]["objectId"])
 
-    async def ask(self, handle: str, function: str, *, timeout: float | None = None) -> Any:
+    async def ask(self, handle: str, function: str, *arguments: Any, timeout: float | None = None) -> Any:
         """The JSON value of a JavaScript function called on a held object, as `this`; a promise is awaited.
 
         Raises `Refused` where the page has gone elsewhere, EnvironmentFailure where the function throws.
         """
-        params = {"objectId": handle, "functionDeclaration": function, "returnByValue": True, "awaitPromise": True}
+        given = [{"value": argument} for argument in arguments]
+        params = {"objectId": handle, "functionDeclaration": function, "arguments": given, **_BY_VALUE}
         return _value(await self._call("Runtime.callFunctionOn", params, timeout=timeout), function)
 
     async def move(self, x: float, y: float) -> None:

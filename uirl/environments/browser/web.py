@@ -76,10 +76,10 @@ class WebEnvironment(PageEnvironment):
         if self.watch:
             await page.run_on_load(self.watch)
 
-    async def begin(self, page: Page, task: Task | None, rng: random.Random) -> str:
+    async def begin(self, page: Page, task: Task | None, seed: int) -> str:
         """Makes and loads the instance."""
         self.answer = self.claim = None
-        self.prepare(rng, task)
+        self.prepare(random.Random(seed), task)
         await page.goto(self._address())
         await page.forget_history()
         self._state: State = {}
