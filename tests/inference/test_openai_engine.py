@@ -14,7 +14,7 @@ import pytest
 from tests.inference.pictures import picture
 from tests.inference.stand_in_http import Answer
 from tests.inference.stand_in_openai import StandInOpenAI
-from tests.inference.test_transformers_engine import prompts_for, recompute_with
+from tests.inference.test_transformers_engine import prompts_for
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError, ContractError, EngineFailure
 from uirl.inference import (
@@ -25,6 +25,7 @@ from uirl.inference import (
     SamplingParams,
     TransformersInferenceEngine,
     check_engine,
+    recompute_with,
 )
 from uirl.inference.openai_engine import OPENAI, OpenAIInferenceEngine
 from uirl.inference.openai_wire import reply_text, wire_messages
@@ -107,23 +108,19 @@ async def test_our_own_endpoint_is_such_a_server(lm: LoadedModel) -> None:
 
 
 async def test_log_probs_of_the_plain_model_count_where_it_is_what_was_sampled(make: Any, lm: LoadedModel) -> None:
-    engine, server = make(lm, "ids", processed=False)
     chat = ChatRenderer(lm)
-    recompute = recompute_with(lm)
-    plain = asked_of(chat)
-    made = await engine.generate(plain)
-    assert "logit_bias" not in server.seen[-1].body  # a ban would make it another distribution
-    expected = server.brain.sample(plain.prompt_ids, limit=8, seed=3, stop=lm.end_ids)
-    assert made.token_ids == tuple(expected.ids)
-    assert made.log_probs == pytest.approx(expected.raw, abs=1e-6)
-    greedy = asked_of(chat, temperature=0.0)
-    made = await engine.generate(greedy)
-    theirs = recompute([*greedy.prompt_ids, *made.token_ids], (), len(made.token_ids), SamplingParams())
-    assert made.log_probs == pytest.approx(theirs, abs=0.05)  # the learner bans one token more
-    for changed in ({"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}):
-        made = await engine.generate(asked_of(chat, **changed))
-        assert made.log_probs is None
-        assert "logit_bias" in server.seen[-1].body
+    engine, server = make(lm, "ids", processed=False)
+    assert (await engine.generate(asked_of(chat))).log_probs is None  # the ban makes it another distribution
+    assert server.seen[-1].body["logit_bias"] == {"0": -100}
+    engine, server = make(lm, "ids", processed=False, refuses=("logit_bias",))
+    for same in ({}, {"temperature": 0.0}):
+        asked = asked_of(chat, **same)
+        made = await engine.generate(asked)
+        expected = server.brain.sample(asked.prompt_ids, limit=8, seed=3, stop=lm.end_ids, **same)
+        assert made.token_ids == tuple(expected.ids)
+        assert made.log_probs == pytest.approx(expected.raw, abs=1e-6)
+    for other in ({"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}):
+        assert (await engine.generate(asked_of(chat, **other))).log_probs is None
 
 
 async def test_a_server_without_bias_and_stops_gets_neither(make: Any, lm: LoadedModel) -> None:

@@ -21,10 +21,18 @@ from tests.inference.pictures import picture
 from tests.inference.stand_in_brain import within
 from tests.inference.stand_in_http import Answer
 from tests.inference.stand_in_sglang import SURFACE, SGLangLogic, StandInSGLang, install
-from tests.inference.test_transformers_engine import prompts_for, recompute_with
+from tests.inference.test_transformers_engine import prompts_for
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError, ContractError, EngineFailure
-from uirl.inference import ChatRenderer, GenerationRequest, LoadedModel, Message, SamplingParams, check_engine
+from uirl.inference import (
+    ChatRenderer,
+    GenerationRequest,
+    LoadedModel,
+    Message,
+    SamplingParams,
+    check_engine,
+    recompute_with,
+)
 from uirl.inference.models import hidden_states, pad_sequences, project
 from uirl.inference.sglang_engine import SGLangInferenceEngine
 from uirl.learner import Policy

@@ -4,7 +4,8 @@ What a server can do is found out by asking it (`uirl.inference.openai_probe`), 
 
 - Token ids in, token ids and log-probs out (vLLM, or `uirl serve-model`), with the tokens of our tokenizer: prompts are
   sent as ids and responses keep the engine contract. Where the server reports the plain model's log-probs (vLLM without
-  --logprobs-mode processed_logprobs), a response at another temperature or with top-p or top-k has `log_probs` None.
+  --logprobs-mode processed_logprobs), they are not those of what was sampled once placeholder tokens are banned, or
+  with another temperature, top-p or top-k: `log_probs` is None then.
 - Anything else gets messages (or a text, where there is no chat API) and answers with text. The text is encoded with
   our tokenizer, for the record; in which tokens it was sampled nobody can tell, so `log_probs` is None, unfit for
   training. Log-probs beside token strings change nothing in that: equal strings are not equal tokens.
@@ -133,8 +134,8 @@ class OpenAIInferenceEngine(InferenceEngine):
             "return_token_ids": True,
             **self._sampling(sampling),
         }
-        # log-probs of the plain model are those of what is sampled only if nothing is banned
-        if ability.takes_bias and self.loaded.banned_ids and (ability.processed or not plain):
+        bans = ability.takes_bias and bool(self.loaded.banned_ids)
+        if bans:
             body["logit_bias"] = {str(token): -100 for token in self.loaded.banned_ids}
         if ability.takes_stops:
             body["stop_token_ids"] = sorted(ends)
@@ -157,7 +158,8 @@ class OpenAIInferenceEngine(InferenceEngine):
             raise EngineFailure(
                 f"{self._client.base_url} sampled placeholder tokens {banned}, which are no part of a reply"
             )
-        log_probs = pick.log_probs if ability.processed or plain else None
+        # what the plain model says is true of what was sampled only where nothing was left out or changed
+        log_probs = pick.log_probs if ability.processed or (plain and not bans) else None
         return Generation(pick.ids, log_probs, reason, self.policy_version, _cached_tokens(answer))
 
     # -- words -------------------------------------------------------------------------------------------------
