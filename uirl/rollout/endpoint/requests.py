@@ -177,7 +177,7 @@ def _read_stop(value: Any) -> tuple[str, ...]:
         raise bad_request(f"expected a string or a list of strings, none of them empty, got {shown(value)}", "stop")
     if len(words) > MAX_STOPS:
         raise bad_request(f"expected at most {MAX_STOPS} strings, got {len(words)}", "stop")
-    return tuple(words)
+    return tuple(whole_text(word, "stop") for word in words)
 
 
 def _read_tools(values: list[Any]) -> tuple[Mapping[str, Any], ...]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import secrets
 import time
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,7 +58,7 @@ class AgentSession:
         self._group_id, self._environment_seed, self._sampling_seed = group_id, environment_seed, sampling_seed
         self._transcript = Transcript()
         self._caches: dict[str, Exchange | None] = {}
-        self._asked: Counter[tuple[Any, ...]] = Counter()
+        self._asked: Counter[str] = Counter()
         self._calls: set[asyncio.Task[Any] | None] = set()
         self._metrics: defaultdict[str, float] = defaultdict(float)
         self._limit: str | None = None
@@ -175,10 +177,10 @@ class AgentSession:
         """
         if self._sampling_seed is None:
             return asked
-        what = (prompt.ids, tuple(shot.hash for shot in prompt.images), asked)
-        self._asked[what] += 1
-        digest = derive_seed(str(what))
-        return derive_seed(self._sampling_seed, digest, self._asked[what])
+        shown = " ".join([*(shot.hash for shot in prompt.images), str(asked)]).encode()
+        digest = hashlib.blake2b(array("q", prompt.ids).tobytes() + shown, digest_size=16).hexdigest()
+        self._asked[digest] += 1
+        return derive_seed(self._sampling_seed, digest, self._asked[digest])
 
     def cache_for(self, prompt: Prompt) -> str:
         """The engine's name for the kept cache that serves `prompt` best, or a new one."""

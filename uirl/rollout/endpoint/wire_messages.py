@@ -131,6 +131,7 @@ def _read_call(value: Any, where: str) -> ToolCall:
         raise bad_request(f"is not JSON: {error}", function.at("arguments")) from error
     if not isinstance(arguments, dict):
         raise bad_request(f"expected a JSON object, got {shown(arguments)}", function.at("arguments"))
+    whole_text(json.dumps(arguments, ensure_ascii=False), function.at("arguments"))
     return ToolCall(name, arguments, identity)
 
 
