@@ -36,6 +36,7 @@ from uirl.inference import (
 from uirl.inference.models import hidden_states, pad_sequences, project
 from uirl.inference.sglang_engine import SGLangInferenceEngine
 from uirl.learner import Policy
+from uirl.training import RayPPOTrainer
 
 ASKED = GenerationRequest((30, 31, 32, 33), (), SamplingParams(max_tokens=6, seed=3))
 
@@ -202,6 +203,34 @@ async def test_adapters_are_swapped(make: Any, where: str) -> None:
     await world.engine.update_weights(policy.weights(), 9)
     assert not world.logic.brain.adapters
     assert (await world.engine.generate(asked)).policy_version == 9
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_run_trains_through_it(make: Any, lora: bool, tmp_path: Any) -> None:
+    config = ConfigStore()
+    config.model.model_name, config.model.device, config.model.use_lora = "uirl/tiny-lm", "cpu", lora
+    config.environment.name, config.training.warm_start.enabled = "guess_number", False
+    config.training.batch_size, config.training.group_size, config.training.eval_episodes = 8, 4, 2
+    config.inference.backend, config.inference.max_tokens, config.inference.max_turns = "sglang", 4, 1
+    config.logging.runs_dir = str(tmp_path)
+    server = make("server", tiny_model("uirl/tiny-lm"), lora=lora).server
+    config.inference.server_url = server.url
+    # what an untrained model gets different rewards for
+    trainer = RayPPOTrainer(config, reward_fn=lambda record: float(record.turns[0].response_ids[0] % 7))
+    try:
+        trainer.fit(1, 2)
+        assert trainer.learner.version == 2
+        engine, loaded = trainer._parts.engine, trainer.learner.policy.loaded
+        made = trainer._loop.run(engine.generate(ASKED))
+    finally:
+        trainer.cleanup()
+    assert made.policy_version == 2
+    expected = recompute_with(loaded)([*ASKED.prompt_ids, *made.token_ids], (), len(made.token_ids), ASKED.sampling)
+    assert made.log_probs == pytest.approx(expected, abs=1e-5)
+    untouched = recompute_with(tiny_model("uirl/tiny-lm"))
+    before = untouched([*ASKED.prompt_ids, *made.token_ids], (), len(made.token_ids), ASKED.sampling)
+    assert made.log_probs != pytest.approx(before, abs=1e-3)
+    assert not server.broken
 
 
 async def test_a_server_without_adapters_says_how_to_get_them(make: Any, lm: LoadedModel) -> None:
