@@ -65,7 +65,7 @@ def test_options_and_config_reach_the_class() -> None:
     ("name", "options", "words"),
     [
         ("gues_number", {}, "did you mean 'guess_number'?"),
-        ("zzzzzz", {}, "known: calculator, guess_number, gymnasium, lookup, miniwob, screen, simple_game"),
+        ("zzzzzz", {}, "known: " + ", ".join(sorted(ENVIRONMENTS))),
         ("guess_number", {"guesess": 3}, "no option 'guesess'; did you mean 'guesses'?"),
         ("guess_number", {"config": 3}, "no option 'config'"),
         ("guess_number", {"n": 0}, "n must be a positive int, got 0"),

@@ -19,6 +19,8 @@ ENVIRONMENTS = {
     "gymnasium": "uirl.environments.adapters.gymnasium:GymnasiumEnvironment",
     "miniwob": "uirl.environments.browser.miniwob:MiniWobEnvironment",
     "remote": "uirl.environments.remote.native:NativeRemoteEnvironment",
+    "ui_verifiers": "uirl.environments.remote.ui_verifiers:UIVerifiersEnvironment",
+    "openenv": "uirl.environments.remote.openenv:OpenEnvEnvironment",
 }
 
 

@@ -115,6 +115,8 @@ class RemoteEnvironment(BaseEnvironment):
         try:
             await self._open(server)
         except BaseException as error:
+            with suppress(RolloutFailure):  # half a session must not stay behind
+                await self._leave(server)
             self._forget()
             self.pool.give_back(server)
             await self.client.release()

@@ -202,7 +202,6 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         # a lost heartbeat or two must not end the session
         self._heart = asyncio.create_task(_beat(weakref.ref(self), self._session, lease / 4))
         if fingerprint != self._described("fingerprint"):
-            await self._leave(server)
             raise EnvironmentFailure(
                 f"{server.url} serves another environment than the rest of the pool, or with other options; start all "
                 "servers alike"

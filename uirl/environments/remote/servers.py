@@ -21,8 +21,10 @@ class Server:
 
     url: str
     spare: bool = False
+    most: int | None = None
+    """Sessions that this process may hold there; None: as many as the server takes."""
     active: int = 0
-    """Sessions that this process holds there."""
+    """Those it holds."""
     out_until: float = 0.0
     """By the pool's clock: not used before."""
     failures: int = 0
@@ -49,14 +51,14 @@ class ServerPool:
         """`most`: sessions per server that this process opens; None: as many as the server takes. `rest`: seconds that
         a server stays out after its first failure; each further one doubles them. `patience`: seconds that `take`
         waits for a server."""
-        self.servers = [Server(url) for url in urls] + [Server(url, spare=True) for url in spares]
+        self.servers = [Server(url, most=most) for url in urls] + [Server(url, True, most) for url in spares]
         if not urls:
             raise ConfigError("there is no server: give url or urls")
         addresses = [server.url for server in self.servers]
         if len(set(addresses)) < len(addresses):
             raise ConfigError(f"a server is named twice: {', '.join(addresses)}")
         self.patience = patience
-        self._most, self._rest, self._clock = most, rest, clock
+        self._rest, self._clock = rest, clock
         self._lock = threading.Lock()
 
     async def take(self, patience: float | None = None) -> Server:
@@ -75,7 +77,7 @@ class ServerPool:
         """The same at once; None: all are out or full."""
         with self._lock:
             now = self._clock()
-            free = [s for s in self.servers if s.out_until <= now and (self._most is None or s.active < self._most)]
+            free = [s for s in self.servers if s.out_until <= now and (s.most is None or s.active < s.most)]
             if not free:
                 return None
             best = min(free, key=lambda s: (s.spare, s.active))

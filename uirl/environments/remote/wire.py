@@ -99,14 +99,15 @@ class Fields:
         given = self.take(name, list, [])
         return tuple(read(item, f"{self._where}.{name}[{i}]") for i, item in enumerate(given))
 
-    def done(self) -> None:
-        """Raises WireError for the first field that nobody took."""
+    def done(self, *also: str) -> None:
+        """Raises WireError for the first field that nobody took; `also`: names it may offer instead."""
         for name in self._left:
-            raise WireError(f"{self._where} has an unknown field {name!r:.40}; {did_you_mean(name, self._known)}")
+            known = [*self._known, *also]
+            raise WireError(f"{self._where} has an unknown field {name!r:.40}; {did_you_mean(name, known)}")
 
 
-def read_action(value: Any, where: str = "action") -> Action:
-    """The action of its JSON form."""
+def read_action(value: Any, where: str = "action", *, also: tuple[str, ...] = ()) -> Action:
+    """The action of its JSON form. `also`: fields that the caller took out of it, for the error that names them."""
     fields = Fields(value, where)
     action = Action(
         text=fields.take("text", str, ""),
@@ -114,7 +115,7 @@ def read_action(value: Any, where: str = "action") -> Action:
         thought=fields.take("thought", str, ""),
         parse_error=fields.take("parse_error", str, None),
     )
-    fields.done()
+    fields.done(*also)
     return action
 
 
@@ -145,7 +146,7 @@ def read_observation(value: Any, where: str = "observation") -> Observation:
         text=fields.take("text", str, ""),
         images=fields.items("images", _read_image),
         info=fields.take("info", dict, {}),
-        tool_results=fields.items("tool_results", _read_result),
+        tool_results=fields.items("tool_results", read_result),
     )
     fields.done()
     return observation
@@ -158,7 +159,8 @@ def _read_call(value: Any, where: str) -> ToolCall:
     return call
 
 
-def _read_result(value: Any, where: str) -> ToolResult:
+def read_result(value: Any, where: str) -> ToolResult:
+    """The result of a tool of its JSON form."""
     fields = Fields(value, where)
     result = ToolResult(
         name=fields.take("name", str),

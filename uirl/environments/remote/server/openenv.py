@@ -10,6 +10,7 @@ import asyncio
 import base64
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
@@ -219,18 +220,18 @@ class Connection:
 
 
 def _read_action(data: Any) -> Action:
+    own = ("name", "arguments", "metadata")
     fields = Fields(data, "data")
     name, arguments = fields.take("name", str, None), fields.take("arguments", dict, {})
     fields.take("metadata", dict, {})
-    rest = {key: value for key, value in data.items() if key not in ("name", "arguments", "metadata")}
+    action = read_action({key: value for key, value in data.items() if key not in own}, "data", also=own)
     if name is None:
         if arguments:
             raise WireError("data.arguments stands without data.name")
-        return read_action(rest, "data")
-    if rest.get("tool_calls"):
+        return action
+    if action.tool_calls:
         raise WireError("data.name and data.tool_calls are two ways to say one thing; expected one of them")
-    action = read_action(rest, "data")
-    return Action(action.text, (ToolCall(name, arguments),), action.thought, action.parse_error)
+    return replace(action, tool_calls=(ToolCall(name, arguments),))
 
 
 async def _send(socket: WebSocket, message: Mapping[str, Any]) -> None:

@@ -1,0 +1,138 @@
+"""What OpenEnv leaves to each environment: which field of an action says what, and where an observation hides pictures.
+
+Both are read from what the server says; nothing here talks to it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from uirl.environments.remote.wire import WireError, from_base64, plain, read_result, write_action
+from uirl.errors import ConfigError, EnvironmentFailure
+from uirl.images import Screenshot, screenshot
+from uirl.types import Action, Observation
+
+NAME_FIELDS = ("action_type", "action", "name", "tool_name", "type", "command")
+PICTURE_WORDS = ("image", "screenshot", "picture", "pixels", "frame")
+FLAGS = ("done", "terminated", "truncated", "reward", "metadata", "success", "tool_results")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One answer to `reset` or `step`."""
+
+    observation: Observation
+    reward: float | None
+    """None: the server gave none."""
+    terminated: bool
+    truncated: bool
+
+
+def action_fields(
+    action: Action, schema: Mapping[str, Any], wanted: Mapping[str, str | None], format: str
+) -> dict[str, Any] | str:
+    """The action in the server's fields; a str where there is none: why, in words for the policy.
+
+    `schema`: of the server's actions. `wanted`: the fields for the name of a call and for text, where the user named
+    them. Raises ConfigError where the schema leaves it open.
+    """
+    properties = schema.get("properties", {})
+    if "tool_calls" in properties:
+        return {key: value for key, value in write_action(action).items() if value not in (None, "", [])}
+    if format == "text":
+        return {wanted["text"] or _only_text_field(properties): action.text}
+    if action.parse_error is not None:
+        return action.parse_error
+    if action.call is None:
+        return "no action"
+    name = wanted["name"] or next((field for field in NAME_FIELDS if field in properties), None)
+    arguments = plain(action.call.arguments, "arguments")
+    return arguments if name is None else {name: action.call.name, **arguments}
+
+
+def _only_text_field(properties: Mapping[str, Any]) -> str:
+    texts = [name for name, about in properties.items() if name != "metadata" and _takes_text(about)]
+    if len(texts) == 1:
+        return texts[0]
+    raise ConfigError(
+        f"the server's actions have the text fields {texts}; say with text_field which one takes the policy's reply"
+    )
+
+
+def _takes_text(about: Any) -> bool:
+    kinds = [about, *about.get("anyOf", ())] if isinstance(about, Mapping) else []
+    return any(kind.get("type") == "string" for kind in kinds if isinstance(kind, Mapping))
+
+
+def read_frame(data: Mapping[str, Any], where: str) -> Frame:
+    """One answer. Servers of several ages are understood: ends beside the observation or in it, or `done` alone; and
+    metadata likewise. Raises EnvironmentFailure for what makes no sense."""
+    seen = data.get("observation")
+    if not isinstance(seen, Mapping):
+        raise EnvironmentFailure(f"{where} sent {data!r:.80}; expected an observation")
+    ends = {name: _flag(data, seen, name, where) for name in ("done", "terminated", "truncated")}
+    reward = data.get("reward")
+    number = isinstance(reward, (int, float)) and math.isfinite(reward)
+    if reward is not None and not number:
+        raise EnvironmentFailure(f"{where} sent the reward {reward!r:.60}; expected a finite number or null")
+    try:
+        observation = _observation(data, seen)
+    except WireError as error:
+        raise EnvironmentFailure(f"{where} sent an observation that cannot be read: {error}") from None
+    over = bool(ends["done"]) and not ends["truncated"]
+    terminated = over if ends["terminated"] is None else ends["terminated"]
+    return Frame(observation, None if reward is None else float(reward), terminated, bool(ends["truncated"]))
+
+
+def _flag(data: Mapping[str, Any], seen: Mapping[str, Any], name: str, where: str) -> bool | None:
+    value = data[name] if data.get(name) is not None else seen.get(name)
+    if value is None or isinstance(value, bool):
+        return value
+    raise EnvironmentFailure(f"{where} sent {name}={value!r:.40}; expected true or false")
+
+
+def _observation(data: Mapping[str, Any], seen: Mapping[str, Any]) -> Observation:
+    info = next((m for m in (data.get("metadata"), seen.get("metadata")) if isinstance(m, Mapping)), {})
+    info = dict(info)
+    if isinstance(seen.get("success"), bool):
+        info["success"] = seen["success"]
+    images: list[Screenshot] = []
+    words: dict[str, Any] = {}
+    for name, value in seen.items():
+        if name in FLAGS or value in (None, "", [], {}):
+            continue
+        if any(word in name.lower() for word in PICTURE_WORDS):
+            images += _pictures(value, name)
+        else:
+            words[name] = value
+    text = words.get("text")
+    if not isinstance(text, str):
+        text = _described(words)
+    results = tuple(read_result(one, f"tool_results[{i}]") for i, one in enumerate(seen.get("tool_results") or ()))
+    return Observation(text, tuple(images), info, results)
+
+
+def _described(words: Mapping[str, Any]) -> str:
+    """Everything an observation says: a single text as it is, more as lines with names."""
+    if len(words) == 1 and isinstance(only := next(iter(words.values())), str):
+        return only
+    shown = {name: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for name, v in words.items()}
+    return "\n".join(f"{name}: {value}" for name, value in shown.items())
+
+
+def _pictures(value: Any, name: str) -> list[Screenshot]:
+    if isinstance(value, str):
+        return [Screenshot(from_base64(value, name))]
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        return [Screenshot(from_base64(item, f"{name}[{i}]")) for i, item in enumerate(value)]
+    import numpy as np
+
+    try:
+        array = np.asarray(value, dtype=np.uint8)
+        return [screenshot(array)]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise WireError(f"{name} is no picture: {error}") from None
