@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from uirl.environments.base import BaseEnvironment
     from uirl.environments.browser.miniwob import MiniWobEnvironment
     from uirl.environments.contract import EnvironmentReport, check_environment
+    from uirl.environments.remote.native import NativeRemoteEnvironment
+    from uirl.environments.remote.openenv import OpenEnvEnvironment
+    from uirl.environments.remote.ui_verifiers import UIVerifiersEnvironment
     from uirl.environments.screen.environment import ScreenEnvironment
     from uirl.environments.scripted import Play, play_episode, scripted_success
     from uirl.environments.session import EnvironmentSession
@@ -36,8 +39,11 @@ _EXPORTS = {
     "GymnasiumEnvironment": "uirl.environments.adapters.gymnasium",
     "LookupEnvironment": "uirl.environments.tool_use.lookup",
     "MiniWobEnvironment": "uirl.environments.browser.miniwob",
+    "NativeRemoteEnvironment": "uirl.environments.remote.native",
+    "OpenEnvEnvironment": "uirl.environments.remote.openenv",
     "ScreenEnvironment": "uirl.environments.screen.environment",
     "SimpleGameEnvironment": "uirl.environments.text.simple_game",
+    "UIVerifiersEnvironment": "uirl.environments.remote.ui_verifiers",
     "ToolEnvironment": "uirl.environments.tool_use.environment",
 }
 
@@ -51,10 +57,13 @@ __all__ = [
     "GymnasiumEnvironment",
     "LookupEnvironment",
     "MiniWobEnvironment",
+    "NativeRemoteEnvironment",
+    "OpenEnvEnvironment",
     "Play",
     "ScreenEnvironment",
     "SimpleGameEnvironment",
     "ToolEnvironment",
+    "UIVerifiersEnvironment",
     "check_environment",
     "create_environment",
     "environment_class",
