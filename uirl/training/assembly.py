@@ -47,6 +47,11 @@ class Assembly:
         sampling = sampling_of(self.config, temperature)
         return lambda spec: EnginePlayer(self.engine, sampling, spec.trajectory_id, for_training=for_training)
 
+    async def publish(self) -> None:
+        """Makes the policy as it is now what the engine samples from."""
+        weights, adapter = self.learner.policy.update_for(self.engine)
+        await self.engine.update_weights(weights, self.learner.version, adapter=adapter)
+
     async def close(self) -> None:
         """Frees environments and engine."""
         await self.collector.close()

@@ -83,6 +83,7 @@ async def _check_episodes(parts: Assembly, findings: list[Finding]) -> None:
     specs = [spec for group in source.groups(4, 2) for spec in group]
     recorded = _Recorder(parts)
     try:
+        await parts.publish()
         played = (await parts.collector.collect(specs, recorded.player))[: len(specs)]
         usable = [t for t in played if t.failure is None]
         findings.append(_episodes_finding(played))
@@ -178,7 +179,7 @@ async def _update_reaches_engine(parts: Assembly, played: Sequence[Trajectory]) 
     before = await parts.engine.generate(request)
     for _ in range(3):
         parts.learner.supervised(samples_of_all(played))
-    await parts.engine.update_weights(None, parts.learner.version)
+    await parts.publish()
     after = await parts.engine.generate(request)
     what = (
         "an adapter update reaches the engine" if parts.config.model.use_lora else "a weight update reaches the engine"

@@ -61,7 +61,7 @@ async def warm_start(parts: Assembly, say: Callable[[str], None]) -> dict[str, A
     for step in range(1, settings.steps + 1):
         metrics = parts.learner.supervised(await demonstrations.batch(settings.batch_size))
         if settings.evaluate_every is not None and step % settings.evaluate_every == 0:
-            await parts.engine.update_weights(None, parts.learner.version)
+            await parts.publish()
             report = await evaluate_episodes(
                 parts.eval_collector,
                 parts.player(),
@@ -74,7 +74,7 @@ async def warm_start(parts: Assembly, say: Callable[[str], None]) -> dict[str, A
             say(f"warm start  step {step:>4}/{settings.steps}  loss {metrics['loss']:.3f}  success {success:.3f}")
             if settings.stop_at_success is not None and success is not None and success >= settings.stop_at_success:
                 break
-    await parts.engine.update_weights(None, parts.learner.version)
+    await parts.publish()
     parts.engine.stats()
     parts.collector.on_finished = hook
     return {
