@@ -98,8 +98,7 @@ def check_plain(value: Any) -> None:
         if not level:
             return
         kinds = set(map(type, level))
-        # Joined by a line break, so that two halves of a character do not become a whole one.
-        if str in kinds and _LONE_SURROGATE.search("\n".join(item for item in level if type(item) is str)):
+        if str in kinds and _LONE_SURROGATE.search("".join(item for item in level if type(item) is str)):
             raise Unreadable("half a character (a lone \\ud800-\\udfff escape); expected whole characters")
         if float in kinds and not all(math.isfinite(item) for item in level if type(item) is float):
             raise Unreadable("a number beyond 1e308; use a finite number")
