@@ -1,10 +1,11 @@
-"""An MCP server for the tests: `python mcp_server.py stdio` or `python mcp_server.py streamable-http PORT`."""
+"""An MCP server for the tests: `python mcp_server.py stdio [stay]` or `python mcp_server.py streamable-http PORT`."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import time
 
 import anyio
 from mcp.server.mcpserver import Image, MCPServer
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 
 server = MCPServer("test", log_level="CRITICAL")
 basket: list[str] = []
+released: list[bool] = []
 
 
 class Point(BaseModel):
@@ -64,6 +66,21 @@ async def slow(seconds: float) -> str:
 
 
 @server.tool()
+async def wait() -> str:
+    """Waits for `release`."""
+    while not released:
+        await anyio.sleep(0.01)
+    return "done"
+
+
+@server.tool()
+def release() -> str:
+    """Lets all who wait go on."""
+    released.append(True)
+    return "released"
+
+
+@server.tool()
 def child() -> int:
     """Process id of a child that stays."""
     return subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).pid
@@ -90,5 +107,7 @@ def die() -> str:
 if __name__ == "__main__":
     if sys.argv[1] == "stdio":
         server.run("stdio")
+        if sys.argv[2:] == ["stay"]:
+            time.sleep(1000)  # against the rules: the client has closed the connection
     else:
         server.run("streamable-http", port=int(sys.argv[2]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from fractions import Fraction
 from typing import Any
 
@@ -34,6 +35,7 @@ def calculate(expression: str) -> tuple[bool, Any]:
         ("2 ** -2", 0.25),
         ("(-8) ** 3", -512),
         (str(10**50) + " / " + str(10**49), 10),
+        ("(10 ** 30 + 1) * 3 / 3", 10**30 + 1),
         (" +5\n", 5),
         ("1_000 + 0x10", 1016),
         ("1e3", 1000),
@@ -116,6 +118,15 @@ def test_no_expression_is_deep_or_large_enough_to_hurt(unit: str) -> None:
     text = (unit * MAX_CHARS)[: MAX_CHARS - 1] + "1"
     success, result = calculate(text)
     assert not success or abs(result).bit_length() <= MAX_BITS
+
+
+def test_little_stack_is_the_expressions_problem() -> None:
+    def deeper(levels: int) -> tuple[bool, Any]:
+        return deeper(levels - 1) if levels else calculate("-" * (MAX_CHARS - 1) + "1")
+
+    success, text = deeper(sys.getrecursionlimit() - MAX_CHARS)
+    assert not success
+    assert "too deep" in text
 
 
 def test_the_largest_integer_fits_and_the_next_does_not() -> None:

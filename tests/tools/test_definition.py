@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -294,8 +295,10 @@ def test_schemas_that_speak_of_other_arguments_are_left_to_themselves() -> None:
     assert ToolDefinition("t", "", {"type": "object"}).check({"any": 1}) is None
 
 
-def test_no_schema_is_fetched_from_elsewhere() -> None:
-    definition = ToolDefinition("t", "", {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/s.json"}}})
+def test_no_schema_is_fetched_from_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text('{"type": "integer"}')
+    reference = (tmp_path / "s.json").as_uri()
+    definition = ToolDefinition("t", "", {"type": "object", "properties": {"a": {"$ref": reference}}})
     with pytest.raises(ContractError, match="inline its definitions"):
         definition.check({"a": 1})
 

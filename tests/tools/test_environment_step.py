@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from uirl.environments import GuessNumberEnvironment
-from uirl.errors import EnvironmentFailure
+from uirl.errors import ContractError, EnvironmentFailure
 from uirl.tools import EnvironmentStepTool, ToolRegistry
 from uirl.types import Action, Observation, StepResult
 
@@ -138,5 +138,5 @@ def test_spawn_takes_another_environment() -> None:
 
 
 def test_what_has_no_step_is_refused() -> None:
-    with pytest.raises(EnvironmentFailure, match=r"has no step\(action\)"):
+    with pytest.raises(ContractError, match=r"has no step\(action\)"):
         EnvironmentStepTool(object())

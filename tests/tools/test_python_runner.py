@@ -107,7 +107,7 @@ def test_mistakes_come_back_with_their_traceback(python: ToolRegistry) -> None:
         ("import os; os._exit(5)", "ended with status 5"),
         ("import ctypes; ctypes.string_at(0)", "crashed (SIGSEGV)"),
         ("input()", "EOFError"),
-        ("import sys; assert sys.stdin.read() == ''; input()", "EOFError"),
+        ("import os; os.lseek(0, 0, 0); assert os.read(0, 9) == b''; input()", "EOFError"),
         ("import uirl", "No module named 'uirl'"),
         ("import numpy", "No module named 'numpy'"),
         ("\0", "null bytes"),
@@ -186,6 +186,14 @@ def test_no_variable_of_ours_is_inherited(python: ToolRegistry, monkeypatch: pyt
     )
 
 
+GREEDY = """
+def fill(kept):
+    while True:
+        kept.append([0] * 9)
+fill([])
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -206,6 +214,14 @@ def test_bombs_are_stopped_and_told(python: ToolRegistry, code: str, words: str)
     assert not success
     assert words in text
     assert len(text) <= 8000, "not cut again by the registry, which would lose the reason at its end"
+
+
+@pytest.mark.parametrize("code", ["x = []\nwhile True: x.append([0] * 9)", GREEDY])
+def test_memory_that_runs_out_in_small_pieces_leaves_enough_to_say_so(code: str) -> None:
+    success, text = run(ToolRegistry([PythonTool(memory_mb=64)]), code)
+    assert not success
+    assert text.endswith("MemoryError\nstopped: more than 64 MB of memory")
+    assert "During handling" not in text
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import json
+import pickle
 import threading
 import time
 from dataclasses import dataclass
@@ -15,7 +17,16 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from uirl.errors import ConfigError, ContractError, EngineFailure, EnvironmentFailure, EpisodeTimeout
-from uirl.tools import FunctionTool, Tool, ToolDefinition, ToolError, ToolRegistry
+from uirl.tools import (
+    CalculatorTool,
+    FunctionTool,
+    LookupTool,
+    SearchTool,
+    Tool,
+    ToolDefinition,
+    ToolError,
+    ToolRegistry,
+)
 from uirl.types import ToolCall, ToolResult
 
 
@@ -453,6 +464,32 @@ def test_a_bound_method_is_spawned_with_its_object() -> None:
     other = registry.spawn()
     registry.execute_tool("put", item="apple")
     assert other.execute_tool("put", item="pear") == (True, ["pear"])
+
+
+class Shop:
+    """What environments do: they hold tools that act on them."""
+
+    def __init__(self) -> None:
+        self.sold: list[str] = []
+        self.tools = ToolRegistry([self.sell, SearchTool(["a", "b"]), LookupTool({}), CalculatorTool(), Waiter()])
+
+    def sell(self, item: str) -> int:
+        self.sold.append(item)
+        return len(self.sold)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda shop: pickle.loads(pickle.dumps(shop))])
+def test_an_environment_with_tools_is_copied_whole(copied: Any) -> None:
+    shop = Shop()
+    assert shop.tools.execute_tool("sell", item="apple") == (True, 1)
+    shop.tools.execute_tool("waiter")  # by now a thread runs, which no copy takes along
+    other = copied(shop)
+    assert other.tools.execute_tool("sell", item="pear") == (True, 2)
+    assert (shop.sold, other.sold) == (["apple"], ["apple", "pear"])
+    assert other.tools.schemas() == shop.tools.schemas()
+    assert other.tools.execute_tool("waiter")[0]
+    for one in (shop, other):
+        asyncio.run(one.tools.close())
 
 
 def test_a_tool_that_cannot_be_copied_is_told_what_to_do() -> None:

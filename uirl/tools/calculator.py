@@ -45,9 +45,8 @@ class CalculatorTool(Tool):
         """
         return _trimmed(_value_of(_parse(expression)))
 
-    def spawn(self) -> CalculatorTool:
-        """Itself: it keeps nothing."""
-        return self
+    def __deepcopy__(self, memo: dict[int, Any]) -> CalculatorTool:
+        return self  # it keeps nothing: parallel episodes share it
 
 
 def _parse(expression: str) -> ast.expr:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from uirl.errors import EnvironmentFailure
+from uirl.errors import ContractError, EnvironmentFailure
 from uirl.tools.base import Tool, ToolError
 from uirl.tools.definition import ToolDefinition
 from uirl.types import Action, Observation, ToolCall
@@ -30,7 +30,7 @@ class EnvironmentStepTool(Tool):
         """`takes_action`: `step` gets an `Action` with one call, made of `action` and `arguments`; False: a str.
         None: as the environment's `action_format` says ('text' or none at all: a str)."""
         if not callable(getattr(environment, "step", None)):
-            raise EnvironmentFailure(f"{environment!r:.60} has no step(action); EnvironmentStepTool cannot act on it")
+            raise ContractError(f"{environment!r:.60} has no step(action); EnvironmentStepTool cannot act on it")
         self.environment = environment
         self.takes_action = getattr(environment, "action_format", "text") != "text"
         if takes_action is not None:

@@ -39,6 +39,5 @@ class LookupTool(Tool):
         near = get_close_matches(key[:100], self._table, n=1) if len(self._table) <= MOST_KEYS_COMPARED else []
         raise ToolError(f"no entry {key[:60]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
-    def spawn(self) -> LookupTool:
-        """Itself: nothing of it changes."""
-        return self
+    def __deepcopy__(self, memo: dict[int, Any]) -> LookupTool:
+        return self  # nothing of it changes: parallel episodes share it

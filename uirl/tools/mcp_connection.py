@@ -52,7 +52,6 @@ class MCPConnection:
         self._held: Future[None] | None = None
         self._client: Any = None
         self._stop: asyncio.Event | None = None
-        self._over: asyncio.Future[None] | None = None
         self._broken = False
         self._reason = "it was closed"
         self.listed: list[dict[str, Any]] = []
@@ -92,7 +91,7 @@ class MCPConnection:
         self._thread.stop()
 
     async def _hold(self) -> None:
-        self._stop, self._over = asyncio.Event(), asyncio.get_running_loop().create_future()
+        self._stop = asyncio.Event()
         limit = asyncio.timeout(self._target.connect_timeout)
         try:
             async with limit, AsyncExitStack() as stack:
@@ -108,7 +107,6 @@ class MCPConnection:
             if not isinstance(error, Exception):
                 raise
         finally:
-            self._over.set_result(None)
             if not self._opened.done():
                 self._opened.set_exception(EnvironmentFailure(self._reason))
 
@@ -135,26 +133,17 @@ class MCPConnection:
         return Client(streamable_http_client(target.url, http_client=http))
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        assert self._over is not None
-        answer = asyncio.ensure_future(self._client.call_tool(name, arguments))
         try:
-            # A session that breaks cancels what belongs to it, and not always those who wait for an answer.
-            await asyncio.wait({answer, self._over}, return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
-                raise self._lost()
-            result: dict[str, Any] = answer.result().model_dump(mode="json", by_alias=True, exclude_none=True)
-            return result
+            answer = await self._client.call_tool(name, arguments)
         except Exception as error:
             raise self._translated(error) from error
-        finally:
-            answer.cancel()
+        result: dict[str, Any] = answer.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return result
 
     def _translated(self, error: Exception) -> Exception:
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS
 
-        if isinstance(error, EnvironmentFailure):
-            return error
         if isinstance(error, MCPError) and error.code == INVALID_PARAMS:
             return Refused(error.message)
         if isinstance(error, MCPError) and error.code == CONNECTION_CLOSED:

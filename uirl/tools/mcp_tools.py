@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from uirl.errors import ConfigError, ContractError, EnvironmentFailure, EpisodeTimeout
+from uirl.errors import ConfigError, ContractError, EnvironmentFailure
 from uirl.tools.base import Tool, ToolError
 from uirl.tools.definition import ToolDefinition
 from uirl.tools.mcp_connection import MCPConnection, MCPTarget, Refused
@@ -122,6 +122,9 @@ class MCPServer:
         result: dict[str, Any] = await asyncio.wrap_future(future)
         return result
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> MCPServer:
+        return self  # parallel episodes share the connection
+
     def __enter__(self) -> MCPServer:
         return self.start()
 
@@ -167,8 +170,6 @@ class MCPTool(Tool):
             result = await self.server.call(self.remote_name, arguments)
         except Refused as error:
             raise ToolError(str(error)) from None
-        except TimeoutError:
-            raise EpisodeTimeout(f"MCP server {self.server.name} did not answer {self.remote_name!r} in time") from None
         content = [text_of(block) for block in result.get("content") or ()]
         if result.get("isError"):
             raise ToolError("\n".join(content))

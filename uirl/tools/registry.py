@@ -62,6 +62,10 @@ class ToolRegistry:
     def __len__(self) -> int:
         return len(self._tools)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # An environment that holds tools is copied for parallel episodes, and sent to other processes.
+        return {"_tools": self._tools, "_left_behind": {}, "_front": None}
+
     def __getitem__(self, name: str) -> Tool:
         if name not in self._tools:
             raise ConfigError(f"no tool named {name!r}; {did_you_mean(name, self._tools)}")
@@ -214,7 +218,8 @@ def _describe(tool: Tool) -> str:
         f"{name}: {_type_of(schema)}" + ("" if name in required else " (optional)")
         for name, schema in properties.items()
     )
-    lines = [f"- {definition.name}({arguments}): {definition.description}".rstrip(": ").replace("\n", "\n  ")]
+    words = definition.description.strip().replace("\n", "\n  ")
+    lines = [f"- {definition.name}({arguments})" + (f": {words}" if words else "")]
     lines += [f"    {name}: {s['description']}" for name, s in properties.items() if s.get("description")]
     return "\n".join(lines)
 

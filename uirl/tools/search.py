@@ -67,9 +67,8 @@ class SearchTool(Tool):
         best = heapq.nsmallest(self.top_k, scores.items(), key=lambda item: (-item[1], item[0]))
         return [self._result(number, score, words) for number, score in best]
 
-    def spawn(self) -> SearchTool:
-        """Itself: nothing of it changes."""
-        return self
+    def __deepcopy__(self, memo: dict[int, Any]) -> SearchTool:
+        return self  # nothing of it changes: parallel episodes share it
 
     def _scores(self, words: set[str]) -> dict[int, float]:
         scores: dict[int, float] = defaultdict(float)

@@ -29,6 +29,7 @@ class CallSignature:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         """Raises ContractError for a parameter whose hint is missing or has no JSON form, and says which."""
+        self._function = function
         self._name = getattr(function, "__qualname__", type(function).__qualname__)
         target = function if inspect.isroutine(function) else type(function).__call__
         self.description, entries = read_docstring(target.__doc__ or "")
@@ -46,6 +47,9 @@ class CallSignature:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CallSignature:
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CallSignature, (self._function,)  # converters do not travel to other processes; they are made again
 
     def convert(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments as the hints say: an Enum for its value, a dataclass for an object, 3 for 3.0.

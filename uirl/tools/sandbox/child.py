@@ -25,6 +25,7 @@ READY = b"ready"
 
 _SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/localtime")
 _RANDOM = ("/dev/urandom", "/dev/random", "/dev/zero")
+_RESERVE = 4 << 20
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _CAPABILITIES_3 = 0x20080522
 
@@ -54,6 +55,7 @@ def run(source: bytes) -> int:
     namespace = vars(sys.modules["__main__"])
     namespace.clear()
     namespace.update(__name__="__main__", __builtins__=builtins)
+    reserve = [bytearray(_RESERVE)]  # to say so, where the memory runs out
     try:
         tree = ast.parse(text, SOURCE)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -66,7 +68,7 @@ def run(source: bytes) -> int:
     except SystemExit:
         raise
     except BaseException as error:
-        namespace.clear()  # the memory that ran out is needed to say so
+        reserve.clear()
         _show(error)
         return 1
     return 0
@@ -77,7 +79,9 @@ def _show(error: BaseException) -> None:
     while frames is not None and frames.tb_frame.f_code.co_filename != SOURCE:
         frames = frames.tb_next
     sys.stdout.flush()
-    traceback.print_exception(type(error), error, frames, file=sys.stdout, limit=-8)
+    # Where memory runs out, the interpreter fails again while it unwinds; that chain tells nothing.
+    chain = not isinstance(error, MemoryError)
+    traceback.print_exception(type(error), error, frames, file=sys.stdout, limit=-8, chain=chain)
 
 
 def _close_stdin() -> None:
