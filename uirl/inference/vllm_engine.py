@@ -122,8 +122,8 @@ class VLLMInferenceEngine(InferenceEngine):
                 "update_weights(None) needs an engine that shares the learner's module; vLLM has its own"
             )
         started = time.perf_counter()
-        if self._limit is None:
-            self._limit = await self._here(self._core.start())
+        # first, so that a closed engine or a server that does not fit is told before anything is written
+        self._limit = await self._here(self._core.start())
         if adapter is None:
             folder = await asyncio.to_thread(self._files.write_weights, weights, self.loaded)
             try:
