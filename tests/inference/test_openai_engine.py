@@ -133,6 +133,17 @@ async def test_a_server_without_bias_and_stops_gets_neither(make: Any, lm: Loade
         await engine.generate(asked_of(chat, stop_token_ids=(40,)))
 
 
+async def test_every_end_token_ends_a_response_and_belongs_to_it(make: Any, lm: LoadedModel) -> None:
+    chat = ChatRenderer(lm)
+    second = (await make(lm, "ids")[0].generate(asked_of(chat))).token_ids[1]
+    made = await make(lm, "ids")[0].generate(asked_of(chat, stop_token_ids=(second,)))
+    assert made.token_ids[1:] == (second,)
+    assert made.finish_reason == "stop"
+    made = await make(replace(lm, end_ids=(*lm.end_ids, second)), "ids")[0].generate(asked_of(chat))
+    assert made.token_ids[1:] == (second,)
+    assert made.finish_reason == "stop"
+
+
 async def test_equal_ids_of_another_tokenizer_are_found_out(make: Any, lm: LoadedModel) -> None:
     engine, server = make(lm, "ids", other_tokens=True)
     made = await engine.generate(asked_of(ChatRenderer(lm)))

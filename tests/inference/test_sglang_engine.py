@@ -130,6 +130,18 @@ async def test_top_k_alone_is_filtered_as_everywhere(make: Any, lm: LoadedModel)
     assert made.log_probs == pytest.approx(expected, abs=1e-5)
 
 
+async def test_every_end_token_ends_a_response_and_belongs_to_it(make: Any, lm: LoadedModel) -> None:
+    second = (await make("server", lm).engine.generate(ASKED)).token_ids[1]
+    asked = replace(ASKED, sampling=replace(ASKED.sampling, stop_token_ids=(second,)))
+    made = await make("server", lm).engine.generate(asked)
+    assert made.token_ids[1:] == (second,)
+    assert made.finish_reason == "stop"
+    # the template's end token, where the server takes another for the model's
+    made = await make("server", replace(lm, end_ids=(*lm.end_ids, second))).engine.generate(ASKED)
+    assert made.token_ids[1:] == (second,)
+    assert made.finish_reason == "stop"
+
+
 async def test_top_p_alone_is_unfit_for_training(make: Any, lm: LoadedModel) -> None:
     world = make("server", lm)
     made = await world.engine.generate(replace(ASKED, sampling=SamplingParams(max_tokens=4, seed=1, top_p=0.5)))
