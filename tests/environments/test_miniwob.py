@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from PIL import Image
 from uirl.environments.browser.chromium import Chromium
 from uirl.environments.browser.miniwob import MiniWobEnvironment
 from uirl.environments.browser.miniwob_pages import DEMONSTRATED, RELOADED, page_names
+from uirl.environments.browser.miniwob_tags import HANDS, LEVELS, NEEDS, page_tags
 from uirl.environments.contract import check_environment
 from uirl.environments.session import EnvironmentSession
 from uirl.environments.table import create_environment
@@ -84,6 +86,34 @@ async def test_a_seed_gives_the_same_pictures_whatever_was_played_before(page: s
     assert first[:2] != other[:2]
     assert await play(env, 3) == first
     assert await play(fresh, 3) == first
+
+
+STEADY = ("click-test-2", "click-color", "click-tab-2", "click-checkboxes", "grid-coordinate", "click-dialog-2")
+
+
+async def test_twenty_four_replays_are_equal_pixel_by_pixel() -> None:
+    """4 seeds of 6 pages: fresh pages and pages that were played, with others played at the same time."""
+
+    async def play(env: MiniWobEnvironment, page: str, seed: int) -> list[Any]:
+        rng = random.Random(f"{page} {seed}")
+        seen: list[Any] = [picture(await env.reset(Task(f"miniwob/{page}"), seed))]
+        for _ in range(3):
+            result = await env.step(click(rng.randrange(160), rng.randrange(50, 210)))
+            seen.append((result.reward, result.done, [screenshot(image).hash for image in result.observation.images]))
+            if result.done:
+                break
+        return seen
+
+    async def play_all(order: list[tuple[str, int]]) -> dict[tuple[str, int], list[Any]]:
+        env = MiniWobEnvironment()
+        seen = {(page, seed): await play(env, page, seed) for page, seed in order}
+        await env.close()
+        return seen
+
+    order = [(page, seed) for page in STEADY for seed in range(4)]
+    first, second = await asyncio.gather(play_all(order), play_all(order[::-1]))
+    assert first == second
+    assert len({seen[0] for seen in first.values()}) == 24, "every one is another instance"
 
 
 async def test_where_the_last_click_was_does_not_show() -> None:
@@ -267,10 +297,222 @@ async def test_several_pages_are_tasks() -> None:
         await env.reset(task=Task("miniwob/click-colour"))
 
 
+async def test_all_130_pages_start_and_take_a_click_without_an_error_of_their_scripts() -> None:
+    waiting, errors, moved = list(page_names()), list[str](), list[str]()
+
+    async def work() -> None:
+        env = MiniWobEnvironment(max_turns=3)
+        await env.reset(seed=1)
+        assert env._page is not None
+        found = await env._page.collect_errors()
+        while waiting:
+            name = waiting.pop()
+            first = await env.reset(Task(f"miniwob/{name}"), seed=1)
+            result = await env.step(click(80, 130))
+            errors.extend(f"{name}: {error}" for error in found)
+            found.clear()
+            assert first.text, f"{name} has no instruction"
+            assert result.done or result.observation.images
+            if result.done or picture(result.observation) != picture(first):
+                moved.append(name)
+        await env.close()
+
+    await asyncio.gather(*(work() for _ in range(6)))
+    assert errors == []
+    assert len(moved) > 40, "a click in the middle does something on many pages"
+
+
+async def test_errors_of_a_page_are_collected() -> None:
+    env = MiniWobEnvironment()
+    await env.reset(seed=1)
+    assert env._page is not None
+    found = await env._page.collect_errors()
+    await env._page.evaluate("setTimeout(() => { throw new TypeError('broken') })")
+    await env._page.evaluate("new Promise(done => setTimeout(done, 5))")
+    assert [error.splitlines()[0] for error in found] == ["TypeError: broken"]
+
+
+FORGERIES = (
+    "WOB_RAW_REWARD_GLOBAL = 1; WOB_REWARD_GLOBAL = 1; WOB_DONE_GLOBAL = true;",
+    "Object.defineProperty(window, 'WOB_RAW_REWARD_GLOBAL', {value: 1, writable: false}); WOB_DONE_GLOBAL = true;",
+    "core.endEpisode = () => { WOB_RAW_REWARD_GLOBAL = 1; };",
+    "Number = () => 1; Math.max = Math.min = () => 1; Array.prototype.filter = () => []; Object.prototype.reward = 1;",
+    "JSON.stringify = () => '{}'; Object.prototype.toJSON = () => ({ended: true, reward: 1, spots: []});",
+)
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+async def test_a_page_that_sets_its_own_reward_changes_nothing(forgery: str) -> None:
+    env = MiniWobEnvironment(task="click-test-2")
+    await env.reset(seed=0)
+    assert env._page is not None
+    await env._page.evaluate(f"void (() => {{ {forgery} }})()")
+    miss = await env.step(click(2, 208))
+    assert (miss.reward, miss.done, miss.observation.info["success"]) == (0.0, False, False)
+    wrong = await env.step(click(90, 113))  # TWO stands there with this seed
+    assert (wrong.reward, wrong.done, wrong.observation.info["success"]) == (-1.0, True, False)
+
+
+async def test_what_a_policy_types_never_runs() -> None:
+    env = MiniWobEnvironment(task="enter-text", actions=("click", "type", "goto"), max_turns=9)
+    await env.reset(seed=0)
+    assert env._page is not None
+    html = "'<img src=x onerror=window.ran=1><script>window.ran=1<\\/script><a id=bad href=javascript:ran=1>x</a>'"
+    await env._page.evaluate(f"area.innerHTML = {html}; void bad.click()")
+    await env._page.evaluate("eval('1'), document.body.appendChild(Object.assign(document.createElement('script'), "
+                             "{textContent: 'window.ran = 2'})); void 0")  # fmt: skip
+    await env._page.evaluate("new Promise(done => setTimeout(done, 50))")
+    assert await env._page.evaluate("typeof window.ran") == "undefined"
+    for address in ("javascript:core.endEpisode(1)", "file:///etc/passwd", "data:text/html,hi", "http://127.0.0.1/"):
+        told = await env.step(Action.of("goto", url=address))
+        assert "is out of reach" in told.observation.text
+
+
+async def test_a_page_that_was_left_is_lost() -> None:
+    env = MiniWobEnvironment()
+    await env.reset(seed=0)
+    assert env._page is not None
+    await env._page.evaluate("document.addEventListener('click', () => location.reload())")
+    lost = await env.step(click(2, 208))
+    assert (lost.reward, lost.terminated, lost.observation.info["reason"]) == (-1.0, True, "the page was left")
+    assert (await solve(env, 0)).reward == 1.0
+
+
+async def test_text_is_entered_with_the_whole_action_space() -> None:
+    env = MiniWobEnvironment(task="enter-text", actions=("click", "type", "keys"), max_turns=9)
+    first = await env.reset(seed=0)
+    word = first.text.split('"')[1]
+    await env.step(click(30, 70))
+    await env.step(Action.of("type", text="no"))
+    await env.step(Action.of("keys", keys="ctrl+a"))
+    await env.step(Action.of("type", text=word))
+    assert env._page is not None
+    button = await env._page.evaluate("(b => [b.left + 5, b.top + 5])(subbtn.getBoundingClientRect())")
+    assert (await env.step(click(*button))).reward == 1.0
+    assert (await env.reset(seed=0)).text == first.text
+    assert await env._page.evaluate("tt.value") == "", "what was typed is gone"
+
+
+async def test_a_box_is_dragged() -> None:
+    env = MiniWobEnvironment(task="drag-box", actions=("click", "drag"))
+    await env.reset(seed=0)
+    page = env._page
+    assert page is not None
+    x, y = await page.evaluate("(b => [b.left + 9, b.top + 9])(draggableSmall.getBoundingClientRect())")
+    to_x, to_y = await page.evaluate("(b => [b.left + 28, b.top + 28])(draggableLarge.getBoundingClientRect())")
+    await env.step(Action.of("drag", x=x, y=y, to_x=to_x, to_y=to_y))
+    button = await page.evaluate("(b => [b.left + 9, b.top + 9])(subbtn.getBoundingClientRect())")
+    assert (await env.step(click(*button))).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ({"coordinates": "grid_999"}, (160, 210)),
+        ({"zoom": 0.5}, (80, 105)),
+        ({"zoom": 0.35, "crop": "area"}, (56, 56)),
+        ({"zoom": 2.0, "coordinates": "grid_999", "crop": "area"}, (320, 320)),
+        ({"zoom": 0.5, "image_size": [40, 60], "image_format": "jpeg"}, (40, 60)),
+        ({"say_target": True}, (160, 210)),
+        ({"actions": ["click", "type"], "coordinates": "grid_999", "say_target": True}, (160, 210)),
+    ],
+)
+async def test_the_demonstrator_is_right_in_every_size_and_coordinates(options: dict[str, Any], size: Any) -> None:
+    env = MiniWobEnvironment(task=["click-color", "click-test-2"], **options)
+    for seed in range(4):
+        first = await env.reset(seed=seed)
+        assert screenshot(first.images[0]).open().size == size == env.picture_size
+        action = env.expert_action()
+        assert action is not None
+        assert (await env.step(action)).reward == 1.0
+
+
+async def test_a_small_page_is_drawn_small_not_shrunk() -> None:
+    env = MiniWobEnvironment(zoom=0.5)
+    await env.reset(seed=0)
+    assert env._page is not None
+    assert await env._page.evaluate("[innerWidth, innerHeight, devicePixelRatio]") == [160, 210, 0.5]
+    await env._page.evaluate("addEventListener('mousedown', e => window.at = [e.clientX, e.clientY])")
+    await env.step(click(10, 4))
+    assert await env._page.evaluate("at") == [21, 9]  # (10 + 0.5) / 0.5, (4 + 0.5) / 0.5
+
+
+@pytest.mark.parametrize(
+    ("page", "seed", "target"),
+    [("click-color", 0, "white"), ("click-test-2", 0, "ONE"), ("click-widget", 0, None), ("grid-coordinate", 0, None)],
+)
+async def test_the_demonstrator_says_the_word_of_the_instruction_first(
+    page: str, seed: int, target: str | None
+) -> None:
+    env = MiniWobEnvironment(task=page, say_target=True)
+    first = await env.reset(seed=seed)
+    action = env.expert_action()
+    assert action is not None
+    assert action.call is not None
+    assert list(action.call.arguments) == ["target", "x", "y"]
+    said = action.call.arguments["target"]
+    assert said == (target or said)
+    assert said in first.text
+    assert '"target":WORD' in env.get_prompt_prefix()
+    assert (await env.step(action)).reward == 1.0
+
+
+async def test_a_page_without_a_word_has_no_target() -> None:
+    env = MiniWobEnvironment(task="click-test", say_target=True)
+    await env.reset(seed=0)
+    action = env.expert_action()
+    assert action is not None
+    assert action.call is not None
+    assert list(action.call.arguments) == ["x", "y"]
+
+
+async def test_a_careless_demonstrator_says_what_it_clicks() -> None:
+    env = MiniWobEnvironment(task="click-color", say_target=True, demonstrator="careless", carelessness=1.0)
+    said = set()
+    for seed in range(6):
+        first = await env.reset(seed=seed)
+        action = env.expert_action()
+        assert action is not None
+        assert action.call is not None
+        right = action.call.arguments["target"] in first.text
+        said.add(right)
+        assert ((await env.step(action)).reward > 0) == right, "the word is that of the place"
+    assert said == {True, False}
+
+
+async def test_a_mark_is_clicked_in_place_of_a_position() -> None:
+    env = MiniWobEnvironment(task="click-test-2", marks=True)
+    plain = MiniWobEnvironment(task="click-test-2")
+    first = await env.reset(seed=0)
+    assert picture(first) != picture(await plain.reset(seed=0)), "the numbers are drawn"
+    outcomes = {}
+    for mark in (1, 2, 3):
+        await env.reset(seed=0)
+        result = await env.step(Action.of("click", mark=mark))
+        outcomes[mark] = result.observation.text or result.reward
+    assert outcomes == {1: 1.0, 2: -1.0, 3: "there is no mark 3; the picture has 1 to 2"}
+
+
+def test_tasks_carry_their_tags() -> None:
+    every = MiniWobEnvironment(task="all")
+    assert len(every.tasks()) == 130
+    tags = {task.id: task.tags for task in every.tasks()}
+    assert {"browser", "click", "easy"} <= set(tags["miniwob/click-test"])
+    assert {"drag", "click"} <= set(tags["miniwob/drag-box"])
+    for name, own in page_tags().items():
+        assert set(own) & set(HANDS), name
+        assert len(set(own) & set(LEVELS)) == 1, name
+        assert set(own) <= {*HANDS, *NEEDS, *LEVELS}, name
+    easy = MiniWobEnvironment(task="all", tags=["click", "easy"])
+    assert {task.id for task in easy.tasks()} >= {"miniwob/click-test", "miniwob/click-color"}
+    assert all({"click", "easy"} <= set(task.tags) for task in easy.tasks())
+
+
 def test_there_are_130_pages_and_the_tables_name_only_them() -> None:
     assert len(page_names()) == 130
     assert set(page_names()) >= RELOADED
     assert set(page_names()) >= set(DEMONSTRATED)
+    assert set(page_names()) == set(page_tags())
 
 
 @pytest.mark.parametrize(
@@ -284,6 +526,17 @@ def test_there_are_130_pages_and_the_tables_name_only_them() -> None:
         ({"image_size": 0}, "image_size must be"),
         ({"demonstrator": "lazy"}, "demonstrator must be"),
         ({"reward": "time"}, "reward must be"),
+        ({"task": "all", "tags": ["klick"]}, "did you mean 'click'"),
+        ({"tags": ["drag"]}, "none of the 1 pages has all the tags drag"),
+        ({"tags": "click"}, "tags is a list"),
+        ({"actions": ["tap"]}, "no user interface action 'tap'"),
+        ({"actions": []}, "actions is an empty list"),
+        ({"coordinates": "grid"}, "coordinates must be"),
+        ({"zoom": 0}, "zoom is the number"),
+        ({"width": 0}, "whole pixels"),
+        ({"image_format": "gif"}, "image_format is"),
+        ({"quality": 0}, "quality 1 to 100"),
+        ({"max_turns": 0}, "max_turns 1"),
         ({"picture": 3}, "no option 'picture'"),
     ],
 )

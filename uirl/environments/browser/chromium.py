@@ -46,6 +46,8 @@ FLAGS = (
     # A page kept for "back" would come back without the events that say it is there.
     "--disable-features=Translate,MediaRouter,OptimizationHints,AutofillServerCommunication,BackForwardCache",
     "--disable-smooth-scrolling",
+    # Drawing only what changed leaves one pixel column of the old picture now and then.
+    "--disable-partial-raster",
     "--password-store=basic",
     "--use-mock-keychain",
     "--force-color-profile=srgb",
@@ -92,16 +94,19 @@ class Chromium:
         self,
         *,
         allow: Iterable[str] = (),
+        scale: float = 1.0,
         executable: str | None = None,
         timeout: float = 10.0,
         start_timeout: float = 30.0,
     ) -> None:
         """A browser that is not started yet.
 
-        `allow`: origins (scheme://host:port) that its pages may reach. `executable`: path; None: `find_executable()`
-        when it starts. `timeout`: limit in seconds of one protocol call. `start_timeout`: limit of the start.
+        `allow`: origins (scheme://host:port) that its pages may reach. `scale`: pixels of a picture per CSS pixel.
+        `executable`: path; None: `find_executable()` when it starts. `timeout`: limit in seconds of one protocol call.
+        `start_timeout`: limit of the start.
         """
         self.allowed = tuple(sorted(allow))
+        self.scale = float(scale)
         self.timeout = timeout
         self.start_timeout = start_timeout
         self.starts = 0
@@ -113,15 +118,15 @@ class Chromium:
         self._pages: WeakValueDictionary[str, Page] = WeakValueDictionary()  # by context
 
     @classmethod
-    def shared(cls, allow: Iterable[str] = ()) -> Chromium:
-        """The browser of the running event loop in this process; one per set of allowed origins."""
+    def shared(cls, allow: Iterable[str] = (), scale: float = 1.0) -> Chromium:
+        """The browser of the running event loop in this process; one per set of allowed origins and scale."""
         for key in [key for key in _shared if key[0].is_closed()]:
             process = _shared.pop(key)._process
             if process is not None:  # the loop was closed without ending its tasks, so nobody ended the browser
                 process.stop()
-        key = asyncio.get_running_loop(), frozenset(allow)
+        key = asyncio.get_running_loop(), frozenset(allow), float(scale)
         if key not in _shared:
-            _shared[key] = cls(allow=key[1])
+            _shared[key] = cls(allow=key[1], scale=key[2])
         return _shared[key]
 
     @property
@@ -129,13 +134,12 @@ class Chromium:
         """Leader of the browser's process group; None: not running."""
         return None if self._process is None else self._process.pid
 
-    async def new_page(self, width: int, height: int, *, scale: float = 1.0) -> Page:
+    async def new_page(self, width: int, height: int) -> Page:
         """A page of `width` x `height` CSS pixels in a context of its own: it shares no cookie and no storage.
 
-        `scale`: pixels of its pictures per CSS pixel. Starts the browser where it does not run. Raises
-        EnvironmentFailure or EpisodeTimeout where it cannot.
+        Starts the browser where it does not run. Raises EnvironmentFailure or EpisodeTimeout where it cannot.
         """
-        page = await Page.open(await self._connected(), width, height, scale=scale)
+        page = await Page.open(await self._connected(), width, height)
         self._pages[page.context] = page
         return page
 
@@ -152,7 +156,8 @@ class Chromium:
             return self._connection
 
     async def _start(self) -> CdpConnection:
-        process = _BrowserProcess(self._executable or find_executable(), self.allowed)
+        own = [*network_flags(self.allowed), f"--force-device-scale-factor={self.scale:g}"]
+        process = _BrowserProcess(self._executable or find_executable(), own)
         self._process = process
         self.starts += 1
         try:
@@ -180,14 +185,14 @@ class Chromium:
 class _BrowserProcess:
     """The process group of one browser and its temporary profile."""
 
-    def __init__(self, executable: str, allowed: Sequence[str]) -> None:
+    def __init__(self, executable: str, own_flags: Sequence[str]) -> None:
         self.executable = executable
         self._owner = os.getpid()
         self._profile = Path(tempfile.mkdtemp(prefix="uirl-chromium-"))
         self._log = self._profile / "browser.log"
         # The shell puts our two pipes where the browser looks for them: descriptors 3 and 4.
         wiring = 'exec "$@" 3<&0 4>&1 0</dev/null 1>/dev/null'
-        flags = _flags(executable, self._profile, allowed)
+        flags = [*_flags(executable, self._profile), *own_flags]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", wiring, "sh", executable, *flags, "about:blank"],
@@ -247,8 +252,8 @@ def network_flags(allowed: Sequence[str]) -> list[str]:
     ]
 
 
-def _flags(executable: str, profile: Path, allowed: Sequence[str]) -> list[str]:
-    flags = [*FLAGS, *network_flags(allowed), f"--user-data-dir={profile}"]
+def _flags(executable: str, profile: Path) -> list[str]:
+    flags = [*FLAGS, f"--user-data-dir={profile}"]
     if "headless-shell" not in Path(executable).name:
         flags.append("--headless=new")
     if os.geteuid() == 0:
@@ -259,7 +264,7 @@ def _flags(executable: str, profile: Path, allowed: Sequence[str]) -> list[str]:
     return flags
 
 
-_shared: dict[tuple[asyncio.AbstractEventLoop, frozenset[str]], Chromium] = {}
+_shared: dict[tuple[asyncio.AbstractEventLoop, frozenset[str], float], Chromium] = {}
 _running: set[_BrowserProcess] = set()
 
 

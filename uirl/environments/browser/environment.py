@@ -83,7 +83,8 @@ class PageEnvironment(BaseEnvironment):
         Args:
             config: the environment section of the run's configuration; not read.
             width, height: of the page in CSS pixels; None: `page_size`.
-            zoom: pixels of the picture per CSS pixel: below 1 the browser draws the page small.
+            zoom: pixels of the picture per CSS pixel: below 1 the browser draws the page small. Each value has a
+                browser of its own.
             crop: part of the page that becomes the picture, as (left, top, width, height) in CSS pixels; None: all.
             image_size: the picture is resized to this (width, height), or square of this side; None: as it is.
                 Positions are in pixels of the picture, whatever its size.
@@ -139,7 +140,7 @@ class PageEnvironment(BaseEnvironment):
         """Prepares a new page, before its first episode: what it serves, scripts that run in every document."""
 
     def reachable(self) -> frozenset[str]:
-        """Origins that the page may ask over the network. The browsers of different sets are different processes."""
+        """Origins that the page may ask over the network. Different sets have different browsers."""
         return frozenset(self.origins)
 
     def destinations(self) -> frozenset[str]:
@@ -218,7 +219,8 @@ class PageEnvironment(BaseEnvironment):
         if self._page is not None and (self._page.broken or not self.keeps_page):
             await self.close()
         if self._page is None:
-            self._page = await Chromium.shared(self.reachable()).new_page(*self._frame.page, scale=self._frame.zoom)
+            browser = Chromium.shared(self.reachable(), self._frame.zoom)
+            self._page = await browser.new_page(*self._frame.page)
             await self.furnish(self._page)
         return self._page
 

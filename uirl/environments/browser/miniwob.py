@@ -119,7 +119,7 @@ class MiniWobEnvironment(PageEnvironment):
     async def begin(self, page: Page, task: Task | None, seed: int) -> str:
         self._random = random.Random(seed)
         name = self._name_of(task)
-        if self._shown != name or name in RELOADED:
+        if self._shown != name or name in RELOADED or self.space.names != ("click",):
             self._shown = None
             await page.goto(page_url(name))
             self._guard = await page.hold(guard(name))

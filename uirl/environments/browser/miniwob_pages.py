@@ -46,7 +46,8 @@ RELOADED = frozenset(
     }
 )
 """Pages that a new seed alone does not clear: something of the last episode stays on the screen. On all others,
-episodes after a new seed were equal, pixel by pixel, to episodes after a fresh load (8 seeds, 4 clicks each)."""
+episodes of clicks after a new seed were equal, pixel by pixel, to episodes after a fresh load (8 seeds, 4 clicks each).
+What typing, dragging and scrolling leave behind is another matter: with those every page is loaded anew."""
 
 GUARD = """(() => {
   // Nothing that a policy types may become a script: the pages load theirs before, and write no handlers into HTML.
@@ -56,14 +57,17 @@ GUARD = """(() => {
   const style = document.createElement('style');
   style.textContent = '#reward-display, #click-canvas, #attention-canvas { display: none !important; }';
   document.head.append(rule, style);
+  if (window.jQuery) jQuery.fx.off = true;
 
+  // What counts the reward is taken while the page's own scripts alone have run.
+  const {max, min} = Math, number = Number, text = String;
   const seedrandom = Math.seedrandom, startEpisode = core.startEpisodeReal, endEpisode = core.endEpisode;
   let goal = '', ended = false, reward = 0, reason = '';
   const end = (value, proportional, why) => {
     if (!ended && core.EP_TIMER !== null) {
       ended = true;
-      reward = Math.max(-1, Math.min(1, Number(value)));
-      reason = why === undefined || why === null ? '' : String(why);
+      reward = max(-1, min(1, number(value)));
+      reason = why === undefined || why === null ? '' : text(why);
     }
     return endEpisode.call(core, value, proportional, why);
   };
@@ -77,7 +81,7 @@ GUARD = """(() => {
     core.cover_div.onclick = null;
     while (!WOB_TASK_READY) await new Promise(again => setTimeout(again, 5));
     const said = core.getUtterance();
-    goal = String(said && said.utterance || said);
+    goal = text(said && said.utterance || said);
     ended = false;
     return goal;
   };
@@ -108,6 +112,9 @@ GUARD = """(() => {
 The score board at the right is hidden: it is outside the picture, but a page that sets the focus can scroll to it, and
 its clock repaints every second. The largest timer a page can set stands for 'no time limit'; the cover that appears at
 the end loses its handler, so that no late click begins another episode over the reward.
+
+jQuery's animations (a calendar that slides open) are over at once: how far they are after an action depends on how busy
+the machine is.
 
 What is read is the first call of the page's own `core.endEpisode` in an episode, kept where no script of the page can
 reach or change it: its global variables count for nothing. What remains possible is that a script calls

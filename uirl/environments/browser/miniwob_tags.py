@@ -41,8 +41,8 @@ click-color: click read look easy
 click-dialog: click easy
 click-dialog-2: click read easy
 click-link: click read easy
-click-menu: click hover read search steps hard
-click-menu-2: click hover read search steps hard
+click-menu: click hover read search steps moving hard
+click-menu-2: click hover read search steps moving hard
 click-option: click read steps medium
 click-pie: click read steps moving medium
 click-pie-nodelay: click read steps medium
@@ -63,7 +63,7 @@ copy-paste-2: click type read steps hard
 count-shape: click read look compute medium
 count-sides: click look compute medium
 daily-calendar: click type drag read steps hard
-drag-box: drag look easy
+drag-box: drag click look steps medium
 drag-circle: drag read look medium
 drag-cube: drag read look steps hard
 drag-items: drag read compute steps medium
@@ -131,7 +131,7 @@ social-media: click read search steps medium
 social-media-all: click read search steps hard
 social-media-some: click read compute search steps hard
 stock-market: click read compute moving hard
-terminal: type read search steps hard
+terminal: type read search steps moving hard
 text-editor: click drag read steps hard
 text-transform: click type look steps medium
 tic-tac-toe: click look compute steps hard

@@ -58,8 +58,8 @@ class Page:
         self._site: Site | None = None
 
     @classmethod
-    async def open(cls, connection: CdpConnection, width: int, height: int, *, scale: float = 1.0) -> Page:
-        """An empty page of `width` x `height` CSS pixels in a new context; `scale`: picture pixels per CSS pixel."""
+    async def open(cls, connection: CdpConnection, width: int, height: int) -> Page:
+        """An empty page of `width` x `height` CSS pixels in a new context."""
         # disposeOnDetach: where this process dies without a word, the browser frees the context by itself.
         try:
             made = await connection.call("Target.createBrowserContext", {"disposeOnDetach": True})
@@ -69,7 +69,7 @@ class Page:
                 target = (await connection.call("Target.createTarget", where))["targetId"]
                 attached = await connection.call("Target.attachToTarget", {"targetId": target, "flatten": True})
                 page = cls(connection, context, target, attached["sessionId"])
-                await page._prepare(width, height, scale)
+                await page._prepare(width, height)
             except BaseException:
                 if connection.lost is None:
                     await connection.call("Target.disposeBrowserContext", {"browserContextId": context})
@@ -79,11 +79,12 @@ class Page:
             raise
         return page
 
-    async def _prepare(self, width: int, height: int, scale: float) -> None:
+    async def _prepare(self, width: int, height: int) -> None:
         listen, session = self._connection.on, self._session
         listen(session, "Page.javascriptDialogOpening", self._on_dialog)
         listen(session, "Inspector.targetCrashed", lambda _: self._on_crash("the page crashed"))
-        metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False}
+        # The scale is that of the browser: where a page has one of its own, clicks are lost now and then.
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 0, "mobile": False}
         deny = {"behavior": "deny", "browserContextId": self.context}
         await asyncio.gather(
             self._call("Page.enable"),
@@ -109,6 +110,18 @@ class Page:
     async def run_on_load(self, script: str) -> None:
         """Runs `script` in every later document, before its own scripts, in the world apart from theirs."""
         await self._call("Page.addScriptToEvaluateOnNewDocument", {"source": script, "worldName": WORLD})
+
+    async def collect_errors(self) -> list[str]:
+        """A list to which every exception is added, from now on, that a script of the page leaves uncaught."""
+        found: list[str] = []
+
+        def note(event: Mapping[str, Any]) -> None:
+            details = event["exceptionDetails"]
+            found.append(details.get("exception", {}).get("description") or details["text"])
+
+        self._connection.on(self._session, "Runtime.exceptionThrown", note)
+        await self._call("Runtime.enable")
+        return found
 
     async def goto(self, url: str, *, timeout: float = LOAD_SECONDS) -> None:
         """Returns when `url` is loaded (its load event). Raises EnvironmentFailure where it cannot be."""
