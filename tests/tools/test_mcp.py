@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -10,8 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -198,6 +200,60 @@ async def test_an_http_server_that_dies_and_comes_back() -> None:
             assert (await ask(registry, "add", a=1)).result == "2"
     finally:
         process.stop()
+
+
+class Forgetful(BaseHTTPRequestHandler):
+    """A server of the older protocol, with sessions, that is restarted after every listing of its tools."""
+
+    protocol_version = "HTTP/1.1"
+    sessions: ClassVar[list[str]] = []
+    calls: ClassVar[int] = 0
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if "id" not in request:
+            return self.answer(202)
+        if request["method"] == "initialize":
+            self.sessions.append(f"session-{len(self.sessions)}")
+            information = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}}
+            return self.answer(200, request, information | {"serverInfo": {"name": "old", "version": "1"}})
+        if request["method"] == "tools/list":
+            return self.answer(200, request, {"tools": [{"name": "hi", "inputSchema": {"type": "object"}}]})
+        if request["method"] == "tools/call":
+            type(self).calls += 1
+            if self.calls % 2:  # the session was of the process before
+                return self.answer(404)
+            return self.answer(200, request, {"content": [], "structuredContent": {"said": {"to": None}}})
+        return self.answer(404)
+
+    def answer(self, status: int, request: Any = None, result: Any = None) -> None:
+        body = (
+            b"" if request is None else json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}).encode()
+        )
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        if self.sessions:
+            self.send_header("Mcp-Session-Id", self.sessions[-1])
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_DELETE = lambda self: self.answer(405)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+async def test_a_session_that_the_server_forgot_is_made_again() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Forgetful) as old:
+        threading.Thread(target=old.serve_forever, daemon=True).start()
+        with MCPServer(url=f"http://127.0.0.1:{old.server_port}/mcp") as server:
+            registry = ToolRegistry(server.tools())
+            with pytest.raises(EnvironmentFailure, match="is lost: Session terminated"):
+                await ask(registry, "hi")
+            registry.reset(1)
+            assert (await ask(registry, "hi")).result == {"said": {"to": None}}, "structured content, whole"
+        old.shutdown()
+    assert len(Forgetful.sessions) == 2
 
 
 async def test_close_leaves_no_process_behind() -> None:

@@ -6,11 +6,15 @@ import asyncio
 import copy
 import gc
 import json
+import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -530,6 +534,23 @@ async def test_close_goes_on_after_a_tool_that_fails() -> None:
     with pytest.raises(EnvironmentFailure, match="tool 'broken': close raised OSError: stuck"):
         await registry.close()
     assert good.closed == 1
+
+
+def test_the_room_loads_neither_torch_nor_optional_packages() -> None:
+    code = (
+        "import sys, uirl.tools as tools; [getattr(tools, name) for name in tools.__all__]; "
+        "tools.ToolRegistry([tools.CalculatorTool()]).execute_tool('calculator', expression='1'); "
+        "print([name for name in ('torch', 'transformers', 'mcp', 'httpx2', 'PIL') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert done.stdout.strip() == "[]"
 
 
 def test_a_call_that_never_returns_does_not_keep_the_thread_pool() -> None:

@@ -83,11 +83,11 @@ class MCPConnection:
 
     def close(self) -> None:
         """Ends session, process and thread. A second call does nothing."""
-        if self._held is not None:
-            with suppress(RuntimeError):  # the thread has ended
-                self._thread.submit(self._ask_to_stop()).result(_CLOSING)
+        held, self._held = self._held, None
+        if held is not None:
+            self._thread.submit(self._ask_to_stop()).result(_CLOSING)
             with suppress(Exception):  # how a session ends is told to those who wait for its answers
-                self._held.result(_CLOSING)
+                held.result(_CLOSING)
         self._thread.stop()
 
     async def _hold(self) -> None:
@@ -142,13 +142,16 @@ class MCPConnection:
 
     def _translated(self, error: Exception) -> Exception:
         from mcp import MCPError
-        from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS
+        from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS, INVALID_REQUEST
 
         if isinstance(error, MCPError) and error.code == INVALID_PARAMS:
             return Refused(error.message)
-        if isinstance(error, MCPError) and error.code == CONNECTION_CLOSED:
+        # An invalid request is one of a session that the server has forgotten, after a restart of its own.
+        if isinstance(error, MCPError) and error.code in (CONNECTION_CLOSED, INVALID_REQUEST):
             assert self._stop is not None
-            self._reason, self._broken = "the server ended or closed the connection", True
+            ended = error.code == CONNECTION_CLOSED
+            self._reason = "the server ended or closed the connection" if ended else error.message
+            self._broken = True
             self._stop.set()
             return self._lost()
         return EnvironmentFailure(f"MCP server {self._target.name}: {type(error).__name__}: {error}")

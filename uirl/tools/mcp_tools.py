@@ -100,7 +100,10 @@ class MCPServer:
             self._disconnect()
 
     def tools(self) -> list[MCPTool]:
-        """What the server offers. Raises ContractError before `start`, or for a schema that is none."""
+        """What the server offered when it was connected.
+
+        Raises ContractError before `start`, or for a schema that is none.
+        """
         connection = self._connected()
         tools = []
         for listed in connection.listed:
