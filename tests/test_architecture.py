@@ -21,7 +21,7 @@ BETWEEN_PARTS = {("environments", "tools"), ("verification", "inference")}
 UPPER = [{"rollout", "learner"}, {"training", "integrations"}, {"pipelines"}, {"cli"}]
 OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "gymnasium": "environments/adapters",
-    "websockets": "environments/browser",
+    "websockets": ("environments/browser", "environments/remote"),
     "miniwob": "environments/browser",
     "wandb": "metrics.py",
     "peft": "learner",
@@ -29,6 +29,7 @@ OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "openai": "inference",
     "httpx": ("inference", "rollout/endpoint", "environments/remote"),
     "mcp": "tools",
+    "httpx2": "tools",
     "sglang": "inference",
     "ray": "training",
     "verl": "integrations",
