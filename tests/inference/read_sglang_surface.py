@@ -21,6 +21,7 @@ REQUESTS = "srt/managers/io_struct.py"
 CONTRACT = "api/v1/api_types.py"
 FIELDS = "srt/arg_groups/fields"
 
+FRONT = ("get_model_info", "shutdown")
 METHODS = (
     "generate_request",
     "update_weights_from_disk",
@@ -52,7 +53,7 @@ def read(root: Path) -> dict[str, Any]:
     manager = [m for path in MANAGER for m in _functions(_tree(package / path))]
     return {
         "version": version,
-        "engine": {f.name: _parameters(f) for f in _functions(_tree(package / ENGINE), "Engine") if f.name[0] != "_"},
+        "engine": {f.name: _parameters(f) for f in _functions(_tree(package / ENGINE), "Engine") if f.name in FRONT},
         "server_args": sorted({n for p in (package / FIELDS).glob("*.py") for n in _class_fields(_tree(p))}),
         "manager": {f.name: _parameters(f) for f in manager if f.name in METHODS},
         "requests": {name: _fields(_tree(package / REQUESTS), name) for name in CLASSES},

@@ -44,6 +44,7 @@ class SGLangLogic:
         self.original = options.get("original", False)
         self.retokenizes = options.get("retokenizes", False)
         self.preferred = options.get("preferred", {})
+        self.image_processor = options.get("image_processor", "auto")
         self.context = options.get("context", 4096)
         self.weight_version = "default"
         self.cache: list[tuple[str | None, list[int]]] = []
@@ -56,6 +57,7 @@ class SGLangLogic:
             "enable_deterministic_inference": self.deterministic,
             "weight_version": self.weight_version,
             "served_model_name": self.loaded.name,
+            "image_processor_backend": self.image_processor,
         }
 
     def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,7 +267,7 @@ def install(monkeypatch: Any, **options: Any) -> list[Any]:
             made.append(self)
 
         def get_model_info(self) -> dict[str, Any]:
-            return {k: v for k, v in self.logic.facts().items() if "weight" in k or "model" in k}
+            return {k: v for k, v in self.logic.facts().items() if k in ("weight_version", "served_model_name")}
 
         def shutdown(self) -> None:
             self.ended += 1

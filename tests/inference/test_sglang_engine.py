@@ -245,6 +245,40 @@ def test_a_run_trains_through_it(make: Any, lora: bool, tmp_path: Any) -> None:
     assert not server.broken
 
 
+async def test_an_adapter_does_not_count_twice(make: Any, lm: LoadedModel) -> None:
+    world = make("server", lm, lora=True)
+    await world.engine.update_weights(lm.model.named_parameters(), version=1)
+    with pytest.raises(ContractError, match="would count twice"):
+        await world.engine.update_weights([("w", torch.zeros(1))], 2, adapter={"r": 4})
+
+
+@pytest.mark.parametrize("where", ["server", "process"])
+async def test_after_a_failed_update_nothing_is_sampled(
+    make: Any, lm: LoadedModel, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make(where, lm)
+    await world.engine.generate(ASKED)
+    with monkeypatch.context() as broken:
+        broken.setattr(world.logic, "update_weights_from_disk", lambda body: (False, "Rolling back to original", 0))
+        with pytest.raises(EngineFailure, match="Rolling back"):
+            await world.engine.update_weights(lm.model.named_parameters(), version=1)
+    assert not list(world.engine._files.path.glob("0*"))
+    with pytest.raises(EngineFailure, match=r"the last weight update failed .*Rolling back.*push the weights again"):
+        await world.engine.generate(ASKED)
+    await world.engine.update_weights(lm.model.named_parameters(), version=2)
+    assert (await world.engine.generate(ASKED)).policy_version == 2
+
+
+async def test_the_key_of_another_company_is_not_sent(make: Any, lm: LoadedModel, monkeypatch: Any) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
+    world = make("server", lm)
+    await world.engine.generate(ASKED)
+    assert not [seen for seen in world.server.seen if "authorization" in seen.headers]
+    monkeypatch.setenv("SGLANG_API_KEY", "ours")
+    await world.engine.generate(ASKED)
+    assert world.server.seen[-1].headers["authorization"] == "Bearer ours"
+
+
 async def test_a_server_without_adapters_says_how_to_get_them(make: Any, lm: LoadedModel) -> None:
     world = make("server", lm, lora=True)
     world.logic.lora = False
@@ -397,6 +431,19 @@ async def test_a_server_that_ignores_seeds_is_told_about(
     with caplog.at_level(logging.WARNING):
         await world.engine.generate(ASKED)
     assert "--enable-deterministic-inference" in caplog.text
+    assert "--image-processor-backend" not in caplog.text
+
+
+async def test_a_server_with_other_pixels_is_told_about(
+    make: Any, vlm: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        await make("server", vlm, image_processor="torchvision").engine.generate(ASKED)
+        assert "--image-processor-backend pil" in caplog.text
+        caplog.clear()
+        await make("server", vlm, image_processor="pil").engine.generate(ASKED)
+        await make("process", vlm).engine.generate(ASKED)
+    assert "--image-processor-backend" not in caplog.text
 
 
 async def test_the_engine_in_process_gets_what_the_config_says(
@@ -440,11 +487,11 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
         SGLangInferenceEngine.from_config(config, lm, shared=True)
 
 
-def test_calls_from_another_loop_are_refused(make: Any, lm: LoadedModel) -> None:
-    world = make("process", lm)
-    asyncio.run(world.engine.generate(ASKED))
-    with pytest.raises(ContractError, match="another event loop"):
-        asyncio.run(world.engine.generate(ASKED))
+@pytest.mark.parametrize("where", ["server", "process"])
+def test_any_loop_may_call_it(make: Any, lm: LoadedModel, where: str) -> None:
+    world = make(where, lm)
+    first, second = [asyncio.run(world.engine.generate(ASKED)) for _ in range(2)]
+    assert first.token_ids == second.token_ids
 
 
 async def test_a_call_in_process_that_is_given_up_ends_its_sampling(make: Any, lm: LoadedModel) -> None:
@@ -456,7 +503,9 @@ async def test_a_call_in_process_that_is_given_up_ends_its_sampling(make: Any, l
         await asyncio.sleep(0)
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    assert manager.sampling == 0
+    assert call.cancelled()
+    while manager.sampling:
+        await asyncio.sleep(0.001)
     monkey = {"input_ids": [1], "sampling_params": {"max_new_tokens": 9999}}
     with pytest.raises(EngineFailure, match="could not generate: Refused: Requested token count"):
         await world.engine._backend.generate(monkey)

@@ -10,12 +10,14 @@ What that source says and this adapter takes care of:
 - A seed is ignored unless deterministic inference is on; a request without one then gets the seed of all others.
 - Pictures make it decode the prompt and tokenize it again, with a way back to the given ids; the ids that it really
   used are compared with those that were sent.
-- An update waits for the requests under way, drops the prefix cache, and every answer says which weights made it.
+- An update waits for the requests under way, drops the prefix cache, and every answer says which weights made it. One
+  that fails may leave anything behind: nothing is sampled until another one succeeds.
 - In process, a scheduler that dies ends this process, and closing ends all child processes of this process.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
@@ -30,9 +32,8 @@ from uirl.inference.contract import Generation, GenerationRequest, InferenceEngi
 from uirl.inference.http_client import HTTPClient, Once
 from uirl.inference.models import LoadedModel
 from uirl.inference.openai_wire import data_url
-from uirl.inference.sglang_transport import SGLangProcess, SGLangServer, json_object
-from uirl.inference.tiny import TINY_MODELS
-from uirl.inference.weight_files import WeightFiles, checkpoint_names, plain_parameters
+from uirl.inference.sglang_transport import SGLangProcess, SGLangServer, engine_arguments, json_object
+from uirl.inference.weight_files import WeightFiles
 
 if TYPE_CHECKING:
     from uirl.config import ConfigStore
@@ -74,6 +75,8 @@ class SGLangInferenceEngine(InferenceEngine):
         self._ready = Once(self._start)
         self._versions: dict[str, int] = {}
         self._adapters: list[_Adapter] = []
+        self._merged = False
+        self._broken: str | None = None
         self._bias = {str(token): _BAN for token in loaded.banned_ids}
         # versions of another run, which the same server may have seen, must not look like ours
         self._run = uuid.uuid4().hex[:8]
@@ -92,13 +95,13 @@ class SGLangInferenceEngine(InferenceEngine):
             if settings.server_url is not None:
                 client = HTTPClient(
                     settings.server_url,
-                    api_key_env=settings.api_key_env,
+                    api_key_env=_key_variable(settings.api_key_env),
                     timeout=settings.request_timeout,
                     retries=settings.request_retries,
                 )
                 backend = SGLangServer(client)
             else:
-                backend = SGLangProcess(_arguments(config, loaded, files, adapters) | options)
+                backend = SGLangProcess(engine_arguments(config, loaded, files, adapters) | options)
         except BaseException:
             files.close()
             raise
@@ -116,6 +119,8 @@ class SGLangInferenceEngine(InferenceEngine):
                 f"{self._max_context - 1} (inference.max_context). Shorten the context window (rollout.token_budget)."
             )
         await self._ready.get()
+        if self._broken is not None:
+            raise EngineFailure(f"the last weight update failed ({self._broken}); push the weights again")
         adapter = self._adapters[-1] if self._adapters else None
         body = self._body(request, room)
         if adapter is not None:
@@ -134,15 +139,14 @@ class SGLangInferenceEngine(InferenceEngine):
     ) -> None:
         if weights is None:
             raise ContractError("SGLang has a copy of the model: update_weights(None) tells it nothing; send weights")
-        if adapter is not None and not self.takes_adapters:
-            raise ContractError("this engine takes no adapters (takes_adapters is False); send merged weights")
         await self._ready.get()
         if adapter is not None:
-            await self._load(self._files.write_adapter(weights, adapter), version)
+            self._check_adapter()
+            await self._load(await asyncio.to_thread(self._files.write_adapter, weights, adapter), version)
             # a request may be on its way with the adapter before
             await self._unload(keep=2)
         else:
-            await self._replace(self._files.write_weights(weights, self.loaded), version)
+            await self._replace(await asyncio.to_thread(self._files.write_weights, weights, self.loaded), version)
             await self._unload(keep=0)
         self.policy_version = version
 
@@ -166,6 +170,11 @@ class SGLangInferenceEngine(InferenceEngine):
             _LOG.warning(
                 "SGLang runs without --enable-deterministic-inference: it ignores seeds, and a run that is repeated "
                 "will differ"
+            )
+        if self.loaded.vision is not None and facts.get("image_processor_backend") != "pil":
+            _LOG.warning(
+                "SGLang runs without --image-processor-backend pil: its pixels are not quite those of the learner, and "
+                "neither are its log-probs"
             )
         plain, flat = [await self._likeliest(temperature) for temperature in (1.0, 2.0)]
         if abs(plain - flat) < 1e-5:
@@ -244,8 +253,22 @@ class SGLangInferenceEngine(InferenceEngine):
         body = {"model_path": str(folder), "weight_version": tag, "flush_cache": True}
         try:
             await self._backend.command("update_weights_from_disk", body)
+        except BaseException as error:
+            # SGLang rolls back to the files that it could not read: what it has now nobody knows
+            self._broken = str(error) or type(error).__name__
+            raise
         finally:
             self._files.remove(folder)
+        self._broken, self._merged = None, self.takes_adapters
+
+    def _check_adapter(self) -> None:
+        if not self.takes_adapters:
+            raise ContractError("this engine takes no adapters (takes_adapters is False); send merged weights")
+        if self._merged:
+            raise ContractError(
+                "a whole model with its adapters merged in was sent before, so an adapter alone would count twice; go "
+                "on with whole models, or make a new engine"
+            )
 
     async def _load(self, folder: Path, version: int) -> None:
         """Loads an adapter under a name of its own, so that nothing cached with another is taken for it."""
@@ -309,27 +332,9 @@ class SGLangInferenceEngine(InferenceEngine):
         self._stats[name] = self._stats.get(name, 0.0) + value
 
 
-def _arguments(config: ConfigStore, loaded: LoadedModel, files: WeightFiles, adapters: bool) -> dict[str, Any]:
-    """Arguments of `sglang.Engine` that follow from the config."""
-    model, inference = config.model, config.inference
-    path: str | Path = model.local_path or model.model_name
-    if path in TINY_MODELS:
-        path = files.path / "model"
-        loaded.save_parts(path, checkpoint_names(loaded, dict(plain_parameters(loaded))))
-    arguments: dict[str, Any] = {
-        "model_path": str(path),
-        "dtype": model.dtype,
-        "trust_remote_code": model.trust_remote_code,
-        "max_running_requests": inference.max_batch_size,
-        "disable_radix_cache": not inference.kv_cache,
-        "enable_deterministic_inference": True,
-        "random_seed": config.training.seed,
-    }
-    if inference.max_context is not None:
-        arguments["context_length"] = inference.max_context
-    if adapters:
-        arguments |= {"enable_lora": True, "max_lora_rank": model.lora.r, "lora_target_modules": ["all"]}
-    return arguments
+def _key_variable(name: str) -> str:
+    """The environment variable with the server's key. OpenAI's key is never sent to a server of somebody else."""
+    return "SGLANG_API_KEY" if name == "OPENAI_API_KEY" else name
 
 
 def _positions(loaded: LoadedModel) -> int:

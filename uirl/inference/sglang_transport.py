@@ -5,10 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uirl.errors import ConfigError, ContractError, EngineFailure
+from uirl.event_loop import EventLoopThread
 from uirl.inference.http_client import HTTPClient
+from uirl.inference.models import LoadedModel
+from uirl.inference.tiny import TINY_MODELS
+from uirl.inference.weight_files import WeightFiles, plain_parameters
+
+if TYPE_CHECKING:
+    from uirl.config import ConfigStore
 
 _COMMAND_SECONDS = 1800.0
 """An update waits until the requests under way are done, and then reads the weights."""
@@ -47,8 +54,8 @@ class SGLangServer:
 
 
 class SGLangProcess:
-    """An `sglang.Engine`. Its scheduler and detokenizer are child processes; what answers belongs to the event loop of
-    the first call, and so must all others.
+    """An `sglang.Engine`. Its scheduler and detokenizer are child processes; what speaks to them belongs to one event
+    loop, which is on a thread of its own here.
 
     `arguments`: those of SGLang's `ServerArgs`. Raises ConfigError without the package, for an argument that it does
     not have, and where it could not start.
@@ -69,7 +76,7 @@ class SGLangProcess:
                 "pip install 'uirl[sglang]'"
             ) from error
         self._requests = io_struct
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
         self._deterministic = bool(arguments.get("enable_deterministic_inference"))
         try:
             self._engine = Engine(**arguments)
@@ -79,26 +86,33 @@ class SGLangProcess:
                 "inference.engine_options and of the model; its own log says more."
             ) from error
         self._manager = self._engine.tokenizer_manager
+        self._image_processor = arguments.get("image_processor_backend")
+        self._loop = EventLoopThread()
 
     async def facts(self) -> dict[str, Any]:
         """What it serves and how it was started."""
-        return {**self._engine.get_model_info(), "enable_deterministic_inference": self._deterministic}
+        started = {
+            "enable_deterministic_inference": self._deterministic,
+            "image_processor_backend": self._image_processor,
+        }
+        return {**self._engine.get_model_info(), **started}
 
     async def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to what `/generate` would be asked. SGLang stops sampling for a call that is given up."""
-        self._check_loop()
-        answers = self._manager.generate_request(self._requests.GenerateReqInput(**body), None)
         try:
-            return await anext(answers)
+            return await self._loop.hand_over(self._first(self._requests.GenerateReqInput(**body)))
+        except asyncio.CancelledError:
+            if self._closed:
+                raise EngineFailure("the engine was closed") from None
+            raise
         except Exception as error:
             # it raises ValueError, RuntimeError and the HTTP errors of its server alike
             raise EngineFailure(f"SGLang could not generate: {type(error).__name__}: {error}") from error
 
     async def command(self, name: str, body: Mapping[str, Any]) -> None:
         """Nothing, where it was done."""
-        self._check_loop()
         request = getattr(self._requests, _COMMANDS[name])(**body)
-        done = await getattr(self._manager, name)(request, None)
+        done = await self._loop.hand_over(getattr(self._manager, name)(request, None))
         # updates answer with a tuple, adapters with an object
         ok, message = (done[0], done[1]) if isinstance(done, tuple) else (done.success, done.error_message)
         if not ok:
@@ -106,16 +120,45 @@ class SGLangProcess:
 
     async def close(self) -> None:
         """Ends SGLang's processes, and with them every child process of this one: that is how it shuts down."""
+        self._closed = True
+        await asyncio.to_thread(self._loop.close)
         await asyncio.to_thread(self._engine.shutdown)
 
-    def _check_loop(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._loop = self._loop or loop
-        if loop is not self._loop:
-            raise ContractError(
-                "SGLang in this process was first called from another event loop, and its answers go there; make all "
-                "calls from one, or start a server (inference.server_url)"
-            )
+    async def _first(self, request: Any) -> dict[str, Any]:
+        return await anext(self._manager.generate_request(request, None))
+
+
+def engine_arguments(config: ConfigStore, loaded: LoadedModel, files: WeightFiles, adapters: bool) -> dict[str, Any]:
+    """Arguments of `sglang.Engine` that follow from the config."""
+    model, inference = config.model, config.inference
+    arguments: dict[str, Any] = {
+        "model_path": _model_path(config, loaded, files),
+        "dtype": model.dtype,
+        "trust_remote_code": model.trust_remote_code,
+        "max_running_requests": inference.max_batch_size,
+        "disable_radix_cache": not inference.kv_cache,
+        "enable_deterministic_inference": True,
+        "random_seed": config.training.seed,
+    }
+    if loaded.vision is not None:
+        arguments["image_processor_backend"] = "pil"  # as the learner's
+    if inference.max_context is not None:
+        arguments["context_length"] = inference.max_context
+    if adapters:
+        arguments |= {"enable_lora": True, "max_lora_rank": model.lora.r, "lora_target_modules": ["all"]}
+    return arguments
+
+
+def _model_path(config: ConfigStore, loaded: LoadedModel, files: WeightFiles) -> str:
+    """Where SGLang finds the model: its own folder or HF id, or one that is written here for a model that has none."""
+    named = config.model.local_path or config.model.model_name
+    if loaded.name == named and named not in TINY_MODELS:
+        return named
+    if loaded.device.type == "meta":
+        raise ContractError(f"{loaded.name} was loaded without weights, and SGLang cannot find them under {named!r}")
+    folder = files.path / "model"
+    loaded.save_parts(folder, {name: parameter.detach() for name, parameter in plain_parameters(loaded)})
+    return str(folder)
 
 
 def json_object(value: Any, what: str) -> dict[str, Any]:
