@@ -285,3 +285,67 @@ def test_heartbeats_do_not_keep_a_session_that_nobody_plays() -> None:
         until(lambda: http.post(f"/v1/sessions/{session}/heartbeat").status_code == 410)
         until(lambda: served.active == 0)
         assert served.sessions.counters.count("uirl_sessions_closed_total", reason="idle") == 1
+
+
+# -- the end of a session ---------------------------------------------------------------------------------------------
+
+
+def test_an_instance_is_taken_over_by_the_next_session(moody: tuple[Served, httpx.Client]) -> None:
+    served, http = moody
+    first = http.post("/v1/sessions", json={"seed": 1}).json()
+    http.delete(f"/v1/sessions/{first['session']}")
+    assert (served.active, served.sessions.warm) == (0, 1)
+    made = http.post("/v1/sessions").json()
+    assert (served.active, served.sessions.warm) == (1, 0)
+    at = f"/v1/sessions/{made['session']}"
+    # it still stands in the episode of somebody else: nobody may see or play that
+    for method, path, body in (
+        ("POST", "/step", {"action": {"text": "on"}}),
+        ("POST", "/expert", {}),
+        ("GET", "/state", None),
+        ("GET", "/observation", None),
+    ):
+        assert error_of(http.request(method, at + path, json=body))[:2] == (409, "order"), path
+    instance = http.post(at + "/reset", json={"seed": 1}).json()["observation"]["text"]
+    assert instance == first["observation"]["text"]
+
+
+def test_instances_that_broke_or_are_variants_are_not_kept(screen: Served, moody: tuple[Served, httpx.Client]) -> None:
+    served, http = moody
+    at = f"/v1/sessions/{http.post('/v1/sessions', json={'seed': 1}).json()['session']}"
+    http.post(at + "/step", json={"action": {"text": "raise"}})
+    http.delete(at)
+    assert served.sessions.warm == 0
+    before = screen.sessions.warm
+    with screen.http() as other:
+        session = other.post("/v1/sessions", json={"seed": 1, "variant": "blank_image"}).json()["session"]
+        other.delete(f"/v1/sessions/{session}")
+    assert screen.sessions.warm <= before
+
+
+def test_instances_that_nobody_takes_over_are_closed() -> None:
+    with serving("screen", idle=0.3) as served, served.http() as http:
+        session = http.post("/v1/sessions", json={"seed": 1}).json()["session"]
+        http.delete(f"/v1/sessions/{session}")
+        assert served.sessions.warm == 1
+        until(lambda: served.sessions.warm == 0)
+
+
+@pytest.mark.parametrize(
+    ("close", "words", "over"),
+    [("never", "cut", False), ("done", "on", False), ("done", "cut", True), ("after", "on", True)],
+)
+def test_a_step_may_end_its_session(moody: tuple[Served, httpx.Client], close: str, words: str, over: bool) -> None:
+    served, http = moody
+    at = f"/v1/sessions/{http.post('/v1/sessions', json={'seed': 1}).json()['session']}"
+    said = http.post(at + "/step", json={"action": {"text": words}, "close": close}).json()
+    assert ("state" in said) is over
+    assert served.active == (0 if over else 1)
+
+
+def test_a_step_that_would_end_its_session_in_another_way(http: httpx.Client) -> None:
+    session = http.post("/v1/sessions", json={"reset": True}).json()["session"]
+    status, _, message = error_of(http.post(f"/v1/sessions/{session}/step", json={**CLICK, "close": "soon"}))
+    assert status == 400
+    assert "expected 'never', 'done' or 'after'" in message
+    assert http.get(f"/v1/sessions/{session}/observation").json()["turn"] == 0

@@ -88,7 +88,7 @@ def test_an_episode(screen: Served) -> None:
         ),
         ('{"type":"reset","data":{"seed":"x"}}', "VALIDATION_ERROR", "data.seed is 'x'"),
         ('{"type":"reset","data":{"task_name":"shopping"}}', "VALIDATION_ERROR", "no task 'shopping'"),
-        ('{"type":"step"}', "EXECUTION_ERROR", "step was called first"),
+        ('{"type":"step"}', "EXECUTION_ERROR", "no episode yet; reset it first"),
     ],
 )
 def test_errors_leave_the_session_as_it_was(screen: Served, frame: str, code: str, words: str) -> None:

@@ -13,8 +13,9 @@ from uirl.environments.base import BaseEnvironment
 from uirl.environments.remote.http import EnvironmentClient, NoAnswer, Refused, ServerLost, checked_url
 from uirl.environments.remote.servers import Server, ServerPool
 from uirl.errors import ConfigError, RolloutFailure
+from uirl.types import StepResult
 
-GOODBYE = 5.0
+GOODBYE = 2.0
 """Seconds that closing a session on its server may take; one that is not heard of again is reaped there."""
 
 
@@ -49,6 +50,8 @@ class RemoteEnvironment(BaseEnvironment):
         )
         self.client = EnvironmentClient(token_env)
         self._server: Server | None = None
+        self._turns = 0
+        """Steps since the reset, where `_end` counts them."""
 
     def spawn(self) -> BaseEnvironment:
         """Another session on the same servers."""
@@ -73,6 +76,13 @@ class RemoteEnvironment(BaseEnvironment):
             self._forget()
             self.pool.give_back(server)
             await self.client.release()
+
+    async def _end(self, result: StepResult) -> StepResult:
+        """Ends the session where `result` ends the episode: others may be waiting for one."""
+        self._turns += 1
+        if result.done or (self.max_turns is not None and self._turns >= self.max_turns):
+            await self.close()
+        return result
 
     @property
     def url(self) -> str:
@@ -118,8 +128,8 @@ class RemoteEnvironment(BaseEnvironment):
             with suppress(RolloutFailure):  # half a session must not stay behind
                 await self._leave(server)
             self._forget()
-            self.pool.give_back(server)
             await self.client.release()
+            self.pool.give_back(server)
             if isinstance(error, Refused) and error.status == 503:
                 self.pool.full(server, error.retry_after or 1.0)
                 return error

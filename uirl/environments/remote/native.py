@@ -28,8 +28,6 @@ from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
 from uirl.types import Action, Observation, StepResult, Task
 
 PROTOCOL = 1
-RESETS = 3
-"""How often a reset looks for another session before it gives up."""
 
 
 @dataclass(slots=True)
@@ -83,6 +81,11 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         )  # fmt: skip
         self._blind, self._variant = blind, variant
         self._known = _Known()
+        self._episode: dict[str, Any] = {}
+        """Task and seed of the episode that begins."""
+        self._opening: Any = None
+        """What the server said as it opened the session: the first observation."""
+        self._turn, self._state = 0, ""
         self._forget()
 
     _heart: asyncio.Task[None] | None = None
@@ -139,19 +142,19 @@ class NativeRemoteEnvironment(RemoteEnvironment):
     async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
         """The first observation. Nothing is lost with a session between two episodes: one that ran out, or whose server
         is gone, is replaced."""
-        body = {"task": None if task is None else write_task(task), "seed": seed}
-        for tries in range(1, RESETS + 1):
-            if self._server is None:
-                await self._lease()
+        self._episode = {"task": None if task is None else write_task(task), "seed": seed}
+        said: dict[str, Any] | None = None
+        if self._server is not None:
             try:
-                said = await self._call("POST", "/reset", body, timeout=self.reset_timeout, again=True)
-                break
+                said = await self._call("POST", "/reset", self._episode, timeout=self.reset_timeout, again=True)
             except (Refused, ServerLost) as error:
-                gone = isinstance(error, ServerLost) or error.status in (404, 410)
-                await self.close()
-                if tries == RESETS or not gone:
+                if isinstance(error, Refused) and error.status not in (404, 410):
                     raise
-        self._turn = 0
+                await self.close()
+        if said is None:
+            await self._lease()
+            said = self._opening
+        self._turn, self._state = 0, ""
         with understood(self.url):
             return await self._seen(Fields(said, "answer").take("observation", dict))
 
@@ -159,30 +162,40 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         """What the served environment answers. An act whose outcome is unknown raises, and is never sent again."""
         if isinstance(action, str):
             action = Action(text=action)
-        body = {"action": write_action(action), "turn": self._turn}
+        limit = self.max_turns
+        # the session ends with the episode: others may be waiting for one
+        close = "after" if limit is not None and self._turn + 1 >= limit else "done"
+        body = {"action": write_action(action), "turn": self._turn, "close": close}
+        url = self.url
         said = await self._call("POST", "/step", body, timeout=self.step_timeout, again=False)
         self._turn += 1
-        with understood(self.url):
+        if "state" in said:
+            self._state, self._session = str(said["state"]), ""
+            await self.close()
+        with understood(url):
             fields = Fields(said, "answer")
             reward = fields.take("reward", (int, float), None)
             if reward is None and not self._blind:
-                raise EnvironmentFailure(f"{self.url} shows no rewards to this token any more")
+                raise EnvironmentFailure(f"{url} shows no rewards to this token any more")
             return StepResult(
-                observation=await self._seen(fields.take("observation", dict)),
+                observation=await self._seen(fields.take("observation", dict), url),
                 reward=0.0 if reward is None else float(reward),
                 terminated=fields.take("terminated", bool),
                 truncated=fields.take("truncated", bool),
             )
 
     async def get_state_description(self) -> str:  # type: ignore[override]
-        """The state as the served environment describes it; empty before the first reset."""
+        """The state as the served environment describes it: the last one of an episode that is over, empty before the
+        first."""
         if self._server is None:
-            return ""
+            return self._state
         said = await self._call("GET", "/state", None, timeout=self.step_timeout, again=True)
         return str(said.get("text", ""))
 
     async def expert_action(self) -> Action | None:  # type: ignore[override]
         """What the served environment's demonstrator would do; needs a token with grader rights."""
+        if self._server is None:
+            return None
         said = await self._call("POST", "/expert", {}, timeout=self.step_timeout, again=True)
         given = said.get("action")
         with understood(self.url):
@@ -191,8 +204,8 @@ class NativeRemoteEnvironment(RemoteEnvironment):
     # -- the session -----------------------------------------------------------------------------------------------
 
     async def _open(self, server: Server) -> None:
-        body = {} if self._variant is None else {"variant": self._variant}
-        said = await self.client.json(
+        body = {"variant": self._variant, "reset": True, **self._episode}
+        said = self._opening = await self.client.json(
             "POST", f"{server.url}/v1/sessions", json=body, timeout=self.reset_timeout, again=False, retries=0
         )
         with understood(server.url):
@@ -215,8 +228,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
             await self.client.send("DELETE", url, timeout=GOODBYE, again=False, retries=0)
 
     def _forget(self) -> None:
-        self._session, self._turn = "", 0
-        self._heart = None
+        self._session, self._heart = "", None
 
     async def _call(self, method: str, path: str, body: Any, *, timeout: float, again: bool) -> dict[str, Any]:
         if self._server is None:
@@ -231,10 +243,10 @@ class NativeRemoteEnvironment(RemoteEnvironment):
             raise EnvironmentFailure(f"{url} answered {said!r:.60}; expected an object")
         return said
 
-    async def _seen(self, value: Any) -> Observation:
+    async def _seen(self, value: Any, url: str = "") -> Observation:
         observation = read_observation(value)
         for shot in observation.images:
-            await whole(shot.data, self.url)
+            await whole(shot.data, url or self.url)
         return observation
 
     # -- before there is a session -----------------------------------------------------------------------------------

@@ -92,6 +92,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
 
     async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
         """The first observation, over a new connection where the old one is gone."""
+        self._turns = 0
         if self._server is not None and self._socket is not None and self._socket.close_code is not None:
             await self.close()
         if self._server is None:
@@ -110,20 +111,21 @@ class OpenEnvEnvironment(RemoteEnvironment):
             action = Action(text=action)
         data = action_fields(action, self._schema, self._fields, self.action_format)
         if isinstance(data, str):
-            return StepResult(Observation(data, self._last.images))
+            return await self._end(StepResult(Observation(data, self._last.images)))
         try:
             said = await self._ask("step", data)
         except ServerSaid as error:
             if error.code != "VALIDATION_ERROR":
                 raise
-            return StepResult(Observation(f"this action is not possible: {error}", self._last.images))
+            words = f"this action is not possible: {error}"
+            return await self._end(StepResult(Observation(words, self._last.images)))
         frame = read_frame(said, self.url)
         if frame.reward is None and self._ours and not self._blind:
             raise EnvironmentFailure(
                 f"{self.url} shows no rewards to this token; give token_env the grader's, or set blind to go without"
             )
-        self._last = await self._checked(frame.observation)
-        return StepResult(self._last, frame.reward or 0.0, frame.terminated, frame.truncated)
+        last = self._last = await self._checked(frame.observation)
+        return await self._end(StepResult(last, frame.reward or 0.0, frame.terminated, frame.truncated))
 
     # -- the connection --------------------------------------------------------------------------------------------
 

@@ -26,7 +26,9 @@ class Server:
     active: int = 0
     """Those it holds."""
     out_until: float = 0.0
-    """By the pool's clock: not used before."""
+    """By the pool's clock: not used before, because it failed."""
+    full_until: float = 0.0
+    """Not asked before, because it took no further session."""
     failures: int = 0
     """In a row."""
     why: str = ""
@@ -77,7 +79,8 @@ class ServerPool:
         """The same at once; None: all are out or full."""
         with self._lock:
             now = self._clock()
-            free = [s for s in self.servers if s.out_until <= now and (s.most is None or s.active < s.most)]
+            free = [s for s in self.servers if max(s.out_until, s.full_until) <= now]
+            free = [s for s in free if s.most is None or s.active < s.most]
             if not free:
                 return None
             best = min(free, key=lambda s: (s.spare, s.active))
@@ -91,6 +94,7 @@ class ServerPool:
         """The session is over."""
         with self._lock:
             server.active -= 1
+            server.full_until = 0.0  # there may be room again
 
     def well(self, server: Server) -> None:
         """The server opened a session."""
@@ -109,8 +113,8 @@ class ServerPool:
     def full(self, server: Server, seconds: float) -> None:
         """The server takes no further session for `seconds`; nothing is wrong with it."""
         with self._lock:
-            server.out_until = max(server.out_until, self._clock() + seconds)
-            server.why = f"full for {seconds:g} s"
+            server.full_until = self._clock() + seconds
+            server.why = "full"
 
     def describe(self) -> str:
         """Every server and why it is not used, for an error."""

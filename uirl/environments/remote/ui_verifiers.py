@@ -127,7 +127,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
 
     async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
         """The first screenshot of a new session (protocol S: of the same one). `seed` reaches `uirl serve` alone."""
-        self._seed = seed
+        self._seed, self._turns = seed, 0
         if self._session is not None:
             await self.close()
         if self._server is None:
@@ -145,12 +145,12 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         wanted = self.space.read(action)
         query = wanted if isinstance(wanted, str) else self._query(wanted)
         if isinstance(query, str):
-            return StepResult(Observation(query, (self._shot,), self._info(self._progress)))
+            return await self._end(StepResult(Observation(query, (self._shot,), self._info(self._progress))))
         if isinstance(wanted, Wait):
             await asyncio.sleep(wanted.seconds)
         if isinstance(wanted, Terminate):
             info = {**self._info(self._progress), "claimed": wanted.status}
-            return StepResult(Observation("", (self._shot,), info), terminated=True)
+            return await self._end(StepResult(Observation("", (self._shot,), info), terminated=True))
         looks = isinstance(wanted, (Wait, LookAgain))
         path = self._screenshot_path() if looks else f"{self._base}/act"
         said = await self._get(path, query, again=looks)
@@ -158,12 +158,13 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         before, now = self._progress, await self._count()
         self._progress = now
         info, over = self._info(now), said.headers.get("x-uirl-done")
-        return StepResult(
+        result = StepResult(
             observation=Observation(_words(said), (shot,), info),
             reward=now.right - before.right - self.wrong_cost * (now.wrong - before.wrong),
             terminated=over == "terminated" or info.get("success") is True,
             truncated=over == "truncated",
         )
+        return await self._end(result)
 
     # -- the session -----------------------------------------------------------------------------------------------
 

@@ -62,9 +62,9 @@ class Native:
         return answer({"tasks": wire.write_tasks(self.sessions.environment.tasks(), checks=may_grade(request))})
 
     async def create(self, request: Request) -> Response:
-        """A new session; reset at once where `task` or `seed` is given."""
+        """A new session; reset at once where `reset` is true or `task` or `seed` is given."""
         fields = Fields(await _body(request), "body")
-        variant = fields.take("variant", str, None)
+        variant, reset = fields.take("variant", str, None), fields.take("reset", bool, False)
         task, seed = self._episode_of(fields, request)
         lease = self.sessions.open("native", variant=variant)
         said: dict[str, Any] = {
@@ -74,7 +74,7 @@ class Native:
             "idle_seconds": self.sessions.settings.idle,
             "fingerprint": self.description["fingerprint"],
         }
-        if task is not None or seed is not None:
+        if reset or task is not None or seed is not None:
             try:
                 await self.sessions.reset(lease, task, seed)
             except BaseException:
@@ -97,15 +97,22 @@ class Native:
         return answer({"observation": self._shown(lease, request)})
 
     async def step(self, id: str, request: Request) -> Response:
-        """What the environment answers to an action."""
+        """What the environment answers to an action. `close`: 'never' (default), 'done' ends the session with the
+        episode, 'after' with this step; the answer then has the last `state`."""
         lease = self._lease(id)
         fields = Fields(await _body(request), "body")
         action: Action = read_action(fields.take("action", dict), "body.action")
-        turn = fields.take("turn", int, None)
+        turn, close = fields.take("turn", int, None), fields.take("close", str, "never")
         fields.done()
+        if close not in ("never", "done", "after"):
+            raise wire.WireError(f"body.close is {close!r:.40}; expected 'never', 'done' or 'after'")
+        inline = _inline(request)
         result = await self.sessions.step(lease, action, turn)
-        graded = may_grade(request)
-        return answer({**wire.write_step(result, graded=graded, inline=_inline(request)), "turn": lease.turns})
+        said = {**wire.write_step(result, graded=may_grade(request), inline=inline), "turn": lease.turns}
+        if close == "after" or (close == "done" and result.done):
+            said["state"] = await self.sessions.state_description(lease)
+            await self.sessions.close(lease, "client")
+        return answer(said)
 
     async def heartbeat(self, id: str) -> Response:
         """Renews the lease."""

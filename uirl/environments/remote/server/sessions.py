@@ -21,6 +21,10 @@ from uirl.environments.session import EnvironmentSession
 from uirl.errors import EnvironmentFailure, RolloutFailure
 from uirl.types import Action, Observation, StepResult, Task
 
+WARM = 60.0
+"""Seconds that an instance without a session is kept for the next one."""
+RETRY_AFTER = 1.0
+"""Seconds after which a client that was refused may ask again: sessions end all the time."""
 REMEMBERED = 1000
 """Sessions that are over and of which it is still known why."""
 
@@ -57,6 +61,7 @@ class Lease:
     """The protocol it was opened over."""
     session: EnvironmentSession
     spawn: Callable[[], BaseEnvironment]
+    variant: str | None
     renewed: float
     """When the client last called, by the server's clock."""
     touched: float
@@ -121,6 +126,8 @@ class Sessions:
         self.environment, self.settings, self.counters = environment, settings, counters
         self._clock = clock
         self._active: dict[str, Lease] = {}
+        self._warm: list[tuple[float, EnvironmentSession]] = []
+        """Instances that nobody plays, and since when: the next session takes one over."""
         self._over: OrderedDict[str, str] = OrderedDict()
         self._closing: set[str] = set()
         self._opened = 0
@@ -131,20 +138,25 @@ class Sessions:
         """Every session that holds an environment, oldest first."""
         return list(self._active.values())
 
+    @property
+    def warm(self) -> int:
+        """Instances that wait for a session."""
+        return len(self._warm)
+
     def open(self, door: str, *, leased: bool = True, idles: bool = True, variant: str | None = None) -> Lease:
-        """A new session; its environment is made, but not reset.
+        """A new session; its environment is made, or taken over from one that is over, but not reset.
 
         `variant`: name of one of the environment's controls. Raises Full, Refusal for an unknown variant, and
         EnvironmentFailure where the environment cannot be copied.
         """
         if self._closed or len(self._active) >= self.settings.sessions:
             self.counters.add("uirl_sessions_refused_total")
-            raise Full(len(self._active), self.settings.sessions, self._soonest())
+            raise Full(len(self._active), self.settings.sessions, RETRY_AFTER)
         spawn = self._template(variant).spawn
         now = self._clock()
-        session = self._session(spawn)
+        session = self._warm.pop()[1] if self._warm and variant is None else self._session(spawn)
         self._opened += 1
-        lease = Lease(secrets.token_urlsafe(18), self._opened, door, session, spawn, now, now, leased, idles)
+        lease = Lease(secrets.token_urlsafe(18), self._opened, door, session, spawn, variant, now, now, leased, idles)
         self._active[lease.id] = lease
         self.counters.add("uirl_sessions_opened_total", door=door)
         return lease
@@ -176,6 +188,7 @@ class Sessions:
         """What the environment answers. `turn`: the number of steps the client knows of; another one raises OutOfTurn,
         so that a step that somebody sends twice is taken once."""
         async with self._calling(lease, "step"):
+            self._refuse_before_reset(lease)
             if turn is not None and turn != lease.turns:
                 raise OutOfTurn(f"step {turn} of the episode was asked for, but {lease.turns} were taken so far")
             result = await lease.session.step(action)
@@ -185,11 +198,13 @@ class Sessions:
     async def expert_action(self, lease: Lease) -> Action | None:
         """What the environment's demonstrator would do now."""
         async with self._calling(lease, "expert_action"):
+            self._refuse_before_reset(lease)
             return await lease.session.expert_action()
 
     async def state_description(self, lease: Lease) -> str:
         """The environment's state as text."""
         async with self._calling(lease, "get_state_description"):
+            self._refuse_before_reset(lease)
             return await lease.session.state_description()
 
     def touch(self, lease: Lease) -> None:
@@ -204,8 +219,10 @@ class Sessions:
         try:
             async with lease.lock:
                 lease.over = why
-                with suppress(RolloutFailure):  # it is gone either way; the client has nothing to do with it any more
-                    await lease.session.close()
+                if lease.session.broken or lease.variant is not None or self._closed:
+                    await self._discard(lease.session)
+                else:
+                    self._warm.append((self._clock(), lease.session))
         finally:
             self._closing.discard(lease.id)
             self._active.pop(lease.id, None)
@@ -217,9 +234,13 @@ class Sessions:
                 lease.on_close()
 
     async def reap(self) -> None:
-        """Closes the sessions that nobody uses any more."""
+        """Closes the sessions and the instances that nobody uses any more."""
         overdue = [(lease, why) for lease in self.active if (why := self._overdue(lease)) is not None]
         await asyncio.gather(*[self.close(lease, why) for lease, why in overdue])
+        long_ago = self._clock() - min(WARM, self.settings.idle)
+        cold = [session for since, session in self._warm if since < long_ago]
+        self._warm = [(since, session) for since, session in self._warm if since >= long_ago]
+        await asyncio.gather(*[self._discard(session) for session in cold])
 
     async def keep_reaping(self) -> None:
         """Reaps for ever."""
@@ -232,6 +253,8 @@ class Sessions:
         """Ends every session and refuses new ones."""
         self._closed = True
         await asyncio.gather(*[self.close(lease, "server: it shuts down") for lease in self.active])
+        warm, self._warm = self._warm, []
+        await asyncio.gather(*[self._discard(session) for _, session in warm])
         close: Callable[[], Any] = self.environment.close
         closing = close()
         if inspect.isawaitable(closing):
@@ -247,6 +270,11 @@ class Sessions:
             raise Refusal(f"the environment has no variant {variant!r:.60}")
         return found
 
+    def _refuse_before_reset(self, lease: Lease) -> None:
+        # an instance that was taken over still stands in the episode of somebody else
+        if lease.observation is None:
+            raise OutOfTurn("the session has no episode yet; reset it first")
+
     def _session(self, spawn: Callable[[], BaseEnvironment]) -> EnvironmentSession:
         try:
             instance = spawn()
@@ -255,9 +283,12 @@ class Sessions:
             raise EnvironmentFailure(message) from error
         return EnvironmentSession(instance, self.settings.step_timeout, self.settings.reset_timeout)
 
+    async def _discard(self, session: EnvironmentSession) -> None:
+        with suppress(RolloutFailure):  # it is gone either way; no client has to do with it any more
+            await session.close()
+
     async def _replace(self, lease: Lease) -> None:
-        with suppress(RolloutFailure):
-            await lease.session.close()
+        await self._discard(lease.session)
         lease.session = self._session(lease.spawn)
         self.counters.add("uirl_sessions_replaced_total")
 
@@ -287,9 +318,3 @@ class Sessions:
         if lease.idles and now - lease.touched > self.settings.idle:
             return f"idle: not played for {self.settings.idle:g} s"
         return None
-
-    def _soonest(self) -> float:
-        """Seconds until a session may become free, as far as one can say: for `Retry-After`."""
-        now = self._clock()
-        left = [self.settings.lease - (now - lease.renewed) for lease in self.active if lease.leased]
-        return min(max(1.0, min(left, default=5.0)), 30.0)

@@ -27,7 +27,7 @@ from fastapi.responses import PlainTextResponse
 from uirl.environments.remote.pictures import as_png
 from uirl.environments.remote.server.access import require_grader
 from uirl.environments.remote.server.problems import Full
-from uirl.environments.remote.server.sessions import Lease, Sessions
+from uirl.environments.remote.server.sessions import RETRY_AFTER, Lease, Sessions
 from uirl.errors import EnvironmentFailure, RolloutFailure
 from uirl.types import Action
 
@@ -146,7 +146,7 @@ class UIVerifiers:
             known = " or ".join(repr(name) for name in sorted(self.types))
             raise _unprocessable("enum", "type", f"Input should be {known}", type)
         if n > self.sessions.settings.sessions - len(self.sessions.active):
-            raise Full(len(self.sessions.active), self.sessions.settings.sessions, 5.0)
+            raise Full(len(self.sessions.active), self.sessions.settings.sessions, RETRY_AFTER)
         started: list[Numbered] = []
         try:
             for i in range(n):

@@ -28,6 +28,7 @@ class Vitals:
         """Numbers for Prometheus."""
         gauges = {
             "uirl_sessions_active": ("Sessions that hold an environment.", float(len(self.sessions.active))),
+            "uirl_instances_warm": ("Environments that wait for a session.", float(self.sessions.warm)),
             "uirl_sessions_capacity": ("Sessions at a time.", float(self.sessions.settings.sessions)),
         }
         return Response(self.sessions.counters.text(gauges), media_type="text/plain; version=0.0.4")

@@ -1,0 +1,306 @@
+"""The fault table: whatever breaks between here and a server, the trajectory says so and teaches nothing, and no session
+stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.environments.remote.clicking import NAME, Clicking
+from tests.environments.remote.faults import Faulty, Wire
+from tests.environments.remote.form import middle, row_place
+from tests.environments.remote.openenv_stand_in import stand_in
+from tests.environments.remote.running import running, serve_process, serving, until
+from tests.environments.remote.stand_ins import many_sessions
+from tests.inference.pictures import picture
+from tests.rollout.worlds import collector, play_with, scripted, specs
+from uirl.environments import BaseEnvironment
+from uirl.environments.remote.native import NativeRemoteEnvironment
+from uirl.environments.remote.openenv import OpenEnvEnvironment
+from uirl.environments.remote.server.app import create_app
+from uirl.environments.remote.server.settings import ServerSettings
+from uirl.environments.remote.ui_verifiers import UIVerifiersEnvironment
+from uirl.errors import AlignmentError
+from uirl.images import screenshot
+from uirl.inference import LoadedModel
+from uirl.rollout import EpisodeLimits, samples_of
+from uirl.rollout.samples import samples_of_all
+from uirl.types import Observation, RolloutData, Trajectory
+
+CLICK = '{"action":"click","x":1,"y":1}'
+TURNS = 4
+
+
+def play(
+    lm: LoadedModel,
+    environment: BaseEnvironment,
+    episodes: int = 3,
+    *,
+    retries: int = 0,
+    before_turn: Callable[[int], None] = lambda number: None,
+    reply: str = CLICK,
+) -> list[Trajectory]:
+    """Episodes of `TURNS` clicks; `before_turn` hears of every model call, counted over all episodes."""
+    engine = scripted(lm, reply)
+    generate, calls = engine.generate, iter(range(10**9))
+
+    async def counted(request: Any) -> Any:
+        before_turn(next(calls))
+        await asyncio.sleep(0)
+        return await generate(request)
+
+    engine.generate = counted  # type: ignore[method-assign]
+    group = collector(lm, environment, retries=retries, limits=EpisodeLimits(TURNS), parallel=8)
+
+    async def run() -> list[Trajectory]:
+        try:
+            return await group.collect(specs(episodes), play_with(engine))
+        finally:
+            await group.close()
+
+    return asyncio.run(run())
+
+
+def expect_failures(trajectories: list[Trajectory], kind: str, words: str, *, turn: int | None = None) -> None:
+    """All of them are typed failures, and nothing can be learned from any of them."""
+    assert trajectories
+    for trajectory in trajectories:
+        assert trajectory.stop_reason == "failure"
+        assert trajectory.failure is not None
+        assert trajectory.failure.kind == kind, trajectory.failure
+        assert words in trajectory.failure.message
+        if turn is not None:
+            assert trajectory.failure.turn == turn
+        with pytest.raises(AlignmentError, match="is not evidence"):
+            samples_of(trajectory)
+    assert RolloutData(trajectories).usable == []
+    assert samples_of_all(trajectories) == []
+
+
+def native(url: str, **options: Any) -> NativeRemoteEnvironment:
+    options = {"patience": 1.0, "step_timeout": 30.0, **options}
+    return NativeRemoteEnvironment(url=url, **options)
+
+
+@contextlib.contextmanager
+def faulty_native(**settings: Any) -> Iterator[tuple[str, Faulty]]:
+    app = create_app(ServerSettings("clicking", **settings), Clicking())
+    faulty = Faulty(app)
+    with running(faulty, http="h11") as url:
+        yield url, faulty
+    assert not app.state.sessions.active
+
+
+# -- the server is killed ---------------------------------------------------------------------------------------------
+
+
+def test_a_server_killed_in_the_middle_of_its_episodes(lm: LoadedModel) -> None:
+    with serve_process("--env", NAME) as (url, process), serving(NAME) as other:
+
+        def kill(number: int) -> None:
+            if number == 5:  # in the second turn of every episode
+                process.kill()
+                process.wait()
+
+        alone = native(url)
+        pair = NativeRemoteEnvironment(urls=[url, other.url], patience=30.0)
+        assert pair.max_turns is None  # both are known by now, and need not ask what is served
+        assert alone.max_turns is None
+        assert [t.failure for t in play(lm, pair, episodes=2)] == [None, None]
+        expect_failures(play(lm, alone, before_turn=kill), "environment", url.split("//")[1])
+        assert [(server.active, server.failures) for server in alone.pool.servers] == [(0, 1)]
+        expect_failures(play(lm, alone, episodes=1), "environment", url.split("//")[1])
+        # with another server in the pool the dead one is left alone
+        assert [t.failure for t in play(lm, pair, episodes=4)] == [None] * 4
+        assert [server.active for server in pair.pool.servers] == [0, 0]
+        assert pair.pool.servers[0].failures >= 1
+
+
+def test_episodes_of_a_killed_server_are_repeated_on_another(lm: LoadedModel) -> None:
+    with serve_process("--env", NAME) as (doomed, process), serving(NAME) as other:
+
+        def kill(number: int) -> None:
+            if number == 6:
+                process.kill()
+                process.wait()
+
+        environment = NativeRemoteEnvironment(urls=[doomed, other.url], patience=30.0)
+        trajectories = play(lm, environment, episodes=4, retries=1, before_turn=kill)
+        done, attempts = trajectories[:4], trajectories[4:]
+        assert [(t.failure, len(t)) for t in done] == [(None, TURNS)] * 4
+        expect_failures(attempts, "environment", doomed.split("//")[1])
+        assert len(attempts) == 2  # sessions are balanced: two of the four were there
+        assert samples_of_all(trajectories) == samples_of_all(done)
+        assert other.active == 0
+
+
+def test_a_server_that_comes_back_is_used_again(lm: LoadedModel) -> None:
+    with serving(NAME) as served, Wire(served.url).running() as wire:
+        environment = native(wire.url, rest=0.2, patience=60.0)
+        assert [t.failure for t in play(lm, environment)] == [None] * 3
+        wire.cut()
+        mended = threading.Timer(0.8, wire.mend)
+        mended.start()
+        # nothing is lost with a session that does not open: it is asked for again
+        assert [t.failure for t in play(lm, environment)] == [None] * 3
+        mended.join()
+        assert environment.pool.servers[0].failures == 0
+    assert served.sessions.counters.count("uirl_sessions_opened_total") > 6, "the wire was not cut"
+
+
+# -- answers of the wrong kind ----------------------------------------------------------------------------------------
+
+
+def test_acts_answered_with_500(lm: LoadedModel) -> None:
+    with faulty_native() as (url, faulty):
+        faulty.rule = lambda method, path: "500" if path.endswith("/step") and faulty.count("/step") > 3 else None
+        trajectories = play(lm, native(url))
+        expect_failures(trajectories, "environment", "was answered with 500", turn=1)
+        assert faulty.count("/step") == 6, "an act was sent again"
+
+
+def test_a_server_that_hangs(lm: LoadedModel) -> None:
+    with faulty_native() as (url, faulty):
+        faulty.rule = lambda method, path: "hang" if path.endswith("/step") and faulty.count("/step") > 3 else None
+        expect_failures(play(lm, native(url, step_timeout=0.3)), "timeout", "no answer within 0.3 s", turn=1)
+        assert faulty.count("/step") == 6
+
+
+def test_answers_that_are_no_json(lm: LoadedModel) -> None:
+    with faulty_native() as (url, faulty):
+        faulty.rule = lambda method, path: "text" if path.endswith("/step") else None
+        expect_failures(play(lm, native(url)), "environment", "no JSON", turn=0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        ("500", "environment", "was answered with 500"),
+        ("hang", "timeout", "no answer within"),
+        ("text", "environment", "a picture that cannot be used"),
+        ("cut", "environment", "a picture that cannot be used"),
+    ],
+)
+def test_faults_of_a_ui_verifiers_server(vlm: LoadedModel, fault: str, kind: str, words: str) -> None:
+    faulty = Faulty(many_sessions())
+    with running(faulty) as url:
+        faulty.rule = lambda method, path: fault if path.endswith("/act") and faulty.count("/act") > 2 else None
+        environment = UIVerifiersEnvironment(url=url, delay=0, step_timeout=0.5 if fault == "hang" else 30.0)
+        x, y = row_place(0)
+        reply = f'{{"action":"click","x":{x},"y":{y}}}'
+        expect_failures(play(vlm, environment, episodes=2, reply=reply), kind, words, turn=1)
+        assert faulty.count("/act") == 4, "an act was sent again"
+        assert not faulty.state.running()
+
+
+def test_progress_that_cannot_be_had_is_a_failure_and_no_reward_of_zero(vlm: LoadedModel) -> None:
+    faulty = Faulty(many_sessions())
+    with running(faulty) as url:
+        faulty.rule = lambda method, path: (
+            "500" if path.endswith("/progress") and faulty.count("/progress") > 1 else None
+        )
+        x, y = middle((0, 0, 1000, 700))
+        reply = f'{{"action":"click","x":{x},"y":{y}}}'
+        environment = UIVerifiersEnvironment(url=url, delay=0)
+        expect_failures(play(vlm, environment, episodes=1, reply=reply), "environment", "/progress", turn=0)
+        assert not faulty.state.running()
+
+
+class Torn(Clicking):
+    """Its second picture ends in the middle: the header is right, the rest is missing."""
+
+    def reset(self, seed: int | None = None) -> Any:
+        return Observation("look", (picture(1),))
+
+    def step(self, action: Any) -> Any:
+        return Observation("look", (screenshot(picture(2)).data[:-40],)), 1.0, False, {}
+
+
+def test_a_picture_that_is_cut_off(vlm: LoadedModel) -> None:
+    with serving(Torn()) as served:
+        expect_failures(play(vlm, native(served.url)), "environment", "a picture that cannot be used", turn=0)
+    with serving(Torn()) as served:
+        environment = OpenEnvEnvironment(url=served.url)
+        expect_failures(play(vlm, environment), "environment", "a picture that cannot be used", turn=0)
+        until(lambda: served.active == 0)
+
+
+@pytest.mark.parametrize(("word", "words"), [("boom", "EXECUTION_ERROR: boom"), ("broken", "cannot be used")])
+def test_faults_of_an_openenv_server(vlm: LoadedModel, word: str, words: str) -> None:
+    app = stand_in(most=8)
+    with running(app) as url:
+        reply = f'{{"action":"{word}"}}'
+        expect_failures(play(vlm, OpenEnvEnvironment(url=url), reply=reply), "environment", words, turn=0)
+        until(lambda: not app.state.open)
+
+
+# -- wires ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [native, lambda url, **options: OpenEnvEnvironment(url=url, **options)])
+def test_half_open_sockets(lm: LoadedModel, make: Callable[..., BaseEnvironment]) -> None:
+    with serving(Clicking(), lease=1.0, idle=2.0) as served, Wire(served.url).running() as wire:
+        trajectories = play(
+            lm,
+            make(wire.url, step_timeout=0.4),
+            before_turn=lambda number: wire.freeze() if number == 5 else None,
+        )
+        expect_failures(trajectories, "timeout", "no answer")
+        until(lambda: served.active == 0, "the reaper's work")
+
+
+@pytest.mark.parametrize("make", [native, lambda url, **options: OpenEnvEnvironment(url=url, **options)])
+def test_an_act_whose_answer_gets_lost_is_taken_once(lm: LoadedModel, make: Callable[..., BaseEnvironment]) -> None:
+    with serving(Clicking(), lease=1.0, idle=2.0) as served, Wire(served.url).running() as wire:
+        cut = lambda number: wire.cut() if number == 2 else None  # noqa: E731
+        trajectories = play(lm, make(wire.url), episodes=1, before_turn=cut)
+        expect_failures(trajectories, "environment", wire.url.split("//")[1], turn=2)
+        assert served.sessions.counters.count("uirl_calls_total", method="step") == 3
+        until(lambda: served.active == 0)
+
+
+# -- leases and capacity ----------------------------------------------------------------------------------------------
+
+
+def test_a_lease_that_runs_out_in_the_middle(lm: LoadedModel) -> None:
+    with serving(Clicking(), lease=0.3) as served:
+        spawned: list[NativeRemoteEnvironment] = []
+
+        class Heartless(NativeRemoteEnvironment):
+            """Its heart stops with the first step."""
+
+            async def step(self, action: Any) -> Any:
+                result = await super().step(action)
+                assert self._heart is not None
+                self._heart.cancel()
+                spawned.append(self)
+                return result
+
+        def wait(number: int) -> None:
+            if number == 3:
+                until(lambda: served.active == 0)
+
+        trajectories = play(lm, Heartless(url=served.url), before_turn=wait)
+        expect_failures(trajectories, "environment", "lease: no call for 0.3 s", turn=1)
+        assert len(spawned) == 3
+
+
+def test_more_episodes_than_a_server_takes(lm: LoadedModel) -> None:
+    ending = Clicking()
+    ending.max_turns = 2
+    with serving(ending, sessions=1) as served:
+        # a session ends with its episode, so that the others get theirs
+        trajectories = play(lm, native(served.url, patience=60.0), episodes=3)
+        assert [(t.failure, t.stop_reason) for t in trajectories] == [(None, "max_turns")] * 3
+        assert served.sessions.counters.count("uirl_sessions_opened_total") == 3
+        assert served.sessions.counters.count("uirl_sessions_refused_total") > 0
+        assert served.sessions.warm == 1
+        held = served.sessions.open("native", leased=False)
+        expect_failures(play(lm, native(served.url, patience=0.3)), "environment", "all 1 sessions are taken")
+        assert served.active == 1
+        asyncio.run(served.sessions.close(held, "client"))

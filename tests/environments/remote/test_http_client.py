@@ -1,0 +1,135 @@
+"""What is sent again and what never is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from tests.environments.remote.faults import Faulty, Wire
+from tests.environments.remote.running import running
+from uirl.environments.remote.http import EnvironmentClient, NoAnswer, Refused, ServerLost
+from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, Faulty]]:
+    app = FastAPI()
+    app.add_api_route("/thing", lambda: {"n": 1}, methods=["GET", "POST"])
+    faulty = Faulty(app)
+    with running(faulty) as url:
+        yield url, faulty
+
+
+async def sent(url: str, *, again: bool, timeout: float = 30.0, retries: int = 2) -> Any:
+    client = EnvironmentClient(retries=retries, backoff=0.01)
+    client.hold()
+    try:
+        return await client.json("POST", f"{url}/thing", json={}, timeout=timeout, again=again)
+    finally:
+        await client.release()
+
+
+def failing(times: int, fault: str) -> Any:
+    left = iter(range(times))
+    return lambda method, path: fault if next(left, None) is not None else None
+
+
+async def test_what_may_happen_twice_is_sent_again(server: tuple[str, Faulty]) -> None:
+    url, faulty = server
+    faulty.rule = failing(2, "503")
+    assert await sent(url, again=True) == {"n": 1}
+    assert len(faulty.asked) == 3
+    faulty.rule = failing(3, "503")
+    with pytest.raises(Refused, match="503") as caught:
+        await sent(url, again=True)
+    assert caught.value.status == 503
+    assert len(faulty.asked) == 6
+
+
+@pytest.mark.parametrize("fault", ["500", "503"])
+async def test_an_act_is_sent_once(server: tuple[str, Faulty], fault: str) -> None:
+    url, faulty = server
+    faulty.rule = failing(1, fault)
+    with pytest.raises(Refused, match=fault):
+        await sent(url, again=False)
+    assert len(faulty.asked) == 1
+
+
+async def test_an_act_that_got_lost_on_the_way_back_is_sent_once(server: tuple[str, Faulty]) -> None:
+    url, faulty = server
+    with Wire(url).running() as wire:
+        wire.cut()
+        with pytest.raises(ServerLost):
+            await sent(wire.url, again=False)
+        assert len(faulty.asked) == 1
+        with pytest.raises(ServerLost, match="after 3 tries"):
+            await sent(wire.url, again=True)
+        assert len(faulty.asked) == 4
+
+
+async def test_an_act_that_never_left_is_sent_again() -> None:
+    with pytest.raises(ServerLost, match="after 3 tries: ConnectError"):
+        await sent("http://127.0.0.1:1", again=False)
+
+
+async def test_no_answer_is_a_time_out_and_not_sent_again(server: tuple[str, Faulty]) -> None:
+    url, faulty = server
+    faulty.rule = lambda method, path: "hang"
+    with pytest.raises(NoAnswer, match=r"no answer within 0\.2 s") as caught:
+        await sent(url, again=True, timeout=0.2)
+    assert isinstance(caught.value, EpisodeTimeout)
+    assert len(faulty.asked) == 1
+
+
+async def test_an_answer_that_is_no_json(server: tuple[str, Faulty]) -> None:
+    url, faulty = server
+    faulty.rule = lambda method, path: "text"
+    with pytest.raises(EnvironmentFailure, match="answered 'Internal Server Error': no JSON"):
+        await sent(url, again=True)
+
+
+async def test_a_server_is_waited_for_as_long_as_it_asks() -> None:
+    app = FastAPI()
+    asked: list[float] = []
+
+    @app.post("/thing")
+    async def thing() -> Any:
+        from fastapi.responses import JSONResponse
+
+        asked.append(time.monotonic())
+        error = {"error": {"kind": "capacity", "message": "full"}}
+        return {"n": 1} if len(asked) > 1 else JSONResponse(error, 503, {"retry-after": "0.5"})
+
+    with running(app) as url:
+        assert await sent(url, again=True) == {"n": 1}
+    assert asked[1] - asked[0] >= 0.5
+
+
+async def test_tokens_are_sent_and_never_shown(server: tuple[str, Faulty], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENV_TOKEN", "very-secret")
+    client = EnvironmentClient("ENV_TOKEN")
+    assert client.headers() == {"authorization": "Bearer very-secret"}
+    server[1].rule = lambda method, path: "500"
+    client.hold()
+    with pytest.raises(Refused) as caught:
+        await client.json("GET", f"{server[0]}/thing", timeout=30.0, again=True)
+    await client.release()
+    assert "very-secret" not in str(caught.value) + repr(client)
+    monkeypatch.setenv("ENV_TOKEN", "two\nlines")
+    with pytest.raises(ConfigError, match="ENV_TOKEN holds no token") as config:
+        EnvironmentClient("ENV_TOKEN")
+    assert "lines" not in str(config.value)
+
+
+async def test_connections_end_with_the_last_user(server: tuple[str, Faulty]) -> None:
+    client = EnvironmentClient()
+    client.hold()
+    client.hold()
+    await client.release()
+    assert await client.json("GET", f"{server[0]}/thing", timeout=30.0, again=True) == {"n": 1}
+    await client.release()
+    assert not client._open

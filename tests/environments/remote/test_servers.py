@@ -1,0 +1,106 @@
+"""The pool of servers: who gets the next session, who is left alone, for how long."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from uirl.environments.remote.servers import LONGEST_REST, Server, ServerPool
+from uirl.errors import ConfigError, EnvironmentFailure
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def taken(pool: ServerPool, count: int) -> list[str]:
+    found = [pool.choose() for _ in range(count)]
+    return [server.url if server else "-" for server in found]
+
+
+def test_sessions_are_balanced(clock: Clock) -> None:
+    pool = ServerPool(["a", "b", "c"], clock=clock)
+    assert sorted(taken(pool, 6)) == ["a", "a", "b", "b", "c", "c"]
+    pool.give_back(pool.servers[1])
+    assert taken(pool, 1) == ["b"]
+
+
+def test_a_server_takes_no_more_than_it_may(clock: Clock) -> None:
+    pool = ServerPool(["a", "b"], most=2, clock=clock)
+    assert sorted(taken(pool, 5)) == ["-", "a", "a", "b", "b"]
+
+
+def test_spares_stand_in_while_nobody_else_can(clock: Clock) -> None:
+    pool = ServerPool(["a"], ["s"], most=2, clock=clock)
+    assert taken(pool, 3) == ["a", "a", "s"]
+    pool = ServerPool(["a"], ["s"], rest=5.0, clock=clock)
+    pool.take_out(pool.servers[0], "it broke")
+    assert taken(pool, 2) == ["s", "s"]
+    clock.now += 5.0
+    assert taken(pool, 1) == ["a"]
+
+
+def test_a_server_that_failed_is_tried_by_one_session_and_rests_longer_each_time(clock: Clock) -> None:
+    pool = ServerPool(["a"], rest=5.0, clock=clock)
+    server = pool.servers[0]
+    assert taken(pool, 3) == ["a", "a", "a"]
+    for _ in range(3):  # all three sessions tell of the same mishap
+        pool.take_out(server, "it broke")
+        pool.give_back(server)
+    assert server.failures == 1
+    for rest in (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, LONGEST_REST, LONGEST_REST):
+        clock.now += rest - 0.1
+        assert taken(pool, 1) == ["-"]
+        clock.now += 0.1
+        assert taken(pool, 2) == ["a", "-"]
+        pool.take_out(server, "still broken")
+        pool.give_back(server)
+    clock.now += LONGEST_REST
+    assert taken(pool, 2) == ["a", "-"]
+    pool.well(server)
+    assert taken(pool, 2) == ["a", "a"]
+    assert (server.failures, server.why) == (0, "")
+
+
+def test_a_full_server_is_left_alone_and_not_blamed(clock: Clock) -> None:
+    pool = ServerPool(["a", "b"], clock=clock)
+    pool.full(pool.servers[0], 3.0)
+    assert taken(pool, 3) == ["b", "b", "b"]
+    clock.now += 3.0
+    assert taken(pool, 3) == ["a", "a", "a"]
+    pool.full(pool.servers[0], 3.0)
+    assert taken(pool, 1) == ["b"]
+    pool.give_back(pool.servers[0])  # one session less there: it may have room again
+    assert taken(pool, 1) == ["a"]
+    assert pool.servers[0].failures == 0
+
+
+async def test_take_waits_and_gives_up_with_the_reasons() -> None:
+    pool = ServerPool(["http://a", "http://b"], most=1, patience=0.3)
+    one, two = await pool.take(), await pool.take()
+    pool.take_out(two, "it broke")
+    with pytest.raises(EnvironmentFailure) as caught:
+        await pool.take()
+    assert str(caught.value) == "no server is free: http://a (1 sessions); http://b (it broke)"
+    waiting = asyncio.create_task(pool.take(60.0))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    pool.give_back(one)
+    assert await waiting is one
+
+
+def test_a_pool_needs_servers() -> None:
+    with pytest.raises(ConfigError, match="there is no server"):
+        ServerPool([], ["s"])
+    with pytest.raises(ConfigError, match="named twice"):
+        ServerPool(["a"], ["a"])
+    assert Server("a").most is None
