@@ -46,11 +46,12 @@ def _lines(nodes: Sequence[Node]) -> Iterator[str]:
 def _describe(node: Node, role: str, name: str) -> str:
     if role == "StaticText":
         return f'"{name}"'
+    if role == "RootWebArea":
+        return f'page "{name}"' if name else "page"
     value = _one_line(_of(node, "value"))
     states = {state["name"]: state["value"].get("value") for state in node.get("properties", ())}
     held = ", ".join(_state(name, states[name]) for name in SHOWN_STATES if _is_on(states.get(name)))
-    title = {"RootWebArea": "page"}.get(role, role)
-    parts = [title, f'"{name}"' if name else "", f'= "{value}"' if value else "", f"({held})" if held else ""]
+    parts = [role, f'"{name}"' if name else "", f'= "{value}"' if value else "", f"({held})" if held else ""]
     return " ".join(part for part in parts if part)
 
 

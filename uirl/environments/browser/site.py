@@ -43,11 +43,13 @@ class Site:
     def _file(self, path: str) -> Path | None:
         if self.folder is None or "\0" in path:
             return None
-        found = (self.folder / path.lstrip("/")).resolve()
-        if found.is_dir():
-            found = found / "index.html"
-        # After resolving: neither '..' nor a link leads out of the folder.
-        return found if found.is_file() and found.is_relative_to(self.folder) else None
+        try:
+            found = (self.folder / path.lstrip("/")).resolve()
+            found = found / "index.html" if found.is_dir() else found
+            # After resolving: neither '..' nor a link leads out of the folder.
+            return found if found.is_file() and found.is_relative_to(self.folder) else None
+        except OSError:  # no such name can be in a folder
+            return None
 
 
 def _content_type(path: str) -> str:

@@ -1,0 +1,225 @@
+"""What goes wrong in a browser: each is a typed failure of the episodes it touches, and the next episode works."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from uirl.environments.browser.chromium import Chromium
+from uirl.environments.browser.miniwob import MiniWobEnvironment
+from uirl.environments.browser.web import WebEnvironment
+from uirl.environments.session import EnvironmentSession
+from uirl.errors import EnvironmentFailure, EpisodeTimeout
+from uirl.types import Action, StepResult
+
+
+class Trouble(WebEnvironment):
+    """Buttons that do what pages should not."""
+
+    html = """<!doctype html><body style="margin:0">
+      <style>button { position: absolute; left: 0; width: 90px; height: 20px }</style>
+      <button style="top:0" onclick="count.textContent = +count.textContent + 1">count</button>
+      <button style="top:20px" onclick="while (true);">hang</button>
+      <button style="top:40px" onclick="alert('careful'); count.textContent = prompt('how many?', '7')">ask</button>
+      <button style="top:60px" onclick="window.open('about:blank'); window.open('/other')">open</button>
+      <button style="top:80px" onclick="onbeforeunload = e => { e.preventDefault(); e.returnValue = 1 }">stay</button>
+      <button style="top:100px" onclick="location = '/?left'">leave</button>
+      <button style="top:120px" onclick="while (true) alert('again')">nag</button>
+      <button style="top:140px" onclick="count.textContent = confirm('sure?')">sure</button>
+      <button style="top:160px" onclick="location = 'http://192.0.2.1/'">away</button>
+      <p id="count" style="position:absolute;left:100px">0</p></body>"""
+    goal = "Count to three."
+    state = "({count: document.querySelector('#count').textContent, left: location.search})"
+    actions = ("click", "wait", "goto", "back")
+    page_size = (200, 200)
+
+    def outcome(self, state: object) -> bool | None:
+        return state["count"] == "3" or None  # type: ignore[index]
+
+
+def button(number: int) -> Action:
+    return Action.of("click", x=20, y=20 * number + 10)
+
+
+COUNT, HANG, ASK, OPEN, STAY, LEAVE, NAG, SURE, AWAY = (button(number) for number in range(9))
+
+
+def processes() -> set[int]:
+    """All processes of browsers on this machine that were started under this one."""
+    mine, found = {os.getpid()}, set[int]()
+    rows = subprocess.run(["ps", "-eo", "pid,ppid,stat,comm"], capture_output=True, text=True, check=True).stdout
+    parents = {int(row.split()[0]): row.split() for row in rows.splitlines()[1:]}
+    for pid, row in sorted(parents.items()):
+        ancestor = pid
+        while ancestor in parents and ancestor not in mine:
+            ancestor = int(parents[ancestor][1])
+        if ancestor in mine and pid not in mine and "Z" not in row[2] and row[3] != "ps":
+            found.add(pid)
+    return found
+
+
+async def solves(env: Trouble) -> bool:
+    """Whether an episode can be played to its end."""
+    await env.reset(seed=1)
+    results = [await env.step(COUNT) for _ in range(3)]
+    return results[-1].observation.info["success"] is True and results[-1].reward == 1.0
+
+
+async def test_a_crash_fails_its_episode_alone_and_the_next_reset_works() -> None:
+    crashed, fine = Trouble(), Trouble()
+    sessions = [EnvironmentSession(env) for env in (crashed, fine)]
+    await asyncio.gather(*(session.reset(seed=1) for session in sessions))
+    assert crashed._page is not None
+    with pytest.raises(EnvironmentFailure, match="chrome://crash"):
+        await crashed._page.goto("chrome://crash")
+    with pytest.raises(EnvironmentFailure, match="crashed"):
+        await sessions[0].step(COUNT)
+    assert (await sessions[1].step(COUNT)).observation.info["state"]["count"] == "1"
+    assert await solves(crashed)
+    assert Chromium.shared().starts == 1
+
+
+@pytest.mark.parametrize("action", [HANG, NAG])
+async def test_a_page_that_hangs_is_a_time_out_and_the_next_reset_works(action: Action) -> None:
+    Chromium.shared().timeout = 1.0
+    env = Trouble()
+    await env.reset(seed=1)
+    before = len(processes())
+    with pytest.raises(EpisodeTimeout, match=r"did not answer within 1\.0 s"):
+        await env.step(action)
+    with pytest.raises(EnvironmentFailure, match="broken"):
+        await env.step(COUNT)
+    Chromium.shared().timeout = 10.0
+    assert await solves(env)
+    assert Chromium.shared().starts == 1
+    await env.close()
+    for _ in range(100):  # the process of the hung page ends with its context
+        if len(processes()) < before:
+            break
+        await asyncio.sleep(0.05)
+    assert len(processes()) < before
+
+
+async def test_dialogs_are_answered_and_told() -> None:
+    env = Trouble()
+    await env.reset(seed=1)
+    asked = await env.step(ASK)
+    assert asked.observation.text == "the page said: careful\nthe page said: how many?"
+    assert asked.observation.info["state"]["count"] == "7", "the answer that the page proposed"
+    sure = await env.step(SURE)
+    assert (sure.observation.text, sure.observation.info["state"]["count"]) == ("the page said: sure?", "true")
+    await env.step(STAY)
+    left = await env.step(LEAVE)
+    assert (left.observation.text, left.observation.info["state"]["left"]) == ("", "?left")
+    assert await solves(env)
+
+
+async def test_other_windows_are_closed_and_told() -> None:
+    env = Trouble()
+    await env.reset(seed=1)
+    told = (await env.step(OPEN)).observation.text
+    for _ in range(15):  # they come when the browser has opened them
+        if told.count("a new window was closed") == 2:
+            break
+        told += (await env.step(Action.of("wait", seconds=0.1))).observation.text
+    assert told.count("a new window was closed") == 2
+    assert env._page is not None
+    found = await env._page._connection.call("Target.getTargets")
+    assert sum(target.get("browserContextId") == env._page.context for target in found["targetInfos"]) == 1
+    assert (await env.step(COUNT)).observation.info["state"]["count"] == "1"
+
+
+async def test_a_page_that_is_out_of_reach_is_seen_and_left_again() -> None:
+    env = Trouble()
+    first = await env.reset(seed=1)
+    await env.step(COUNT)
+    away = await env.step(AWAY)
+    assert away.observation.images[0] != first.images[0]
+    assert away.observation.info["state"]["count"] == "1", "the last that could be read"
+    back = await env.step(Action.of("back"))
+    assert (back.observation.images[0], back.observation.info["state"]["count"]) == (first.images[0], "0")
+    assert (await env.step(Action.of("back"))).observation.text == "there is no page to go back to"
+
+
+async def test_a_browser_killed_under_16_sessions() -> None:
+    base = MiniWobEnvironment(actions=["click", "wait"])
+    sessions = [EnvironmentSession(base.spawn()) for _ in range(16)]
+    await asyncio.gather(*(session.reset(seed=1) for session in sessions))
+    group, before = Chromium.shared().pid, len(processes())
+    assert group is not None
+
+    async def play(session: EnvironmentSession) -> StepResult:
+        while True:
+            await session.step(Action.of("click", x=2, y=205))
+
+    playing = [asyncio.create_task(play(session)) for session in sessions]
+    await asyncio.sleep(0.1)
+    os.killpg(group, signal.SIGKILL)
+    outcomes = await asyncio.gather(*playing, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [EnvironmentFailure] * 16
+    assert all(session.broken for session in sessions)
+    await asyncio.gather(*(session.close() for session in sessions))
+    again = [EnvironmentSession(base.spawn()) for _ in range(16)]
+    firsts = await asyncio.gather(*(session.reset(seed=1) for session in again))
+    assert len({first.images[0].hash for first in firsts}) == 1
+    assert Chromium.shared().starts == 2
+    assert len(processes()) <= before + 1
+    connection = await Chromium.shared()._connected()
+    assert len((await connection.call("Target.getBrowserContexts"))["browserContextIds"]) == 16
+    await asyncio.gather(*(session.close() for session in again))
+    assert (await connection.call("Target.getBrowserContexts"))["browserContextIds"] == []
+    await Chromium.shared().close()
+    assert processes() == set()
+
+
+async def test_a_browser_that_stops_answering_is_replaced() -> None:
+    env, other = Trouble(), Trouble()
+    await asyncio.gather(env.reset(seed=1), other.reset(seed=1))
+    browser = Chromium.shared()
+    connection = await browser._connected()
+    connection.timeout = 0.5
+    group = browser.pid
+    assert group is not None
+    os.killpg(group, signal.SIGSTOP)
+    with pytest.raises(EpisodeTimeout):
+        await env.step(COUNT)
+    assert await solves(env)
+    assert await solves(other)
+    assert browser.starts == 2
+    assert browser.pid != group
+
+
+ORPHANS = """
+import asyncio, os, signal
+from uirl.environments.browser.chromium import Chromium
+from uirl.environments.browser.miniwob import MiniWobEnvironment
+
+async def main():
+    envs = [MiniWobEnvironment() for _ in range(4)]
+    await asyncio.gather(*(env.reset(seed=1) for env in envs))
+    print(Chromium.shared().pid, Chromium.shared()._process._profile, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+def test_nothing_is_left_of_a_run_that_was_killed() -> None:
+    child = subprocess.run([sys.executable, "-c", ORPHANS], capture_output=True, text=True, timeout=60, check=False)
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    group, profile = child.stdout.split()
+    for _ in range(200):
+        rows = subprocess.run(["ps", "-eo", "pgid,stat"], capture_output=True, text=True, check=True).stdout
+        left = [row for row in rows.splitlines()[1:] if row.split()[0] == group and "Z" not in row.split()[1]]
+        if not left:
+            break
+        subprocess.run(["sleep", "0.05"], check=True)
+    assert left == []
+    subprocess.run(["rm", "-r", profile], check=True)  # nobody was left to do it
+    assert not Path(profile).exists()
