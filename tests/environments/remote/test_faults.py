@@ -1,5 +1,5 @@
-"""The fault table: whatever breaks between here and a server, the trajectory says so and teaches nothing, and no session
-stays behind."""
+"""The fault table: whatever breaks between here and a server, the trajectory says so and teaches nothing, and no
+session stays behind."""
 
 from __future__ import annotations
 

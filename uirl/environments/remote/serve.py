@@ -14,6 +14,8 @@ def serve_environment(settings: ServerSettings, say: Callable[[str], None] = pri
     Raises ConfigError where the packages of a server are missing, the environment does not exist or the port is taken.
     """
     try:
+        import websockets  # noqa: F401  uvicorn speaks WebSocket through it, and says so only when it runs
+
         from uirl.environments.remote.server.app import serve
     except ImportError as error:
         raise ConfigError(f"a server needs more packages ({error}): pip install 'uirl[server]'") from error

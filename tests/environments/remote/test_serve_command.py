@@ -1,0 +1,82 @@
+"""`uirl serve` as a person starts it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+
+import httpx
+import pytest
+
+from tests.environments.remote.clicking import NAME
+from tests.environments.remote.running import PATIENCE, serve_process
+from uirl.cli.main import main
+
+
+def test_it_serves_until_it_is_told_to_stop() -> None:
+    leaving = "tests.environments.remote.leaving:Leaving"
+    arguments = ["--env", leaving, "--option", "words=no", "--option", "number=7", "--sessions", "2", "--idle", "500"]
+    with serve_process(*arguments) as (url, process):
+        with httpx.Client(base_url=url, timeout=PATIENCE) as http:
+            made = [http.post("/v1/sessions", json={"reset": True}).json() for _ in range(2)]
+            # options are read as YAML means them: 'no' is a word, 7 is a number; a server loads no torch
+            assert [one["observation"]["text"] for one in made] == ["no 7 torch=False"] * 2
+            assert [one["idle_seconds"] for one in made] == [500.0, 500.0]
+            assert http.post("/v1/sessions").status_code == 503
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0
+        assert out.count("closed") == 3, "two sessions and the template"
+        assert "Traceback" not in errors
+
+
+def test_tokens_come_from_the_environment() -> None:
+    options = ["--token-env", "A_TOKEN", "--grader-token-env", "G_TOKEN", "--host", "0.0.0.0"]
+    with serve_process("--env", NAME, *options, env={"A_TOKEN": "a-secret", "G_TOKEN": "g-secret"}) as (url, process):
+        local = url.replace("0.0.0.0", "127.0.0.1")
+        assert httpx.get(f"{local}/v1/environment").status_code == 401
+        for token, grades in (("a-secret", False), ("g-secret", True)):
+            said = httpx.get(f"{local}/v1/environment", headers={"authorization": f"Bearer {token}"}).json()
+            assert said["grades"] is grades
+        process.terminate()
+        out, errors = process.communicate(timeout=PATIENCE)
+        assert "secret" not in out + errors
+
+
+def test_one_process_one_session() -> None:
+    with serve_process("--env", "screen", "--single", "--seed", "3") as (url, _):
+        assert httpx.get(url + "/").text.startswith("UI Verifiers Session Server\nSession Type: Screen\n")
+        picture = httpx.get(url + "/act", params={"action_type": "screenshot"})
+        assert picture.headers["content-type"] == "image/png"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--env", "scren"], "did you mean 'screen'?"),
+        (["--env", "screen", "--option", "levle=2"], "did you mean 'level'?"),
+        (["--env", "screen", "--option", "level"], "expected key=value"),
+        (["--env", "screen", "--option", "level=[1"], "the value of level"),
+        (["--env", "screen", "--option", "level=9"], "level must be one of"),
+        (["--env", "screen", "--sessions", "0"], "sessions must be a positive int"),
+        (["--env", "screen", "--token-env", "NO_SUCH_VARIABLE"], "NO_SUCH_VARIABLE is not set"),
+    ],
+)
+def test_mistakes_are_named(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", "0", *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert main(["serve", "--env", "screen", "--port", str(port)]) == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "uirl.environments.remote.server.app", raising=False)
+    assert main(["serve", "--env", "screen", "--port", "0"]) == 2
+    assert "pip install 'uirl[server]'" in capsys.readouterr().err
