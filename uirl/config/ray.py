@@ -1,4 +1,4 @@
-"""Actors on several machines."""
+"""Several machines: Ray, and the GPUs that verl divides among its workers."""
 
 from __future__ import annotations
 
@@ -18,3 +18,7 @@ class RayConfig(Section):
     """Actors that play episodes."""
     address: str | None = None
     """Address of a Ray cluster, 'auto' for the one this machine belongs to; None: start one on this machine."""
+    nnodes: Count = 1
+    """Machines that verl trains on."""
+    gpus_per_node: Count = 8
+    """GPUs of each of them."""

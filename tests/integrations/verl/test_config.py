@@ -1,0 +1,129 @@
+"""Our config in verl's terms: every key has a place or a reason, and verl's own schema has the last word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from uirl import ConfigError, ConfigStore, load_model
+from uirl.integrations.verl.config import ELSEWHERE, MAPPED, create_verl_config, load_verl_config
+
+pytestmark = pytest.mark.verl
+ROOT = Path(__file__).parents[3]
+
+
+def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from leaves(field.annotation, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def own(*overrides: str) -> ConfigStore:
+    return ConfigStore().override(["model.model_name=/models/seven", *overrides])
+
+
+def test_every_key_of_ours_is_mapped_or_says_why_not() -> None:
+    keys = set(leaves(ConfigStore))
+
+    def reasons(key: str) -> list[str]:
+        return [entry for entry in ELSEWHERE if key == entry or key.startswith(entry + ".")]
+
+    assert {key for key in keys if key not in MAPPED and not reasons(key)} == set()
+    assert {key for key in MAPPED if reasons(key)} == set()
+    known = keys | {key.rsplit(".", 1)[0] for key in keys}
+    assert {entry for entry in (*MAPPED, *ELSEWHERE) if entry not in known} == set()
+
+
+def test_the_mapped_values_say_the_same() -> None:
+    made = create_verl_config(
+        own(
+            "training.adv_estimator=grpo",
+            "training.group_size=16",
+            "training.batch_size=128",
+            "training.minibatches=2",
+            "training.clip_ratio_low=0.2",
+            "training.clip_ratio_high=0.3",
+            "training.num_epochs=3",
+            "training.num_iters_per_epoch=5",
+            "checkpoint.save_interval=2",
+            "inference.top_k=0",
+            "algorithm.kl_loss_coef=0.01",
+            "algorithm.tis_cap=2.5",
+            "model.use_lora=true",
+            "ray.nnodes=4",
+        ),
+        prompt_length=2048,
+        response_length=8192,
+    )
+    rollout, actor = made.actor_rollout_ref.rollout, made.actor_rollout_ref.actor
+    # verl counts prompts where we count episodes: 128 episodes are 8 groups of 16, in 2 mini-batches of 4 groups
+    assert (made.data.train_batch_size, rollout.n, actor.ppo_mini_batch_size) == (8, 16, 4)
+    assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.2, 0.3)
+    assert (made.trainer.total_training_steps, made.trainer.save_freq, made.trainer.nnodes) == (15, 10, 4)
+    assert (rollout.top_k, rollout.mode, rollout.name) == (-1, "async", "vllm")
+    assert (actor.use_kl_loss, actor.kl_loss_coef, actor.kl_loss_type) == (True, 0.01, "low_var_kl")
+    correction = made.algorithm.rollout_correction
+    assert (correction.rollout_is, correction.rollout_is_threshold) == ("token", 2.5)
+    assert made.actor_rollout_ref.model.lora_rank == 16
+    assert (made.data.max_prompt_length, made.data.max_response_length) == (2048, 8192)
+    assert made.actor_rollout_ref.model.path == "/models/seven"
+    assert (made.algorithm.adv_estimator, made.critic.enable) == ("grpo", False)
+    assert create_verl_config(own()).critic.enable
+
+
+def test_verl_finds_the_config_valid(tmp_path: Path) -> None:
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    config = ConfigStore().override(["model.model_name=uirl/tiny-lm"])
+    load_model(config.model).save(tmp_path)
+    for estimator in ("gae", "grpo"):
+        made = create_verl_config(own(f"training.adv_estimator={estimator}"), model_path=str(tmp_path))
+        validate_config(made, use_reference_policy=False, use_critic=estimator == "gae")
+        for part in (made.actor_rollout_ref.actor, made.actor_rollout_ref.rollout, made.algorithm):
+            omega_conf_to_dataclass(part)
+
+
+def test_mistakes_name_the_nearest_key() -> None:
+    with pytest.raises(ConfigError, match=r"verl has no key 'trainer.nnode': trainer holds no 'nnode'; .*'nnodes'"):
+        create_verl_config(own(), ["trainer.nnode=2"])
+    with pytest.raises(ConfigError, match="has no place under verl"):
+        create_verl_config(own("training.adv_estimator=rejection_sampling"))
+    with pytest.raises(ConfigError, match="does not divide the 3 groups"):
+        create_verl_config(
+            own(
+                "training.adv_estimator=grpo",
+                "training.batch_size=24",
+                "training.group_size=8",
+                "training.minibatches=2",
+            )
+        )
+
+
+def test_verls_own_keys_win_and_free_sections_take_anything() -> None:
+    made = create_verl_config(
+        own("inference.engine_options={swap_space: 8}"),
+        {"trainer.total_epochs": 7, "actor_rollout_ref.actor.fsdp_config.strategy": "fsdp2"},
+    )
+    assert made.trainer.total_epochs == 7
+    assert made.actor_rollout_ref.rollout.engine_kwargs.vllm.swap_space == 8
+    assert made.actor_rollout_ref.actor.fsdp_config.strategy == "fsdp2"
+
+
+def test_megatron_has_its_own_schema() -> None:
+    made = create_verl_config(own(), megatron=True)
+    assert "megatron" in made.actor_rollout_ref.actor
+
+
+def test_a_yaml_in_verls_terms_is_taken_as_it_is() -> None:
+    made, ours, curriculum = load_verl_config(ROOT / "configs" / "verl_config.yaml", ["trainer.nnodes=2"])
+    assert made.actor_rollout_ref.rollout.n == 16
+    assert (made.actor_rollout_ref.actor.clip_ratio_low, made.actor_rollout_ref.actor.clip_ratio_high) == (0.2, 0.3)
+    assert made.actor_rollout_ref.rollout.mode == "async"
+    assert made.trainer.nnodes == 2
+    assert curriculum["enabled"] is True
+    assert isinstance(ours, ConfigStore)

@@ -1,0 +1,1 @@
+"""The house under other people's roofs."""

@@ -1,0 +1,383 @@
+"""`ConfigStore` -> verl's config, key by key. Every key of ours is mapped or named with the reason why it is not.
+
+verl's own schema is composed by hydra from the installed package, so a key that verl moved is an error here and not a
+setting that does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from uirl.config import ConfigStore
+from uirl.errors import ConfigError, did_you_mean
+
+ACTOR, ROLLOUT, HF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+
+ESTIMATORS = {
+    "gae": "gae",
+    "grpo": "grpo",
+    "rloo": "rloo",
+    "reinforce_plus_plus": "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
+    "turn_level": "uirl_turn_level",
+    "gigpo": "uirl_gigpo",
+}
+"""Our estimators -> verl's, or those of ours that `uirl.integrations.verl.estimators` registers with it."""
+
+KL_TYPES = {"k1": "k1", "k2": "k2", "k3": "low_var_kl"}
+
+
+def _same(value: Any, config: ConfigStore) -> Any:
+    return value
+
+
+def _estimator(value: str, config: ConfigStore) -> str:
+    if value not in ESTIMATORS:
+        raise ConfigError(
+            f"training.adv_estimator={value!r} has no place under verl; {did_you_mean(value, ESTIMATORS)} Imitation of "
+            "successes runs on the local trainer, or as fine-tuning on `export_sft`."
+        )
+    return ESTIMATORS[value]
+
+
+def _sequences(value: int, config: ConfigStore) -> int:
+    """Episodes of one optimiser step: what verl calls a mini-batch, in prompts."""
+    training = config.training
+    prompts = training.batch_size // training.episodes_per_group
+    if prompts % value:
+        raise ConfigError(
+            f"training.minibatches={value} does not divide the {prompts} groups of an update; verl splits an update by "
+            "groups: change minibatches, batch_size or group_size"
+        )
+    return prompts // value
+
+
+Convert = Callable[[Any, ConfigStore], Any]
+
+MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
+    "model.dtype": ([f"{ROLLOUT}.dtype"], _same),
+    "model.tensor_parallel_size": ([f"{ROLLOUT}.tensor_model_parallel_size"], _same),
+    "model.trust_remote_code": ([f"{HF}.trust_remote_code", "data.trust_remote_code"], _same),
+    "model.chat_template": ([f"{HF}.custom_chat_template"], lambda value, config: _template(value)),
+    "model.attn_implementation": (
+        [f"{HF}.override_config.attn_implementation"],
+        lambda value, config: _UNSET if value is None else value,
+    ),
+    "model.gradient_checkpointing": ([f"{HF}.enable_gradient_checkpointing"], _same),
+    "model.use_lora": ([f"{HF}.lora_rank"], lambda value, config: config.model.lora.r if value else 0),
+    "model.lora.lora_alpha": ([f"{HF}.lora_alpha"], _same),
+    "model.lora.target": ([f"{HF}.target_modules"], lambda value, config: _lora_target(value)),
+    "inference.backend": ([f"{ROLLOUT}.name"], lambda value, config: _rollout_name(value)),
+    "inference.temperature": ([f"{ROLLOUT}.temperature"], _same),
+    "inference.top_p": ([f"{ROLLOUT}.top_p"], _same),
+    "inference.top_k": ([f"{ROLLOUT}.top_k"], lambda value, config: value or -1),
+    "inference.max_batch_size": ([f"{ROLLOUT}.max_num_seqs"], _same),
+    "inference.max_context": ([f"{ROLLOUT}.max_model_len"], _same),
+    "inference.kv_cache": ([f"{ROLLOUT}.enable_prefix_caching"], _same),
+    "training.seed": ([f"{ROLLOUT}.seed", "data.seed", f"{ACTOR}.data_loader_seed"], _same),
+    "training.num_epochs": (["trainer.total_epochs"], _same),
+    "training.num_iters_per_epoch": (
+        ["trainer.total_training_steps"],
+        lambda value, config: value * config.training.num_epochs,
+    ),
+    "training.batch_size": (
+        ["data.train_batch_size"],
+        lambda value, config: value // config.training.episodes_per_group,
+    ),
+    "training.group_size": ([f"{ROLLOUT}.n"], lambda value, config: config.training.episodes_per_group),
+    "training.minibatches": ([f"{ACTOR}.ppo_mini_batch_size", "critic.ppo_mini_batch_size"], _sequences),
+    "training.update_epochs": ([f"{ACTOR}.ppo_epochs", "critic.ppo_epochs"], _same),
+    "training.micro_batch_tokens": ([f"{ACTOR}.ppo_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu"], _same),
+    "training.learning_rate": ([f"{ACTOR}.optim.lr"], _same),
+    "training.betas": ([f"{ACTOR}.optim.betas", "critic.optim.betas"], lambda value, config: list(value)),
+    "training.weight_decay": ([f"{ACTOR}.optim.weight_decay", "critic.optim.weight_decay"], _same),
+    "training.warmup_steps": ([f"{ACTOR}.optim.lr_warmup_steps", "critic.optim.lr_warmup_steps"], _same),
+    "training.max_grad_norm": (
+        [f"{ACTOR}.optim.clip_grad", "critic.optim.clip_grad"],
+        lambda value, config: 1e9 if value is None else value,
+    ),
+    "training.adv_estimator": (["algorithm.adv_estimator"], _estimator),
+    "training.gamma": (["algorithm.gamma"], _same),
+    "training.lam": (["algorithm.lam"], _same),
+    "training.clip_ratio": ([f"{ACTOR}.clip_ratio"], _same),
+    "training.clip_ratio_low": ([f"{ACTOR}.clip_ratio_low"], lambda value, config: config.training.clip_range[0]),
+    "training.clip_ratio_high": ([f"{ACTOR}.clip_ratio_high"], lambda value, config: config.training.clip_range[1]),
+    "training.entropy_coef": ([f"{ACTOR}.entropy_coeff"], _same),
+    "training.value_clip": (["critic.cliprange_value"], lambda value, config: 1e9 if value is None else value),
+    "training.value_learning_rate": (
+        ["critic.optim.lr"],
+        lambda value, config: config.training.learning_rate if value is None else value,
+    ),
+    "training.use_kl_in_reward": (["algorithm.use_kl_in_reward"], _same),
+    "training.kl_coef": (["algorithm.kl_ctrl.kl_coef"], _same),
+    "training.eval_every": (["trainer.test_freq"], lambda value, config: -1 if value is None else value),
+    "training.eval_temperature": (
+        [f"{ROLLOUT}.val_kwargs.temperature"],
+        lambda value, config: config.inference.temperature if value is None else value,
+    ),
+    "algorithm.loss_aggregation": ([f"{ACTOR}.loss_agg_mode", "critic.loss_agg_mode"], _same),
+    "algorithm.loss_length": ([f"{ACTOR}.loss_scale_factor"], _same),
+    "algorithm.ratio": (
+        [f"{ACTOR}.policy_loss.loss_mode"],
+        lambda value, config: {"token": "vanilla", "sequence": "gspo"}[value],
+    ),
+    "algorithm.dual_clip": ([f"{ACTOR}.clip_ratio_c"], lambda value, config: 1e9 if value is None else value),
+    "algorithm.tis_cap": (
+        ["algorithm.rollout_correction.rollout_is", "algorithm.rollout_correction.rollout_is_threshold"],
+        lambda value, config: (None, 2.0) if value is None else ("token", value),
+    ),
+    "algorithm.normalize_by_std": (["algorithm.norm_adv_by_std_in_grpo"], _same),
+    "algorithm.skip_dead_groups": (["algorithm.filter_groups.enable"], _same),
+    "algorithm.kl_loss_coef": (
+        [f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef"],
+        lambda value, config: (value > 0, value),
+    ),
+    "algorithm.kl_type": ([f"{ACTOR}.kl_loss_type"], lambda value, config: KL_TYPES[value]),
+    "algorithm.kl_target": (
+        ["algorithm.kl_ctrl.type", "algorithm.kl_ctrl.target_kl"],
+        lambda value, config: ("fixed", 0.1) if value is None else ("adaptive", value),
+    ),
+    "algorithm.kl_horizon": (["algorithm.kl_ctrl.horizon"], _same),
+    "checkpoint.output_dir": (["trainer.default_local_dir"], lambda value, config: _UNSET if value is None else value),
+    "checkpoint.save_interval": (
+        ["trainer.save_freq"],
+        lambda value, config: -1 if value is None else value * config.training.num_iters_per_epoch,
+    ),
+    "checkpoint.keep_last_n": (["trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep"], _same),
+    "checkpoint.resume": (["trainer.resume_mode"], lambda value, config: "auto" if value else "disable"),
+    "ray.nnodes": (["trainer.nnodes"], _same),
+    "ray.gpus_per_node": (["trainer.n_gpus_per_node"], _same),
+    "logging.wandb": (
+        ["trainer.logger"],
+        lambda value, config: [
+            "console",
+            *(["wandb"] if value else []),
+            *(["tensorboard"] * config.logging.tensorboard),
+        ],
+    ),
+    "logging.wandb_project": (["trainer.project_name"], _same),
+    "logging.run_name": (
+        ["trainer.experiment_name"],
+        lambda value, config: config.environment.name if value is None else value,
+    ),
+}
+"""Our key -> (verl's keys, what our value is there). A tuple is spread over the keys."""
+
+BY_OUR_LOOP = "read by our agent loop, which runs inside verl's workers"
+BY_MODEL_FOLDER = "the policy is written to a folder that verl loads"
+ELSEWHERE: dict[str, str] = {
+    **dict.fromkeys(("model.model_name", "model.local_path", "model.tiny"), BY_MODEL_FOLDER),
+    "model.device": "verl places models on the devices of its resource pool (trainer.device)",
+    "model.lora.r": "goes with model.use_lora into lora_rank",
+    "model.lora.lora_dropout": "verl's adapters have no dropout",
+    "model.lora.vision": "verl's target_modules decide",
+    **dict.fromkeys(
+        ("environment", "rollout", "inference.max_tokens", "inference.max_turns", "inference.multi_turn"), BY_OUR_LOOP
+    ),
+    **dict.fromkeys(("inference.system_prompt", "inference.seed"), BY_OUR_LOOP),
+    **dict.fromkeys(
+        ("inference.server_url", "inference.server_model", "inference.api_key_env", "inference.request_timeout"),
+        "verl starts its own rollout servers",
+    ),
+    **dict.fromkeys(("inference.request_retries", "inference.weights_dir"), "verl starts its own rollout servers"),
+    "inference.engine_options": "goes to actor_rollout_ref.rollout.engine_kwargs under the name of the engine",
+    "training.max_seconds": "verl ends by steps and epochs",
+    "training.stop_at_success": "verl ends by steps and epochs",
+    "training.old_log_probs": "verl recomputes them",
+    "training.value_coef": "verl's critic is a model of its own with its own optimiser",
+    "training.eval_episodes": "the size of the validation dataset",
+    "training.threads": "verl's workers own their processes",
+    "training.warm_start": "run it with the local trainer first and continue its checkpoint under verl",
+    "algorithm.whiten_advantages": "verl always whitens the advantages of gae and reinforce_plus_plus",
+    "algorithm.step_weight": "read by our gigpo estimator",
+    "algorithm.max_resamples": "verl refills the batch until it is full (algorithm.filter_groups)",
+    "algorithm.min_live_groups": "verl refills the batch instead (algorithm.filter_groups)",
+    "algorithm.scale_step_by_live": "verl refills the batch instead (algorithm.filter_groups)",
+    "algorithm.reward_threshold": "belongs to rejection_sampling, which does not run under verl",
+    "checkpoint.save_optimizer": "verl saves model, optimiser and extra state together",
+    "ray.use_ray": "verl always runs on Ray",
+    "ray.num_actors": "verl's agent-loop workers (actor_rollout_ref.rollout.agent.num_workers)",
+    "ray.address": "given to ray.init by the command",
+    "logging.runs_dir": "our run directory beside verl's checkpoints",
+    "logging.print_every": "verl prints every step",
+    "logging.tensorboard": "goes with logging.wandb into trainer.logger",
+    **dict.fromkeys(("logging.store_trajectories", "logging.store_images"), BY_OUR_LOOP),
+}
+"""Our key, or a whole section -> why verl has no such key and who reads it instead."""
+
+FIXED = {
+    f"{ROLLOUT}.mode": "async",
+    f"{ROLLOUT}.calculate_log_probs": True,
+    f"{ROLLOUT}.logprobs_mode": "processed_logprobs",
+    f"{ROLLOUT}.agent.default_agent_loop": "uirl",
+    f"{ACTOR}.use_dynamic_bsz": True,
+    "critic.use_dynamic_bsz": True,
+    "data.dataloader_num_workers": 0,
+    "data.shuffle": False,
+    "trainer.use_v1": True,
+}
+"""What a run of ours needs of verl, whatever the config says. The dataset moves with the curriculum, so it is read in
+order and in the trainer's own process."""
+
+OTHER_NAMES = {
+    "algorithm.clip_eps_low": f"{ACTOR}.clip_ratio_low",
+    "algorithm.clip_eps_high": f"{ACTOR}.clip_ratio_high",
+}
+"""Names under which people write verl keys -> where verl has them."""
+
+OURS = ("curriculum", "uirl")
+"""Sections of a verl YAML that are ours: the curriculum, and a whole ConfigStore."""
+
+_UNSET = object()
+
+
+def create_verl_config(
+    config: ConfigStore,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    *,
+    model_path: str | None = None,
+    prompt_length: int = 1024,
+    response_length: int | None = None,
+    megatron: bool = False,
+) -> Any:
+    """verl's whole config (OmegaConf) that says what `config` says; `overrides` are verl's own keys and win.
+
+    `model_path`: the folder verl loads; None: `model.local_path` or `model.model_name`. `prompt_length`: most tokens
+    of the opening prompt. `response_length`: most tokens of everything after it, all turns and observations together;
+    None: `rollout.max_tokens`, or 4 times what all replies may take. Raises ConfigError for what verl cannot do, for
+    keys verl does not have, and where verl is not installed.
+    """
+    composed = compose("ppo_megatron_trainer" if megatron else "ppo_trainer")
+    values = dict(FIXED)
+    for key, (targets, convert) in MAPPED.items():
+        value = convert(_at(config, key), config)
+        spread = value if isinstance(value, tuple) else (value,) * len(targets)
+        values |= {target: v for target, v in zip(targets, spread, strict=True) if v is not _UNSET}
+    path = model_path or config.model.local_path or config.model.model_name
+    values |= {f"{HF}.path": path, "critic.model.path": path, "critic.model.tokenizer_path": path}
+    values["data.max_prompt_length"] = prompt_length
+    values["data.max_response_length"] = response_length or _response_length(config)
+    values["critic.enable"] = config.training.adv_estimator == "gae"
+    options = dict(config.inference.engine_options)
+    if options:
+        values[f"{ROLLOUT}.engine_kwargs.{values[f'{ROLLOUT}.name']}"] = options
+    values |= _as_mapping(overrides)
+    for key, value in values.items():
+        put(composed, key, value)
+    return composed
+
+
+def load_verl_config(
+    path: str | Path, overrides: Mapping[str, Any] | Sequence[str] = ()
+) -> tuple[Any, ConfigStore, dict]:
+    """(verl's config, ours, the curriculum's section) of a YAML written in verl's terms.
+
+    The section `uirl`, where there is one, is a ConfigStore; it is mapped first and every other key of the file wins.
+    Raises ConfigError for a key that neither verl nor we have.
+    """
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(path).read_text()) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds {type(values).__name__}; expected sections such as trainer: and algorithm:")
+    curriculum = values.pop("curriculum", None) or {}
+    own = ConfigStore.from_dict(values.pop("uirl", None) or {})
+    flat = dict(_leaves(values)) | _as_mapping(overrides)
+    return create_verl_config(own, flat), own, dict(curriculum)
+
+
+def compose(name: str = "ppo_trainer") -> Any:
+    """verl's own config of that name with all its defaults, as its command composes it."""
+    try:
+        import verl
+        from hydra import compose as hydra_compose
+        from hydra import initialize_config_dir
+    except ImportError as error:
+        raise ConfigError(f"verl is not installed ({error}); pip install 'uirl[verl]'") from error
+    folder = Path(verl.__file__).parent / "trainer" / "config"
+    with initialize_config_dir(str(folder), version_base=None):
+        return hydra_compose(name)
+
+
+def put(config: Any, key: str, value: Any) -> None:
+    """Sets one of verl's keys. Raises ConfigError, with the nearest one, for a key verl does not have.
+
+    Below `override_config`, `engine_kwargs` and `ray_init` anything goes: verl hands these on as they are.
+    """
+    from omegaconf import OmegaConf, open_dict
+
+    key = OTHER_NAMES.get(key, key)
+    if any(f".{free}." in f".{key}." for free in ("override_config", "engine_kwargs", "ray_init", "mixed_precision")):
+        with open_dict(config):
+            OmegaConf.update(config, key, value, force_add=True)
+        return
+    node: Any = config
+    path = key.split(".")
+    for i, part in enumerate(path):
+        # keys(), not `in`: omegaconf hides keys whose value is still missing
+        known = [str(name) for name in node.keys()] if OmegaConf.is_dict(node) else []  # noqa: SIM118
+        if part not in known:
+            raise ConfigError(
+                f"verl has no key {key!r}: {'.'.join(path[:i]) or 'the top'} holds no {part!r}; "
+                f"{did_you_mean(part, known)}"
+            )
+        node = node[part] if i < len(path) - 1 else node
+    OmegaConf.update(config, key, value)
+
+
+def _at(config: ConfigStore, key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _as_mapping(overrides: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
+    if isinstance(overrides, Mapping):
+        return dict(overrides)
+    import yaml
+
+    out = {}
+    for text in overrides:
+        key, sign, value = text.partition("=")
+        if not sign:
+            raise ConfigError(f"override {text!r} has no '='; expected KEY=VALUE, e.g. trainer.nnodes=2")
+        out[key.lstrip("+")] = yaml.safe_load(value)
+    return out
+
+
+def _response_length(config: ConfigStore) -> int:
+    if config.rollout.max_tokens is not None:
+        return config.rollout.max_tokens
+    return 4 * config.inference.max_tokens * config.turn_limit
+
+
+def _rollout_name(backend: str) -> str:
+    if backend in ("vllm", "sglang"):
+        return backend
+    if backend == "transformers":
+        return "vllm"  # the embedded engine lives in one process; verl's default stands in
+    raise ConfigError(f"inference.backend={backend!r} cannot be updated by verl; use vllm or sglang")
+
+
+def _lora_target(target: str | list[str]) -> Any:
+    return "all-linear" if target == "all" else [target] if isinstance(target, str) else list(target)
+
+
+def _template(name: str | None) -> Any:
+    from uirl.inference.templates import TEMPLATES
+
+    return None if name is None else TEMPLATES.get(name, name)
