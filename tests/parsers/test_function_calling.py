@@ -149,6 +149,7 @@ BROKEN = [
     ("mistral", 'add{"a": 1', "ends before it is closed"),
     ("mistral", f'add{ADD_ARGS}say{{"text": "', "ends before it is closed"),
     ("mistral", '[TOOL_CALLS]a[ARGS]{"x": "\\ud83d"}', "half a character"),
+    ("mistral", f"[TOOL_CALLS] [{'3,' * MAX_OBJECTS}3]", f"more than {MAX_OBJECTS} calls"),
     ("mistral", "[TOOL_CALLS] [3]", "must be an object, got int"),
     ("mistral", "a{}" * (MAX_OBJECTS + 1), f"more than {MAX_OBJECTS} calls"),
 ]

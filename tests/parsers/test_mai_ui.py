@@ -95,7 +95,6 @@ def test_every_action_reads_back(name: str) -> None:
 @pytest.mark.parametrize(
     "action",
     [
-        Action(tool_calls=(CLICKED, CLICKED)),
         Action.of("click", coordinate=[1000, 2]),
         Action.of("click", coordinate=[1, 2, 3, 4]),
         Action.of("click", action="type"),
@@ -103,8 +102,13 @@ def test_every_action_reads_back(name: str) -> None:
     ],
 )
 def test_what_would_not_read_back_is_not_written(action: Action) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="cannot hold the action"):
         parser.render(action)
+
+
+def test_several_calls_are_not_written() -> None:
+    with pytest.raises(ValueError, match="has one call, got 2"):
+        parser.render(Action(tool_calls=(CLICKED, CLICKED)))
 
 
 def test_grid_and_pixels() -> None:

@@ -83,6 +83,8 @@ def test_an_invented_observation_ends_the_reading(call: str, invented: str) -> N
         ("Action: a\nAction Input: 1\nAction: b\nAction Input: {", "ends before it is closed"),
         ('Action: a\nAction Input: {"b": -Infinity}', "finite"),
         ('Action: a\nAction Input: "\\udc00"', "half a character"),
+        ('Action: a\nAction Input: {"b": 1e999}', "finite"),
+        ('Action: "\\ud83d"\nAction Input: {}', "half a character"),
         ("Final Answer: \n ", 'nothing after "Final Answer:"'),
         ("Action: a\nAction Input: b\n" * (MAX_OBJECTS + 1), f"more than {MAX_OBJECTS} "),
     ],
@@ -104,7 +106,16 @@ def test_writes_labelled_lines() -> None:
 
 @pytest.mark.parametrize("text", ["", " 42", "42\n", "4\nObservation: 2", "</think>"])
 def test_an_answer_that_the_line_cannot_hold_is_written_as_an_action(text: str) -> None:
-    action = Action.of(ANSWER, text=text)
+    assert_written_as_an_action(Action.of(ANSWER, text=text))
+
+
+def test_an_answer_with_more_than_its_text_or_before_another_call_is_written_as_an_action() -> None:
+    assert_written_as_an_action(Action.of(ANSWER, text="4", unit="m"))
+    assert_written_as_an_action(Action.of(ANSWER, value=4))
+    assert_written_as_an_action(Action(tool_calls=(answer("4"), ToolCall("a"))))
+
+
+def assert_written_as_an_action(action: Action) -> None:
     written = parser.render(action)
     assert written.startswith("Action: answer\n")
     assert parser.parse(written).tool_calls == action.tool_calls
