@@ -132,12 +132,10 @@ async def test_an_agent_that_hangs_is_cut_off(lm: LoadedModel, asynchronous: boo
     late: list[Exception] = []
 
     async def hangs(**given: Any) -> float:
-        await asyncio.to_thread(greet, **given)
         await asyncio.sleep(1000)
         return 1.0
 
     def hangs_in_a_thread(**given: Any) -> float:
-        greet(**given)
         told.wait(60)
         try:
             return greet(**given)
@@ -145,12 +143,12 @@ async def test_an_agent_that_hangs_is_cut_off(lm: LoadedModel, asynchronous: boo
             late.append(error)
             raise
 
-    limits = EpisodeLimits(9, max_seconds=1.5)
+    limits = EpisodeLimits(9, max_seconds=0.5)
     async with ModelEndpoint(says(lm, "yes"), lm) as endpoint:
         record = await run_agent(endpoint, hangs if asynchronous else hangs_in_a_thread, spec(), limits=limits)
-        assert (record.failure.kind, len(record)) == ("timeout", 1)
+        assert (record.failure.kind, record.stop_reason) == ("timeout", "failure")
         told.set()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not (late or asynchronous):  # what the thread still asks for is refused
                 await asyncio.sleep(0.02)
 

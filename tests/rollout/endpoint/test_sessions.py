@@ -26,7 +26,7 @@ from tests.rollout.endpoint.worlds import (
     with_tools,
 )
 from uirl.errors import AlignmentError, ContractError
-from uirl.inference import LoadedModel, SamplingParams, TransformersInferenceEngine
+from uirl.inference import ChatRenderer, LoadedModel, Message, SamplingParams, TransformersInferenceEngine
 from uirl.inference.contract import Generation, GenerationRequest
 from uirl.rollout import EpisodeLimits, samples_of
 from uirl.rollout.endpoint import AgentSession, ModelEndpoint
@@ -91,6 +91,22 @@ async def test_what_was_sampled_is_never_encoded_again(lm: LoadedModel) -> None:
     assert messages[1].content == "ok"
     assert record.turns[0].response_ids == tuple(split + end)
     assert list(engine.requests[1].prompt_ids)[len(engine.requests[0].prompt_ids) :][:3] == split + end
+
+
+async def test_a_reply_that_was_cut_off_is_closed_in_the_next_prompt(lm: LoadedModel) -> None:
+    engine = says(lm, "press the ok button")
+    chat = ChatRenderer(lm)
+    async with ModelEndpoint(engine, lm) as endpoint:
+        session = endpoint.session()
+        messages = await converse(client_of(session), 2, max_tokens=2)
+        record = session.finish(1.0)
+    assert record.turns[0].finish_reason == "length"
+    cut = lm.tokenizer.decode(record.turns[0].response_ids)
+    assert messages[1].content == cut
+    # what a cut reply lacks stands in the next context, where nobody learns it
+    whole = chat.whole([Message("user", "hi"), Message("assistant", cut), Message("user", "again 0")])
+    assert list(engine.requests[1].prompt_ids) == whole
+    assert not record.turns[1].starts_segment
 
 
 async def test_a_repeated_session_repeats_every_digit(lm: LoadedModel) -> None:
@@ -405,10 +421,11 @@ async def test_a_session_that_nobody_finishes_expires(lm: LoadedModel) -> None:
         ended.set()
 
     engine = says(lm, "yes")
-    async with ModelEndpoint(engine, lm, idle_seconds=0.3, on_finished=hear) as endpoint:
+    async with ModelEndpoint(engine, lm, idle_seconds=0.5, on_finished=hear) as endpoint:
         session = endpoint.session("forgotten")
+        session.last_used += 3600  # however long the first call takes to come
         await ask(client_of(session), [user("hi")])
-        await asyncio.wait_for(ended.wait(), 30)
+        await asyncio.wait_for(ended.wait(), 60)
         with pytest.raises(openai.NotFoundError, match="over or never was"):
             await ask(client_of(session), [user("hi")])
         with pytest.raises(ContractError, match="finished once"):
@@ -419,14 +436,20 @@ async def test_a_session_that_nobody_finishes_expires(lm: LoadedModel) -> None:
 
 async def test_a_call_on_its_way_keeps_a_session_alive(lm: LoadedModel) -> None:
     gate = Gate()
-    async with ModelEndpoint(Watched(says(lm, "yes"), gate), lm, idle_seconds=0.1) as endpoint:
+    async with ModelEndpoint(Watched(says(lm, "yes"), gate), lm) as endpoint:
         session = endpoint.session()
         call = asyncio.create_task(ask(client_of(session), [user("hi")]))
-        await gate.reached.wait()
-        await asyncio.sleep(0.4)  # several looks of whoever ends idle sessions
+        await gate.reached()
+        session.last_used -= 3600
+        endpoint.end_idle_sessions()
+        assert session.open
         gate.opened.set()
         assert (await call).message.content == "yes"
-        assert session.finish(1.0).failure is None
+        endpoint.end_idle_sessions()
+        assert session.open
+        session.last_used -= 3600
+        endpoint.end_idle_sessions()
+        assert not session.open
 
 
 async def test_finishing_cuts_off_what_is_on_its_way(lm: LoadedModel) -> None:
@@ -441,7 +464,7 @@ async def test_finishing_cuts_off_what_is_on_its_way(lm: LoadedModel) -> None:
         session = endpoint.session()
         await ask(client_of(session), [user("hi")])
         call = asyncio.create_task(ask(client_of(session), [user("hi")]))
-        await gate.reached.wait()
+        await gate.reached()
         record = session.finish(1.0)
         with pytest.raises(openai.NotFoundError, match="over"):
             await call

@@ -85,11 +85,15 @@ class Gate:
     """Lets calls wait until it is opened."""
 
     def __init__(self) -> None:
-        self.opened, self.reached = asyncio.Event(), asyncio.Event()
+        self.opened, self._reached = asyncio.Event(), asyncio.Event()
 
     async def __call__(self, request: GenerationRequest) -> None:
-        self.reached.set()
+        self._reached.set()
         await self.opened.wait()
+
+    async def reached(self) -> None:
+        """Returns when a call waits; a guard ends the test where none ever comes."""
+        await asyncio.wait_for(self._reached.wait(), 60)
 
 
 CLIENTS: list[AsyncOpenAI] = []

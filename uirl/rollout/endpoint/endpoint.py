@@ -204,6 +204,14 @@ class ModelEndpoint:
         """The session with that token in its address; None: it is over or never was."""
         return self._sessions.get(token)
 
+    def end_idle_sessions(self) -> None:
+        """Ends, as failures, the sessions that nobody has used for `idle_seconds`. A started endpoint does so by itself
+        several times in that span."""
+        for session in list(self._sessions.values()):
+            if session.idle_seconds > self._idle_seconds:
+                session.fail(EpisodeTimeout(f"no call for {self._idle_seconds:g} s, and nobody finished the session"))
+                self._end(session)
+
     def _finished(self, session: AgentSession, record: Trajectory) -> None:
         self._sessions.pop(session.token, None)
         for cache in session.cache_ids:
@@ -219,15 +227,9 @@ class ModelEndpoint:
             _log.error("session %s ended badly: %s", session.id, error)
 
     async def _sweep(self) -> None:
-        """Ends sessions that nobody uses."""
         while True:
             await asyncio.sleep(min(self._idle_seconds / 4, 30.0))
-            for session in list(self._sessions.values()):
-                if session.idle_seconds > self._idle_seconds:
-                    session.fail(
-                        EpisodeTimeout(f"no call for {self._idle_seconds:g} s, and nobody finished the session")
-                    )
-                    self._end(session)
+            self.end_idle_sessions()
 
 
 def _server() -> ModuleType:
