@@ -124,7 +124,7 @@ async def test_scripts_of_the_page_cannot_change_what_is_read() -> None:
 
 async def test_goto_and_back_stay_on_the_site() -> None:
     env = Copy(max_turns=20)
-    first = await env.reset(seed=1)
+    await env.reset(seed=1)
     assert (await env.step(Action.of("back"))).observation.text == "there is no page to go back to"
     for address in ("http://example.com/", "file:///etc/passwd", "javascript:sent=['red']", "about:blank", "/help"):
         told = await env.step(Action.of("goto", url=address))

@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from uirl.environments.adapters.gymnasium import GymnasiumEnvironment
     from uirl.environments.base import BaseEnvironment
     from uirl.environments.browser.miniwob import MiniWobEnvironment
+    from uirl.environments.browser.web import WebEnvironment
     from uirl.environments.contract import EnvironmentReport, check_environment
+    from uirl.environments.data_entry.environment import DataEntryEnvironment
     from uirl.environments.remote.native import NativeRemoteEnvironment
     from uirl.environments.remote.openenv import OpenEnvEnvironment
     from uirl.environments.remote.ui_verifiers import UIVerifiersEnvironment
@@ -38,7 +40,9 @@ _EXPORTS = {
     "GuessNumberEnvironment": "uirl.environments.text.guess_number",
     "GymnasiumEnvironment": "uirl.environments.adapters.gymnasium",
     "LookupEnvironment": "uirl.environments.tool_use.lookup",
+    "DataEntryEnvironment": "uirl.environments.data_entry.environment",
     "MiniWobEnvironment": "uirl.environments.browser.miniwob",
+    "WebEnvironment": "uirl.environments.browser.web",
     "NativeRemoteEnvironment": "uirl.environments.remote.native",
     "OpenEnvEnvironment": "uirl.environments.remote.openenv",
     "ScreenEnvironment": "uirl.environments.screen.environment",
@@ -51,6 +55,7 @@ __all__ = [
     "ENVIRONMENTS",
     "BaseEnvironment",
     "CalculatorEnvironment",
+    "DataEntryEnvironment",
     "EnvironmentReport",
     "EnvironmentSession",
     "GuessNumberEnvironment",
@@ -64,6 +69,7 @@ __all__ = [
     "SimpleGameEnvironment",
     "ToolEnvironment",
     "UIVerifiersEnvironment",
+    "WebEnvironment",
     "check_environment",
     "create_environment",
     "environment_class",

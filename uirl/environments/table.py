@@ -18,6 +18,7 @@ ENVIRONMENTS = {
     "lookup": "uirl.environments.tool_use.lookup:LookupEnvironment",
     "gymnasium": "uirl.environments.adapters.gymnasium:GymnasiumEnvironment",
     "miniwob": "uirl.environments.browser.miniwob:MiniWobEnvironment",
+    "data_entry": "uirl.environments.data_entry.environment:DataEntryEnvironment",
     "remote": "uirl.environments.remote.native:NativeRemoteEnvironment",
     "ui_verifiers": "uirl.environments.remote.ui_verifiers:UIVerifiersEnvironment",
     "openenv": "uirl.environments.remote.openenv:OpenEnvEnvironment",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from uirl.environments.browser.acting import origin_of
@@ -49,8 +50,14 @@ class WebEnvironment(PageEnvironment):
     claim: str | None = None
     """The status of the `terminate` action; None: none was given."""
 
+    _state: State = MappingProxyType({})
+
     def prepare(self, rng: random.Random, task: Task | None) -> None:
         """Makes the instance of an episode: set `html`, `goal` and what `reward` needs, by `rng` alone."""
+
+    def record(self, state: State) -> Mapping[str, Any]:
+        """Called with every state, before `reward` and `outcome`; what it gives is kept in the log (`info`)."""
+        return {"state": dict(state)}
 
     def outcome(self, state: State) -> bool | None:
         """Whether the task is solved; False: it has failed for good; None: it is still open."""
@@ -82,7 +89,7 @@ class WebEnvironment(PageEnvironment):
         self.prepare(random.Random(seed), task)
         await page.goto(self._address())
         await page.forget_history()
-        self._state: State = {}
+        self._state = {}
         return self.goal or (task.goal if task is not None else "")
 
     async def judge(self, page: Page, action: UIAction | None) -> Judgement:
@@ -92,11 +99,11 @@ class WebEnvironment(PageEnvironment):
         if isinstance(action, Terminate):
             self.claim = action.status
         before, self._state = self._state, await self._read(page)
+        info = self.record(self._state)
         if action is None:
-            return Judgement(info={"state": dict(self._state)})
+            return Judgement(info=info)
         outcome = self.outcome(self._state)
-        reward = float(self.reward(before, self._state))
-        return Judgement(reward, outcome is not None, outcome is True, {"state": dict(self._state)})
+        return Judgement(self.reward(before, self._state), outcome is not None, outcome is True, info)
 
     async def _read(self, page: Page) -> State:
         """The state; the last one where the page is gone, as after a link to somewhere out of reach."""
