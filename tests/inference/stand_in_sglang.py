@@ -277,12 +277,14 @@ def install(monkeypatch: Any, **options: Any) -> list[Any]:
             self.logic = logic
             self.loop: asyncio.AbstractEventLoop | None = None
             self.sampling = 0
+            self.seconds = 0.001
+            """What an answer takes."""
 
         async def generate_request(self, *args: Any, **kwargs: Any) -> Any:
             obj = self._bind("generate_request", "GenerateReqInput", args, kwargs)
             self.sampling += 1
             try:
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(self.seconds)
                 yield self.logic.generate({k: v for k, v in vars(obj).items() if v is not None})
             finally:
                 self.sampling -= 1

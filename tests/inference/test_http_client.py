@@ -6,6 +6,7 @@ import asyncio
 import logging
 import pickle
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -272,6 +273,12 @@ async def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
     client = client_of(server, retries=0)
     assert await client.get("/x") == {"got": None}
     await client.close()
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(ConfigError, match=r"pip install 'uirl\[server\]'"):
+        HTTPClient("http://127.0.0.1:1")
 
 
 async def test_once_is_made_once_and_fails_for_all_who_wait() -> None:

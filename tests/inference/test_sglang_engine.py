@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +36,8 @@ from uirl.inference import (
 )
 from uirl.inference.models import hidden_states, pad_sequences, project
 from uirl.inference.sglang_engine import SGLangInferenceEngine
+from uirl.inference.sglang_transport import engine_arguments
+from uirl.inference.weight_files import WeightFiles
 from uirl.learner import Policy
 from uirl.training import RayPPOTrainer
 
@@ -509,6 +512,38 @@ async def test_a_call_in_process_that_is_given_up_ends_its_sampling(make: Any, l
     monkey = {"input_ids": [1], "sampling_params": {"max_new_tokens": 9999}}
     with pytest.raises(EngineFailure, match="could not generate: Refused: Requested token count"):
         await world.engine._backend.generate(monkey)
+
+
+@pytest.mark.parametrize("where", ["server", "process"])
+async def test_requests_under_way_end_when_the_engine_is_closed(make: Any, lm: LoadedModel, where: str) -> None:
+    world = make(where, lm)
+    await world.engine.generate(ASKED)
+    if where == "server":
+        world.server.faults += [Answer({}, seconds=5.0)] * 3
+    else:
+        world.engine._backend._manager.seconds = 60.0
+    before = len(world.server.seen) if where == "server" else 0
+    calls = [asyncio.ensure_future(world.engine.generate(ASKED)) for _ in range(3)]
+    while (len(world.server.seen) if where == "server" else world.engine._backend._manager.sampling) < before + 3:
+        await asyncio.sleep(0.01)
+    await world.engine.close()
+    # none waits for ever, and none is taken for one that the caller gave up
+    ended = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
+    assert all(isinstance(end, EngineFailure) for end in ended), ended
+
+
+def test_a_checkpoint_is_found_where_it_is(lm: LoadedModel, tmp_path: Path) -> None:
+    config, files = ConfigStore(), WeightFiles(tmp_path)
+    config.model.model_name, config.model.local_path = "some/7b", "/models/7b"
+    named = replace(lm, name="/models/7b")
+    assert engine_arguments(config, named, files, False)["model_path"] == "/models/7b"
+    # another policy than the one at that path: its own weights are written
+    written = engine_arguments(config, lm, files, False)["model_path"]
+    assert Path(written, "model.safetensors").is_file()
+    hollow = replace(lm, model=copy.deepcopy(lm.model).to("meta"))
+    with pytest.raises(ContractError, match="without weights"):
+        engine_arguments(config, hollow, files, False)
+    files.close()
 
 
 def test_the_surface_was_read_from_the_release_that_the_docs_name() -> None:
