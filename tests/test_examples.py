@@ -35,6 +35,13 @@ def test_one_page_loop() -> None:
     assert max(curve) > 0
 
 
+def test_openai_agent() -> None:
+    curve = asyncio.run(load("openai_agent").learn(updates=2))
+    assert len(curve) == 2
+    # the warm start taught what a guess looks like; chance then wins about every third game
+    assert min(curve) > 0.2
+
+
 def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (EXAMPLES.parent / "README.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
@@ -45,4 +52,4 @@ def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_no_example_is_forgotten() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"ten_lines", "one_page_loop"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"ten_lines", "one_page_loop", "openai_agent"}

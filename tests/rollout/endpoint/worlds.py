@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import copy
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from uirl.errors import EngineFailure
 from uirl.images import Screenshot
@@ -96,6 +97,8 @@ class Gate:
         await asyncio.wait_for(self._reached.wait(), 60)
 
 
+CERTIFICATES = ssl.create_default_context()
+"""Loaded once: it is most of what making a client costs, and nothing here is encrypted."""
 CLIENTS: list[AsyncOpenAI] = []
 """Those of the running test."""
 
@@ -104,7 +107,9 @@ def client_of(place: AgentSession | ModelEndpoint | str, **options: Any) -> Asyn
     """A client for a session, an endpoint or an address."""
     key = "none" if isinstance(place, str) else place.api_key or "none"
     base_url = place if isinstance(place, str) else place.base_url
-    CLIENTS.append(AsyncOpenAI(**{"base_url": base_url, "api_key": key, "max_retries": 0} | options))
+    defaults = {"base_url": base_url, "api_key": key, "max_retries": 0}
+    http = DefaultAsyncHttpxClient(verify=CERTIFICATES, base_url=base_url)
+    CLIENTS.append(AsyncOpenAI(**defaults | options, http_client=http))
     return CLIENTS[-1]
 
 
