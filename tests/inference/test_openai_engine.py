@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import logging
 from collections.abc import Iterator
@@ -244,6 +245,23 @@ async def test_a_complete_reply_ends_with_the_end_token_of_the_template(make: An
     assert [chat.decode(m.token_ids) for m in made] == ["guess 4", "guess", "onetwo", "no", ""]
     assert made[1].token_ids[-1] not in lm.end_ids
     assert made[4].token_ids == ()
+
+
+async def test_which_end_token_closes_a_complete_text(make: Any, lm: LoadedModel) -> None:
+    words = [40, 41]
+    said = {"finish_reason": "stop", "text": lm.tokenizer.decode(words)}
+    several = replace(lm, end_ids=(1, 2))
+    engine, server = make(several, "text")
+    server.spoil = said
+    asked = asked_of(ChatRenderer(lm))
+    assert (await engine.generate(asked)).token_ids[-1] == 2  # the template's, of several
+    bare = replace(lm, tokenizer=copy.deepcopy(lm.tokenizer))
+    bare.tokenizer.chat_template = None
+    engine, server = make(bare, "text")
+    server.spoil = said
+    assert (await engine.generate(replace(asked, messages=()))).token_ids[-1] in lm.end_ids
+    server.spoil = said | {"finish_reason": "length"}
+    assert (await engine.generate(replace(asked, messages=()))).token_ids[-1] not in lm.end_ids
 
 
 async def test_without_messages_a_chat_server_cannot_be_asked(make: Any, lm: LoadedModel) -> None:
