@@ -16,6 +16,14 @@ if TYPE_CHECKING:
 EXTENSION = "uirl.inference.vllm_worker.WorkerExtension"
 CPU_CACHE_BYTES = 1024**3
 """KV cache on a CPU where nothing is said; vLLM itself would take nearly all memory."""
+CPU_ARGUMENTS = {
+    "enforce_eager": True,
+    "skip_mm_profiling": True,
+    # the default of 128 finds no shared prefix in short prompts
+    "block_size": 32,
+    # a prompt that is cut in two rewinds the generator of a seeded request, which a CPU's cannot: the engine dies of it
+    "enable_chunked_prefill": False,
+}
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as `max_lora_rank`."""
 OURS = {
@@ -57,8 +65,7 @@ def engine_arguments(
     if model.use_lora:
         arguments |= _lora_arguments(config)
     if on_cpu():
-        # 32: the default of 128 finds no shared prefix in short prompts
-        arguments |= {"enforce_eager": True, "block_size": 32, "skip_mm_profiling": True}
+        arguments |= CPU_ARGUMENTS
         if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
             arguments["kv_cache_memory_bytes"] = CPU_CACHE_BYTES
     elif beside_learner:
