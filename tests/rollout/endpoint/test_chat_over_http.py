@@ -132,6 +132,20 @@ async def test_a_stop_string_of_one_token_stops_the_engine_at_once(lm: LoadedMod
     assert engine.requests[0].sampling.stop_token_ids == tuple(lm.tokenizer(" ", add_special_tokens=False)["input_ids"])
 
 
+async def test_token_ids_stop_a_reply_and_belong_to_it(lm: LoadedModel) -> None:
+    (space,) = lm.tokenizer(" ", add_special_tokens=False)["input_ids"]
+    engine = TransformersInferenceEngine(lm)
+    async with ModelEndpoint(engine, lm) as endpoint:
+        session = endpoint.session(sampling=SamplingParams(max_tokens=64))
+        extra = {"stop_token_ids": list(range(100, 512)), "return_token_ids": True}
+        choice = await ask(client_of(session), HI, seed=1, extra_body=extra)
+        with pytest.raises(openai.BadRequestError, match="stop_token_ids"):
+            await ask(client_of(session), HI, extra_body={"stop_token_ids": [-1, space]})
+    await engine.close()
+    assert choice.finish_reason == "stop"
+    assert [token >= 100 for token in choice.token_ids] == [False] * (len(choice.token_ids) - 1) + [True]
+
+
 async def test_completions_take_text_and_token_ids(
     endpoint: ModelEndpoint, engine: TransformersInferenceEngine, lm: LoadedModel
 ) -> None:

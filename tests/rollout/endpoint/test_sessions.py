@@ -172,6 +172,20 @@ async def test_tools_there_and_back(lm: LoadedModel) -> None:
     assert record.turns[1].observation.tool_results[0].text == "3"
 
 
+async def test_a_reply_in_a_rewritten_history_stands_as_the_policy_wrote_it(lm: LoadedModel) -> None:
+    loaded = with_tools(lm)
+    said = '<tool_call>{"arguments":{"b":2,"a":1},"name":"add"}</tool_call>'  # no template would write it so
+    async with ModelEndpoint(says(loaded, said, "3"), loaded) as endpoint:
+        session = endpoint.session()
+        client = client_of(session)
+        choice = await ask(client, [user("1 + 2?")], tools=[ADD])
+        result = {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "3"}
+        await ask(client, [user("in short: add"), choice.message, result], tools=[ADD])
+        record = session.finish(1.0)
+    assert record.turns[1].starts_segment
+    assert said in loaded.tokenizer.decode(record.turns[1].context_ids)
+
+
 async def test_two_calls_in_one_reply_have_two_ids(lm: LoadedModel) -> None:
     loaded = with_tools(lm)
     async with ModelEndpoint(says(loaded, f"{CALLS_ADD}\n{CALLS_ADD}", "3"), loaded) as endpoint:
@@ -288,6 +302,23 @@ async def test_branches_are_segments_and_their_prompts_are_what_was_sampled(
     assert record.turns[-1].info["call"] == 4
     # two lines of thought, two caches
     assert len({request.session_id for request in engine.requests}) == 2
+
+
+async def test_calls_on_their_way_never_share_a_cache(lm: LoadedModel) -> None:
+    both = asyncio.Barrier(2)
+
+    async def meet(request: GenerationRequest) -> None:
+        if len(engine.requests) > 1:
+            await asyncio.wait_for(both.wait(), 60)
+
+    engine = Watched(says(lm, "yes"), meet)
+    async with ModelEndpoint(engine, lm) as endpoint:
+        session = endpoint.session()
+        client = client_of(session)
+        stem = (await converse(client, 1))[:2]
+        await asyncio.gather(*[ask(client, [*stem, user(way)]) for way in ("left", "right")])
+        session.finish(1.0)
+    assert len({request.session_id for request in engine.requests[1:]}) == 2
 
 
 async def test_calls_in_parallel_and_choices_are_branches(endpoint: ModelEndpoint, engine: Watched) -> None:
@@ -467,7 +498,7 @@ async def test_finishing_cuts_off_what_is_on_its_way(lm: LoadedModel) -> None:
         await gate.reached()
         record = session.finish(1.0)
         with pytest.raises(openai.NotFoundError, match="over"):
-            await call
+            await asyncio.wait_for(call, 60)
     assert len(record) == 1
     assert record.failure is None
 

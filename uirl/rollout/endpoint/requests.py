@@ -37,7 +37,8 @@ class CallOptions:
         if fixed is None:
             return replace(defaults, **self.asked)
         most = min(self.asked.get("max_tokens", fixed.max_tokens), fixed.max_tokens)
-        return replace(fixed, max_tokens=most, seed=self.asked.get("seed", fixed.seed))
+        stops = (*fixed.stop_token_ids, *self.asked.get("stop_token_ids", ()))
+        return replace(fixed, max_tokens=most, seed=self.asked.get("seed", fixed.seed), stop_token_ids=stops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,7 @@ def _read_sampling(fields: Fields, max_tokens: int | None) -> dict[str, Any]:
         "top_k": fields.take("top_k", int, None),
         "seed": fields.take("seed", int, None),
         "max_tokens": max_tokens,
+        "stop_token_ids": _read_stop_ids(fields.take("stop_token_ids", list, None)),
     }
     asked = {name: value for name, value in read.items() if value is not None}
     for name, value in asked.items():
@@ -148,6 +150,13 @@ def _read_sampling(fields: Fields, max_tokens: int | None) -> dict[str, Any]:
     if asked.get("top_k", 0) < 0:
         raise bad_request(f"must be at least 0 (0: no limit), got {asked['top_k']}", "top_k")
     return asked
+
+
+def _read_stop_ids(values: list[Any] | None) -> tuple[int, ...] | None:
+    """The tokens that end a reply, as vLLM names them; None: not asked for."""
+    if values is not None and not all(type(token) is int and token >= 0 for token in values):
+        raise bad_request(f"expected a list of token ids, got {shown(values)}", "stop_token_ids")
+    return None if values is None else tuple(values)
 
 
 def _agreeing(fields: Fields, name: str, older: str) -> int | None:
