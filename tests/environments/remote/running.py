@@ -39,7 +39,8 @@ def until(condition: Callable[[], Any], what: str = "it") -> Any:
 @contextlib.contextmanager
 def running(app: Any, **options: Any) -> Iterator[str]:
     """The address of an ASGI application that runs on a thread."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as door:
+        door.bind(("127.0.0.1", 0))
         options = {"ws": "websockets-sansio", "log_level": "error", "timeout_graceful_shutdown": 2, **options}
         server = uvicorn.Server(uvicorn.Config(app, **options))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [door]}, daemon=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -73,15 +74,22 @@ def test_a_server_that_failed_is_tried_by_one_session_and_rests_longer_each_time
 
 def test_a_full_server_is_left_alone_and_not_blamed(clock: Clock) -> None:
     pool = ServerPool(["a", "b"], clock=clock)
-    pool.full(pool.servers[0], 3.0)
+    server = pool.servers[0]
+    assert taken(pool, 4) == ["a", "b", "a", "b"]
+    pool.full(server, 3.0)
     assert taken(pool, 3) == ["b", "b", "b"]
+    pool.give_back(server)  # one session less there: room for one
+    assert taken(pool, 2) == ["a", "b"]
     clock.now += 3.0
-    assert taken(pool, 3) == ["a", "a", "a"]
-    pool.full(pool.servers[0], 3.0)
-    assert taken(pool, 1) == ["b"]
-    pool.give_back(pool.servers[0])  # one session less there: it may have room again
+    assert taken(pool, 2) == ["a", "b"], "one session asks whether there is more room by now"
+    pool.well(server)  # there is
+    assert server.room == 3
+    clock.now += 1.0
     assert taken(pool, 1) == ["a"]
-    assert pool.servers[0].failures == 0
+    pool.give_back(server)
+    pool.full(server, 3.0)
+    assert taken(pool, 1) == ["b"]
+    assert server.failures == 0
 
 
 async def test_take_waits_and_gives_up_with_the_reasons() -> None:
@@ -91,11 +99,13 @@ async def test_take_waits_and_gives_up_with_the_reasons() -> None:
     with pytest.raises(EnvironmentFailure) as caught:
         await pool.take()
     assert str(caught.value) == "no server is free: http://a (1 sessions); http://b (it broke)"
-    waiting = asyncio.create_task(pool.take(60.0))
+    waiting = [asyncio.create_task(pool.take(60.0)) for _ in range(2)]
     await asyncio.sleep(0.05)
-    assert not waiting.done()
     pool.give_back(one)
-    assert await waiting is one
+    done, still = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    assert [task.result() for task in done] == [one]
+    threading.Thread(target=pool.give_back, args=(one,)).start()  # from wherever it was used
+    assert await still.pop() is one
 
 
 def test_a_pool_needs_servers() -> None:

@@ -8,6 +8,8 @@ import io
 from uirl.errors import EnvironmentFailure
 from uirl.images import Screenshot
 
+SMALL = 16 * 1024
+"""Bytes of a picture that is decoded sooner than a thread is woken."""
 MOST_PIXELS = 64_000_000
 """A picture of more is refused: it would decode to hundreds of megabytes."""
 
@@ -34,10 +36,13 @@ async def whole(data: bytes, where: str) -> Screenshot:
     """The screenshot of bytes that decode to the last pixel.
 
     Raises EnvironmentFailure for others: a picture that is cut off would otherwise be found out by the model, far from
-    the server that sent it. Decoding happens on a thread, beside the event loop.
+    the server that sent it. Large ones are decoded on a thread, beside the event loop.
     """
     try:
-        await asyncio.to_thread(_decode, data)
+        if len(data) < SMALL:
+            _decode(data)
+        else:
+            await asyncio.to_thread(_decode, data)
     except ValueError as error:
         raise EnvironmentFailure(f"{where} sent a picture that cannot be used: {error}") from None
     return Screenshot(data)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +14,9 @@ from uirl.errors import ConfigError, EnvironmentFailure
 
 LONGEST_REST = 300.0
 """Seconds after which a server that was taken out is tried again at the latest."""
-_LOOK = 0.2
+PROBE = 1.0
+"""Seconds between two questions whether a full server has room again."""
+_LOOK = 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -27,8 +31,10 @@ class Server:
     """Those it holds."""
     out_until: float = 0.0
     """By the pool's clock: not used before, because it failed."""
+    room: int | None = None
+    """Sessions it had for us when it last said that it was full; None: it never did."""
     full_until: float = 0.0
-    """Not asked before, because it took no further session."""
+    """Until then nobody finds out whether it has room for more by now."""
     failures: int = 0
     """In a row."""
     why: str = ""
@@ -62,28 +68,37 @@ class ServerPool:
         self.patience = patience
         self._rest, self._clock = rest, clock
         self._lock = threading.Lock()
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def take(self, patience: float | None = None) -> Server:
         """A server with one session more. Raises EnvironmentFailure where none gets free within `patience` seconds
         (None: the pool's)."""
-        deadline = self._clock() + (self.patience if patience is None else patience)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (self.patience if patience is None else patience)
         while True:
             server = self.choose()
             if server is not None:
                 return server
-            if self._clock() >= deadline:
+            left = deadline - loop.time()
+            if left <= 0:
                 raise EnvironmentFailure(f"no server is free: {self.describe()}")
-            await asyncio.sleep(_LOOK)
+            turn: asyncio.Future[None] = loop.create_future()
+            with self._lock:
+                self._waiting.append(turn)
+            # woken when a session is given back; otherwise servers may be tried again as time passes
+            await asyncio.wait([turn], timeout=min(left, _LOOK))
+            turn.cancel()
 
     def choose(self) -> Server | None:
         """The same at once; None: all are out or full."""
         with self._lock:
             now = self._clock()
-            free = [s for s in self.servers if max(s.out_until, s.full_until) <= now]
-            free = [s for s in free if s.most is None or s.active < s.most]
+            free = [server for server in self.servers if _may_take(server, now)]
             if not free:
                 return None
             best = min(free, key=lambda s: (s.spare, s.active))
+            if best.room is not None and best.active >= best.room:
+                best.full_until = now + PROBE  # this session finds out; the others wait for how it goes
             best.active += 1
             if best.failures:
                 # the other sessions wait for how it goes
@@ -94,12 +109,15 @@ class ServerPool:
         """The session is over."""
         with self._lock:
             server.active -= 1
-            server.full_until = 0.0  # there may be room again
+        self._wake()
 
     def well(self, server: Server) -> None:
         """The server opened a session."""
         with self._lock:
             server.failures, server.out_until, server.why, server.trying = 0, 0.0, "", False
+            if server.room is not None:
+                server.room = max(server.room, server.active)
+        self._wake()
 
     def take_out(self, server: Server, why: str) -> None:
         """The server failed: it gets no session for a while."""
@@ -111,14 +129,37 @@ class ServerPool:
             server.out_until = self._clock() + self._rest_of(server)
 
     def full(self, server: Server, seconds: float) -> None:
-        """The server takes no further session for `seconds`; nothing is wrong with it."""
+        """The server took no session beside those it has for us, call it after `give_back`; nothing is wrong with it.
+        In `seconds` one session may ask again."""
         with self._lock:
-            server.full_until = self._clock() + seconds
+            server.room, server.full_until = server.active, self._clock() + seconds
             server.why = "full"
 
     def describe(self) -> str:
         """Every server and why it is not used, for an error."""
         return "; ".join(f"{s.url} ({s.why or f'{s.active} sessions'})" for s in self.servers)
 
+    def _wake(self) -> None:
+        """Lets one of those who wait look again."""
+        with self._lock:
+            while self._waiting:
+                turn = self._waiting.popleft()
+                if not turn.done():
+                    with contextlib.suppress(RuntimeError):  # its event loop is closed
+                        turn.get_loop().call_soon_threadsafe(_look, turn)
+                        return
+
     def _rest_of(self, server: Server) -> float:
         return min(self._rest * 2.0 ** max(0, server.failures - 1), LONGEST_REST)
+
+
+def _may_take(server: Server, now: float) -> bool:
+    """Whether one session more may be asked of a server."""
+    if server.out_until > now or (server.most is not None and server.active >= server.most):
+        return False
+    return server.room is None or server.active < server.room or server.full_until <= now
+
+
+def _look(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)

@@ -28,12 +28,14 @@ h1 { margin: 0; font-size: 1.35rem; font-weight: 650; letter-spacing: -.01em; }
 main { display: grid; grid-template-columns: repeat(auto-fill, minmax(290px, 1fr)); gap: 1rem;
   padding: 1rem 1.6rem 2rem; }
 article { background: var(--card); border: 1px solid var(--line); border-radius: 12px; overflow: hidden; }
-.screen { display: grid; place-items: center; aspect-ratio: 16 / 10; background: #0b0d12; color: #7d8698; }
-.screen img { width: 100%; height: 100%; object-fit: contain; }
+.screen { position: relative; display: grid; place-items: center; aspect-ratio: 16 / 10; background: #0b0d12;
+  color: #7d8698; }
+.screen img { position: absolute; inset: 0; width: 100%; height: 100%; object-fit: contain; }
 .screen img.tiny { image-rendering: pixelated; }
 .words { padding: .8rem 1rem .9rem; }
 .line { display: flex; justify-content: space-between; gap: .8rem; align-items: baseline; }
 .name { font-weight: 600; } .soft { color: var(--soft); font-size: .86rem; }
+.cut { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; } .pay { white-space: nowrap; }
 .said { margin: .35rem 0 0; max-height: 2.9em; overflow: hidden; overflow-wrap: anywhere; }
 .state { font-size: .8rem; font-weight: 600; padding: .1rem .55rem; border-radius: 1rem;
   border: 1px solid currentColor; }
@@ -50,8 +52,9 @@ function card(number) {
   const box = part('article', ''), screen = part('div', 'screen', 'no picture'), words = part('div', 'words');
   const top = part('div', 'line'), low = part('div', 'line');
   const own = { box, screen, name: part('span', 'name'), state: part('span', 'state'), said: part('p', 'said'),
-    left: part('span', 'soft'), right: part('span', 'soft'), hash: null };
-  top.append(own.name, own.state); low.append(own.left, own.right); words.append(top, low, own.said);
+    task: part('span', 'soft cut'), pay: part('span', 'soft pay'), how: part('div', 'soft cut'), hash: null };
+  top.append(own.name, own.state); low.append(own.task, own.pay);
+  words.append(top, low, own.how, own.said);
   box.append(screen, words); main.append(box); cards.set(number, own); return own;
 }
 function state(s) {
@@ -64,8 +67,9 @@ function state(s) {
 function show(s) {
   const own = cards.get(s.number) || card(s.number), [word, look] = state(s);
   own.name.textContent = 'Session ' + s.number; own.state.textContent = word; own.state.className = 'state ' + look;
-  own.left.textContent = [s.task, 'episode ' + s.episodes, 'turn ' + s.turns].filter(Boolean).join(' · ');
-  own.right.textContent = s.total_reward === undefined ? s.door : s.door + ' · reward ' + (+s.total_reward.toFixed(3));
+  own.task.textContent = s.task || (s.seed === null ? 'no task' : 'seed ' + s.seed);
+  own.pay.textContent = s.total_reward === undefined ? '' : 'reward ' + (+s.total_reward.toFixed(3));
+  own.how.textContent = s.door + ' · episode ' + s.episodes + ' · turn ' + s.turns;
   own.said.textContent = s.text;
   if (s.hash && s.hash !== own.hash) {
     const image = new Image(); image.alt = 'screen of session ' + s.number;
