@@ -350,7 +350,7 @@ async def test_pictures_for_a_text_model_are_refused(make: Any, lm: LoadedModel)
         ({"output_token_logprobs": [[None, 3, None]]}, "lacks meta_info.output_token_logprobs"),
         ({"output_token_logprobs": [7]}, "lacks meta_info.output_token_logprobs"),
         ({"output_token_logprobs": []}, "lacks 1 to 6 tokens"),
-        ({"output_token_logprobs": [[-1.0, 3, None]] * 7}, "lacks 1 to 6 tokens"),
+        ({"output_token_logprobs": [[-1.0, 3, None]] * 7, "completion_tokens": 7}, "lacks 1 to 6 tokens"),
         ({"completion_tokens": 5}, "lacks 1 to 6 tokens"),
         ({"weight_version": "another run's"}, "does another run update"),
         ({"weight_versions": [{"version": "default"}, {"version": "other"}]}, "does another run update"),
