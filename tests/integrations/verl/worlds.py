@@ -1,0 +1,88 @@
+"""Environments, rewards and curricula for the tests under verl. Ray's processes import this module by its name."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from tests.inference.pictures import picture
+from uirl.environments import BaseEnvironment
+from uirl.types import Observation, Task
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def share_of_letters(text: str) -> float:
+    """Share of lower-case letters among the characters of a reply; 0 for an empty one."""
+    return sum(c in LETTERS for c in text) / max(1, len(text))
+
+
+class TwoLooks(BaseEnvironment):
+    """Two turns. The first shows words, the second pictures, one or two of them, so that sequences differ in length.
+    Both pay for lower-case letters, so that every update has something to follow."""
+
+    runs_inline = True
+    max_turns = 2
+
+    def __init__(self, config: Any = None, pictures: bool = True) -> None:
+        super().__init__(config)
+        self._pictures = pictures
+
+    def tasks(self) -> list[Task]:
+        return [Task(id=f"letters/{name}", goal=f"write {name}") for name in ("few", "some", "many")]
+
+    def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
+        self._turn, self._seed = 0, seed or 0
+        self.task = task
+        return Observation(f"say {self._seed % 97}")
+
+    def step(self, action: str) -> Any:
+        self._turn += 1
+        done = self._turn == 2
+        paid = share_of_letters(action) / 2
+        info = {"success": paid > 0.25} if done else {}
+        shown = tuple(picture(self._seed + i) for i in range(1 + self._seed % 2)) if self._pictures else ()
+        words = "more" + " please" * (self._seed % 3)
+        return Observation(words, () if done else shown), paid, done, info
+
+    def get_state_description(self) -> str:
+        return f"turn {self._turn}"
+
+
+class Fragile(TwoLooks):
+    """Breaks in the second turn of every episode whose instance's seed is a multiple of 4."""
+
+    def step(self, action: str) -> Any:
+        if self._seed % 4 == 0 and self._turn == 1:
+            raise OSError("the cable was pulled")
+        return super().step(action)
+
+
+class Ladder:
+    """A curriculum with a memory: it hands out tasks in turn and remembers every report."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.asked = 0
+        self.reports: list[list[Any]] = []
+
+    def register_tasks(self, names: list[str]) -> None:
+        self.names = list(names)
+
+    def sample_task(self, difficulty_level: str | None = None) -> str:
+        self.asked += 1
+        return self.names[(self.asked + len(self.reports)) % len(self.names)]
+
+    def update_success_rate(self, task_name: str, success: bool, step: int) -> None:
+        self.reports.append([task_name, success, step])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"asked": self.asked, "reports": self.reports}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.asked, self.reports = state["asked"], [list(r) for r in state["reports"]]
+
+
+def process_id() -> int:
+    """Of this process."""
+    return os.getpid()

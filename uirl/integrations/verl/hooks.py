@@ -1,0 +1,184 @@
+"""verl's V1 trainer with what a run of ours needs: the curriculum's state, our record, groups that are no evidence."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import ray
+import transfer_queue as tq
+from omegaconf import open_dict
+from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from uirl.errors import CheckpointError, RolloutFailure
+from uirl.files import write_atomically
+from uirl.integrations.verl.office import find_office, open_office
+from uirl.integrations.verl.record import StepRecord
+from uirl.integrations.verl.settings import Settings
+from uirl.types import Trajectory
+
+MODE = "uirl_sync"
+"""`trainer.v1.trainer_mode` of the trainer below."""
+WITHIN_GROUP = (
+    "grpo",
+    "grpo_vectorized",
+    "grpo_passk",
+    "rloo",
+    "rloo_vectorized",
+    "opo",
+    "reinforce_plus_plus_baseline",
+    "uirl_turn_level",
+    "uirl_gigpo",
+)
+"""`algorithm.adv_estimator`s whose baseline is the rest of the group."""
+STATE = "uirl.json"
+"""File in a checkpoint of verl's that holds what is ours."""
+
+
+@register_trainer(MODE)
+class EnvironmentPPOTrainer(PPOTrainerSync):
+    """verl's synchronous trainer, which also
+
+    - tells the dataset's curriculum how the episodes of a step went, before the step's checkpoint is written,
+    - saves and restores the dataset's state (`StateCallback`),
+    - drops the lone survivor of a group whose other members failed: its advantage would be its bare reward,
+    - says why where every episode of a step failed,
+    - writes the numbers of the episodes into verl's metrics and into our `metrics.jsonl`.
+    """
+
+    def __init__(self, config: Any) -> None:
+        settings = Settings.read(config.data)
+        if settings.office is None:
+            name, _ = open_office(settings.config, None, settings.directory)
+            settings = Settings(settings.config, name, settings.directory, settings.poll_seconds)
+            settings.write(config)
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = "sync"  # the base classes compare this name
+        self._settings = settings
+        self._office = find_office(settings.office)  # type: ignore[arg-type]
+        self._record: StepRecord | None = None
+        self._played: list[Trajectory] = []
+        super().__init__(config)
+
+    def _build_replay_buffer(self) -> Any:
+        buffer = super()._build_replay_buffer()
+        buffer.poll_interval = self._settings.poll_seconds
+        return buffer
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        after = self.global_steps or None
+        if after is not None:
+            folder = checkpoint_folder(self.config, after)
+            self.train_dataset.load_state_dict(read_state(folder)["dataset"])
+        ray.get(self._office.begin.remote(after))
+        self._record = StepRecord(self._settings, after)
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
+        batch = super().step(metrics, timing_raw)
+        self._played = ray.get(self._office.take.remote())
+        report(self.train_dataset, self._played, self.global_steps)
+        return batch
+
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> Any:
+        try:
+            return super()._step_once(metrics, timing_raw, sample_batch_size)
+        except RuntimeError as error:
+            reasons = ray.get(self._office.failures.remote())
+            if "no materializable trajectories" not in str(error) or not reasons:
+                raise
+            raise all_failed(reasons, self.global_steps) from error
+
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], **options: Any) -> Any:
+        if str(self.config.algorithm.adv_estimator) in WITHIN_GROUP:
+            batch = self._without_lone_members(batch, metrics)
+        return super()._balance_batch(batch, metrics, **options)
+
+    def _without_lone_members(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """The batch without episodes that have nobody left to be compared with."""
+        members = Counter(group for group, _ in {_episode_of(key) for key in batch.keys})
+        keep = [key for key in batch.keys if members[_episode_of(key)[0]] > 1]
+        lone = [key for key in batch.keys if members[_episode_of(key)[0]] == 1]
+        metrics["training/lone_members_dropped"] = len({_episode_of(key) for key in lone})
+        if not lone:
+            return batch
+        if not keep:
+            raise all_failed(ray.get(self._office.failures.remote()), self.global_steps)
+        tq.kv_clear(keys=lone, partition_id=batch.partition_id)
+        return batch.select_keys(keep)
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        batch = super()._compute_old_log_prob(batch, metrics)
+        if self.config.actor_rollout_ref.rollout.calculate_log_probs:
+            fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
+            data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+            gap = (data["old_log_probs"].values() - data["rollout_log_probs"].values()).abs()
+            own = data["response_mask"].values() > 0
+            metrics["training/log_prob_gap_max"] = gap[own].max().item()
+            metrics["training/log_prob_gap_mean"] = gap[own].mean().item()
+        return batch
+
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: Any, **where: Any) -> None:
+        super()._compute_metrics(batch, metrics, timing_raw, **where)
+        assert self._record is not None
+        metrics.update(self._record.add(self.global_steps, where["epoch"], self._played, metrics))
+
+
+class StateCallback(CheckpointCallback):
+    """Writes what is ours beside verl's shards; `trainer.checkpoint_callback_class` names it."""
+
+    def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool = False, **_: Any) -> None:
+        write_state(Path(checkpoint_dir), trainer.train_dataset)
+
+
+def write_state(folder: Path, dataset: Any) -> None:
+    """Nothing; writes the dataset's state into a checkpoint of verl's."""
+    state = {"format": 1, "dataset": dataset.state_dict() if hasattr(dataset, "state_dict") else None}
+    write_atomically(folder / STATE, json.dumps(state))
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """The inverse of `write_state`. Raises CheckpointError where the checkpoint holds no such state."""
+    try:
+        state: dict[str, Any] = json.loads((folder / STATE).read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{folder} holds no readable {STATE}: {error}; it was not saved by a run of ours (trainer."
+            "checkpoint_callback_class), or is damaged. Continue an older global_step_* with trainer.resume_mode="
+            "resume_path"
+        ) from error
+    return state
+
+
+def checkpoint_folder(config: Any, step: int) -> Path:
+    """The folder of verl's checkpoint that the run resumed from."""
+    if config.trainer.resume_mode == "resume_path":
+        return Path(config.trainer.resume_from_path)
+    return Path(config.trainer.default_local_dir) / f"global_step_{step}"
+
+
+def report(dataset: Any, played: list[Trajectory], step: int) -> None:
+    """Tells a dataset how the episodes of update `step` went."""
+    if hasattr(dataset, "report"):
+        source = getattr(dataset, "source", None)
+        if hasattr(source, "step"):
+            source.step = step
+        dataset.report(played)
+
+
+def all_failed(reasons: list[str], step: int) -> RolloutFailure:
+    """The error of a step without evidence."""
+    return RolloutFailure(
+        f"step {step}: none of its groups can be learned from; {len(reasons)} episodes failed. The first, "
+        f"{reasons[0] if reasons else 'of unknown reason'}"
+    )
+
+
+def _episode_of(key: str) -> tuple[str, str]:
+    """(group, member) of a trajectory's key in verl's queue, '{group}_{member}_{sequence}'."""
+    group, member, _ = key.rsplit("_", 2)
+    return group, member

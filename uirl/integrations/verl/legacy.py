@@ -1,0 +1,138 @@
+"""verl's legacy trainer behind the same door, as long as verl has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from verl.single_controller.ray import RayWorkerGroup, ResourcePoolManager
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.utils import Role, create_rl_dataset, need_critic, need_reference_policy
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.dataset.rl_dataset import collate_fn
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+from uirl.integrations.verl.hooks import all_failed, checkpoint_folder, read_state, report, write_state
+from uirl.integrations.verl.office import find_office
+from uirl.integrations.verl.record import StepRecord
+from uirl.integrations.verl.settings import Settings
+
+
+class LegacyTrainer(RayPPOTrainer):
+    """`RayPPOTrainer` that keeps our record and the curriculum's state.
+
+    An episode that failed is a masked row there. Its score is set to the mean of the rest of its group, so that it moves
+    no baseline; the deviation GRPO divides by is then that of the whole group.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._settings = Settings.read(self.config.data)
+        self._office = find_office(self._settings.office)  # type: ignore[arg-type]
+        self._record: StepRecord | None = None
+
+    def init_workers(self) -> None:
+        super().init_workers()
+        self.async_rollout_manager = _Listening(self.async_rollout_manager, self)
+
+    def heard(self, batch: Any) -> None:
+        """The episodes of a step have been played; `batch` is what verl made of them."""
+        played = ray.get(self._office.take.remote())
+        if played and all(t.failure is not None for t in played):
+            first = played[0].failure
+            raise all_failed([f"{first.kind}: {first.message}"] * len(played), self.global_steps)
+        level_failed_scores(batch)
+        report(self.train_dataset, played, self.global_steps)
+        if self._record is not None:
+            epoch = (self.global_steps - 1) // max(1, len(self.train_dataloader))
+            self._record.add(self.global_steps, epoch, played, {})
+
+    def _save_checkpoint(self) -> None:
+        super()._save_checkpoint()
+        write_state(
+            Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}", self.train_dataset
+        )
+
+    def _load_checkpoint(self) -> Any:
+        made = super()._load_checkpoint()
+        after = self.global_steps or None
+        if after is not None:
+            self.train_dataset.load_state_dict(read_state(checkpoint_folder(self.config, after))["dataset"])
+        ray.get(self._office.begin.remote(after))
+        self._record = StepRecord(self._settings, after)
+        return made
+
+
+class _Listening:
+    """An agent-loop manager whose training batches somebody hears of."""
+
+    def __init__(self, manager: Any, trainer: LegacyTrainer) -> None:
+        self._manager, self._trainer = manager, trainer
+
+    def generate_sequences(self, prompts: Any) -> Any:
+        made = self._manager.generate_sequences(prompts)
+        if not prompts.meta_info.get("validate", False):
+            self._trainer.heard(made)
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+
+def level_failed_scores(batch: Any) -> None:
+    """Nothing; gives rows of failed episodes the mean score of the rest of their group, 0 where all failed."""
+    outcomes = batch.non_tensor_batch["uirl"]
+    groups = np.array([outcome["group"] for outcome in outcomes], dtype=object)
+    failed = np.array([outcome["failure"] is not None for outcome in outcomes])
+    scores = batch.batch["rm_scores"]
+    totals = scores.sum(-1)
+    for row in np.flatnonzero(failed):
+        others = torch.from_numpy((groups == groups[row]) & ~failed)
+        scores[row] = 0.0
+        if others.any():
+            scores[row, 0] = totals[others].mean()
+
+
+def run_legacy(config: Any) -> None:
+    """Nothing, once verl's legacy trainer has come to its end."""
+    model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
+    data = config.data
+    train, val = (
+        create_rl_dataset(files, data, model.tokenizer, model.processor, is_train=is_train, max_samples=most)
+        for files, is_train, most in (
+            (data.train_files, True, data.get("train_max_samples", -1)),
+            (data.val_files, False, data.get("val_max_samples", -1)),
+        )
+    )
+    roles, manager = _roles(config)
+    trainer = LegacyTrainer(
+        config=config,
+        tokenizer=model.tokenizer,
+        processor=model.processor,
+        role_worker_mapping=roles,
+        resource_pool_manager=manager,
+        ray_worker_group_cls=RayWorkerGroup,
+        train_dataset=train,
+        val_dataset=val,
+        collate_fn=collate_fn,
+        train_sampler=torch.utils.data.SequentialSampler(train),
+    )
+    trainer.init_workers()
+    trainer.fit()
+
+
+def _roles(config: Any) -> tuple[dict[Any, Any], Any]:
+    """(role -> worker, resource pools) of the legacy trainer, all on one pool."""
+    model = config.actor_rollout_ref.model
+    adapters = model.get("lora_rank", 0) > 0 or model.get("lora_adapter_path") is not None
+    actor = Role.ActorRolloutRef if need_reference_policy(config) and not adapters else Role.ActorRollout
+    roles = {actor: ray.remote(ActorRolloutRefWorker)}
+    if need_critic(config):
+        roles[Role.Critic] = ray.remote(TrainingWorker)
+    pool = {"global_pool": [config.trainer.n_gpus_per_node] * config.trainer.nnodes}
+    config.reward.reward_model.nnodes = config.trainer.nnodes
+    config.reward.reward_model.n_gpus_per_node = config.trainer.n_gpus_per_node
+    return roles, ResourcePoolManager(resource_pool_spec=pool, mapping=dict.fromkeys(roles, "global_pool"))

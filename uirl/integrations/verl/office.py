@@ -1,0 +1,119 @@
+"""The one process of a verl run that knows everything: it hands out the environment and keeps the record.
+
+Agent-loop workers play episodes on many machines, but a trajectory store has one writer, and an environment that was
+given as an object stands in no table. Both live in one Ray actor that workers find by its name.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from uirl.config import ConfigStore
+from uirl.errors import ConfigError
+from uirl.images import ImageStore, Screenshot
+from uirl.storage import RunDirectory, TrajectoryStore
+from uirl.types import Trajectory
+
+
+class Office:
+    """Runs as a Ray actor (`open_office`); calls come one after the other."""
+
+    def __init__(self, config: dict[str, Any], objects: bytes | None, directory: str | None) -> None:
+        """`objects`: the pickled (environment, reward function) of the run; None: the environment is in the table.
+        `directory`: where to keep the record; None: nowhere."""
+        self._config = ConfigStore.build(config)
+        self._objects = objects
+        self._directory = directory
+        self._store: TrajectoryStore | None = None
+        self._played: list[Trajectory] = []
+        self._failures: list[str] = []
+
+    def objects(self) -> bytes | None:
+        """The pickled environment and reward function."""
+        return self._objects
+
+    def begin(self, resume_after: int | None) -> None:
+        """Opens the record; what steps after `resume_after` left there is dropped. None: from the start. Raises
+        StorageError."""
+        logging = self._config.logging
+        if self._directory is not None and logging.store_trajectories:
+            path = RunDirectory(self._directory).trajectories_path
+            self._store = TrajectoryStore(path, keep_images=logging.store_images)
+            self._store.truncate_after(-1 if resume_after is None else resume_after)
+
+    def add(self, trajectory: Trajectory, pictures: Mapping[str, bytes], step: int, split: str) -> None:
+        """Writes one episode down; on return it survives a kill. `pictures`: those it shows, by hash."""
+        if trajectory.failure is not None:
+            self._failures.append(f"{trajectory.failure.kind}: {trajectory.failure.message}")
+        if split == "train":
+            self._played.append(trajectory)
+        if self._store is not None:
+            images = ImageStore()
+            for hash, data in pictures.items():
+                images.put(Screenshot(data, hash))
+            self._store.add(trajectory, step=step, split=split, images=images)
+
+    def take(self) -> list[Trajectory]:
+        """The training episodes that ended since the last call, in the order of their ids."""
+        played, self._played = self._played, []
+        self._failures.clear()
+        return sorted(played, key=lambda t: t.id)
+
+    def failures(self) -> list[str]:
+        """What went wrong since the last `take`, in order."""
+        return list(self._failures)
+
+    def close(self) -> None:
+        """Closes the record. Calling it twice is fine."""
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+
+def open_office(config: dict[str, Any], objects: bytes | None, directory: Path | str | None) -> tuple[str, Any]:
+    """(name, handle) of a new office on this machine; it ends with the process that opened it."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    name = f"uirl-office-{uuid.uuid4().hex[:8]}"
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(Office).options(name=name, num_cpus=0.1, scheduling_strategy=here)
+    return name, actor.remote(config, objects, None if directory is None else str(directory))
+
+
+def find_office(name: str) -> Any:
+    """The office of that name. Raises ConfigError where there is none."""
+    import ray
+
+    try:
+        return ray.get_actor(name)
+    except ValueError as error:
+        raise ConfigError(
+            f"data.uirl.office names the Ray actor {name!r}, which does not run; it is set by create_trainer and not "
+            "meant to stand in a file"
+        ) from error
+
+
+def pack(environment: Any, reward_fn: Any) -> bytes:
+    """The two as bytes for other processes. Raises ConfigError where one cannot be pickled."""
+    from ray import cloudpickle
+
+    try:
+        return bytes(cloudpickle.dumps((environment, reward_fn)))
+    except (TypeError, AttributeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"environment {type(environment).__name__} and the reward function must reach other processes, but cannot "
+            f"be pickled: {error}. Open connections and windows in reset(), or name the class in environment.name "
+            "('package.module:Class') with environment.options"
+        ) from error
+
+
+def unpack(objects: bytes) -> tuple[Any, Any]:
+    """The inverse of `pack`."""
+    from ray import cloudpickle
+
+    environment, reward_fn = cloudpickle.loads(objects)
+    return environment, reward_fn

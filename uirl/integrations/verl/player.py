@@ -1,0 +1,81 @@
+"""The policy behind verl's rollout servers, as a player of our episodes: token ids in, token ids and log-probs out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ray.exceptions import RayError
+
+from uirl.environments.session import EnvironmentSession
+from uirl.errors import ConfigError, EngineFailure
+from uirl.images import Screenshot
+from uirl.rollout.conversation import Context
+from uirl.rollout.episode import Player, Response
+
+
+class ServerPlayer(Player):
+    """Asks verl's server client; every turn of an episode goes to the same server, which keeps its prefix cache."""
+
+    def __init__(
+        self,
+        client: Any,
+        sampling: Mapping[str, Any],
+        request_id: str,
+        *,
+        max_tokens: int,
+        end_ids: Sequence[int],
+        seeded: bool = False,
+    ) -> None:
+        """`sampling`: verl's parameters of this episode. `max_tokens`: of one reply. `end_ids` end a reply and belong
+        to it. `seeded`: the draws follow from the episode's seed, where the server takes one (vLLM does)."""
+        self._client, self._request_id = client, request_id
+        self._sampling = {**sampling, "stop_token_ids": list(end_ids)}
+        self._max_tokens, self._end_ids, self._seeded = max_tokens, frozenset(end_ids), seeded
+        self._pictures: dict[str, Any] = {}
+        self.versions: list[int] = []
+        """Global steps of the weights that sampled, one or two per reply."""
+
+    async def respond(self, context: Context, session: EnvironmentSession, seed: int | None, room: int) -> Response:
+        sampling = {**self._sampling, "max_tokens": min(self._max_tokens, room)}
+        if self._seeded and seed is not None:
+            sampling["seed"] = seed
+        images = [self._picture(shot) for shot in context.images]
+        try:
+            made = await self._client.generate(
+                request_id=self._request_id,
+                prompt_ids=list(context.prompt_ids),
+                sampling_params=sampling,
+                image_data=images or None,
+            )
+        except (RayError, RuntimeError, OSError) as error:
+            raise EngineFailure(f"verl's rollout server did not answer: {_first_line(error)}") from error
+        return self._read(made)
+
+    def _read(self, made: Any) -> Response:
+        if not made.token_ids:
+            raise EngineFailure(f"verl's rollout server answered with no token (stop reason {made.stop_reason!r})")
+        fields = made.extra_fields
+        versions = [fields[key] for key in ("min_global_steps", "max_global_steps") if fields.get(key) is not None]
+        self.versions += versions
+        ids = tuple(made.token_ids)
+        reason = "stop" if ids[-1] in self._end_ids else "length"
+        if made.stop_reason in ("aborted", "abort"):
+            reason = "abort"
+        return Response(ids, tuple(made.log_probs or ()), reason, min(versions, default=0))
+
+    def _picture(self, shot: Screenshot) -> Any:
+        if shot.hash not in self._pictures:
+            self._pictures[shot.hash] = shot.open()
+        return self._pictures[shot.hash]
+
+
+def refuse_seed(rollout: Any) -> None:
+    """Raises ConfigError where the rollout of verl's config takes no seed per request."""
+    if rollout.name == "sglang":
+        raise ConfigError("inference.seed is set, but verl's SGLang server takes no seed per request; leave it null")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1].strip() if lines else ''}"

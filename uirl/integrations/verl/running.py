@@ -1,0 +1,127 @@
+"""One run of verl, in the actor that verl calls its task runner."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import ray
+from omegaconf import OmegaConf
+from verl.trainer.main_ppo import run_ppo
+from verl.utils.import_utils import load_class_from_fqn
+
+from uirl.integrations.verl.dataset import Given, give
+from uirl.integrations.verl.office import open_office, pack, unpack
+from uirl.integrations.verl.settings import Settings
+
+
+def run(config: Any, environment: Any, reward_fn: Any, tasks: Any, curriculum: Any) -> None:
+    """Nothing, once verl's trainer has come to its end. Raises what broke it."""
+    objects = None if environment is None and reward_fn is None else pack(environment, reward_fn)
+    given = pack(Given(environment, tasks, curriculum), None)
+    runner = _Bound(objects, given)
+    before = set(ray.util.list_named_actors()) if ray.is_initialized() else set()
+    try:
+        run_ppo(config, runner)
+    except ray.exceptions.RayTaskError as error:
+        raise _cause(error) from error
+    finally:
+        runner.end()
+        _wait_until_gone(before)
+
+
+class _Bound:
+    """What `run_ppo` takes for a class of task runners: the one below, with its objects."""
+
+    def __init__(self, objects: bytes | None, given: bytes) -> None:
+        self._arguments = (objects, given)
+        self._actor: Any = None
+
+    def options(self, **options: Any) -> Any:
+        """verl asks for options where it profiles; the runner takes none."""
+        return self
+
+    def remote(self) -> Any:
+        self._actor = ray.remote(Runner).options(num_cpus=1).remote(*self._arguments)
+        return self._actor
+
+    def end(self) -> None:
+        """Ends the runner, and with it everything it started."""
+        if self._actor is not None:
+            ray.kill(self._actor)
+
+
+class Runner:
+    """Ray actor: sets verl's trainer up and fits it, in the process where the datasets live."""
+
+    def __init__(self, objects: bytes | None, given: bytes) -> None:
+        self._objects, self._given = objects, given
+
+    def run(self, config: Any) -> None:
+        """What verl calls."""
+        OmegaConf.resolve(config)
+        given, _ = unpack(self._given)
+        give(given)
+        settings = Settings.read(config.data)
+        name, office = open_office(settings.config, self._objects, settings.directory)
+        Settings(settings.config, name, settings.directory, settings.poll_seconds).write(config)
+        try:
+            if config.trainer.use_v1:
+                self._run_v1(config)
+            else:
+                from uirl.integrations.verl.legacy import run_legacy
+
+                run_legacy(config)
+        finally:
+            ray.get(office.close.remote())
+
+    def _run_v1(self, config: Any) -> None:
+        import transfer_queue
+        from verl.trainer.ppo.v1 import get_trainer_cls
+
+        from uirl.integrations.verl import hooks  # noqa: F401  (registers our trainer)
+
+        config.transfer_queue.enable = True
+        transfer_queue.init(config.transfer_queue)
+        trainer = None
+        ended_well = False
+        try:
+            trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
+            trainer.init()
+            trainer.fit(create_agent_loop_manager(config, trainer))
+            ended_well = True
+        finally:
+            tracking = getattr(trainer, "logger", None)
+            if tracking is not None:
+                tracking.finish(exit_code=0 if ended_well else 1)
+            transfer_queue.close()
+
+
+def create_agent_loop_manager(config: Any, trainer: Any) -> Any:
+    """The agent-loop manager that `rollout.agent.agent_loop_manager_class` names, or the V1 trainer's own, with the
+    servers and reward workers of `trainer`."""
+    from verl.trainer.ppo.v1 import AgentLoopManagerTQ
+
+    named = config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class")
+    manager = load_class_from_fqn(named, "AgentLoopManager") if named else AgentLoopManagerTQ
+    return manager.create(
+        config=config,
+        llm_client=trainer.get_llm_client(),
+        teacher_client=trainer.get_teacher_client(),
+        reward_loop_worker_handles=trainer.get_reward_handles(),
+    )
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The error of ours inside what Ray made of it; Ray's own where there is none."""
+    from uirl.errors import UirlError
+
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, UirlError) else error
+
+
+def _wait_until_gone(before: set[str], seconds: float = 60.0) -> None:
+    """Waits until the named actors of a run have ended: the next run gives its own the same names."""
+    deadline = time.monotonic() + seconds
+    while ray.is_initialized() and set(ray.util.list_named_actors()) - before and time.monotonic() < deadline:
+        time.sleep(0.1)

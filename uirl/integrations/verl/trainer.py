@@ -1,0 +1,162 @@
+"""`create_trainer(config, environment, tokenizer).fit()`: our environments and rewards under verl's own trainer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from uirl.config import ConfigStore
+from uirl.environments import BaseEnvironment, create_environment
+from uirl.errors import ConfigError
+from uirl.integrations.verl.config import create_verl_config, put
+from uirl.integrations.verl.settings import Settings
+from uirl.metrics import read_metrics
+from uirl.rollout.episode import RewardFunction
+from uirl.storage import RunDirectory, free_run_name
+from uirl.training.tasks import tasks_of
+
+HOOKS = {
+    "trainer.v1.trainer_mode": "uirl_sync",
+    "trainer.checkpoint_callback_class": "uirl.integrations.verl.hooks.StateCallback",
+    "data.custom_cls.path": "pkg://uirl.integrations.verl.dataset",
+    "data.custom_cls.name": "CustomEnvironmentDataset",
+    "data.train_files": "uirl:train",
+    "data.val_files": "uirl:eval",
+    "data.shuffle": False,
+    "data.validation_shuffle": False,
+    "data.dataloader_num_workers": 0,
+    "actor_rollout_ref.rollout.agent.default_agent_loop": "uirl",
+}
+"""verl's keys that put our parts into its places."""
+LEGACY_HOOKS = {"trainer.use_v1": False, "trainer.v1.trainer_mode": "sync", "trainer.checkpoint_callback_class": None}
+
+
+class CustomRayPPOTrainer:
+    """A run of verl's trainer on an environment of ours."""
+
+    def __init__(
+        self,
+        config: Any,
+        environment: BaseEnvironment | None = None,
+        tokenizer: Any = None,
+        *,
+        reward_fn: RewardFunction | None = None,
+        dataset: Iterable[Any] | None = None,
+        curriculum: Any | None = None,
+        use_v1: bool = True,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Wires everything and checks it; starts nothing.
+
+        Args:
+            config: A `ConfigStore`, or verl's own config (OmegaConf), whose `data.uirl.config` may hold one.
+            environment: The environment; None: the one the config names.
+            tokenizer: The tokenizer whose chat template to use; None: the model's own.
+            reward_fn: Total reward of an episode from its trajectory (and the environment); None: what the environment
+                pays.
+            dataset: Tasks; None: those of the environment.
+            curriculum: Says which task comes next (`uirl.integrations.verl.curriculum.Curriculum`); None: every task
+                equally often.
+            use_v1: False: verl's legacy trainer, as long as verl has it.
+            overrides: verl's own keys; they win.
+
+        Raises ConfigError for what cannot work.
+        """
+        self.store = _store_of(config)
+        self.directory = _directory(self.store)
+        self.config = _verl_config(config, self.store, self.directory, overrides or {}, use_v1)
+        """verl's whole config."""
+        self._environment, self._reward_fn, self._curriculum = environment, reward_fn, curriculum
+        settings = self.store.environment
+        world = environment or create_environment(settings.name, settings.options_for("train"), settings)
+        self._tasks = None if dataset is None else tuple(tasks_of(world, dataset))
+        if tokenizer is not None:
+            _use_template(self.config, tokenizer)
+
+    def fit(self) -> dict[str, Any]:
+        """The last row of the run's `metrics.jsonl`, once verl's trainer has come to its end.
+
+        Starts Ray where it does not run, as `ray_kwargs.ray_init` says, and stops what it started. Raises what broke
+        the run: RolloutFailure where every episode of a step failed, CheckpointError for a model verl cannot load,
+        StorageError for a run directory that is taken.
+        """
+        import ray
+
+        from uirl.integrations.verl.running import run
+
+        running = ray.is_initialized()
+        resume = self.config.trainer.resume_mode != "disable"
+        with RunDirectory.create(self.directory, self.store.to_yaml(), resume=resume) as directory:
+            self._place_model(directory.path / "model")
+            try:
+                run(self.config, self._environment, self._reward_fn, self._tasks, self._curriculum)
+            finally:
+                if not running:
+                    ray.shutdown()
+            rows = read_metrics(directory.metrics_path)
+        return rows[-1] if rows else {}
+
+    def _place_model(self, target: Path) -> None:
+        from uirl.integrations.verl.models import check_model_folder, model_folder
+
+        model = self.config.actor_rollout_ref.model
+        if not (Path(model.path) / "config.json").is_file() and Path(model.path) == target:
+            model_folder(self.store, target)
+        check_model_folder(model.path, trust_remote_code=bool(model.trust_remote_code))
+
+
+def create_trainer(
+    config: Any, environment: BaseEnvironment | None = None, tokenizer: Any = None, **options: Any
+) -> CustomRayPPOTrainer:
+    """A trainer that is ready to `fit()`; `options` are those of `CustomRayPPOTrainer`."""
+    return CustomRayPPOTrainer(config, environment, tokenizer, **options)
+
+
+def _store_of(config: Any) -> ConfigStore:
+    if isinstance(config, ConfigStore):
+        return config.model_copy(deep=True)
+    if not hasattr(config, "actor_rollout_ref"):
+        raise ConfigError(
+            f"expected a ConfigStore or verl's config with actor_rollout_ref, got {type(config).__name__}; make one "
+            "with uirl.integrations.verl.create_verl_config"
+        )
+    return Settings.read(config.data).store()
+
+
+def _directory(store: ConfigStore) -> Path:
+    logging = store.logging
+    name = logging.run_name or free_run_name(logging.runs_dir, f"{store.environment.name}-verl")
+    return (Path(logging.runs_dir) / name).absolute()
+
+
+def _verl_config(config: Any, store: ConfigStore, directory: Path, overrides: Mapping[str, Any], use_v1: bool) -> Any:
+    """verl's whole config with our parts in their places."""
+    if isinstance(config, ConfigStore):
+        local = store.model.local_path is not None or store.model.model_name.startswith("uirl/")
+        folder = directory / "model" if local else store.model.model_name
+        ready = store.model.local_path is not None and (Path(store.model.local_path) / "config.json").is_file()
+        path = str(Path(store.model.local_path).absolute() if ready else folder)  # type: ignore[arg-type]
+        made = create_verl_config(store, overrides, model_path=path)
+        if "trainer.default_local_dir" not in overrides and store.checkpoint.output_dir is None:
+            put(made, "trainer.default_local_dir", str(directory / "checkpoints"))
+    else:
+        made = copy.deepcopy(config)
+        for key, value in overrides.items():
+            put(made, key, value)
+    hooks = HOOKS if use_v1 else {**HOOKS, **LEGACY_HOOKS}
+    for key, value in hooks.items():
+        if key not in overrides:
+            put(made, key, value)
+    known = Settings.read(made.data)
+    Settings(store.to_dict(), None, str(directory), known.poll_seconds).write(made)
+    return made
+
+
+def _use_template(config: Any, tokenizer: Any) -> None:
+    """Puts the chat template of a tokenizer into verl's config; ids must be those of the model's own."""
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
+        raise ConfigError("the tokenizer has no chat template; leave it out, or set model.chat_template")
+    put(config, "actor_rollout_ref.model.custom_chat_template", template)
