@@ -86,6 +86,8 @@ PLAIN = [
     ("qwen", f"or <tool_call>{ADD_JSON}</tool_call></think>42"),
     ("llama-3", 'They are {"name": "Bob", "age": 3} and {"answer": {broken}}.'),
     ("llama-3", "f(x) = {x: 1}; {"),
+    ("llama-3", 'cut off: {"x": {"name": "a"}'),
+    ("mistral", 'cut off: [{"x": [{"name": "a"}]'),
     ("mistral", 'They are [{"name": "Bob", "age": 3}], [1, 2] and [{"answer": {broken}].'),
     ("mistral", 'Foo {"a": 1} and later foo{"a": 1}'),
     ("mistral", "x{1} [TOOL_CALLS"),
