@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -193,6 +194,7 @@ def servers() -> Iterator[tuple[str, str, list[str]]]:
         def do_GET(self) -> None:
             if self.server is running[1]:
                 visited.append(self.path)
+            time.sleep(0.5 if self.path == "/help" else 0)
             self.send_response(200)
             self.send_header("content-type", "text/html")
             self.send_header("access-control-allow-origin", "*")
@@ -243,6 +245,23 @@ async def test_a_running_server_is_reached_and_no_other(servers: tuple[str, str,
     assert left.observation.info["state"]["path"] == "/there"
     assert visited == []
     assert Chromium.shared().starts == 0, "the closed browser is another one"
+
+
+async def test_what_a_click_leads_to_is_waited_for(servers: tuple[str, str, list[str]]) -> None:
+    class Form(WebEnvironment):
+        html = "<form action=/sent><button style='position:absolute;left:0;top:0;width:80px;height:40px'>Send"
+        state = "({path: location.pathname})"
+        page_size = (100, 100)
+
+    env = Form()
+    for _ in range(3):
+        await env.reset(seed=1)
+        sent = await env.step(Action.of("click", x=20, y=20))
+        assert sent.observation.info["state"]["path"] == "/sent"
+    slow = Running(f"{servers[0]}/start")
+    await slow.reset(seed=1)
+    helped = await slow.step(Action.of("click", x=20, y=100))
+    assert helped.observation.info["state"]["path"] == "/help"
 
 
 async def test_what_is_wrong_with_an_app_is_told() -> None:

@@ -393,6 +393,15 @@ async def test_text_is_entered_with_the_whole_action_space() -> None:
     assert await env._page.evaluate("tt.value") == "", "what was typed is gone"
 
 
+async def test_what_typing_left_behind_is_gone_with_the_next_episode() -> None:
+    env = MiniWobEnvironment(task="scroll-text", actions=("click", "type"))
+    first = picture(await env.reset(seed=0))
+    await env.step(click(80, 100))
+    typed = await env.step(Action.of("type", text="xx"))
+    assert picture(typed.observation) != first
+    assert picture(await env.reset(seed=0)) == first
+
+
 async def test_a_box_is_dragged() -> None:
     env = MiniWobEnvironment(task="drag-box", actions=("click", "drag"))
     await env.reset(seed=0)

@@ -43,8 +43,7 @@ FLAGS = (
     "--disable-background-timer-throttling",
     "--disable-backgrounding-occluded-windows",
     "--disable-renderer-backgrounding",
-    # A page kept for "back" would come back without the events that say it is there.
-    "--disable-features=Translate,MediaRouter,OptimizationHints,AutofillServerCommunication,BackForwardCache",
+    "--disable-features=Translate,MediaRouter,OptimizationHints,AutofillServerCommunication",
     "--disable-smooth-scrolling",
     # Drawing only what changed leaves one pixel column of the old picture now and then.
     "--disable-partial-raster",
