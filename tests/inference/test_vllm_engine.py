@@ -32,7 +32,7 @@ class StandIn(Core):
     def __init__(self) -> None:
         self.weights = 0
         self.adapter: str | None = None
-        self.held = 0
+        self.there: list[str] = []
         self.go = asyncio.Event()
         self.began = asyncio.Event()
         self.stopped = 0
@@ -62,11 +62,14 @@ class StandIn(Core):
         await asyncio.sleep(0.01)
         self.weights += 1
 
-    async def swap(self, old: Adapter | None, new: Adapter) -> None:
-        assert (new.folder / "adapter_config.json").exists()
-        assert old is None or (old.name != new.name and old.number != new.number)
-        if self.fails:
+    async def swap(self, old: Adapter | None, new: Adapter | None) -> None:
+        if self.fails and new is not None:
             raise EngineFailure(self.fails)
+        assert self.there == ([old.name] if old else [])
+        if new is not None:
+            assert (new.folder / "adapter_config.json").exists()
+            assert old is None or (old.name != new.name and old.number != new.number)
+        self.there = [new.name] if new else []
 
     async def close(self, adapter: Adapter | None) -> None:
         self.closed = True
@@ -181,8 +184,30 @@ async def test_adapters_are_swapped_under_new_names(lm: LoadedModel, tmp_path: P
     assert (await engine.generate(REQUEST)).policy_version == 4
     assert core.adapter is None
     assert not list(engine._files.path.glob("*/adapter_model.safetensors"))
-    with pytest.raises(ContractError, match="count twice"):
-        await swap(5)
+    await engine.close()
+
+
+@pytest.mark.parametrize("held", [True, False])
+async def test_an_adapter_never_stands_on_other_weights_than_its_own(held: bool, tmp_path: Path) -> None:
+    config = ConfigStore().override(["model.model_name=uirl/tiny-lm", "model.use_lora=true"]).model
+    policy = Policy(load_model(config), lora_config=LoraConfig())
+    core = StandIn()
+    engine = engine_of(core, policy.loaded, tmp_path, takes_adapters=True, holds_base=held)
+    described = peft_config(policy.model, LoraConfig())
+    for version in (1, 2):
+        await engine.update_weights(peft_weights(policy.model), version, adapter=described)
+        assert core.weights == (0 if held else 1)  # the base goes once, and only where nobody knows what is there
+    await engine.update_weights(policy.weights(), 3)
+    await engine.update_weights(peft_weights(policy.model), 4, adapter=described)
+    assert core.weights == (2 if held else 3)
+    assert (await engine.generate(REQUEST)).policy_version == 4
+    core.fails = "half of it"
+    with pytest.raises(EngineFailure, match="half of it"):
+        await engine.update_weights(policy.weights(), 5)
+    core.fails = None
+    await engine.update_weights(peft_weights(policy.model), 6, adapter=described)
+    assert core.weights == (3 if held else 4)
+    assert (await engine.generate(REQUEST)).policy_version == 6
     await engine.close()
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.inference_vllm.running import Server, config_of, served
+from tests.inference_vllm.running import SMALL, Server, config_of, served
 from uirl.inference.models import load_model
 from uirl.inference.vllm_engine import VLLMInferenceEngine
 from uirl.learner import Policy
@@ -47,13 +46,14 @@ def vlm_engine(vlm_policy: Policy) -> Iterator[VLLMInferenceEngine]:
 
 @pytest.fixture(scope="session")
 def lm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of the text model, which takes adapters."""
-    with served(config_of("uirl/tiny-lm", "model.use_lora=true"), tmp_path_factory.mktemp("server")) as server:
+    """A server of a text model, which takes adapters."""
+    config = config_of("uirl/tiny-lm", *SMALL, "model.use_lora=true")
+    with served(config, tmp_path_factory.mktemp("server")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def vlm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of the model that sees."""
-    with served(config_of("uirl/tiny-vlm"), Path(tmp_path_factory.mktemp("server"))) as server:
+    with served(config_of("uirl/tiny-vlm"), tmp_path_factory.mktemp("server")) as server:
         yield server

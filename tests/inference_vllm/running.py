@@ -25,6 +25,10 @@ from uirl.inference.vllm_arguments import vllm_server_command
 
 GAP = 1e-4
 """Largest |engine - learner| log-prob that rounding explains in float32."""
+SMALL = tuple(
+    f"model.tiny.{size}" for size in ("hidden_size=64", "num_layers=2", "num_heads=2", "intermediate_size=128")
+)
+"""Sizes of the model that is trained: those of configs/guess_number.yaml, with heads that vLLM knows on a CPU."""
 STARTS_WITHIN = 300.0
 LONG = "go north , take the key , open the door , look , help , press the red button , not the green one"
 

@@ -8,7 +8,6 @@ import pytest
 
 from tests.inference.pictures import picture
 from tests.inference_vllm.running import GAP, change, prompts_of
-from uirl.errors import ContractError
 from uirl.inference import ChatRenderer, Generation, GenerationRequest, Message, SamplingParams, check_engine
 from uirl.inference.check import recompute_with
 from uirl.inference.vllm_engine import VLLMInferenceEngine
@@ -92,5 +91,5 @@ async def test_a_whole_update_reaches_the_eyes_too(vlm_engine: VLLMInferenceEngi
         assert gap_of(vlm_engine, before) < GAP
     vlm_policy.model.load_state_dict(kept)
     weights, adapter = vlm_policy.update_for(vlm_engine)
-    with pytest.raises(ContractError, match="count twice"):
-        await vlm_engine.update_weights(weights, 14, adapter=adapter)
+    await vlm_engine.update_weights(weights, 14, adapter=adapter)
+    assert gap_of(vlm_engine, await answers(vlm_engine)) < GAP

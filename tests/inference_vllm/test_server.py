@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from tests.inference_vllm.running import GAP, Server, change, config_of, prompts_of
+from tests.inference_vllm.running import GAP, SMALL, Server, change, config_of, prompts_of
 from uirl.config import ConfigStore
 from uirl.errors import EngineFailure
 from uirl.inference import ChatRenderer, Generation, GenerationRequest, Message, SamplingParams, check_engine
@@ -33,7 +33,7 @@ def engine_for(server: Server, config: ConfigStore, policy: Policy | None = None
 @pytest.fixture
 async def lm(lm_server: Server) -> AsyncIterator[VLLMInferenceEngine]:
     """An engine whose server has the weights it was started with."""
-    engine = engine_for(lm_server, config_of("uirl/tiny-lm"))
+    engine = engine_for(lm_server, config_of("uirl/tiny-lm", *SMALL))
     await engine.update_weights(engine.loaded.model.named_parameters(), 0)
     yield engine
     await engine.close()
@@ -106,12 +106,11 @@ async def test_what_others_have_under_way_ends_with_the_weights_it_began_with(lm
     assert gap_of(lm, request, Generation(tuple(tokens), tuple(log_probs), "length", 0)) < GAP
 
 
-async def test_adapters_are_swapped(lm_server: Server) -> None:
-    config = config_of("uirl/tiny-lm", "model.use_lora=true")
+async def test_adapters_are_swapped(lm_server: Server, lm: VLLMInferenceEngine) -> None:
+    change(lm.loaded.model, 31)
+    await lm.update_weights(lm.loaded.model.named_parameters(), 31)  # not the weights that the adapters belong to
+    config = config_of("uirl/tiny-lm", *SMALL, "model.use_lora=true")
     policy = Policy.from_config(config)
-    base = engine_for(lm_server, config_of("uirl/tiny-lm"), policy)
-    await base.update_weights(policy.weights(), 0)
-    await base.close()
     engine = engine_for(lm_server, config, policy)
     request = requests_of(engine)[0]
     made = await engine.generate(request)

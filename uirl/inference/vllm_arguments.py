@@ -106,6 +106,21 @@ def on_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
+def check_heads(size: int) -> None:
+    """Raises ConfigError where vLLM runs on a CPU and its attention there knows no heads of `size`: it would start, and
+    die of the first request."""
+    if not on_cpu():
+        return
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    known = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in known:
+        raise ConfigError(
+            f"the model's attention heads have {size} numbers each; vLLM on a CPU knows {', '.join(map(str, known))}. "
+            "For a built-in model, model.tiny.hidden_size / model.tiny.num_heads must be one of these"
+        )
+
+
 def _lora_arguments(config: ConfigStore) -> dict[str, Any]:
     rank = config.model.lora.r
     if rank > LORA_RANKS[-1]:

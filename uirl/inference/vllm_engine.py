@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +21,7 @@ from uirl.event_loop import EventLoopThread
 from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, Weights
 from uirl.inference.http_client import HTTPClient
 from uirl.inference.models import LoadedModel
-from uirl.inference.vllm_arguments import engine_arguments
+from uirl.inference.vllm_arguments import check_heads, engine_arguments
 from uirl.inference.vllm_process import VLLMProcess
 from uirl.inference.vllm_requests import Adapter, Answer, Call, Core, as_call, as_generation
 from uirl.inference.vllm_server import VLLMServer
@@ -39,6 +39,8 @@ class VLLMInferenceEngine(InferenceEngine):
     `core`: the vLLM. `loaded`: the same model's tokenizer, picture side and parameter names; its weights may be absent
     (`load_model(..., weights=False)`). `files`: the folder through which weights go. `max_context`: most tokens of
     prompt and response together; None: what vLLM was started with. `takes_adapters`: LoRA adapters are pushed.
+    `holds_base`: vLLM is known to hold the weights of `loaded`; otherwise they are pushed before the first adapter,
+    which would count for nothing on top of others.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class VLLMInferenceEngine(InferenceEngine):
         files: WeightFiles,
         max_context: int | None = None,
         takes_adapters: bool = False,
+        holds_base: bool = False,
     ) -> None:
         self.loaded = loaded
         self.policy_version = 0
@@ -61,7 +64,7 @@ class VLLMInferenceEngine(InferenceEngine):
         self._running: set[asyncio.Task[Any]] = set()
         self._adapter: Adapter | None = None
         self._adapters = itertools.count(1)
-        self._base_is_old = False
+        self._holds_base = holds_base
         self._broken: str | None = None
         self._clock = _Clock()
         self._stats: dict[str, float] = {}
@@ -90,10 +93,21 @@ class VLLMInferenceEngine(InferenceEngine):
                     lora_rank=config.model.lora.r if use_lora else None,
                 )
             else:
-                arguments = engine_arguments(config, beside_learner=shared, positions=_positions(loaded))
+                text = getattr(loaded.config, "text_config", loaded.config)
+                check_heads(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+                positions = getattr(text, "max_position_embeddings", None)
+                arguments = engine_arguments(config, beside_learner=shared, positions=positions)
                 core = VLLMProcess(arguments | {"model": _model_path(config, loaded, files)})
-            engine = cls(core, loaded, files=files, max_context=inference.max_context, takes_adapters=use_lora)
-            if inference.server_url is None:
+            own = inference.server_url is None
+            engine = cls(
+                core,
+                loaded,
+                files=files,
+                max_context=inference.max_context,
+                takes_adapters=use_lora,
+                holds_base=own,
+            )
+            if own:
                 engine._start()
         except BaseException:
             files.close()
@@ -124,17 +138,28 @@ class VLLMInferenceEngine(InferenceEngine):
         started = time.perf_counter()
         # first, so that a closed engine or a server that does not fit is told before anything is written
         self._limit = await self._here(self._core.start())
-        if adapter is None:
-            folder = await asyncio.to_thread(self._files.write_weights, weights, self.loaded)
-            try:
-                await self._here(self._load(folder, version))
-            finally:
-                self._files.remove(folder)
-        else:
-            self._check_adapter()
-            folder = await asyncio.to_thread(self._files.write_adapter, weights, adapter)
-            await self._here(self._swap(folder, version))
+        whole: Path | None = None
+        beside: Path | None = None
+        try:
+            if adapter is None:
+                whole = await asyncio.to_thread(self._files.write_weights, weights, self.loaded)
+            else:
+                whole = await self._write_base()
+                beside = await asyncio.to_thread(self._files.write_adapter, weights, adapter)
+            await self._here(self._install(version, whole, beside))
+        finally:
+            self._files.remove(whole)
         self._count("update_seconds", time.perf_counter() - started)
+
+    async def _write_base(self) -> Path | None:
+        """The weights under the adapters, on their way to vLLM; None where it holds them."""
+        if not self.takes_adapters:
+            raise ContractError("this engine takes no adapters (model.use_lora is false); send merged weights")
+        if self._holds_base:
+            return None
+        if self.loaded.device.type == "meta":
+            raise ContractError("an adapter needs the weights it was trained on, and this engine was made without them")
+        return await asyncio.to_thread(self._files.write_weights, plain_parameters(self.loaded), self.loaded)
 
     def stats(self) -> dict[str, float]:
         """Counters since the last call. `busy_seconds`: the time in which vLLM worked on at least one request (it does
@@ -188,47 +213,27 @@ class VLLMInferenceEngine(InferenceEngine):
             with self._clock:
                 return await self._core.generate(call, self._adapter), self.policy_version
 
-    async def _load(self, folder: Path, version: int) -> None:
-        async with self._gate.update():
-            with self._whole_or_broken():
-                await self._core.load(folder)
-            # a whole model has its adapters merged in
-            previous, self._adapter = self._adapter, None
-            self._base_is_old = self.takes_adapters
-            self._files.remove(previous.folder if previous else None)
-            self.policy_version = version
-
-    async def _swap(self, folder: Path, version: int) -> None:
+    async def _install(self, version: int, whole: Path | None, beside: Path | None) -> None:
+        """Makes the files the sampled policy: the weights in `whole`, and on top of them the adapter in `beside`."""
         number = next(self._adapters)
-        adapter = Adapter(f"{self._files.path.name}-{number}", number, folder)
+        new = Adapter(f"{self._files.path.name}-{number}", number, beside) if beside else None
         async with self._gate.update():
+            previous = self._adapter
             try:
-                await self._core.swap(self._adapter, adapter)
-            except BaseException:
-                self._files.remove(folder)
+                if whole is not None:
+                    self._holds_base, self._broken = False, "it did not end"
+                    await self._core.load(whole)
+                await self._core.swap(previous, new)
+            except BaseException as error:
+                if whole is not None:
+                    self._broken = f"{type(error).__name__}: {error}"
+                self._files.remove(beside)
                 raise
-            previous, self._adapter = self._adapter, adapter
+            # a whole model has its adapters merged in: it is no base for the next one
+            self._holds_base, self._broken = new is not None, None
+            self._adapter = new
             self._files.remove(previous.folder if previous else None)
             self.policy_version = version
-
-    @contextlib.contextmanager
-    def _whole_or_broken(self) -> Iterator[None]:
-        """A context after which the weights are the new ones, or nothing is sampled from what is there."""
-        try:
-            yield
-        except BaseException as error:
-            self._broken = f"{type(error).__name__}: {error}"
-            raise
-        self._broken = None
-
-    def _check_adapter(self) -> None:
-        if not self.takes_adapters:
-            raise ContractError("this engine takes no adapters (model.use_lora is false); send merged weights")
-        if self._base_is_old:
-            raise ContractError(
-                "a whole model with its adapters merged in was pushed before, so an adapter alone would count twice; "
-                "go on with whole models, or make a new engine"
-            )
 
     async def _end(self) -> None:
         for task in list(self._running):
@@ -301,11 +306,6 @@ def _key_variable(name: str) -> str:
     """The environment variable with the server's key. The key of another company's API is never sent to it: unless the
     config names a variable, it is the one that vLLM itself reads."""
     return "VLLM_API_KEY" if name == "OPENAI_API_KEY" else name
-
-
-def _positions(loaded: LoadedModel) -> int | None:
-    config = getattr(loaded.config, "text_config", loaded.config)
-    return getattr(config, "max_position_embeddings", None)
 
 
 def _model_path(config: ConfigStore, loaded: LoadedModel, files: WeightFiles) -> str:

@@ -78,12 +78,14 @@ class VLLMProcess(Core):
             await self._engine.collective_rpc("uirl_load_weights", args=(str(folder),))
             await self._forget()
 
-    async def swap(self, old: Adapter | None, new: Adapter) -> None:
+    async def swap(self, old: Adapter | None, new: Adapter | None) -> None:
         with self._failures("the adapter"):
-            await self._engine.add_lora(self._lora(new))
+            if new is not None:
+                await self._engine.add_lora(self._lora(new))
             if old is not None:
                 await self._engine.remove_lora(old.number)
-            await self._forget()
+            if old is not None or new is not None:
+                await self._forget()
 
     async def close(self, adapter: Adapter | None) -> None:
         engine, self._engine = self._engine, None

@@ -81,7 +81,7 @@ class Core(ABC):
         """Makes the weights in `folder` those of the model and drops what was computed with older ones."""
 
     @abstractmethod
-    async def swap(self, old: Adapter | None, new: Adapter) -> None:
+    async def swap(self, old: Adapter | None, new: Adapter | None) -> None:
         """Makes `new` ready, forgets `old`, and drops what was computed with it."""
 
     @abstractmethod

@@ -81,9 +81,11 @@ class VLLMServer(Core):
         finally:
             await self._client.post("/resume")
 
-    async def swap(self, old: Adapter | None, new: Adapter) -> None:
-        entry = {"lora_name": new.name, "lora_path": str(new.folder)}
-        await self._client.post("/v1/load_lora_adapter", entry, text=True, retries=0)
+    async def swap(self, old: Adapter | None, new: Adapter | None) -> None:
+        # cached states are kept by the adapter's name, and no name comes twice: those of the old one are never read
+        if new is not None:
+            entry = {"lora_name": new.name, "lora_path": str(new.folder)}
+            await self._client.post("/v1/load_lora_adapter", entry, text=True, retries=0)
         if old is not None:
             await self._unload(old)
 
