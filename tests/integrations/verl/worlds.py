@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from tests.inference.pictures import picture
@@ -58,6 +57,24 @@ class Fragile(TwoLooks):
         return super().step(action)
 
 
+class Assassin(Fragile):
+    """A `Fragile` text world that kills the rollout server in step `fatal_step`, counted in updates of its weights."""
+
+    def __init__(self, config: Any = None, fatal_step: int = 3) -> None:
+        super().__init__(config, pictures=False)
+        self._fatal = fatal_step
+
+    def step(self, action: str) -> Any:
+        import ray
+
+        from tests.integrations.verl.cpu.rollout import server_name
+
+        server = ray.get_actor(server_name(0))
+        if len(ray.get(server.updates.remote())) >= self._fatal:
+            server.die.remote()
+        return super().step(action)
+
+
 class Ladder:
     """A curriculum with a memory: it hands out tasks in turn and remembers every report."""
 
@@ -81,8 +98,3 @@ class Ladder:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.asked, self.reports = state["asked"], [list(r) for r in state["reports"]]
-
-
-def process_id() -> int:
-    """Of this process."""
-    return os.getpid()

@@ -13,8 +13,10 @@ _HOME = {
     "CustomRayPPOTrainer": "trainer",
     "EnvironmentAgentLoop": "agent_loop",
     "EnvironmentRewardWrapper": "reward",
+    "MobileWorldAgentLoop": "mobile_world",
     "create_trainer": "trainer",
     "create_verl_config": "config",
+    "export_checkpoint": "checkpoints",
 }
 
 __all__ = sorted(_HOME)

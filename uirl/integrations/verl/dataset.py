@@ -55,9 +55,9 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
             source: Hands out the groups; None: `curriculum` or every task equally often.
             curriculum: An object with `sample_task()`, which returns a task's id, and `update_success_rate(task,
                 success, step)`; None: none.
-            length: Rows of an epoch; None: `max_samples`, else the updates of an epoch (`data.uirl`), else one per task.
+            length: Rows of an epoch; None: `max_samples`, else those of the config's epoch, else one per task.
             seed: Of tasks, instances and draws.
-            split: 'train' or 'eval'; None: what `data_files` says. Held-out rows are the same in every run.
+            split: 'train' or 'eval'; None: what `data_files` says. Held-out instances are the same in every run.
             data_files: `TRAIN` or `EVAL`.
             config: verl's section `data`.
             processor: Not needed.

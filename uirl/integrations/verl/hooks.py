@@ -164,7 +164,7 @@ def checkpoint_folder(config: Any, step: int) -> Path:
 def report(dataset: Any, played: list[Trajectory], step: int) -> None:
     """Tells a dataset how the episodes of update `step` went."""
     if hasattr(dataset, "report"):
-        source = getattr(dataset, "source", None)
+        source: Any = getattr(dataset, "source", None)
         if hasattr(source, "step"):
             source.step = step
         dataset.report(played)

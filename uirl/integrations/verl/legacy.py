@@ -24,9 +24,11 @@ from uirl.integrations.verl.settings import Settings
 class LegacyTrainer(RayPPOTrainer):
     """`RayPPOTrainer` that keeps our record and the curriculum's state.
 
-    An episode that failed is a masked row there. Its score is set to the mean of the rest of its group, so that it moves
-    no baseline; the deviation GRPO divides by is then that of the whole group.
+    An episode that failed is a masked row there. Its score is set to the mean of the rest of its group, so that it
+    moves no baseline; the deviation GRPO divides by is then that of the whole group.
     """
+
+    async_rollout_manager: Any
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

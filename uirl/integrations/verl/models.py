@@ -25,9 +25,7 @@ def model_folder(config: ConfigStore, target: Path) -> Path | str:
         return model.model_name
     if model.local_path is None:
         if not (target / "config.json").is_file():
-            loaded = load_model(model, seed=config.training.seed)
-            loaded.model.config.architectures = [type(loaded.model).__name__]
-            loaded.save(target)
+            load_model(model, seed=config.training.seed).save(target)
         return target
     return hf_folder(Path(model.local_path), target)
 
@@ -44,7 +42,7 @@ def hf_folder(path: Path, target: Path) -> Path:
             "runs/<name>, runs/<name>/checkpoints/step_000120 or a HF folder"
         )
     if not (target / "config.json").is_file():
-        export_hf(load_policy(checkpoint), target)
+        export_hf(target, load_policy(checkpoint))
         write_atomically(target / "exported_from", f"{checkpoint}\n")
     return target
 

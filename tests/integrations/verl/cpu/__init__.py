@@ -12,19 +12,6 @@ import os
 
 from tests.integrations.verl.cpu import platform  # noqa: F401  (before verl asks for its platform)
 
-ENVIRONMENT = {
-    "VERL_PLATFORM": "cpu",
-    "VERL_USE_EXTERNAL_MODULES": "tests.integrations.verl.cpu",
-    "OMP_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_OFFLINE": "1",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_memory_monitor_refresh_ms": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
-"""What must stand in the environment before verl and Ray are imported."""
-
 ROLLOUT = "cpu"
 """`actor_rollout_ref.rollout.name` of the server below."""
 

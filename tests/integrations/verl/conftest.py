@@ -1,0 +1,48 @@
+"""verl on a CPU: what must stand in the environment before it is imported, and one Ray for all tests.
+
+Without verl installed only the tests that need none are collected; the others run with `make test-verl`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+NEEDS_VERL = [
+    "test_agent_loop.py",
+    "test_checkpoints.py",
+    "test_dataset.py",
+    "test_reward.py",
+    "test_runs.py",
+    "test_verl_hooks.py",
+]
+collect_ignore = NEEDS_VERL if importlib.util.find_spec("verl") is None else []
+
+os.environ.update(
+    {
+        "VERL_PLATFORM": "cpu",
+        "VERL_USE_EXTERNAL_MODULES": "tests.integrations.verl.cpu",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_memory_monitor_refresh_ms": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+    if not collect_ignore
+    else {}
+)
+
+
+@pytest.fixture(scope="session")
+def one_ray() -> Iterator[None]:
+    """Ray on this machine, for every run of the session. Its CPUs and its GPU are logical."""
+    import ray
+
+    ray.init(num_cpus=8, num_gpus=1, include_dashboard=False, object_store_memory=500_000_000)
+    yield
+    ray.shutdown()

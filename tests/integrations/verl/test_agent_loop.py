@@ -1,0 +1,275 @@
+"""Our episodes as verl's agent loop: what verl is handed is what the server was fed and sampled."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from ray.exceptions import ActorDiedError
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+
+from tests.integrations.verl.cpu.rollout import CPUServer
+from tests.integrations.verl.runs import config, trainer
+from tests.integrations.verl.worlds import share_of_letters
+from uirl.errors import AlignmentError, ConfigError
+from uirl.images import ImageStore
+from uirl.integrations.verl.agent_loop import EnvironmentAgentLoop, EpisodeFailed
+from uirl.integrations.verl.dataset import CustomEnvironmentDataset
+from uirl.integrations.verl.outputs import outputs_of
+from uirl.types import Observation, Trajectory, Turn
+
+pytestmark = pytest.mark.verl
+
+TWO_LOOKS = "environment.name=tests.integrations.verl.worlds:TwoLooks"
+TEXT = ("model.model_name=uirl/tiny-lm", "environment.options={pictures: false}")
+
+
+class Client:
+    """verl's server client without Ray: remembers what it was asked and what it answered."""
+
+    def __init__(self, server: Any) -> None:
+        self.server = server
+        self.asked: list[dict[str, Any]] = []
+        self.answers: list[Any] = []
+
+    async def generate(self, request_id: str, **request: Any) -> Any:
+        self.asked.append({"request_id": request_id, **request})
+        made = await self.server.generate(request_id, **request)
+        steps = made.extra_fields["global_steps"]
+        made.extra_fields |= {"min_global_steps": steps, "max_global_steps": steps}
+        self.answers.append(made)
+        return made
+
+
+def prepared(folder: Path, *overrides: str, verl: dict[str, Any] | None = None) -> tuple[Any, Client]:
+    """(verl's config of a run, a client of its server), in this process."""
+    run = trainer(config(folder, TWO_LOOKS, *overrides), verl=verl)
+    run._place_model(run.directory / "model")
+    part = run.config.actor_rollout_ref
+    return run.config, Client(CPUServer(part.rollout, part.model))
+
+
+def play(config: Any, client: Any, *rows: dict[str, Any]) -> list[Any]:
+    """What the loop makes of each row, played together as verl's worker does."""
+
+    async def all_of_them() -> list[Any]:
+        sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+        return await asyncio.gather(*(loop_of(config, client).run(dict(sampling), **row) for row in rows))
+
+    return asyncio.run(all_of_them())
+
+
+def loop_of(config: Any, client: Any) -> EnvironmentAgentLoop:
+    tokenizer = SimpleNamespace(chat_template="", apply_chat_template=lambda *_, **__: [])
+    return EnvironmentAgentLoop(
+        trainer_config=DictConfigWrap(config),
+        server_manager=client,
+        tokenizer=tokenizer,
+        processor=None,
+        dataset_cls=CustomEnvironmentDataset,
+        data_config=DictConfigWrap(config.data),
+    )
+
+
+def rows(config: Any, count: int = 1, members: int = 1) -> list[dict[str, Any]]:
+    """Rows of the dataset as the V1 trainer hands them on, `members` of each."""
+    dataset = CustomEnvironmentDataset(config=config.data, data_files="uirl:train")
+    made = [dataset[i] for i in range(count)]
+    return [{**row, "session_id": m, "global_steps": 1} for row in made for m in range(members)]
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Client]:
+    """A run with pictures in the second turn."""
+    return prepared(tmp_path_factory.mktemp("seeing"))
+
+
+def test_verl_gets_what_the_server_was_fed_and_sampled(seeing: tuple[Any, Client]) -> None:
+    config, client = seeing
+    client.asked.clear(), client.answers.clear()
+    (output,) = play(config, client, *rows(config))
+    first, second = client.asked
+    assert output.prompt_ids == first["prompt_ids"]
+    ids = output.prompt_ids + output.response_ids
+    assert ids[: len(second["prompt_ids"])] == second["prompt_ids"]
+    assert ids[len(second["prompt_ids"]) :] == client.answers[1].token_ids
+    between = len(second["prompt_ids"]) - len(first["prompt_ids"]) - len(client.answers[0].token_ids)
+    n, m = (len(a.token_ids) for a in client.answers)
+    assert output.response_mask == [1] * n + [0] * between + [1] * m
+    sampled = [p for p, own in zip(output.response_logprobs, output.response_mask, strict=True) if own]
+    assert sampled == client.answers[0].log_probs + client.answers[1].log_probs
+
+
+def test_pictures_of_the_second_turn_go_along(seeing: tuple[Any, Client]) -> None:
+    config, client = seeing
+    client.asked.clear(), client.answers.clear()
+    outputs = play(config, client, *rows(config, count=4))
+    counts = {len(output.multi_modal_data["images"]) for output in outputs}
+    assert counts == {1, 2}
+    opening = [asked for asked in client.asked if asked["image_data"] is None]
+    assert len(opening) == 4
+    for output in outputs:
+        ids = torch.tensor(output.prompt_ids + output.response_ids)
+        pad = 5  # <|image_pad|> of the built-in tokenizer; a picture of 56 x 56 takes 4
+        assert (ids == pad).sum() == 4 * len(output.multi_modal_data["images"])
+
+
+def test_rewards_stand_where_they_were_earned(seeing: tuple[Any, Client]) -> None:
+    config, client = seeing
+    client.asked.clear(), client.answers.clear()
+    (output,) = play(config, client, *rows(config))
+    rewards = output.as_dict()["rm_scores"]
+    decode = CustomTokenizer(config)
+    paid = [share_of_letters(decode(answer.token_ids)) / 2 for answer in client.answers]
+    ends = [len(client.answers[0].token_ids) - 1, len(output.response_ids) - 1]
+    assert [rewards[at].item() for at in ends] == pytest.approx(paid)
+    assert rewards.sum().item() == pytest.approx(output.reward_score) == pytest.approx(sum(paid))
+    assert (rewards != 0).sum() <= 2
+
+
+class CustomTokenizer:
+    """Decodes as the policy's tokenizer does."""
+
+    def __init__(self, config: Any) -> None:
+        from transformers import AutoTokenizer
+
+        self._own = AutoTokenizer.from_pretrained(config.actor_rollout_ref.model.path)
+
+    def __call__(self, ids: list[int]) -> str:
+        return str(self._own.decode(ids, skip_special_tokens=True))
+
+
+def test_members_share_the_instance_and_draw_for_themselves(seeing: tuple[Any, Client]) -> None:
+    config, client = seeing
+    made = play(config, client, *rows(config, members=3))
+    assert len({tuple(output.prompt_ids) for output in made}) == 1
+    assert len({tuple(output.response_ids) for output in made}) == 3
+    again = play(config, client, *rows(config, members=3))
+    assert [output.response_ids for output in again] == [output.response_ids for output in made]
+
+
+def test_an_episode_tells_verl_what_it_asks(seeing: tuple[Any, Client]) -> None:
+    config, client = seeing
+    (output,) = play(config, client, *rows(config))
+    fields = output.extra_fields
+    assert (fields["min_global_steps"], fields["max_global_steps"]) == (0, 0)
+    assert len(fields["turn_scores"]) == 2
+    assert fields["reward_extra_info"]["success"] in (True, False)
+    assert output.num_turns == 4
+    assert output.metrics.generate_sequences > 0
+
+
+def test_rewritten_history_makes_several_sequences(tmp_path: Path) -> None:
+    config, client = prepared(tmp_path, *TEXT, "rollout.token_budget=16")
+    (outputs,) = play(config, client, *rows(config))
+    assert len(outputs) == 2
+    assert [output.prompt_ids for output in outputs] == [asked["prompt_ids"] for asked in client.asked]
+    assert [output.response_ids for output in outputs] == [answer.token_ids for answer in client.answers]
+    total = sum(outputs[0].extra_fields["turn_scores"])
+    assert [output.reward_score for output in outputs] == [total, total]
+    last = outputs[1].as_dict()["rm_scores"]
+    assert last[-1].item() == pytest.approx(total)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"algorithm.adv_estimator": "rloo"}, "only grpo"),
+        ({"trainer.use_v1": False}, "legacy trainer takes one"),
+    ],
+)
+def test_several_sequences_are_refused_where_they_would_be_misread(
+    tmp_path: Path, keys: dict[str, Any], message: str
+) -> None:
+    config, client = prepared(tmp_path, *TEXT, "rollout.token_budget=16", verl=keys)
+    with pytest.raises(ConfigError, match=message):
+        play(config, client, *rows(config))
+
+
+def broken_row(config: Any) -> dict[str, Any]:
+    """A row whose instance breaks `Fragile`."""
+    (row,) = rows(config)
+    return {**row, "extra_info": {**row["extra_info"], "seed": 8}}
+
+
+def test_an_episode_that_fails_is_no_zero(tmp_path: Path) -> None:
+    config, client = prepared(
+        tmp_path, *TEXT, "environment.name=tests.integrations.verl.worlds:Fragile", "rollout.retries=1"
+    )
+    with pytest.raises(EpisodeFailed, match="the cable was pulled") as caught:
+        play(config, client, broken_row(config))
+    assert caught.value.kind == "environment"
+    assert len({asked["request_id"] for asked in client.asked}) == 2, "it was to be played twice"
+
+
+def test_under_the_legacy_trainer_a_failed_episode_is_masked_out(tmp_path: Path) -> None:
+    fragile = "environment.name=tests.integrations.verl.worlds:Fragile"
+    config, client = prepared(tmp_path, *TEXT, fragile, verl={"trainer.use_v1": False})
+    (output,) = play(config, client, broken_row(config))
+    assert output.response_mask == [0]
+    assert output.extra_fields["uirl"]["failure"] == "environment"
+
+
+def test_a_server_that_died_is_an_engine_failure(tmp_path: Path) -> None:
+    config, _ = prepared(tmp_path, *TEXT)
+
+    class Dead:
+        async def generate(self, *_: Any, **__: Any) -> Any:
+            raise ActorDiedError
+
+    with pytest.raises(EpisodeFailed, match="rollout server did not answer") as caught:
+        play(config, Client(Dead()), *rows(config))
+    assert caught.value.kind == "engine"
+
+
+def test_rows_name_their_environment(tmp_path: Path) -> None:
+    config, client = prepared(tmp_path, *TEXT)
+    row = {"extra_info": {"environment": "guess_number", "task": "a-number", "seed": 3}, "session_id": 0}
+    (output,) = play(config, client, {"index": 0, **row})
+    opening = CustomTokenizer(config)(output.prompt_ids)
+    assert "guess 1-7" in opening
+    assert output.extra_fields["uirl"]["task"] == "a-number"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({}, "holds no mapping `extra_info`"),
+        ({"extra_info": {"task": {"id": "x", "colour": "red"}}}, "expected the fields of uirl.Task"),
+        ({"extra_info": {"environment": "gess_number"}}, "unknown environment"),
+    ],
+)
+def test_rows_that_say_nothing_are_refused(seeing: tuple[Any, Client], row: dict[str, Any], message: str) -> None:
+    config, client = seeing
+    with pytest.raises(ConfigError, match=message):
+        play(config, client, row)
+
+
+def test_a_prompt_without_room_is_told(tmp_path: Path) -> None:
+    lengths = {"data.max_prompt_length": 2, "data.max_response_length": 2}
+    config, client = prepared(tmp_path, *TEXT, verl=lengths)
+    with pytest.raises(AlignmentError, match=r"raise data\.max_prompt_length"):
+        play(config, client, *rows(config))
+
+
+def test_an_episode_ends_where_verls_sequence_ends(tmp_path: Path) -> None:
+    lengths = {"data.max_prompt_length": 8, "data.max_response_length": 10}
+    config, client = prepared(tmp_path, *TEXT, verl=lengths)
+    for output in play(config, client, *rows(config, count=3)):
+        assert len(output.prompt_ids) + len(output.response_ids) <= 18
+
+
+def test_a_sequence_that_is_too_long_never_reaches_verl() -> None:
+    turn = Turn(Observation("look"), (1, 2), (3, 4), (-0.5, -0.5), starts_segment=True)
+    with pytest.raises(AlignmentError, match=r"has 4 tokens, more than the 3 of data.max_prompt_length"):
+        outputs_of(Trajectory(turns=[turn]), ImageStore(), [0], estimator="grpo", max_tokens=3)
+
+
+def test_a_seed_is_refused_where_the_server_takes_none(tmp_path: Path) -> None:
+    config, client = prepared(tmp_path, *TEXT, verl={"actor_rollout_ref.rollout.name": "sglang"})
+    with pytest.raises(ConfigError, match="takes no seed per request"):
+        play(config, client, *rows(config))

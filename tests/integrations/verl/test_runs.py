@@ -1,0 +1,194 @@
+"""Real verl on real Ray: whole runs of tiny models, from the first prompt to the checkpoint that is continued."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integrations.verl.runs import config, trainer
+from tests.integrations.verl.worlds import Assassin, Fragile, Ladder, TwoLooks
+from uirl.config import ConfigStore
+from uirl.errors import RolloutFailure
+from uirl.images import ImageStore
+from uirl.integrations.verl.checkpoints import export_checkpoint
+from uirl.learner import Learner, Policy, collate, save_checkpoint
+from uirl.metrics import read_metrics
+from uirl.rollout import samples_of
+from uirl.storage import TrajectoryStore
+from uirl.training.measure import measure
+from uirl.types import Trajectory
+
+pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("one_ray")]
+
+TEXT = "model.model_name=uirl/tiny-lm"
+
+
+def episodes(run: Path, step: int | None = None) -> list[Trajectory]:
+    with TrajectoryStore(run / "trajectories.sqlite", read_only=True) as store:
+        return sorted((store.get(s.id) for s in store.list(step=step)), key=lambda t: t.id)
+
+
+def digits(run: Path, step: int) -> list[Any]:
+    """Everything of a step that must not depend on whether the run was stopped."""
+    return [
+        (t.id, t.task.id, t.seed, t.rewards, [(u.context_ids, u.response_ids, u.rollout_log_probs) for u in t.turns])
+        for t in episodes(run, step)
+    ]
+
+
+@pytest.fixture(scope="module")
+def long_run(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four GRPO updates of a vision model with pictures in the second turn: two epochs of two, a curriculum, a
+    checkpoint after each epoch."""
+    folder = tmp_path_factory.mktemp("long")
+    store = config(folder, "training.num_epochs=2", "training.num_iters_per_epoch=2", "training.learning_rate=3e-3")
+    last = trainer(store, TwoLooks(), curriculum=Ladder()).fit()
+    assert last["step"] == 4
+    return folder / "run"
+
+
+def test_the_reward_rises(long_run: Path) -> None:
+    rows = read_metrics(long_run / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert rows[-1]["reward"] > rows[0]["reward"] + 0.05
+    assert rows[-1]["episodes_total"] == 64
+
+
+def test_weights_reach_the_rollout(long_run: Path) -> None:
+    """verl's actor gives every sampled token the log-prob the server gave it, after every update."""
+    for row in read_metrics(long_run / "metrics.jsonl"):
+        assert row["log_prob_gap_max"] < 1e-5
+        assert row["grad_norm"] > 0
+    versions = {step: {u.policy_version for t in episodes(long_run, step) for u in t.turns} for step in (1, 2, 3, 4)}
+    assert versions == {1: {0}, 2: {1}, 3: {2}, 4: {3}}
+
+
+def test_every_episode_is_on_the_record(long_run: Path) -> None:
+    played = episodes(long_run)
+    assert Counter(t.group_id for t in played) == {f"train-{i:06d}": 4 for i in range(16)}
+    for trajectory in played:
+        first, second = trajectory.turns
+        assert first.context_images == ()
+        assert len(second.context_images) == 1 + (trajectory.seed or 0) % 2
+        assert not second.starts_segment
+        assert second.observation.images[0].data.startswith(b"\x89PNG")
+
+
+def test_the_exported_policy_explains_what_it_sampled(long_run: Path, tmp_path: Path) -> None:
+    """The checkpoint of step 2, read by our own learner, gives the episodes of step 3 the log-probs on the record:
+    tokens, masks, pictures and weights are all in their places."""
+    folder = export_checkpoint(long_run / "checkpoints" / "global_step_2", tmp_path / "step_000002")
+    store = ConfigStore.from_yaml(long_run / "config.yaml").override([f"model.local_path={folder}"])
+    policy = Policy.from_config(store, critic=False)
+    policy.loaded.banned_ids = ()  # verl's actor knows of no ban
+    images, played = ImageStore(), episodes(long_run, 3)
+    for trajectory in played:
+        for turn in trajectory.turns:
+            for shot in turn.observation.images:
+                images.put(shot)
+    for trajectory in played[:4]:
+        (sample,) = samples_of(trajectory)
+        batch = collate(policy.loaded, [sample], images)
+        with torch.no_grad():
+            scores = policy.log_probs_and_values(batch, 1.0)
+        assert scores.log_probs is not None
+        own = [i for i, mine in enumerate(sample.response_mask) if mine]
+        for i in own:
+            assert float(scores.log_probs[0, i]) == pytest.approx(sample.rollout_log_probs[i], abs=1e-4)
+
+
+def test_evaluation_opens_what_was_exported(long_run: Path) -> None:
+    folder = export_checkpoint(long_run)
+    assert folder.name == "step_000004"
+    report = measure(long_run, episodes=4, environment=TwoLooks())
+    assert report.episodes == 4
+    shutil.rmtree(folder)
+
+
+def test_the_curriculum_heard_of_every_episode_before_the_checkpoint(long_run: Path) -> None:
+    state = json.loads((long_run / "checkpoints" / "global_step_2" / "uirl.json").read_text())["dataset"]["source"]
+    assert state["position"] == 8
+    reports = state["curriculum"]["reports"]
+    told = Counter((name, step) for name, _, step in reports)
+    played = Counter((t.task.id, step) for step in (1, 2) for t in episodes(long_run, step))
+    assert told == played
+
+
+def test_a_run_continues_at_the_end_of_an_epoch_with_the_same_digits(long_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(long_run, run)
+    shutil.rmtree(run / "checkpoints" / "global_step_4")
+    (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
+    store = ConfigStore.from_yaml(run / "config.yaml").override(
+        [f"logging.runs_dir={tmp_path}", "checkpoint.resume=true"]
+    )
+    trainer(store, TwoLooks(), curriculum=Ladder()).fit()
+    for step in (1, 2, 3, 4):
+        assert digits(run, step) == digits(long_run, step)
+    rows, expected = (read_metrics(path / "metrics.jsonl") for path in (run, long_run))
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    for name in ("reward", "entropy", "grad_norm", "log_prob_gap_max"):
+        assert [row[name] for row in rows] == [row[name] for row in expected]
+    assert rows[-1]["episodes_total"] == 64
+
+
+def test_ppo_with_a_critic_continues_a_local_checkpoint(tmp_path: Path) -> None:
+    """The policy of a local run's checkpoint, two updates under verl with GAE, then a validation."""
+    store = config(
+        tmp_path, TEXT, "training.adv_estimator=gae", "training.group_size=1", "training.num_iters_per_epoch=2"
+    )
+    learner = Learner(Policy.from_config(store, critic=False), store, ImageStore())
+    with torch.no_grad():
+        learner.policy.model.get_parameter("model.norm.weight").mul_(1.5)  # type: ignore[attr-defined]
+    local = save_checkpoint(tmp_path / "local" / "step_000001", learner, {})
+    own = store.override([f"model.local_path={local}"])
+    keys = {"trainer.test_freq": 2, "critic.optim.lr": 1e-2}
+    last = trainer(own, TwoLooks(pictures=False), verl=keys).fit()
+    assert last["step"] == 2
+    assert math.isfinite(last["value_loss"])
+    assert last["log_prob_gap_max"] < 1e-5
+    run = tmp_path / "run"
+    first = episodes(run, 1)[0].turns[0]
+    (sample,) = samples_of(Trajectory(turns=[first]))
+    scores = learner.policy.log_probs_and_values(collate(learner.policy.loaded, [sample], ImageStore()), 1.0)
+    assert scores.log_probs is not None
+    at = sample.response_mask.index(True)
+    assert float(scores.log_probs[0, at]) == pytest.approx(sample.rollout_log_probs[at], abs=0.05)
+    with TrajectoryStore(run / "trajectories.sqlite", read_only=True) as stored:
+        assert stored.count(split="eval") == 4
+
+
+def test_groups_that_fail_are_left_out_and_a_dead_server_ends_the_run(tmp_path: Path) -> None:
+    """One group of four fails in every step; in the third step the rollout server dies."""
+    store = config(tmp_path, TEXT, "rollout.retries=1")
+    with pytest.raises(RolloutFailure, match="none of its groups can be learned from") as caught:
+        trainer(store, Assassin(fatal_step=3)).fit()
+    assert "engine" in str(caught.value)
+    assert "rollout server did not answer" in str(caught.value)
+    run = tmp_path / "run"
+    rows = read_metrics(run / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        failed = [t for t in episodes(run, row["step"]) if t.failure is not None]
+        assert {t.failure.kind for t in failed if t.failure} <= {"environment"}
+        usable = [t.total_reward() for t in episodes(run, row["step"]) if t.failure is None]
+        assert row["reward"] == pytest.approx(sum(usable) / len(usable)), "a failure is no zero"
+    assert any(row["count/failed_episodes"] for row in rows)
+
+
+def test_the_legacy_trainer_stands_behind_the_same_door(tmp_path: Path) -> None:
+    store = config(tmp_path, TEXT, "training.num_iters_per_epoch=2", "rollout.retries=0")
+    last = trainer(store, Fragile(pictures=False), curriculum=Ladder(), use_v1=False).fit()
+    assert last["step"] == 2
+    run = tmp_path / "run"
+    assert len(episodes(run)) == 32
+    state = json.loads((run / "checkpoints" / "global_step_2" / "uirl.json").read_text())["dataset"]["source"]
+    judged = [t for t in episodes(run) if t.failure is None]
+    assert len(state["curriculum"]["reports"]) == len(judged)
