@@ -18,7 +18,7 @@ PARTS = {
     "environments", "tools", "parsers", "inference", "verification", "algorithms", "curriculum", "storage"
 }  # fmt: skip
 BETWEEN_PARTS = {("environments", "tools"), ("verification", "inference")}
-UPPER = [{"rollout", "learner"}, {"training", "integrations"}, {"pipelines"}, {"cli"}]
+UPPER = [{"rollout", "learner"}, {"training"}, {"integrations"}, {"pipelines"}, {"cli"}]
 OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "gymnasium": "environments/adapters",
     "websockets": ("environments/browser", "environments/remote"),
@@ -31,7 +31,7 @@ OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "mcp": "tools",
     "httpx2": "tools",
     "sglang": "inference",
-    "ray": "training",
+    "ray": ("training", "integrations"),
     "verl": "integrations",
     "fastapi": ("environments/remote", "rollout/endpoint"),
     "uvicorn": ("environments/remote", "rollout/endpoint"),

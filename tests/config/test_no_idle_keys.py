@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 import uirl
 from uirl.config import ConfigStore
+from uirl.integrations.verl.config import MAPPED
 
 ROOT = Path(uirl.__file__).parent
 REFUSED = {"ray.num_actors", "ray.address"}
@@ -24,6 +25,9 @@ def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 def test_every_key_is_read_somewhere() -> None:
     # a key counts as read where it is an attribute behind a dot, in the house or in a property or rule of the config
-    text = "\n".join(path.read_text() for path in ROOT.rglob("*.py"))
-    idle = {key for key in leaves(ConfigStore) if not re.search(rf"\.{key.rsplit('.', 1)[-1]}\b", text)}
+    # (verl's table names every key of ours, so there only those count that it maps)
+    table = ROOT / "integrations" / "verl" / "config.py"
+    text = "\n".join(path.read_text() for path in ROOT.rglob("*.py") if path != table)
+    own = {key for key in leaves(ConfigStore) if key not in MAPPED}
+    idle = {key for key in own if not re.search(rf"\.{key.rsplit('.', 1)[-1]}\b", text)}
     assert idle == REFUSED
