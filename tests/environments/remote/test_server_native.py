@@ -168,6 +168,7 @@ class Moody(BaseEnvironment):
     """Does what the action says: raises, hangs, shows nonsense, or answers with everything an observation may hold."""
 
     made = 0
+    closed = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,6 +198,9 @@ class Moody(BaseEnvironment):
 
     def get_state_description(self) -> str:
         return str(self.number)
+
+    def close(self) -> None:
+        Moody.closed += 1
 
     def tasks(self) -> list[Task]:
         return [Task("one", goal="do", checks={"answer": 42}, tags=("a",), seed=1), Task("two")]
@@ -324,11 +328,17 @@ def test_instances_that_broke_or_are_variants_are_not_kept(screen: Served, moody
 
 
 def test_instances_that_nobody_takes_over_are_closed() -> None:
-    with serving("screen", idle=0.3) as served, served.http() as http:
+    closed = Moody.closed
+    with serving(Moody(), idle=0.3) as served, served.http() as http:
         session = http.post("/v1/sessions", json={"seed": 1}).json()["session"]
         http.delete(f"/v1/sessions/{session}")
-        assert served.sessions.warm == 1
+        assert (served.sessions.warm, Moody.closed) == (1, closed)
         until(lambda: served.sessions.warm == 0)
+        until(lambda: Moody.closed == closed + 1)
+        for _ in range(2):  # one that is warm and one that is played, as the server ends
+            session = http.post("/v1/sessions", json={"seed": 1}).json()["session"]
+        http.delete(f"/v1/sessions/{session}")
+    assert Moody.closed == closed + 4, "three instances and the template"
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,8 @@ class Fields:
                 raise WireError(f"{self._where}.{name} is missing")
             return default
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        # a bool is an int to Python, and nobody means it as one
+        if not isinstance(value, kinds) or (isinstance(value, bool) and not {bool, object} & set(kinds)):
             wanted = " or ".join(k.__name__ for k in kinds)
             raise WireError(f"{self._where}.{name} is {value!r:.60}; expected {wanted}")
         return value
