@@ -196,8 +196,11 @@ async def test_truncation_passes_through() -> None:
             observation, reward, _, info = super().step(action)
             return observation, reward, False, True, info
 
-    result = await (await begin(ToolEnvironment(environment=Cut()))).step(Action(text="x"))
-    assert (result.terminated, result.truncated) == (False, True)
+    for reply in (Action(text="x"), calls(compute("1+1"), ("answer", {"text": "x"}))):
+        session = await begin(ToolEnvironment(registry=[CalculatorTool()], environment=Cut()))
+        result = await session.step(reply)
+        assert (result.terminated, result.truncated) == (False, True)
+        await session.close()
 
 
 async def test_an_inner_environment_of_calls_gets_the_reply_as_it_is() -> None:
@@ -245,9 +248,25 @@ async def test_a_tool_that_acts_on_another_environment_counts_as_well() -> None:
 
 
 async def test_parallel_episodes_share_nothing() -> None:
-    inner = Counter(length=2)
-    env = ToolEnvironment(registry=[EnvironmentStepTool(inner), CalculatorTool()], environment=inner)
+    made: list[str] = []
+
+    class Spawned(Counter):
+        def spawn(self) -> BaseEnvironment:
+            made.append("environment")
+            return Spawned(self.length)
+
+    class SpawnedTool(LookupTool):
+        def spawn(self) -> LookupTool:
+            made.append("tool")
+            return SpawnedTool({"copies": made.count("tool")})
+
+    inner = Spawned(length=2)
+    env = ToolEnvironment(registry=[EnvironmentStepTool(inner), SpawnedTool({})], environment=inner)
     one, other = [await begin(env.spawn()) for _ in range(2)]
+    # one of each per instance: nothing is opened that nobody closes
+    assert sorted(made) == ["environment"] * 2 + ["tool"] * 2
+    look = await other.step(calls(("lookup", {"key": "copies"})))
+    assert look.observation.tool_results[0].result == 2
     act = calls(("environment_step", {"action": "x"}))
     assert (await one.step(act)).observation.tool_results[0].result == "count 1"
     assert (await one.step(act)).done

@@ -117,8 +117,7 @@ def test_the_answer_is_what_python_says(name: str, options: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
-        # one call, a mistake in it loses the episode, except for one that the calculator refuses (a leading zero: the
-        # spare turn is another try) and a guess that hits: 1 - 0.78 = 0.22
+        # one call, and a mistake in it loses the episode: 1 - 0.78 = 0.22
         ("calculator", {"carelessness": 0.78}, 0.22),
         ("calculator", {"carelessness": 0.5}, 0.5),
         # three calls without a mistake: 0.6^3 = 0.216
@@ -162,6 +161,7 @@ def test_a_careless_call_is_wrong_in_one_character() -> None:
             assert len(written) == len(question)
             assert sum(a != b for a, b in zip(written, question, strict=True)) == 1
             assert [c in "+-*" for c in written] == [c in "+-*" for c in question]
+            assert step(env, env.expert_action()).observation.tool_results[0].success
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)

@@ -165,5 +165,5 @@ class ArithmeticEnvironment(ToolEnvironment):
 def _misread(expression: str, rng: random.Random) -> str:
     """The expression with one character replaced by another of its kind."""
     at = rng.randrange(len(expression))
-    kind = OPERATORS if expression[at] in OPERATORS else "0123456789"
+    kind = OPERATORS if expression[at] in OPERATORS else "123456789"  # no zero, which no number may begin with
     return expression[:at] + rng.choice([c for c in kind if c != expression[at]]) + expression[at + 1 :]

@@ -199,8 +199,6 @@ class ToolEnvironment(BaseEnvironment):
             (self.registry, registry),
             (self._inner, inner),
             (self._running, bind(registry, inner, self._acting)),
-            (self.config, self.config),
-            (self._format, self._format),
         ]
         return copy.deepcopy(self, {id(old): new for old, new in replaced if old is not None})
 
