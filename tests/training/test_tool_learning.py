@@ -1,4 +1,4 @@
-"""A policy that calls a tool over several turns is trained, not only sampled: from hardly ever to nearly always right."""
+"""A policy that calls a tool over several turns is trained, not only sampled: from hardly ever to nearly always."""
 
 from __future__ import annotations
 
