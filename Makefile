@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: train test test-verl check format setup browser clean
+.PHONY: train test test-verl test-vllm check format setup browser clean
 
 train: setup browser
 	$(BIN)/uirl train configs/screen.yaml
@@ -47,6 +47,18 @@ test-verl: .venv-verl/.ready
 	  tensordict==0.10.0 TransferQueue cachetools fastapi uvicorn pytest hypothesis pydantic
 	.venv-verl/bin/python -m pip uninstall --quiet --yes torchvision
 	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+# the engine for vLLM, with a real vLLM on the CPU, in an environment of its own (2.6 GB)
+test-vllm: .venv-vllm/.ready
+	.venv-vllm/bin/python -m pytest -m vllm tests/inference_vllm
+
+.venv-vllm/.ready: requirements-vllm.txt scripts/torchvision_on_cpu.py pyproject.toml
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm.txt
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	site=$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	  cp scripts/torchvision_on_cpu.py "$$site" && echo 'import torchvision_on_cpu' > "$$site/torchvision_on_cpu.pth"
 	touch $@
 
 clean:
