@@ -36,7 +36,7 @@ def compute(expression: str) -> tuple[str, dict[str, Any]]:
 async def begin(
     env: BaseEnvironment, seed: int = 0, task: Task | None = None, limit: float = 20.0
 ) -> EnvironmentSession:
-    session = EnvironmentSession(env, limit, limit)
+    session = EnvironmentSession(env, 60.0, 60.0)
     await session.reset(task, seed)
     return session
 
@@ -238,6 +238,21 @@ async def test_steps_that_a_tool_takes_are_steps_of_the_episode() -> None:
     await session.close()
 
 
+async def test_a_step_that_was_not_taken_is_no_step() -> None:
+    inner = Counter(length=3)
+    tool = EnvironmentStepTool(inner)
+    tool.max_result_chars = 5
+    session = await begin(ToolEnvironment(registry=[tool], environment=inner))
+    await session.step(calls(("environment_step", {"action": "x"})))
+    result = await session.step(calls(("environment_step", {})))
+    assert not result.observation.tool_results[0].success
+    assert (result.reward, result.observation.info, inner.count) == (0.0, {}, 1)
+    # the settings of the tool hold where it acts through the session
+    shown = await session.step(calls(("environment_step", {"action": "x"})))
+    assert shown.observation.tool_results[0].result == "count... (cut, 2 more characters)"
+    await session.close()
+
+
 async def test_a_tool_that_acts_on_another_environment_counts_as_well() -> None:
     other = Counter(length=1)
     other.reset()
@@ -299,7 +314,8 @@ async def test_one_limit_holds_for_the_inner_environment_too() -> None:
             free.wait(30)
             return super().step(action)
 
-    session = await begin(ToolEnvironment(environment=Hangs()), limit=0.2)
+    session = EnvironmentSession(ToolEnvironment(environment=Hangs()), step_timeout=0.2)
+    await session.reset(None, 0)
     with pytest.raises(EpisodeTimeout, match=r"ToolEnvironment\.step did not return within 0\.2 s"):
         await session.step(Action(text="x"))
     assert session.broken
