@@ -267,7 +267,8 @@ class TransformersInferenceEngine(InferenceEngine):
             sequence.cached = len(prompt)
         rows = torch.tensor([s.row for s in admitted], device=device)
         at, mask = torch.from_numpy(columns).to(device), torch.from_numpy(valid).to(device)
-        block = slice(admitted[0].row, admitted[-1].row + 1)  # the admitted rows stand side by side: read without a copy
+        # the admitted rows stand side by side: read without a copy
+        block = slice(admitted[0].row, admitted[-1].row + 1)
         self._cache.aim(block, rows[:, None].expand_as(at)[mask], at[mask], mask, span)
         visible = torch.arange(span, device=device)[None, None] <= at[:, :, None]
         logits = self._forward(ids, positions, visible, shots)

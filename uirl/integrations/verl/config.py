@@ -26,6 +26,9 @@ ESTIMATORS = {
 }
 """Our estimators -> verl's, or those of ours that `uirl.integrations.verl.estimators` registers with it."""
 
+_UNSET: Any = object()
+"""verl's own value stays."""
+
 KL_TYPES = {"k1": "k1", "k2": "k2", "k3": "low_var_kl"}
 
 
@@ -229,8 +232,6 @@ OTHER_NAMES = {
 
 OURS = ("curriculum", "uirl")
 """Sections of a verl YAML that are ours: the curriculum, and a whole ConfigStore."""
-
-_UNSET = object()
 
 
 def create_verl_config(
