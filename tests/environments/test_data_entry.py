@@ -164,11 +164,11 @@ async def test_a_seed_gives_the_same_page_and_another_seed_another() -> None:
 async def test_a_constant_click_does_not_submit() -> None:
     env = DataEntryEnvironment(level=1)
     hits = 0
-    for seed in range(24):
+    for seed in range(12):
         await env.reset(seed=seed)
         await env.step(Action.of("type", text=env._sheet[0]["code"]))
         hits += (await env.step(Action.of("click", x=56, y=36))).reward > 0
-    assert 0 < hits < 18, "the button moves"
+    assert 0 < hits < 10, "the button moves"
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,8 @@ class Page:
             return
         try:
             await self._connection.call("Target.disposeBrowserContext", {"browserContextId": self.context})
+        except Refused:
+            pass  # it is gone already
         except EpisodeTimeout:
             await self._connection.probe()  # a browser that answers nobody is ended, and the context with it
             if self._connection.lost is None:

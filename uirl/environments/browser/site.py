@@ -30,9 +30,7 @@ class Site:
             body = content.encode() if isinstance(content, str) else content
             return 200, _content_type(path), body
         found = self._file(path)
-        return (
-            (404, "text/plain", b"not found") if found is None else (200, _content_type(found.name), found.read_bytes())
-        )
+        return (404, "text/plain", b"not found") if found is None else (200, _content_type(found[0]), found[1])
 
     def fulfilment(self, url: str) -> dict[str, Any]:
         """The answer as parameters of `Fetch.fulfillRequest`."""
@@ -40,15 +38,16 @@ class Site:
         headers = [{"name": "content-type", "value": kind}, {"name": "cache-control", "value": "no-store"}]
         return {"responseCode": status, "responseHeaders": headers, "body": base64.b64encode(body).decode()}
 
-    def _file(self, path: str) -> Path | None:
+    def _file(self, path: str) -> tuple[str, bytes] | None:
+        """Name and content of a file of the folder; None: there is none that can be read."""
         if self.folder is None or "\0" in path:
             return None
         try:
             found = (self.folder / path.lstrip("/")).resolve()
             found = found / "index.html" if found.is_dir() else found
             # After resolving: neither '..' nor a link leads out of the folder.
-            return found if found.is_file() and found.is_relative_to(self.folder) else None
-        except OSError:  # no such name can be in a folder
+            return (found.name, found.read_bytes()) if found.is_relative_to(self.folder) else None
+        except OSError:
             return None
 
 
