@@ -46,9 +46,10 @@ class Recorder(BaseEnvironment):
         if text.startswith("row"):
             self.rows.append(int(text[3:]))
         self.wrong += text == "wrong"
-        info = {"submitted_row_indices": list(self.rows), "num_incorrect_submissions": self.wrong}
+        info = {"progress": {"submitted_row_indices": list(self.rows), "num_incorrect_submissions": self.wrong}}
         reward = float(text.startswith("row")) - 0.5 * (text == "wrong")
-        return Observation("Grüße", (self._draw(),)), reward, text == "end", info if self.counts else {}
+        images = () if text == "end" else (self._draw(),)  # some environments show nothing after the end
+        return Observation("Grüße", images), reward, text == "end", info if self.counts else {"progress": 0.5}
 
     def get_state_description(self) -> str:
         return ""
@@ -193,6 +194,7 @@ def test_what_a_picture_cannot_say_stands_in_headers(recorder: tuple[Recorder, S
     last = http.get("/proxy/1/act", params={"action_type": "type", "text": "end"})
     assert last.headers["x-uirl-done"] == "terminated"
     # the screen of an episode that is over stands still
+    assert last.content == first.content
     after = http.get("/proxy/1/act", params={"action_type": "type", "text": "row1"})
     assert after.content == last.content
     assert len(environment.last.told) == 2

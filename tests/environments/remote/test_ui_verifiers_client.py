@@ -64,8 +64,8 @@ async def test_rewards_over_protocol_s_follow_progress(single: tuple[str, FastAP
     assert first.images[0].open().size == (1280, 800)
     results = await play(session, *copying(0), click(middle(SUBMIT)), *copying(0), *copying(2))
     paid = [result.reward for result in results if result.reward]
-    # a right row, a wrong submission (0.5), the same row again (nothing), another right row
-    assert paid == [1.0, -0.5, 1.0]
+    # a right row, a wrong submission (0.1), the same row again (nothing), another right row
+    assert paid == [1.0, -0.1, 1.0]
     assert [result.terminated for result in results] == [False] * (len(results) - 1) + [True]
     info = results[-1].observation.info
     assert info == {"submitted_row_indices": [0, 0, 2], "num_incorrect_submissions": 1, "success": True}
@@ -221,7 +221,7 @@ async def test_our_server_gives_a_session_per_episode_and_a_keyboard() -> None:
             Action.of("screenshot"),
             Action.of("type", text="end"),
         )
-        assert [result.reward for result in results] == [1.0, 0.0, -0.5, 0.0, 0.0]
+        assert [result.reward for result in results] == [1.0, 0.0, -0.1, 0.0, 0.0]
         assert results[0].observation.text == "Grüße"
         assert [name for name, _ in recorder.last.told] == ["type", "click", "type", "type"]
         assert results[-1].terminated

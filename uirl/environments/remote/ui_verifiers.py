@@ -77,7 +77,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         session_type: str = "simple_data_entry",
         prompt: str = "",
         rows: int | None = None,
-        wrong_cost: float = 0.5,
+        wrong_cost: float = 0.1,
         max_turns: int | None = 50,
         width: int = 1280,
         height: int = 800,

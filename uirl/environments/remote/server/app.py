@@ -30,6 +30,8 @@ from uirl.errors import ConfigError, ContractError, EnvironmentFailure, RolloutF
 
 GRACE = 5
 """Seconds that open requests get when the server is told to stop."""
+SPARE_CONNECTIONS = 1024
+"""Connections beside those of the sessions: clients that wait for one keep theirs open."""
 BACKLOG = 512
 """Connections that wait to be accepted."""
 KEEP_ALIVE = 75
@@ -91,7 +93,7 @@ def serve(
             h11_max_incomplete_event_size=HEADER_LIMIT,
             ws="websockets-sansio",
             ws_max_size=settings.body_limit,
-            limit_concurrency=4 * settings.sessions + 64,
+            limit_concurrency=8 * settings.sessions + SPARE_CONNECTIONS,
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=GRACE,
             server_header=False,

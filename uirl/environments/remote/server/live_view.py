@@ -135,8 +135,8 @@ class LiveView:
     async def screen(self, number: int) -> Response:
         """The last picture of a session."""
         for lease in self.sessions.active:
-            if lease.number == number and lease.observation is not None and lease.observation.images:
-                data = lease.observation.images[-1].data
+            if lease.number == number and lease.picture is not None:
+                data = lease.picture.data
                 headers = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
                 return Response(data, media_type=media_type(data), headers=headers)
         raise NoSession("no such session, or it shows no picture")

@@ -213,7 +213,7 @@ def describe_lease(lease: Lease, *, graded: bool) -> dict[str, Any]:
         "terminated": lease.terminated,
         "truncated": lease.truncated,
         "broken": lease.session.broken,
-        "hash": lease.observation.images[-1].hash if lease.observation and lease.observation.images else None,
+        "hash": lease.picture.hash if lease.picture else None,
         "text": lease.observation.text[:500] if lease.observation else "",
     }
     if graded:

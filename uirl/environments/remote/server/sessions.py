@@ -7,7 +7,7 @@ import inspect
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,6 +19,7 @@ from uirl.environments.remote.server.problems import Full, NoSession, OutOfTurn,
 from uirl.environments.remote.server.settings import ServerSettings
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import EnvironmentFailure, RolloutFailure
+from uirl.images import Screenshot
 from uirl.types import Action, Observation, StepResult, Task
 
 WARM = 60.0
@@ -37,12 +38,12 @@ class Progress:
     wrong: int = 0
 
     def note(self, result: StepResult) -> None:
-        """Takes the environment's own count from `info`; where it has none, every step with a positive reward is a row
-        and every one with a negative reward is wrong."""
-        info = result.observation.info
-        if "submitted_row_indices" in info or "num_incorrect_submissions" in info:
-            self.rows = [int(row) for row in info.get("submitted_row_indices", ())]
-            self.wrong = int(info.get("num_incorrect_submissions", 0))
+        """Takes the environment's own count from `info['progress']`, which has both keys; where it has none, every step
+        with a positive reward is a row and every one with a negative reward is wrong."""
+        said = result.observation.info.get("progress")
+        if isinstance(said, Mapping) and said.keys() >= {"submitted_row_indices", "num_incorrect_submissions"}:
+            self.rows = [int(row) for row in said["submitted_row_indices"]]
+            self.wrong = int(said["num_incorrect_submissions"])
         elif result.reward > 0:
             self.rows.append(len(self.rows))
         elif result.reward < 0:
@@ -78,6 +79,8 @@ class Lease:
     seed: int | None = None
     observation: Observation | None = None
     """What the agent sees now; None: before the first reset."""
+    picture: Screenshot | None = None
+    """The last one of the episode: the observation after its end may have none."""
     turns: int = 0
     """Steps since the reset."""
     episodes: int = 0
@@ -95,7 +98,8 @@ class Lease:
 
     def begin(self, observation: Observation, task: Task | None, seed: int | None) -> None:
         """A new episode."""
-        self.observation, self.task, self.seed = observation, task, seed
+        self.observation, self.picture, self.task, self.seed = observation, None, task, seed
+        self._look(observation)
         self.turns, self.total_reward, self.success = 0, 0.0, None
         self.terminated = self.truncated = False
         self.progress = Progress()
@@ -104,12 +108,17 @@ class Lease:
     def note(self, result: StepResult) -> None:
         """What a step came to."""
         self.observation = result.observation
+        self._look(result.observation)
         self.turns += 1
         self.total_reward += result.reward
         self.terminated, self.truncated = result.terminated, result.truncated
         said = result.observation.info.get("success")
         self.success = self.success if said is None else bool(said)
         self.progress.note(result)
+
+    def _look(self, observation: Observation) -> None:
+        if observation.images:
+            self.picture = observation.images[-1]
 
 
 class Sessions:

@@ -300,7 +300,7 @@ def _call(name: str, given: dict[str, Any]) -> Action | None:
 
 def _picture(lease: Lease) -> Response:
     observation = lease.observation
-    if observation is None or not observation.images:
+    if observation is None or lease.picture is None:
         raise EnvironmentFailure(
             "this environment shows no picture, and the protocol of ui-verifiers has nothing else to show; use the "
             "native API or OpenEnv"
@@ -308,7 +308,7 @@ def _picture(lease: Lease) -> Response:
     headers = {"x-uirl-text": quote(observation.text[:LONGEST_WORDS], errors="replace")} if observation.text else {}
     if lease.done:
         headers["x-uirl-done"] = "terminated" if lease.terminated else "truncated"
-    return Response(as_png(observation.images[-1]), media_type="image/png", headers=headers)
+    return Response(as_png(lease.picture), media_type="image/png", headers=headers)
 
 
 def _not_found() -> HTTPException:
