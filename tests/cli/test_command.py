@@ -71,7 +71,7 @@ def test_eval_takes_a_file_of_tasks(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["train", "environment.options={levle: 2}"], "level"),
         (["train", "a.yaml", "b.yaml"], "one config file"),
         (["eval", "nowhere"], "does not exist"),
-        (["train", "inference.backend=vllm"], "not built in"),
+        (["train", "inference.backend=vllm"], "needs the package vllm"),
         (["train", "ray.use_ray=true"], "ray.use_ray"),
     ],
 )
