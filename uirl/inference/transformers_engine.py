@@ -1,4 +1,4 @@
-"""The embedded engine: continuous batching over any HF model, with the KV cache of an episode kept between turns.
+"""The embedded engine: continuous batching over any HF model, the KV cache of an episode kept between turns.
 
 Requests wait in a queue. One task admits as many as fit, prefills their new tokens together, then decodes all active
 sequences one token at a time; a sequence that ends leaves at once and its episode goes on while the others decode.
@@ -392,9 +392,8 @@ def _context_limit(loaded: LoadedModel, asked: int | None) -> int:
             f"{loaded.name} has layers of type {', '.join(sorted(types))}; the embedded engine knows full and sliding "
             "attention. Use inference.backend=vllm."
         )
-    if "sliding_attention" in types and getattr(config, "sliding_window", None):
-        limit = min(limit, int(config.sliding_window))
-    return min(limit, asked) if asked else limit
+    window = getattr(config, "sliding_window", None) if "sliding_attention" in types else None
+    return min(limit, window or limit, asked or limit)
 
 
 def _round_up(n: int, step: int) -> int:
