@@ -16,12 +16,12 @@ class _DeclareOperators(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname, path=None, target=None):
         if fullname == "torchvision" and self in sys.meta_path:
             sys.meta_path.remove(self)
-            import torch
+            from torch import library
 
-            library = torch.library.Library("torchvision", "DEF")
+            operators = library.Library("torchvision", "DEF")
             for operator in ("nms", "qnms"):
-                library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-            _libraries.append(library)
+                operators.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            _libraries.append(operators)
         return None
 
 
