@@ -36,16 +36,14 @@ $(READY): requirements.lock pyproject.toml
 browser: setup
 	sh scripts/install_browser.sh
 
-# the algorithms against verl's own, in an environment of its own (2 GB)
+# the algorithms against verl's own, and whole runs of it on Ray, in an environment of its own (2 GB, about 8 minutes)
 test-verl: .venv-verl/.ready
-	.venv-verl/bin/python -m pytest -m verl tests/algorithms -p no:asyncio -o asyncio_mode= -o addopts= -o filterwarnings=
+	.venv-verl/bin/python -m pytest -q -m verl tests/algorithms tests/integrations/verl \
+	  -p no:asyncio -o asyncio_mode= -o addopts= -o filterwarnings=
 
-.venv-verl/.ready: requirements.lock
+.venv-verl/.ready: requirements-verl.txt pyproject.toml
 	$(PYTHON) -m venv .venv-verl
-	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check verl==0.9.1 transformers==5.10.4 \
-	  tensordict==0.10.0 TransferQueue cachetools fastapi uvicorn pytest hypothesis pydantic
-	.venv-verl/bin/python -m pip uninstall --quiet --yes torchvision
+	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-verl.txt
 	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 

@@ -17,6 +17,7 @@ NEEDS_VERL = [
     "test_agent_loop.py",
     "test_checkpoints.py",
     "test_dataset.py",
+    "test_estimators.py",
     "test_reward.py",
     "test_runs.py",
     "test_verl_hooks.py",

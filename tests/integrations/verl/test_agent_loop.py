@@ -14,7 +14,7 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 
 from tests.integrations.verl.cpu.rollout import CPUServer
 from tests.integrations.verl.runs import config, trainer
-from tests.integrations.verl.worlds import share_of_letters
+from tests.integrations.verl.worlds import share_of_good
 from uirl.errors import AlignmentError, ConfigError
 from uirl.images import ImageStore
 from uirl.integrations.verl.agent_loop import EnvironmentAgentLoop, EpisodeFailed
@@ -124,7 +124,7 @@ def test_rewards_stand_where_they_were_earned(seeing: tuple[Any, Client]) -> Non
     (output,) = play(config, client, *rows(config))
     rewards = output.as_dict()["rm_scores"]
     decode = CustomTokenizer(config)
-    paid = [share_of_letters(decode(answer.token_ids)) / 2 for answer in client.answers]
+    paid = [share_of_good(decode(answer.token_ids)) / 2 for answer in client.answers]
     ends = [len(client.answers[0].token_ids) - 1, len(output.response_ids) - 1]
     assert [rewards[at].item() for at in ends] == pytest.approx(paid)
     assert rewards.sum().item() == pytest.approx(output.reward_score) == pytest.approx(sum(paid))

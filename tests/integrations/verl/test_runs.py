@@ -16,13 +16,16 @@ from tests.integrations.verl.runs import config, trainer
 from tests.integrations.verl.worlds import Assassin, Fragile, Ladder, TwoLooks
 from uirl.config import ConfigStore
 from uirl.errors import RolloutFailure
+from uirl.event_loop import EventLoopThread
 from uirl.images import ImageStore
 from uirl.integrations.verl.checkpoints import export_checkpoint
 from uirl.learner import Learner, Policy, collate, save_checkpoint
 from uirl.metrics import read_metrics
 from uirl.rollout import samples_of
 from uirl.storage import TrajectoryStore
+from uirl.training.assembly import assemble
 from uirl.training.measure import measure
+from uirl.training.warm_start import warm_start
 from uirl.types import Trajectory
 
 pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("one_ray")]
@@ -44,11 +47,26 @@ def digits(run: Path, step: int) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def long_run(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four GRPO updates of a vision model with pictures in the second turn: two epochs of two, a curriculum, a
-    checkpoint after each epoch."""
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of the local trainer: a vision model that has learned to answer with one of eight letters."""
+    folder = tmp_path_factory.mktemp("warm")
+    steps = ["steps=40", "batch_size=16", "learning_rate=3e-3", "evaluate_every=null", "stop_at_success=null"]
+    store = config(folder, *(f"training.warm_start.{key}" for key in steps))
+    parts = assemble(store, TwoLooks())
+    loop = EventLoopThread()
+    loop.run(warm_start(parts, lambda line: None))
+    loop.run(parts.close())
+    loop.close()
+    return save_checkpoint(folder / "step_000001", parts.learner, {})
+
+
+@pytest.fixture(scope="module")
+def long_run(one_ray: None, warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four GRPO updates of that model, with pictures in the second turn: two epochs of two, a curriculum, a checkpoint
+    after each epoch."""
     folder = tmp_path_factory.mktemp("long")
-    store = config(folder, "training.num_epochs=2", "training.num_iters_per_epoch=2", "training.learning_rate=3e-3")
+    epochs = ("training.num_epochs=2", "training.num_iters_per_epoch=2")
+    store = config(folder, *epochs, "training.learning_rate=5e-3", f"model.local_path={warm}")
     last = trainer(store, TwoLooks(), curriculum=Ladder()).fit()
     assert last["step"] == 4
     return folder / "run"
@@ -57,7 +75,7 @@ def long_run(one_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_reward_rises(long_run: Path) -> None:
     rows = read_metrics(long_run / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert rows[-1]["reward"] > rows[0]["reward"] + 0.05
+    assert rows[-1]["reward"] > rows[0]["reward"] + 0.2, [row["reward"] for row in rows]
     assert rows[-1]["episodes_total"] == 64
 
 

@@ -8,20 +8,21 @@ from tests.inference.pictures import picture
 from uirl.environments import BaseEnvironment
 from uirl.types import Observation, Task
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
+LETTERS, GOOD = "abcdefgh", "abcd"
 
 
-def share_of_letters(text: str) -> float:
-    """Share of lower-case letters among the characters of a reply; 0 for an empty one."""
-    return sum(c in LETTERS for c in text) / max(1, len(text))
+def share_of_good(text: str) -> float:
+    """Share of good letters among the characters of a reply; 0 for an empty one."""
+    return sum(c in GOOD for c in text) / max(1, len(text))
 
 
 class TwoLooks(BaseEnvironment):
     """Two turns. The first shows words, the second pictures, one or two of them, so that sequences differ in length.
-    Both pay for lower-case letters, so that every update has something to follow."""
+    Both pay for good letters; the demonstrator knows the letters, but not which are good."""
 
     runs_inline = True
     max_turns = 2
+    demonstrator_may_fail = True
 
     def __init__(self, config: Any = None, pictures: bool = True) -> None:
         super().__init__(config)
@@ -38,7 +39,7 @@ class TwoLooks(BaseEnvironment):
     def step(self, action: str) -> Any:
         self._turn += 1
         done = self._turn == 2
-        paid = share_of_letters(action) / 2
+        paid = share_of_good(action) / 2
         info = {"success": paid > 0.25} if done else {}
         shown = tuple(picture(self._seed + i) for i in range(1 + self._seed % 2)) if self._pictures else ()
         words = "more" + " please" * (self._seed % 3)
@@ -46,6 +47,9 @@ class TwoLooks(BaseEnvironment):
 
     def get_state_description(self) -> str:
         return f"turn {self._turn}"
+
+    def expert_action(self) -> str:
+        return LETTERS[(self._seed // 7 + 3 * self._turn) % len(LETTERS)]
 
 
 class Fragile(TwoLooks):

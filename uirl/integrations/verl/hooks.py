@@ -16,6 +16,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from uirl.errors import CheckpointError, RolloutFailure
 from uirl.files import write_atomically
+from uirl.integrations.verl import estimators  # noqa: F401  (registers them where advantages are computed)
 from uirl.integrations.verl.office import find_office, open_office
 from uirl.integrations.verl.record import StepRecord
 from uirl.integrations.verl.settings import Settings

@@ -71,6 +71,7 @@ class Interaction:
         self._window = ContextWindow(max_images)
         self._loop = EventLoopThread()
         self._played = 0
+        self._closed = False
         self.images = ImageStore()
         """The screenshots that the trajectories name."""
 
@@ -98,8 +99,10 @@ class Interaction:
 
     def close(self) -> None:
         """Frees the connection. Calling it twice is fine."""
-        self._loop.run(self._engine.close())
-        self._loop.close()
+        if not self._closed:
+            self._closed = True
+            self._loop.run(self._engine.close())
+            self._loop.close()
 
     async def _play(self, spec: EpisodeSpec) -> Trajectory:
         session = EnvironmentSession(self.env.spawn())

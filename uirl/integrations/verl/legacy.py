@@ -15,6 +15,8 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.dataset.rl_dataset import collate_fn
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+from uirl.errors import ConfigError
+from uirl.integrations.verl.estimators import TURN_LEVEL
 from uirl.integrations.verl.hooks import all_failed, checkpoint_folder, read_state, report, write_state
 from uirl.integrations.verl.office import find_office
 from uirl.integrations.verl.record import StepRecord
@@ -110,6 +112,11 @@ def run_legacy(config: Any) -> None:
         )
     )
     roles, manager = _roles(config)
+    if config.algorithm.adv_estimator == TURN_LEVEL:
+        raise ConfigError(
+            f"algorithm.adv_estimator={TURN_LEVEL} needs rewards per turn; verl's legacy trainer puts the whole score "
+            "on the last token. Use trainer.use_v1=true"
+        )
     trainer = LegacyTrainer(
         config=config,
         tokenizer=model.tokenizer,

@@ -30,6 +30,7 @@ class Office:
         self._store: TrajectoryStore | None = None
         self._played: list[Trajectory] = []
         self._failures: list[str] = []
+        self._evaluated: set[str] = set()
 
     def objects(self) -> bytes | None:
         """The pickled environment and reward function."""
@@ -43,6 +44,7 @@ class Office:
             path = RunDirectory(self._directory).trajectories_path
             self._store = TrajectoryStore(path, keep_images=logging.store_images)
             self._store.truncate_after(-1 if resume_after is None else resume_after)
+            self._evaluated = {summary.group_id for summary in self._store.list() if summary.split != "train"}
 
     def add(self, trajectory: Trajectory, pictures: Mapping[str, bytes], step: int, split: str) -> None:
         """Writes one episode down; on return it survives a kill. `pictures`: those it shows, by hash."""
@@ -50,7 +52,8 @@ class Office:
             self._failures.append(f"{trajectory.failure.kind}: {trajectory.failure.message}")
         if split == "train":
             self._played.append(trajectory)
-        if self._store is not None:
+        # verl evaluates once more where a run continues: that evaluation is on the record
+        if self._store is not None and trajectory.group_id not in self._evaluated:
             images = ImageStore()
             for hash, data in pictures.items():
                 images.put(Screenshot(data, hash))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from uirl.integrations.verl.settings import Settings
-from uirl.metrics import MetricsLogger
+from uirl.metrics import MetricsLogger, read_metrics
 from uirl.training.record import row_of
 from uirl.types import Trajectory
 
@@ -37,6 +37,8 @@ class StepRecord:
             path = Path(settings.directory) / "metrics.jsonl"
             after = -1 if resume_after is None and path.exists() else resume_after
             self._logger = MetricsLogger(path, resume_after=after)
+            rows = read_metrics(path)
+            self._episodes = int(rows[-1]["episodes_total"]) if rows else 0
 
     def add(self, step: int, epoch: int, played: Sequence[Trajectory], metrics: Mapping[str, Any]) -> dict[str, float]:
         """What verl's trackers shall show of the episodes of a step; all of it is written down."""

@@ -7,6 +7,7 @@ reward function the whole response, observations included, so with several turns
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -91,10 +92,10 @@ async def environment_reward(
     name = str(extra_info.get("environment") or options.get("environment") or "")
     if not name:
         raise ConfigError("the row names no environment; set reward_kwargs.environment to a name of the table")
-    given = tuple(sorted(dict(options.get("options") or {}).items()))
+    given = json.dumps(dict(options.get("options") or {}), sort_keys=True)
     return await _named(name, given).score(solution_str, {"extra_info": extra_info})
 
 
 @lru_cache(64)
-def _named(name: str, options: tuple[tuple[str, Any], ...]) -> EnvironmentRewardWrapper:
-    return EnvironmentRewardWrapper(create_environment(name, dict(options)))
+def _named(name: str, options: str) -> EnvironmentRewardWrapper:
+    return EnvironmentRewardWrapper(create_environment(name, json.loads(options)))

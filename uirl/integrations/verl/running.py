@@ -112,11 +112,13 @@ def create_agent_loop_manager(config: Any, trainer: Any) -> Any:
     )
 
 
-def _cause(error: BaseException) -> BaseException:
+def _cause(error: Exception) -> Exception:
     """The error of ours inside what Ray made of it; Ray's own where there is none."""
     from uirl.errors import UirlError
 
-    cause = getattr(error, "cause", None)
+    cause: Any = error
+    while getattr(cause, "cause", None) is not None:  # one more for every actor it came through
+        cause = cause.cause
     return cause if isinstance(cause, UirlError) else error
 
 

@@ -72,6 +72,8 @@ class CustomRayPPOTrainer:
         settings = self.store.environment
         world = environment or create_environment(settings.name, settings.options_for("train"), settings)
         self._tasks = None if dataset is None else tuple(tasks_of(world, dataset))
+        if environment is None:
+            world.close()  # it was made to see that it can be made
         if tokenizer is not None:
             _use_template(self.config, tokenizer)
 

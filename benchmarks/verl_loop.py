@@ -1,0 +1,184 @@
+"""Our agent loop beside verl's own tool agent loop, on the same work.
+
+    VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=tests.integrations.verl.cpu python benchmarks/verl_loop.py
+
+Both run inside verl's own `AgentLoopWorker`, from the row to the output, and play the same conversations: a question,
+one call of a calculator, its result, an answer. Replies are fixed; the server can do nothing (what the loop itself
+costs) or let a model generate as many tokens as the reply has (what that is of an episode). Ours is also measured with
+its record: every episode goes to another process and on the disk before its output is handed on. Times are CPU seconds
+of this process, which other programs on the machine do not change; rounds alternate, and the figures are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import copy
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
+from verl.tools.function_tool import FUNCTION_TOOL_REGISTRY, function_tool
+from verl.workers.rollout.replica import TokenOutput
+
+from tests.integrations.verl.cpu.rollout import CPUServer
+from tests.integrations.verl.runs import config, trainer
+from uirl.environments import ToolEnvironment
+from uirl.inference.templates import TEMPLATES
+from uirl.integrations.verl.office import open_office
+from uirl.integrations.verl.settings import Settings
+from uirl.tools import CalculatorTool
+
+QUESTION = "What is 12 * (3 + 4)? Use the calculator."
+CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12 * (3 + 4)"}}\n</tool_call>'
+ANSWER = "The result is 84."
+TEMPERATURE = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+
+
+def calculator(expression: str) -> str:
+    """Evaluates an arithmetic expression.
+
+    Args:
+        expression: For example (2 + 3) * 4.
+    """
+    return str(CalculatorTool().execute(expression))
+
+
+class Asking(ToolEnvironment):
+    """The same task for our loop."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config, registry=[CalculatorTool()], action_format="hermes", max_turns=4)
+
+    def ask(self, rng: Any, task: Any) -> str:
+        return QUESTION
+
+
+class Server:
+    """Answers with the call, then with the answer; `engine`: after it generated as many tokens."""
+
+    def __init__(self, tokenizer: Any, engine: CPUServer | None) -> None:
+        end = tokenizer.eos_token_id
+        self._replies = [[*tokenizer(t, add_special_tokens=False)["input_ids"], end] for t in (CALL, ANSWER)]
+        self._engine = engine
+        self._asked: dict[str, int] = {}
+        self.prompts: list[int] = []
+
+    async def generate(self, request_id: str, **request: Any) -> TokenOutput:
+        turn = self._asked[request_id] = self._asked.get(request_id, -1) + 1
+        ids = self._replies[turn]
+        self.prompts.append(len(request["prompt_ids"]))
+        if self._engine is not None:
+            sampling = {**TEMPERATURE, "max_tokens": len(ids)}
+            await self._engine.generate(request_id, request["prompt_ids"], sampling)
+        steps = {"global_steps": 0, "min_global_steps": 0, "max_global_steps": 0}
+        return TokenOutput(token_ids=ids, log_probs=[-1.0] * len(ids), stop_reason="completed", extra_fields=steps)
+
+
+class Worker(AgentLoopWorker):
+    """verl's worker up to the output: what it makes of outputs is the same for both loops."""
+
+    async def _agent_loop_postprocess(self, output: Any, validate: bool, **row: Any) -> Any:
+        return output
+
+
+def row_for(agent: str, index: int) -> dict[str, Any]:
+    return {
+        "agent_name": agent,
+        "raw_prompt": [{"role": "user", "content": QUESTION}],
+        "index": index,
+        "extra_info": {"task": "arithmetic", "seed": index},
+        "session_id": 0,
+        "global_steps": 1,
+    }
+
+
+async def play(worker: Worker, agent: str, episodes: int) -> list[Any]:
+    trajectory = {"step": 1, "sample_index": 0, "rollout_n": 0, "validate": False}
+    rows = [row_for(agent, i) for i in range(episodes)]
+    return await asyncio.gather(
+        *(worker._run_agent_loop(dict(TEMPERATURE), trajectory, trace=False, **row) for row in rows)
+    )
+
+
+def prepared(folder: Path) -> Any:
+    """verl's config, with a model whose template shows tools."""
+    store = config(
+        folder,
+        "model.model_name=uirl/tiny-lm",
+        "environment.name=benchmarks.verl_loop:Asking",
+        "inference.max_tokens=64",
+        "inference.seed=null",
+    )
+    long = {"data.max_prompt_length": 512, "data.max_response_length": 512}
+    run = trainer(store, verl={**long, "actor_rollout_ref.rollout.multi_turn.format": "hermes"})
+    run._place_model(run.directory / "model")
+    (run.directory / "model" / "chat_template.jinja").write_text(TEMPLATES["hermes"])
+    return run.config
+
+
+async def measure(workers: dict[str, Worker], episodes: int, rounds: int, engine: bool) -> dict[str, float]:
+    """CPU milliseconds per episode of each kind of loop."""
+    spent: dict[str, list[float]] = {kind: [] for kind in workers}
+    for number in range(rounds + 1):
+        for kind, worker in workers.items():
+            part = worker.config.actor_rollout_ref
+            server = Server(worker.tokenizer, CPUServer(part.rollout, part.model) if engine else None)
+            worker.llm_client = server
+            clock = time.process_time()
+            outputs = await play(worker, "tool_agent" if kind == "verl" else "uirl", episodes)
+            elapsed = (time.process_time() - clock) / episodes * 1e3
+            check(outputs, server)
+            if number:  # the first round warms up
+                spent[kind].append(elapsed)
+    return {kind: statistics.median(times) for kind, times in spent.items()}
+
+
+def check(outputs: list[Any], server: Server) -> None:
+    """The work was done: two replies per episode, the result of the tool between them."""
+    assert len(server.prompts) == 2 * len(outputs)
+    for output in outputs:
+        replies = [run for run in "".join(map(str, output.response_mask)).split("0") if run]
+        assert len(replies) == 2, output.response_mask
+
+
+def workers_of(verl: Any, folder: Path) -> dict[str, Worker]:
+    """verl's worker for each kind of loop; the one with a record has an office."""
+    name, office = open_office(Settings.read(verl.data).config, None, folder / "record")
+    ray.get(office.begin.remote(None))
+    recorded = copy.deepcopy(verl)
+    recorded.data.uirl.office = name
+    workers = {
+        "verl": Worker(verl, None),
+        "ours": Worker(copy.deepcopy(verl), None),
+        "recorded": Worker(recorded, None),
+    }
+    workers["verl"].tools = [FUNCTION_TOOL_REGISTRY["calculator"]]
+    return workers
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--episodes", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    function_tool(calculator)
+    ray.init(num_cpus=2, include_dashboard=False)
+    with tempfile.TemporaryDirectory() as folder:
+        workers = workers_of(prepared(Path(folder)), Path(folder))
+        report = {}
+        for name, engine in (("loop alone", False), ("with a tiny model", True)):
+            made = asyncio.run(measure(workers, options.episodes, options.rounds, engine))
+            report[name] = made
+            print(f"{name}: " + ", ".join(f"{k} {v:.2f} ms ({v / made['verl'] - 1:+.1%})" for k, v in made.items()))
+        print(json.dumps(report))
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

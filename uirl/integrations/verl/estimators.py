@@ -1,0 +1,38 @@
+"""Advantage estimators of ours that verl lacks, registered under names of their own.
+
+verl hands an estimator rewards, mask and group of each row. Turns can be read off the mask: between two replies there
+is always a token that was not sampled. States cannot, so `gigpo` has no place here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from verl.trainer.ppo.core_algos import register_adv_est
+
+from uirl.algorithms import compute_turn_level_advantage
+
+TURN_LEVEL = "uirl_turn_level"
+"""`algorithm.adv_estimator` of `turn_level`. It needs rewards on the turns that earned them, as the V1 trainer has
+them; verl's legacy trainer puts the whole score on the last token."""
+
+
+@register_adv_est(TURN_LEVEL)
+def turn_level(
+    token_level_rewards: Tensor, response_mask: Tensor, index: Any, config: Any = None, **_: Any
+) -> tuple[Tensor, Tensor]:
+    """(advantages, returns) [B, T]: `compute_turn_level_advantage` with verl's `gamma` as discount per turn."""
+    normalize = True if config is None else bool(config.get("norm_adv_by_std_in_grpo", True))
+    gamma = 1.0 if config is None else float(config.get("gamma", 1.0))
+    return compute_turn_level_advantage(
+        token_level_rewards, response_mask, index, turns_of(response_mask), gamma=gamma, normalize_by_std=normalize
+    )
+
+
+def turns_of(response_mask: Tensor) -> Tensor:
+    """int64 [B, T]: number of the turn, from 0, of each sampled token; -1 elsewhere."""
+    own = response_mask > 0
+    before = torch.nn.functional.pad(own, (1, 0))[:, :-1]
+    return torch.where(own, (own & ~before).cumsum(-1) - 1, -1)
