@@ -15,8 +15,13 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+import torch
 
 from uirl.cli.main import main
+from uirl.cli.serve_model import start_engine
+from uirl.config import ConfigStore
+from uirl.inference import TransformersInferenceEngine, load_model
+from uirl.learner import Policy
 from uirl.storage import TrajectoryStore
 
 SMALL = ["model.tiny={hidden_size: 32, num_heads: 2}", "inference.max_tokens=6"]
@@ -103,6 +108,17 @@ def test_a_checkpoint_is_served(tmp_path: Path) -> None:
             made = client.chat.completions.create(model="x", messages=[{"role": "user", "content": "guess"}])
         assert made.model == "mine"
         assert json.loads(httpx.get(f"{url}/health").text)["model"] == "mine"
+
+
+async def test_an_engine_with_a_model_of_its_own_is_sent_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ConfigStore().override(["model.model_name=uirl/tiny-lm", *SMALL])
+    policy = Policy.from_config(config, critic=False)
+    other = TransformersInferenceEngine(load_model(config.model, seed=9))
+    head = other.loaded.model.get_output_embeddings()
+    assert not torch.equal(head.weight, policy.loaded.model.get_output_embeddings().weight)
+    monkeypatch.setattr("uirl.inference.create_engine", lambda config, loaded, shared: other)
+    assert await start_engine(policy, config) is other
+    assert torch.equal(head.weight, policy.loaded.model.get_output_embeddings().weight)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from uirl.errors import ConfigError
 
 if TYPE_CHECKING:
     from uirl.config import ConfigStore
-    from uirl.inference.models import LoadedModel
+    from uirl.inference import InferenceEngine
+    from uirl.learner import Policy
     from uirl.rollout.endpoint import ModelEndpoint
     from uirl.storage import TrajectoryStore
     from uirl.types import Trajectory
@@ -40,10 +41,10 @@ def add_command(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Serves until it is interrupted; 0."""
     key = _api_key(options.api_key_env)
-    loaded, config = _load(options.model, options.backend, options.overrides)
+    policy, config = _load(options.model, options.backend, options.overrides)
     store = _open_store(options.record)
     try:
-        asyncio.run(_serve(options, key, loaded, config, store))
+        asyncio.run(_serve(options, key, policy, config, store))
     finally:
         if store is not None:
             store.close()
@@ -53,20 +54,20 @@ def run(options: argparse.Namespace) -> int:
 async def _serve(
     options: argparse.Namespace,
     key: str | None,
-    loaded: LoadedModel,
+    policy: Policy,
     config: ConfigStore,
     store: TrajectoryStore | None,
 ) -> None:
     from uirl.images import ImageStore
-    from uirl.inference import SamplingParams, create_engine
+    from uirl.inference import SamplingParams
     from uirl.rollout.endpoint import ModelEndpoint
 
     settings = config.inference
     images = ImageStore()
-    engine = create_engine(config, loaded, shared=True)
+    engine = await start_engine(policy, config)
     endpoint = ModelEndpoint(
         engine,
-        loaded,
+        policy.loaded,
         parser=options.parser,
         images=images,
         model_name=options.name or options.model,
@@ -88,21 +89,32 @@ async def _serve(
         await engine.close()
 
 
-def _load(model: str, backend: str | None, overrides: list[str]) -> tuple[LoadedModel, ConfigStore]:
-    """The model that `model` names and the config it runs with."""
+async def start_engine(policy: Policy, config: ConfigStore) -> InferenceEngine:
+    """The engine that `config` names, sampling from `policy`: one with a model of its own is sent the weights."""
+    from uirl.inference import create_engine
+
+    engine = create_engine(config, policy.loaded, shared=True)
+    if engine.takes_weights and not engine.shares_weights:
+        weights, adapter = policy.update_for(engine)
+        await engine.update_weights(weights, engine.policy_version, adapter=adapter)
+    return engine
+
+
+def _load(model: str, backend: str | None, overrides: list[str]) -> tuple[Policy, ConfigStore]:
+    """The policy that `model` names and the config it runs with."""
     from uirl.config import ConfigStore
-    from uirl.inference import load_model
+    from uirl.learner import Policy
     from uirl.training.measure import locate, policy_at
 
     changes = [*overrides, *([f"inference.backend={backend}"] if backend else [])]
     if Path(model).exists():
         folder, config = locate(Path(model))
         config = config.override(changes)
-        return policy_at(folder, config).loaded, config
+        return policy_at(folder, config), config
     config = ConfigStore()
     config.model.model_name = model
     config = config.override(changes)
-    return load_model(config.model), config
+    return Policy.from_config(config, critic=False), config
 
 
 def _api_key(name: str | None) -> str | None:
