@@ -7,6 +7,8 @@ import threading
 
 import pytest
 
+from tests.environments.remote.running import PATIENCE
+from uirl.environments.remote import servers
 from uirl.environments.remote.servers import LONGEST_REST, Server, ServerPool
 from uirl.errors import ConfigError, EnvironmentFailure
 
@@ -94,18 +96,25 @@ def test_a_full_server_is_left_alone_and_not_blamed(clock: Clock) -> None:
 
 async def test_take_waits_and_gives_up_with_the_reasons() -> None:
     pool = ServerPool(["http://a", "http://b"], most=1, patience=0.3)
-    one, two = await pool.take(), await pool.take()
+    _, two = await pool.take(), await pool.take()
     pool.take_out(two, "it broke")
     with pytest.raises(EnvironmentFailure) as caught:
         await pool.take()
     assert str(caught.value) == "no server is free: http://a (1 sessions); http://b (it broke)"
-    waiting = [asyncio.create_task(pool.take(60.0)) for _ in range(2)]
+
+
+async def test_who_waits_is_woken_by_whoever_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "_LOOK", 3600.0)  # nobody looks on his own
+    pool = ServerPool(["http://a"], most=1)
+    one = await pool.take()
+    waiting = [asyncio.create_task(pool.take(3600.0)) for _ in range(2)]
     await asyncio.sleep(0.05)
-    pool.give_back(one)
-    done, still = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    assert [task.result() for task in done] == [one]
-    threading.Thread(target=pool.give_back, args=(one,)).start()  # from wherever it was used
-    assert await still.pop() is one
+    async with asyncio.timeout(PATIENCE):
+        pool.give_back(one)
+        done, still = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result() for task in done] == [one]
+        threading.Thread(target=pool.give_back, args=(one,)).start()  # from wherever it was used
+        assert await still.pop() is one
 
 
 def test_a_pool_needs_servers() -> None:

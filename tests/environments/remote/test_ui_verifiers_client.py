@@ -192,6 +192,7 @@ async def test_every_action_that_the_protocol_has(single: tuple[str, FastAPI]) -
     assert app.state.form.pointer == (640, 400)
     assert [result.terminated for result in results] == [False] * 11 + [True]
     assert results[-1].observation.info["claimed"] == "success"
+    assert session.env.url == "", "the server is free for others"  # type: ignore[attr-defined]
     await session.close()
 
 
@@ -225,6 +226,7 @@ async def test_our_server_gives_a_session_per_episode_and_a_keyboard() -> None:
         assert results[0].observation.text == "Grüße"
         assert [name for name, _ in recorder.last.told] == ["type", "click", "type", "type"]
         assert results[-1].terminated
+        assert served.active == 0, "the session ends with its episode"
         again = await session.reset(seed=42)
         assert again.text == "Type.\nseed 42"
         assert served.active == 1
