@@ -147,7 +147,7 @@ def check(outputs: list[Any], server: Server) -> None:
         assert len(replies) == 2, output.response_mask
 
 
-def workers_of(verl: Any, folder: Path) -> dict[str, Worker]:
+def workers_of(verl: Any, folder: Path) -> tuple[dict[str, Worker], Any]:
     """verl's worker for each kind of loop; the one with a record has an office."""
     name, office = open_office(Settings.read(verl.data).config, None, folder / "record")
     ray.get(office.begin.remote(None))
@@ -159,7 +159,7 @@ def workers_of(verl: Any, folder: Path) -> dict[str, Worker]:
         "recorded": Worker(recorded, None),
     }
     workers["verl"].tools = [FUNCTION_TOOL_REGISTRY["calculator"]]
-    return workers
+    return workers, office
 
 
 def main() -> None:
@@ -170,7 +170,7 @@ def main() -> None:
     function_tool(calculator)
     ray.init(num_cpus=2, include_dashboard=False)
     with tempfile.TemporaryDirectory() as folder:
-        workers = workers_of(prepared(Path(folder)), Path(folder))
+        workers, _office = workers_of(prepared(Path(folder)), Path(folder))
         report = {}
         for name, engine in (("loop alone", False), ("with a tiny model", True)):
             made = asyncio.run(measure(workers, options.episodes, options.rounds, engine))

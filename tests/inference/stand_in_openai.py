@@ -23,16 +23,19 @@ CHAT_FIELDS = {
 class StandInOpenAI(StandIn):
     """`grade` 'ids': vLLM with return_token_ids; 'text': completions with token strings; 'chat': nothing but chat.
 
-    `processed`: vLLM's --logprobs-mode processed_logprobs. `scripted`: messages that the chat API answers, in turn.
+    `reports`: its log-probs are those after filters ('kept': vLLM's --logprobs-mode processed_logprobs), of the plain
+    model ('raw'), after temperature ('scaled'), or after filters but not after temperature ('unscaled').
+    `scripted`: messages that the chat API answers, in turn.
     """
 
     def __init__(self, loaded: LoadedModel, grade: str, **options: Any) -> None:
         self.loaded, self.brain, self.grade = loaded, Brain(loaded), grade
-        self.processed = options.get("processed", True)
+        self.reports = options.get("reports", "kept")
         self.models = options.get("models", [loaded.name])
         self.refuses = set(options.get("refuses", ()))
         self.limit_field = options.get("limit_field", "max_tokens")
         self.other_tokens = options.get("other_tokens", False)
+        self.other_prompt = options.get("other_prompt", False)
         self.scripted: deque[Any] = deque()
         self.spoil: dict[str, Any] = {}
         """Entries of a choice that come out otherwise."""
@@ -63,7 +66,9 @@ class StandInOpenAI(StandIn):
         made = self._sample(body, prompt, (), ends)
         text = self._words(made, keep_end=False)
         words = [self.loaded.tokenizer.decode([token]) for token in made.ids]
-        values = made.kept if self.processed and body.get("temperature", 1.0) > 0 else made.raw
+        changed = body.get("top_p", 1.0) < 1 or "logit_bias" in body or body.get("top_k")
+        of = {"unscaled": "kept" if changed else "raw"}.get(self.reports, self.reports)
+        values = getattr(made, of) if body.get("temperature", 1.0) > 0 else made.raw
         choice: dict[str, Any] = {
             "index": 0,
             "text": text,
@@ -76,7 +81,10 @@ class StandInOpenAI(StandIn):
             choice["logprobs"] = {"tokens": words, "token_logprobs": values, "top_logprobs": tops, "text_offset": []}
         if body.get("return_token_ids"):
             shift = 1 if self.other_tokens else 0
-            choice |= {"token_ids": [token + shift for token in made.ids], "prompt_token_ids": prompt}
+            choice |= {
+                "token_ids": [token + shift for token in made.ids],
+                "prompt_token_ids": prompt[1:] if self.other_prompt else prompt,
+            }
         return self._whole("text_completion", choice, prompt, made)
 
     def _chat(self, body: dict[str, Any]) -> Answer:

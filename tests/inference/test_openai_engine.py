@@ -110,10 +110,10 @@ async def test_our_own_endpoint_is_such_a_server(lm: LoadedModel) -> None:
 
 async def test_log_probs_of_the_plain_model_count_where_it_is_what_was_sampled(make: Any, lm: LoadedModel) -> None:
     chat = ChatRenderer(lm)
-    engine, server = make(lm, "ids", processed=False)
+    engine, server = make(lm, "ids", reports="raw")
     assert (await engine.generate(asked_of(chat))).log_probs is None  # the ban makes it another distribution
     assert server.seen[-1].body["logit_bias"] == {"0": -100}
-    engine, server = make(lm, "ids", processed=False, refuses=("logit_bias",))
+    engine, server = make(lm, "ids", reports="raw", refuses=("logit_bias",))
     for same in ({}, {"temperature": 0.0}):
         asked = asked_of(chat, **same)
         made = await engine.generate(asked)
@@ -122,6 +122,21 @@ async def test_log_probs_of_the_plain_model_count_where_it_is_what_was_sampled(m
         assert made.log_probs == pytest.approx(expected.raw, abs=1e-6)
     for other in ({"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}):
         assert (await engine.generate(asked_of(chat, **other))).log_probs is None
+
+
+@pytest.mark.parametrize("reports", ["scaled", "unscaled"])
+async def test_half_processed_log_probs_count_as_plain_ones(make: Any, lm: LoadedModel, reports: str) -> None:
+    engine, _ = make(lm, "ids", reports=reports, refuses=("logit_bias",))
+    chat = ChatRenderer(lm)
+    assert (await engine.generate(asked_of(chat))).log_probs is not None
+    assert (await engine.generate(asked_of(chat, temperature=0.7))).log_probs is None
+
+
+async def test_a_model_that_is_too_sure_tells_nothing(make: Any, lm: LoadedModel) -> None:
+    engine, server = make(lm, "ids")
+    sure = {"token_ids": [40, 41], "text": lm.tokenizer.decode([40, 41]), "logprobs": {"token_logprobs": [-1e-5, -1.0]}}
+    server.faults += [Answer({"data": [{"id": lm.name}]}), Answer({"choices": [sure]})]
+    assert (await engine.generate(asked_of(ChatRenderer(lm)))).log_probs is None
 
 
 async def test_a_server_without_bias_and_stops_gets_neither(make: Any, lm: LoadedModel) -> None:
@@ -146,10 +161,11 @@ async def test_every_end_token_ends_a_response_and_belongs_to_it(make: Any, lm: 
 
 
 async def test_equal_ids_of_another_tokenizer_are_found_out(make: Any, lm: LoadedModel) -> None:
-    engine, server = make(lm, "ids", other_tokens=True)
-    made = await engine.generate(asked_of(ChatRenderer(lm)))
-    assert made.log_probs is None
-    assert server.seen[-1].path == "/v1/chat/completions"
+    for other in ("other_tokens", "other_prompt"):
+        engine, server = make(lm, "ids", **{other: True})
+        made = await engine.generate(asked_of(ChatRenderer(lm)))
+        assert made.log_probs is None
+        assert server.seen[-1].path == "/v1/chat/completions"
 
 
 @pytest.mark.parametrize(

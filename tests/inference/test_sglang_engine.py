@@ -536,7 +536,8 @@ def test_a_checkpoint_is_found_where_it_is(lm: LoadedModel, tmp_path: Path) -> N
     config, files = ConfigStore(), WeightFiles(tmp_path)
     config.model.model_name, config.model.local_path = "some/7b", "/models/7b"
     named = replace(lm, name="/models/7b")
-    assert engine_arguments(config, named, files, False)["model_path"] == "/models/7b"
+    given = engine_arguments(config, named, files, False)
+    assert (given["model_path"], given["dtype"]) == ("/models/7b", "float32")
     # another policy than the one at that path: its own weights are written
     written = engine_arguments(config, lm, files, False)["model_path"]
     assert Path(written, "model.safetensors").is_file()

@@ -79,14 +79,15 @@ async def probe_tokens(client: HTTPClient, model: str, loaded: LoadedModel) -> T
         return None
     likeliest, plain = first.ids[0], first.log_probs[0]
     filtered = await ask(temperature=1.0, top_p=1e-6)
-    cold = await ask(temperature=0.02)
+    # the lowest temperature that vLLM takes as it is
+    cold = await ask(temperature=0.01)
     biased = await ask(temperature=1.0, top_p=1e-6, logit_bias={str(likeliest): -100})
     stops = await ask(temperature=0.0, stop_token_ids=sorted(loaded.end_ids))
     takes_bias = biased is not None and biased.ids != (likeliest,)
     # one token is left of the distribution: its log-prob is 0, unless it is told as the plain model has it
     one_left = [filtered, biased] if takes_bias else [filtered]
     processed = plain < -_SURE and all(pick is not None and pick.log_probs[0] > -_SURE for pick in one_left)
-    scaled = cold is not None and not (cold.ids == (likeliest,) and abs(cold.log_probs[0] - plain) < _SURE / 10)
+    scaled = cold is not None and cold.ids == (likeliest,) and abs(cold.log_probs[0] - plain) > _SURE / 10
     return TokenAbility(takes_bias, stops is not None, processed and scaled)
 
 

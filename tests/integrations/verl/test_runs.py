@@ -162,7 +162,8 @@ def test_ppo_with_a_critic_continues_a_local_checkpoint(tmp_path: Path) -> None:
     store = config(
         tmp_path, TEXT, "training.adv_estimator=gae", "training.group_size=1", "training.num_iters_per_epoch=2"
     )
-    learner = Learner(Policy.from_config(store, critic=False), store, ImageStore())
+    plain = config(tmp_path, TEXT)
+    learner = Learner(Policy.from_config(plain), plain, ImageStore())
     with torch.no_grad():
         learner.policy.model.get_parameter("model.norm.weight").mul_(1.5)  # type: ignore[attr-defined]
     local = save_checkpoint(tmp_path / "local" / "step_000001", learner, {})

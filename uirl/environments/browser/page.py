@@ -134,6 +134,7 @@ class Page:
                 loader = answer.get("loaderId")  # absent where only the fragment of the address changed
                 if loader:
                     await self._navigation.loaded(loader)
+                    await self._navigation.end()  # else its end would look like that of the next one
                     self._check()
         except TimeoutError as error:
             self._broken = f"{url} was not loaded within {timeout} s"
@@ -153,9 +154,20 @@ class Page:
         """Makes the page that is shown the first one."""
         await self._call("Page.resetNavigationHistory")
 
-    async def settle(self, *, timeout: float = LOAD_SECONDS) -> None:
-        """Returns when the page is not on its way to another (at once, mostly)."""
-        if not self._navigation.under_way:
+    @property
+    def leaving(self) -> bool:
+        """The page is on its way to another, as far as it is known by now."""
+        return self._navigation.under_way
+
+    async def settle(self, *, sure: bool = False, timeout: float = LOAD_SECONDS) -> None:
+        """Returns when the page is not on its way to another (at once, mostly).
+
+        `sure`: asks the page first, for after an action that may have led away: what it began is known only by then,
+        and whoever looks at a page that is leaving may wait for a picture that never comes.
+        """
+        if sure and not self.leaving:
+            await self._ask_whether_it_stays()
+        if not self.leaving:
             return
         try:
             async with asyncio.timeout(timeout):
@@ -164,6 +176,11 @@ class Page:
             self._broken = f"a navigation did not end within {timeout} s"
             raise EnvironmentFailure(self._broken) from error
         self._check()
+
+    async def _ask_whether_it_stays(self) -> None:
+        with contextlib.suppress(Refused):  # it has left
+            # The answer comes on the way of the page's events, after all that went before it.
+            await self._call("Runtime.evaluate", {"expression": "0"})
 
     async def evaluate(self, expression: str, *, apart: bool = False, timeout: float | None = None) -> Any:
         """The JSON value of a JavaScript expression; a promise is awaited.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -20,14 +22,14 @@ def run(config: Any, environment: Any, reward_fn: Any, tasks: Any, curriculum: A
     objects = None if environment is None and reward_fn is None else pack(environment, reward_fn)
     given = pack(Given(environment, tasks, curriculum), None)
     runner = _Bound(objects, given)
-    before = set(ray.util.list_named_actors()) if ray.is_initialized() else set()
+    before = _Traces.now()
     try:
         run_ppo(config, runner)
     except ray.exceptions.RayTaskError as error:
         raise _cause(error) from error
     finally:
         runner.end()
-        _wait_until_gone(before)
+        before.restore()
 
 
 class _Bound:
@@ -122,8 +124,31 @@ def _cause(error: Exception) -> Exception:
     return cause if isinstance(cause, UirlError) else error
 
 
-def _wait_until_gone(before: set[str], seconds: float = 60.0) -> None:
-    """Waits until the named actors of a run have ended: the next run gives its own the same names."""
-    deadline = time.monotonic() + seconds
-    while ray.is_initialized() and set(ray.util.list_named_actors()) - before and time.monotonic() < deadline:
-        time.sleep(0.1)
+@dataclass(frozen=True, slots=True)
+class _Traces:
+    """What stands in Ray's cluster by name. A run ends when its own is gone: the next one uses the same names and the
+    same devices."""
+
+    actors: frozenset[str]
+    groups: frozenset[str]
+
+    @classmethod
+    def now(cls) -> _Traces:
+        if not ray.is_initialized():
+            return cls(frozenset(), frozenset())
+        table = ray.util.placement_group_table()
+        groups = {entry["name"] for entry in table.values() if entry["state"] != "REMOVED" and entry["name"]}
+        return cls(frozenset(ray.util.list_named_actors()), frozenset(groups))
+
+    def restore(self, seconds: float = 60.0) -> None:
+        """Removes the placement groups that were made since, which Ray keeps as long as the driver lives, and waits
+        until they and the actors are gone."""
+        for name in self.now().groups - self.groups:
+            with suppress(ValueError):  # it went by itself
+                ray.util.remove_placement_group(ray.util.get_placement_group(name))
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            left = self.now()
+            if left.actors <= self.actors and left.groups <= self.groups:
+                return
+            time.sleep(0.1)
