@@ -1,124 +1,197 @@
-"""Steps per second of MiniWoB++ in one Chromium, by number of sessions.
+"""Steps per second of MiniWoB++ by number of sessions: uirl, and the libraries it is compared with.
 
-    python benchmarks/browser.py [--sessions 1 4 8 16] [--seconds 8] [--task click-checkboxes] [--image-size 56]
+    python benchmarks/browser.py [--peers PYTHON] [--sessions 1 4 8 16] [--seconds 10] [--rounds 2]
+        [--pages click-color click-test-2 enter-text] [--parties uirl miniwob browsergym browsergym-fast]
 
-A step is one click, the reading of the reward and a new picture; an episode is ten steps. Clicks go to random places,
-so pages that end an episode at the first wrong click are counted with more resets.
+`--peers` is a Python in whose environment `browsergym-miniwob` and `miniwob` are installed (`pip install
+browsergym-miniwob miniwob`); `miniwob` needs a chromedriver of the browser's version beside it (Debian's
+chromium-driver). All use one browser, the one that uirl finds. Without `--peers` only uirl is measured.
+
+A step is one click, the reading of the reward and a new picture of the page. Sessions take the pages in turn; seeds and
+clicks (random places of the 160 x 210) are the same for all, and an episode is ten clicks, or fewer where the page ends
+it. Resets are part of the time, the first one of a session is not. Of several rounds the one with the most steps per
+second counts, for everybody. Memory is the proportional set size at the end of the play; left behind are processes that
+outlive the library's own close by ten seconds.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import json
 import os
-import random
 import statistics
+import subprocess
+import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from uirl.environments.browser.chromium import Chromium
-from uirl.environments.browser.miniwob import MiniWobEnvironment
-from uirl.types import Action
+from uirl.environments.browser.chromium import find_executable
 
 TICKS = os.sysconf("SC_CLK_TCK")
+PARTY = Path(__file__).with_name("browser_party.py")
+PARTIES = ("uirl", "miniwob", "browsergym", "browsergym-fast")
 
 
-@dataclass
-class Measured:
-    """What the sessions of one run did."""
+@dataclass(frozen=True)
+class Row:
+    """How one party did with one number of sessions."""
 
-    resets: list[float] = field(default_factory=list)
-    """Seconds of each reset."""
-    steps: list[float] = field(default_factory=list)
-    """Seconds of each step."""
-
-
-async def play(env: MiniWobEnvironment, number: int, until: float, measured: Measured) -> None:
-    """Random clicks until the clock says `until`."""
-    rng = random.Random(number)
-    width, height = env.picture_size
-    episode = 0
-    while time.perf_counter() < until:
-        started = time.perf_counter()
-        await env.reset(seed=1000 * number + episode)
-        measured.resets.append(time.perf_counter() - started)
-        episode += 1
-        done = False
-        while not done and time.perf_counter() < until:
-            click = Action.of("click", x=rng.randrange(width), y=rng.randrange(height))
-            started = time.perf_counter()
-            done = (await env.step(click)).done
-            measured.steps.append(time.perf_counter() - started)
+    party: str
+    sessions: int
+    steps: float
+    """Per second."""
+    resets: float
+    step_ms: float
+    reset_ms: float
+    cpu_ms: float
+    """Processor time of all its processes per step, resets included."""
+    browser_mb: float
+    """Of browser processes, per session."""
+    other_mb: float
+    """Of all others (Python, drivers), per session."""
+    left: int
+    load: float
 
 
-def processes(group: int) -> list[Path]:
-    """The /proc folders of a process group."""
-    found = []
+def tree(root: int) -> dict[int, list[str]]:
+    """Process id -> the fields of /proc/<pid>/stat after the name, of a process and all under it."""
+    stats = {}
     for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                stats[int(folder.name)] = (folder / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    found = [root]
+    for pid in found:
+        found += [child for child, fields in stats.items() if int(fields[1]) == pid]
+    return {pid: stats[pid] for pid in found if pid in stats}
+
+
+def cpu_seconds(root: int) -> float:
+    """Processor time so far, that of children who have ended included."""
+    return sum(sum(int(ticks) for ticks in fields[11:15]) for fields in tree(root).values()) / TICKS
+
+
+def megabytes(root: int) -> tuple[float, float]:
+    """Memory of the browser's processes under `root`, and of all others: shared pages count once."""
+    browser = other = 0.0
+    for pid in tree(root):
         try:
-            if folder.name.isdigit() and os.getpgid(int(folder.name)) == group:
-                found.append(folder)
-        except ProcessLookupError:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].rpartition(b"/")[2]
+        except (FileNotFoundError, ProcessLookupError):
             continue
-    return found
+        used = sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+        if command.startswith(b"chrom") and command != b"chromedriver":
+            browser += used
+        else:
+            other += used
+    return browser, other
 
 
-def cpu_seconds(group: int) -> float:
-    """CPU time of a process group so far."""
-    fields = [(folder / "stat").read_text().rpartition(")")[2].split() for folder in processes(group)]
-    return sum(int(stat[11]) + int(stat[12]) for stat in fields) / TICKS
+def still_there(processes: dict[int, list[str]]) -> int:
+    """How many of these processes run on; a process id that was given to another does not count."""
+    now = 0
+    for pid, fields in processes.items():
+        current = tree(pid).get(pid)
+        now += current is not None and current[19] == fields[19] and current[0] != "Z"
+    return now
 
 
-def megabytes(group: int) -> float:
-    """Memory of a process group: proportional set size, so that shared pages count once."""
-    lines = [line for folder in processes(group) for line in (folder / "smaps_rollup").read_text().splitlines()]
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+def heard(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The next line of a party's protocol."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("{"):
+            found: dict[str, Any] = json.loads(line)
+            return found
+    raise RuntimeError(f"{process.args} ended with code {process.wait()}")
 
 
-async def measure(sessions: int, seconds: float, options: dict[str, object]) -> str:
-    """One row of the table."""
-    base = MiniWobEnvironment(**options)  # type: ignore[arg-type]
-    await base.reset(seed=0)
-    group = Chromium.shared().pid
-    assert group is not None
-    empty = megabytes(group)
-    envs = [base.spawn() for _ in range(sessions)]
-    await asyncio.gather(*(env.reset(seed=0) for env in envs))  # loading the pages is not counted
-    measured = Measured()
-    before, own = cpu_seconds(group), time.process_time()
-    started = time.perf_counter()
-    await asyncio.gather(*(play(env, i, started + seconds, measured) for i, env in enumerate(envs)))
-    wall = time.perf_counter() - started
-    used, own = cpu_seconds(group) - before, time.process_time() - own
-    memory = (megabytes(group) - empty) / sessions
-    for env in (base, *envs):
-        await env.close()
-    steps, resets = len(measured.steps), len(measured.resets)
-    step_ms, reset_ms = (1e3 * statistics.median(times) for times in (measured.steps, measured.resets))
-    return (
-        f"{sessions:8d} | {steps / wall:7.1f} | {resets / wall:8.1f} | {step_ms:7.1f} | "
-        f"{reset_ms:8.1f} | {1e3 * used / steps:14.1f} | {1e3 * own / steps:13.1f} | "
-        f"{memory:10.0f} | {os.getloadavg()[0]:4.1f}"
+def say(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def measure(party: str, sessions: int, given: argparse.Namespace) -> Row:
+    """One run of one party."""
+    python = sys.executable if party == "uirl" else given.peers
+    command = [python, str(PARTY), party, "--sessions", str(sessions), "--seconds", str(given.seconds)]
+    command += ["--browser", find_executable(), "--pages", *given.pages]
+    with open(os.devnull if not given.loud else "/dev/stderr", "w") as errors:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        )
+    heard(process)
+    before = cpu_seconds(process.pid)
+    say(process)
+    result = heard(process)
+    load = os.getloadavg()[0]
+    used = cpu_seconds(process.pid) - before
+    browser, other = megabytes(process.pid)
+    everybody = tree(process.pid)
+    say(process)
+    process.wait(120)
+    until = time.monotonic() + 10.0
+    while still_there(everybody) and time.monotonic() < until:
+        time.sleep(0.2)
+    steps, resets, wall = result["steps"], result["resets"], result["wall"]
+    return Row(
+        party=party,
+        sessions=sessions,
+        steps=len(steps) / wall,
+        resets=len(resets) / wall,
+        step_ms=1e3 * statistics.median(steps),
+        reset_ms=1e3 * statistics.median(resets) if resets else float("nan"),
+        cpu_ms=1e3 * used / len(steps),
+        browser_mb=browser / sessions,
+        other_mb=other / sessions,
+        left=still_there(everybody),
+        load=load,
     )
 
 
-async def main() -> None:
+def shown(row: Row, standard: Row | None) -> str:
+    """A line of the table; `standard`: what the ratio is to."""
+    ratio = "" if standard is None else f"{row.steps / standard.steps:.1f}x"
+    return (
+        f"| {row.party} | {row.sessions} | {row.steps:.1f} | {ratio} | {row.step_ms:.0f} | {row.reset_ms:.0f} | "
+        f"{row.cpu_ms:.1f} | {row.browser_mb:.0f} | {row.other_mb:.0f} | {row.left} | {row.load:.1f} |"
+    )
+
+
+def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", default=None)
+    parser.add_argument("--parties", nargs="+", choices=PARTIES, default=list(PARTIES))
     parser.add_argument("--sessions", type=int, nargs="+", default=[1, 4, 8, 16])
-    parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--task", default="click-checkboxes")
-    parser.add_argument("--image-size", type=int, default=None)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--pages", nargs="+", default=["click-color", "click-test-2", "enter-text"])
+    parser.add_argument("--loud", action="store_true", help="shows what the parties write to stderr")
     given = parser.parse_args()
-    options: dict[str, object] = {"task": given.task, "max_turns": 10}
-    if given.image_size:
-        options |= {"crop": "area", "image_size": given.image_size}
-    print(f"{given.task}, {options}, {os.cpu_count()} cores")
-    print("sessions | steps/s | resets/s | step ms | reset ms | browser ms/step | python ms/step | MB/session | load")
+    parties = given.parties if given.peers else ["uirl"]
+    print(f"{', '.join(given.pages)}; {find_executable()}; {os.cpu_count()} cores; best of {given.rounds} rounds")
+    print(
+        "| library | sessions | steps/s | of browsergym | ms per step | ms per reset | CPU ms per step | "
+        "browser MB/session | other MB/session | left behind | load |\n" + "|---" * 11 + "|"
+    )
     for sessions in given.sessions:
-        print(await measure(sessions, given.seconds, options), flush=True)
+        best: dict[str, Row] = {}
+        for _ in range(given.rounds):
+            for party in parties:
+                row = measure(party, sessions, given)
+                if party not in best or row.steps > best[party].steps:
+                    best[party] = row
+                print(f"  {shown(row, None)}", file=sys.stderr, flush=True)
+        for party in parties:
+            print(shown(best[party], best.get("browsergym")), flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

@@ -1,0 +1,198 @@
+"""An environment of ours as functions that other frameworks call: their schemas, and one episode played by calls.
+
+What the adapters for TRL and for verl's tools have in common. A call that goes wrong by the model's hand answers like
+any other; a failure of the environment is raised, typed, and stays on record: it is never a reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from uirl.environments.base import BaseEnvironment
+from uirl.environments.session import EnvironmentSession
+from uirl.environments.table import create_environment
+from uirl.environments.tool_use.environment import ANSWER, ToolEnvironment
+from uirl.environments.ui_actions import ActionSpace
+from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
+from uirl.tools.definition import ToolDefinition
+from uirl.types import Action, Observation, Task, ToolCall
+
+ACT = "act"
+"""The function of an environment whose actions are plain text."""
+OVER = "The episode is over."
+
+_TEXT = ToolDefinition(
+    ACT,
+    "Does something in the environment and returns what is seen after it.",
+    {
+        "type": "object",
+        "properties": {
+            "action": {"type": "string", "description": "What to do, in the words the environment asks for."}
+        },
+        "required": ["action"],
+    },
+)
+_ANSWER = ToolDefinition(
+    ANSWER,
+    "Gives the final answer.",
+    {
+        "type": "object",
+        "properties": {"text": {"type": "string", "description": "The answer."}},
+        "required": ["text"],
+    },
+)
+
+
+def environment_of(environment: str | BaseEnvironment, options: Mapping[str, Any] | None = None) -> BaseEnvironment:
+    """The environment of that name with these options, or the given one itself. Raises ConfigError."""
+    if isinstance(environment, BaseEnvironment):
+        if options:
+            raise ConfigError("options belong to a name from the table of environments; got them beside an environment")
+        return environment
+    return create_environment(environment, options)
+
+
+def functions_of(
+    env: BaseEnvironment, schemas: Sequence[Mapping[str, Any]] | None = None
+) -> tuple[ToolDefinition, ...]:
+    """The functions through which an environment is played.
+
+    `schemas` (as chat templates take them), else the environment's own tools with `answer`, else the actions of its
+    user interface, else `act(action)` for one whose actions are text. Raises ConfigError where none of these is known.
+    """
+    given = list(schemas if schemas is not None else env.tool_schemas())
+    space = getattr(env, "space", None)
+    if given:
+        found = [_read(schema) for schema in given]
+        if isinstance(env, ToolEnvironment) and all(one.name != ANSWER for one in found):
+            found.append(_ANSWER)
+        return tuple(found)
+    if isinstance(space, ActionSpace):
+        return tuple(_read(schema) for schema in space.schemas())
+    if env.action_format == "text":
+        return (_TEXT,)
+    raise ConfigError(
+        f"{type(env).__name__} reads actions of the format {env.action_format!r} and does not say which there are; "
+        "give `schemas`, one JSON schema per action"
+    )
+
+
+class CalledEpisode:
+    """Episodes of one environment, one after the other, played by calls of its functions."""
+
+    def __init__(
+        self,
+        env: BaseEnvironment,
+        schemas: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        step_timeout: float = 60.0,
+        reset_timeout: float = 120.0,
+    ) -> None:
+        """`env` is not played itself: every instance plays a `spawn()` of it. Time limits are seconds."""
+        self.functions = {one.name: one for one in functions_of(env, schemas)}
+        """Name -> definition of every function."""
+        self._env, self._own_schemas = env, schemas is None
+        self._limits = {"step_timeout": step_timeout, "reset_timeout": reset_timeout}
+        self._session: EnvironmentSession | None = None
+        self._busy = asyncio.Lock()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.running = False
+        """An episode has begun and is not over."""
+        self.total = 0.0
+        """Rewards of the episode so far."""
+        self.success: bool | None = None
+        """The environment's own word; None: it said nothing."""
+        self.failure: RolloutFailure | None = None
+        """Why the episode is no evidence; None: nothing broke."""
+
+    @property
+    def reward(self) -> float | None:
+        """The sum of the episode's rewards; None, never 0, where it failed."""
+        return None if self.failure is not None else self.total
+
+    async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
+        """The first observation of a new episode. Raises `EnvironmentFailure` or `EpisodeTimeout`."""
+        async with self._busy:
+            self._forget()
+            if self._session is None:
+                self._session = EnvironmentSession(self._env.spawn(), **self._limits)
+            try:
+                first = await self._session.reset(task, seed)
+            except RolloutFailure as failure:
+                await self._broke(failure)
+                raise
+            self.running = True
+            return first
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[Observation, float]:
+        """What is seen after a call, and its reward.
+
+        Raises ValueError with a sentence for the model where the call cannot be carried out: the episode is over, or
+        there is no such function or argument. Raises `EnvironmentFailure` or `EpisodeTimeout` where the environment
+        fails, and again at every call after that.
+        """
+        async with self._busy:  # a model may write several calls at once: they are done one after the other
+            if self.failure is not None:
+                raise self.failure
+            if not self.running:
+                raise ValueError(OVER)
+            action = self._action(name, arguments)
+            assert self._session is not None
+            try:
+                result = await self._session.step(action)
+            except RolloutFailure as failure:
+                await self._broke(failure)
+                raise
+            self.total += result.reward
+            self.running = not result.done
+            said = result.observation.info.get("success")
+            self.success = self.success if said is None else bool(said)
+            return result.observation, result.reward
+
+    async def close(self) -> None:
+        """Frees the environment. Calling it twice is fine, and so is another `reset` after it."""
+        async with self._busy:
+            session, self._session, self.running = self._session, None, False
+            if session is not None:
+                await session.close()
+
+    def _action(self, name: str, arguments: Mapping[str, Any]) -> Action:
+        if name not in self.functions:
+            raise ValueError(f"there is no function {name!r:.40}; expected {', '.join(self.functions)}")
+        given = {key: value for key, value in arguments.items() if value is not None}
+        if name == ACT and self._own_schemas and self._env.action_format == "text":
+            problem = self.functions[name].check(given)
+            if problem is not None:
+                raise ValueError(problem)
+            return Action(text=given["action"])
+        return Action(tool_calls=(ToolCall(name, given),))
+
+    async def _broke(self, failure: RolloutFailure) -> None:
+        """Keeps the failure, and lets the instance go that it happened to."""
+        self.failure, self.running = failure, False
+        session, self._session = self._session, None
+        if session is not None:
+            with contextlib.suppress(EnvironmentFailure):  # that a broken one does not close in order is no news
+                await session.close()
+
+
+def words_of(observation: Observation, over: bool = False) -> str:
+    """The text of an observation, answers to calls first; `over` adds that the episode has ended."""
+    said = [result.text for result in observation.tool_results]
+    return "\n".join(part for part in (*said, observation.text, OVER if over else "") if part)
+
+
+def _read(schema: Mapping[str, Any]) -> ToolDefinition:
+    function = schema.get("function", schema)
+    try:
+        parameters = function.get("parameters", {"type": "object", "properties": {}})
+        return ToolDefinition(function["name"], function.get("description", ""), parameters)
+    except (KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"a function has no name: {schema!r:.80}; expected {{'name': ..., 'parameters': ...}}"
+        ) from error

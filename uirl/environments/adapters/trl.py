@@ -1,0 +1,275 @@
+"""`trl_environment`: an environment of ours for the `environment_factory` of TRL's GRPOTrainer.
+
+TRL is not imported here: it asks for a function that makes objects with `reset`, `get_reward` and one method per tool.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from inspect import Parameter, Signature
+from operator import or_
+from typing import Any, Literal
+
+from uirl.environments.adapters.calls import CalledEpisode, environment_of, functions_of, words_of
+from uirl.environments.base import BaseEnvironment
+from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
+from uirl.event_loop import EventLoopThread
+from uirl.images import screenshot
+from uirl.tools.definition import ToolDefinition
+from uirl.types import Observation, Task
+
+NOT_THERE = "The environment is not available; nothing can be done."
+
+_HINTS: dict[str, Any] = {
+    "string": str,
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+    "null": None,
+}
+_TAKEN = ("reset", "get_reward")
+
+
+class TRLEnvironment:
+    """One environment as TRL sees it. Its class has a method per function of the environment, with a typed signature
+    and a docstring, from which TRL makes the schemas; what begins with an underscore is no tool to it.
+    """
+
+    def __init__(self, owner: TRLEnvironmentFactory, episode: CalledEpisode) -> None:
+        self._owner = owner
+        self._episode = episode
+
+    def reset(
+        self, seed: int | None = None, task: str | Mapping[str, Any] | None = None, **columns: Any
+    ) -> str | list[dict[str, Any]]:
+        """The first observation, which TRL appends to the prompt. `seed` and `task` are columns of the dataset.
+
+        Where the environment fails this says so to the model, and the rollout has no reward: TRL leaves it out of its
+        group's baseline and gives it no advantage. Raises EnvironmentFailure where many fail in a row.
+        """
+        chosen = _task(task)
+        if seed is None and (chosen is None or chosen.seed is None):
+            raise ConfigError(
+                "the dataset has no column 'seed', so the rollouts of a group would each play another instance; use "
+                "`factory.rows(...)`, or add the column"
+            )
+        try:
+            first = self._owner._run(self._episode.reset(chosen, None if seed is None else int(seed)))
+        except RolloutFailure as failure:
+            self._owner._failed(failure)
+            return NOT_THERE
+        self._owner._in_a_row = 0
+        return self._content(first)
+
+    def get_reward(self) -> float | None:
+        """The sum of the episode's rewards; None, which TRL takes for 'not scorable', where the environment failed."""
+        return self._episode.reward
+
+    @property
+    def success(self) -> bool | None:
+        """The environment's own word on the last episode; None: it said nothing."""
+        return self._episode.success
+
+    @property
+    def failure(self) -> RolloutFailure | None:
+        """Why the last episode is no evidence; None: nothing broke."""
+        return self._episode.failure
+
+    def _call(self, name: str, arguments: Mapping[str, Any]) -> str | list[dict[str, Any]]:
+        known = self._episode.failure
+        try:
+            seen, _ = self._owner._run(self._episode.call(name, arguments))
+        except RolloutFailure as failure:
+            if known is None:
+                self._owner._failed(failure, raises=False)
+            raise
+        return self._content(seen)
+
+    def _content(self, seen: Observation) -> str | list[dict[str, Any]]:
+        text = words_of(seen, over=not self._episode.running)
+        if not seen.images:
+            return text
+        pictures = [{"type": "image", "image": screenshot(picture).open()} for picture in seen.images]
+        return [*pictures, {"type": "text", "text": text}] if text else pictures
+
+
+class TRLEnvironmentFactory:
+    """What `GRPOTrainer(environment_factory=...)` takes: each call makes an environment with an instance of its own.
+
+    A context manager: `close` frees every environment that was made.
+    """
+
+    def __init__(
+        self,
+        environment: str | BaseEnvironment,
+        options: Mapping[str, Any] | None = None,
+        *,
+        schemas: Sequence[Mapping[str, Any]] | None = None,
+        step_timeout: float = 60.0,
+        reset_timeout: float = 120.0,
+        give_up_after: int = 32,
+    ) -> None:
+        """See `trl_environment`."""
+        self._env = environment_of(environment, options)
+        self._schemas = schemas
+        self._limits = {"step_timeout": step_timeout, "reset_timeout": reset_timeout}
+        self._give_up_after, self._in_a_row = give_up_after, 0
+        self._loop: EventLoopThread | None = None
+        self._made: list[CalledEpisode] = []
+        methods = {one.name: _method(one) for one in functions_of(self._env, schemas)}
+        # TRL logs the reward under the name of the class
+        self._class = type(type(self._env).__name__, (TRLEnvironment,), methods)
+        self.failures = 0
+        """Episodes so far that failed."""
+
+    def __call__(self) -> TRLEnvironment:
+        """Another environment."""
+        episode = CalledEpisode(self._env, self._schemas, **self._limits)
+        self._made.append(episode)
+        made: TRLEnvironment = self._class(self, episode)
+        return made
+
+    def rows(self, count: int, *, seed: int = 0, instructions: str = "") -> list[dict[str, Any]]:
+        """Rows of a dataset (`datasets.Dataset.from_list`): prompt, seed and task of `count` episodes.
+
+        Tasks of the environment are taken in turn. `instructions` are the system message; the user message is the first
+        observation, which `reset` gives.
+        """
+        tasks = [task.id for task in self._env.tasks() or ()]
+        system = [{"role": "system", "content": instructions}] if instructions else []
+        prompt = [*system, {"role": "user", "content": ""}]
+        named = [{"task": tasks[i % len(tasks)]} if tasks else {} for i in range(count)]
+        return [{"prompt": prompt, "seed": seed + i, **named[i]} for i in range(count)]
+
+    def close(self) -> None:
+        """Frees all environments. Calling it twice is fine."""
+        made, self._made = self._made, []
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        try:
+            for episode in made:
+                loop.run(episode.close())
+        finally:
+            loop.close()
+
+    def __enter__(self) -> TRLEnvironmentFactory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, work: Any) -> Any:
+        if self._loop is None:
+            self._loop = EventLoopThread()
+        return self._loop.run(work)
+
+    def _failed(self, failure: RolloutFailure, raises: bool = True) -> None:
+        """Counts a failure. TRL makes an answer to the model of what a tool raises, so only `reset` ends the run."""
+        self.failures += 1
+        self._in_a_row += 1
+        if raises and self._in_a_row >= self._give_up_after:
+            raise EnvironmentFailure(
+                f"{self._in_a_row} episodes in a row failed, the last one: {failure}; mend the environment, or raise "
+                "give_up_after"
+            ) from failure
+
+
+def trl_environment(
+    environment: str | BaseEnvironment,
+    options: Mapping[str, Any] | None = None,
+    *,
+    schemas: Sequence[Mapping[str, Any]] | None = None,
+    step_timeout: float = 60.0,
+    reset_timeout: float = 120.0,
+    give_up_after: int = 32,
+) -> TRLEnvironmentFactory:
+    """A factory for TRL: `GRPOTrainer(environment_factory=trl_environment("guess_number"), ...)`.
+
+    Args:
+        environment: a name from the table of environments, 'package.module:Class', or an environment.
+        options: of the named environment.
+        schemas: JSON schemas of the functions, where the environment does not say itself what can be done.
+        step_timeout, reset_timeout: seconds after which a call is given up, and the episode counts as failed.
+        give_up_after: failed episodes in a row after which `reset` ends the run.
+
+    The episode's reward is the environment's own (`get_reward`); a failed episode has none. TRL goes on asking the
+    model after the episode's end: such calls change nothing and are told so.
+    """
+    return TRLEnvironmentFactory(
+        environment,
+        options,
+        schemas=schemas,
+        step_timeout=step_timeout,
+        reset_timeout=reset_timeout,
+        give_up_after=give_up_after,
+    )
+
+
+def _task(given: str | Mapping[str, Any] | None) -> Task | None:
+    if given is None or isinstance(given, str):
+        return Task(id=given) if given else None
+    return Task(**given)
+
+
+def _method(definition: ToolDefinition) -> Callable[..., Any]:
+    """A method that is called with the arguments of a function, with the signature and the words of its schema."""
+    name = definition.name
+    properties = definition.parameters.get("properties", {})
+    for word in (name, *properties):
+        if not word.isidentifier() or keyword.iskeyword(word) or word.startswith("_") or word in _TAKEN:
+            raise ConfigError(f"TRL calls tools as methods, and {word!r} cannot be a name in one; give it another name")
+
+    required = set(definition.parameters.get("required", ()))
+    ordered = sorted(properties, key=lambda argument: argument not in required)
+
+    # what is missing or unknown is for the environment to say, in the words it says it to every policy
+    def method(self: TRLEnvironment, *given: Any, **arguments: Any) -> Any:
+        return self._call(name, dict(zip(ordered, given, strict=False)) | arguments)
+
+    hints = {argument: _hint(properties[argument]) for argument in ordered}
+    parameters = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
+    for argument in ordered:
+        default = Parameter.empty if argument in required else None
+        if argument not in required:
+            hints[argument] = hints[argument] | None
+        parameters.append(
+            Parameter(argument, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=hints[argument])
+        )
+    method.__name__ = name
+    method.__qualname__ = f"TRLEnvironment.{name}"
+    method.__signature__ = Signature(parameters, return_annotation=str)  # type: ignore[attr-defined]
+    method.__annotations__ = {**hints, "return": str}
+    method.__doc__ = _docstring(definition, ordered)
+    return method
+
+
+def _docstring(definition: ToolDefinition, arguments: Sequence[str]) -> str:
+    properties = definition.parameters.get("properties", {})
+    lines = [definition.description or definition.name.replace("_", " "), ""]
+    if arguments:
+        lines += ["Args:", *(f"    {name}: {_describe(name, properties[name])}" for name in arguments), ""]
+    return "\n".join([*lines, "Returns:", "    What is seen after it."])
+
+
+def _describe(name: str, schema: Mapping[str, Any]) -> str:
+    if schema.get("description"):
+        return " ".join(str(schema["description"]).split())
+    if "minimum" in schema and "maximum" in schema:
+        return f"{name}, {schema['minimum']} to {schema['maximum']}."
+    return f"{name}."
+
+
+def _hint(schema: Mapping[str, Any]) -> Any:
+    """A type hint with the same JSON form."""
+    if "enum" in schema:
+        return Literal[tuple(schema["enum"])]
+    kinds = schema.get("type")
+    if isinstance(kinds, str) and kinds == "array" and isinstance(schema.get("items"), Mapping):
+        return list[_hint(schema["items"])]  # type: ignore[misc]
+    found = [_HINTS[kind] for kind in ([kinds] if isinstance(kinds, str) else kinds or ()) if kind in _HINTS]
+    return reduce(or_, found) if found else Any
