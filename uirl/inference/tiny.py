@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -125,7 +125,7 @@ _CALLS = (
 
 def build_tiny(name: str, sizes: Any, *, seed: int) -> tuple[Any, Any, Any | None]:
     """(HF model, tokenizer, image processor or None) of a built-in model. `sizes` is the config's `model.tiny`."""
-    tokenizer = build_tokenizer(sizes.vocab_size, calls=name == "uirl/tiny-lm")
+    tokenizer = build_tokenizer(sizes.vocab_size, calls=name == "uirl/tiny-lm", words=sizes.words)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if name == "uirl/tiny-lm":
@@ -133,10 +133,11 @@ def build_tiny(name: str, sizes: Any, *, seed: int) -> tuple[Any, Any, Any | Non
         return _vision_model(tokenizer, sizes), tokenizer, _image_processor(sizes)
 
 
-def build_tokenizer(vocab_size: int, *, calls: bool = False) -> Any:
+def build_tokenizer(vocab_size: int, *, calls: bool = False, words: Sequence[str] = ()) -> Any:
     """A byte-level BPE in which a digit is a token of its own and the skeleton of a JSON action is few tokens.
 
-    `calls`: the skeleton of a tool call is one token too, where `vocab_size` leaves room for it (640 does).
+    `calls`: the skeleton of a tool call is one token too, where `vocab_size` leaves room for it (640 does). `words`:
+    these too are one token each, in a text and as what an action is meant for, where there is room.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -156,7 +157,7 @@ def build_tokenizer(vocab_size: int, *, calls: bool = False) -> Any:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    raw.train_from_iterator(chain(_corpus(), _call_corpus() if calls else ()), trainer)
+    raw.train_from_iterator(chain(_corpus(), _call_corpus() if calls else (), _word_corpus(words)), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=raw,
         eos_token="<|im_end|>",
@@ -183,6 +184,11 @@ def _call_corpus() -> Iterator[str]:
     for name in _NAMES:
         for skeleton in _CALLS:
             yield from (skeleton.format(name), f"{name} {name}") * 2
+
+
+def _word_corpus(words: Sequence[str]) -> Iterator[str]:
+    for word in words:
+        yield from (word, json.dumps({"action": "click", "target": word, "x": 0}, separators=(",", ":"))) * 50
 
 
 def _language_model(tokenizer: Any, sizes: Any) -> Any:
