@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from uirl.environments.browser.web import WebEnvironment
     from uirl.environments.contract import EnvironmentReport, check_environment
     from uirl.environments.data_entry.environment import DataEntryEnvironment
+    from uirl.environments.mobile_world.environment import MobileWorldEnvironment
     from uirl.environments.remote.native import NativeRemoteEnvironment
     from uirl.environments.remote.openenv import OpenEnvEnvironment
     from uirl.environments.remote.ui_verifiers import UIVerifiersEnvironment
@@ -43,6 +44,7 @@ _EXPORTS = {
     "DataEntryEnvironment": "uirl.environments.data_entry.environment",
     "MiniWobEnvironment": "uirl.environments.browser.miniwob",
     "WebEnvironment": "uirl.environments.browser.web",
+    "MobileWorldEnvironment": "uirl.environments.mobile_world.environment",
     "NativeRemoteEnvironment": "uirl.environments.remote.native",
     "OpenEnvEnvironment": "uirl.environments.remote.openenv",
     "ScreenEnvironment": "uirl.environments.screen.environment",
@@ -62,6 +64,7 @@ __all__ = [
     "GymnasiumEnvironment",
     "LookupEnvironment",
     "MiniWobEnvironment",
+    "MobileWorldEnvironment",
     "NativeRemoteEnvironment",
     "OpenEnvEnvironment",
     "Play",

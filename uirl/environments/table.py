@@ -22,6 +22,7 @@ ENVIRONMENTS = {
     "remote": "uirl.environments.remote.native:NativeRemoteEnvironment",
     "ui_verifiers": "uirl.environments.remote.ui_verifiers:UIVerifiersEnvironment",
     "openenv": "uirl.environments.remote.openenv:OpenEnvEnvironment",
+    "mobile_world": "uirl.environments.mobile_world.environment:MobileWorldEnvironment",
 }
 
 

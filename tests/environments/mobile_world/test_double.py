@@ -1,0 +1,151 @@
+"""The double answers as the original does, errors included."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from tests.environments.mobile_world.double import Double, create_app
+from tests.environments.remote.running import PATIENCE, running
+
+DEVICE = "emulator-5554"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[httpx.Client, Double]]:
+    double = Double()
+    with running(create_app(double)) as url, httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as http:
+        yield http, double
+
+
+def step(http: httpx.Client, **action: Any) -> httpx.Response:
+    return http.post("/step", json={"device": DEVICE, "action": action})
+
+
+def about(task: str) -> dict[str, str]:
+    return {"task_name": task, "req_device": DEVICE}
+
+
+def evaluate(http: httpx.Client, task: str) -> httpx.Response:
+    return http.request("GET", "/task/eval", json=about(task))
+
+
+def test_a_task_from_its_beginning_to_its_end(served: tuple[httpx.Client, Double]) -> None:
+    http, double = served
+    assert http.post("/suite_family/switch", params={"target_family": "mobile_world"}).json()["switched"] is False
+    assert http.post("/suite_family/switch", params={"target_family": "other"}).status_code == 400
+    assert http.get("/init").json() == {"device": DEVICE, "viewport_size": [1080, 2400]}
+    assert http.get("/task/goal", params={"task_name": "OpenSettingsTask"}).json() == "Open the settings."
+    assert http.get("/task/metadata", params={"task_name": "AddTask"}).json()["apps"] == ["MCP-adder"]
+    assert http.post("/task/init", json=about("OpenSettingsTask")).json() == "OK"
+    assert evaluate(http, "OpenSettingsTask").json() == {"score": 0.0, "reason": "home"}
+    said = step(http, action_type="click", x=270, y=900).json()
+    assert (said["device"], said["result"], said["action"]["index"]) == (DEVICE, "", None)
+    assert evaluate(http, "OpenSettingsTask").json() == {"score": 1.0, "reason": "Settings"}
+    shot = http.get("/screenshot", params={"device": DEVICE, "return_b64": "true"}).json()
+    assert Image.open(io.BytesIO(base64.b64decode(shot["b64_png"]))).size == (1080, 2400)
+    assert "b64_png" not in http.get("/screenshot", params={"device": DEVICE}).json()
+    assert http.get("/state", params={"device": DEVICE}).json()["current_app"] == "Settings"
+    assert http.post("/task/tear_down", json=about("OpenSettingsTask")).json() == "OK"
+    assert (double.begun, double.ended) == (1, 1)
+
+
+def test_what_reaches_adb(served: tuple[httpx.Client, Double]) -> None:
+    http, double = served
+    http.post("/task/init", json=about("OpenSettingsTask"))
+    for action, command in (
+        ({"action_type": "click", "x": 10.6, "y": 3.4}, "input tap 11 3"),
+        ({"action_type": "long_press", "x": 5, "y": 6}, "input swipe 5 6 5 6 1000"),
+        ({"action_type": "drag", "start_x": 1, "start_y": 2, "end_x": 3.0, "end_y": 4}, "input swipe 1 2 3 4 400"),
+        ({"action_type": "swipe"}, "input swipe 540 1200 540 768 400"),
+        ({"action_type": "swipe", "direction": "left", "x": 5, "y": 6}, "input swipe 5 6 -211 6 400"),
+        ({"action_type": "scroll", "direction": "down", "x": 1, "y": 1}, "input swipe 540 1200 540 768 400"),
+        ({"action_type": "scroll", "direction": "left"}, "input swipe 540 1200 540 768 400"),
+        ({"action_type": "input_text", "text": "é"}, "type é"),
+        ({"action_type": "keyboard_enter"}, "input keyevent KEYCODE_ENTER"),
+        ({"action_type": "open_app", "app_name": "SETTINGS"}, "monkey settings"),
+    ):
+        assert step(http, **action).status_code == 200, action
+        assert double.phone.adb[-1] == command
+    double.later = True
+    step(http, action_type="scroll", direction="left")
+    double.later = False
+    assert double.phone.adb[-1] == "input swipe 540 1200 324 1200 400"
+    step(http, action_type="double_tap", x=1, y=2)
+    assert double.phone.adb[-2:] == ["input tap 1 2"] * 2
+    for action, result in (
+        ({"action_type": "wait"}, "OK"),
+        ({"action_type": "answer", "text": 7}, "OK"),
+        ({"action_type": "status", "goal_status": "complete"}, "complete"),
+        ({"action_type": "unknown"}, "UNKNOWN_ACTION"),
+        ({"action_type": "ask_user", "text": "Which colour?"}, "It is teal."),
+    ):
+        assert step(http, **action).json()["result"] == result
+    assert double.phone.answer == "7"
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        {"action_type": "drag", "start_x": 1.5, "start_y": 2, "end_x": 3, "end_y": 4},
+        {"action_type": "scroll", "direction": "sideways"},
+        {"action_type": "click", "index": 1, "x": 2, "y": 3},
+        {"action_type": "click", "keycode": "HOME"},
+        {"action_type": "jump"},
+        None,
+    ],
+)
+def test_what_it_does_not_take(served: tuple[httpx.Client, Double], action: Any) -> None:
+    answer = served[0].post("/step", json={"device": DEVICE, "action": action} if action else None)
+    assert answer.status_code == 422
+    assert isinstance(answer.json()["detail"], list)
+    assert served[0].post("/step", json={"action": {}}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        ({"action_type": "click"}, "int() argument must be"),
+        ({"action_type": "input_text", "text": ""}, "cannot access local variable 'ret'"),
+        ({"action_type": "input_text"}, "unsupported operand"),
+        ({"action_type": "open_app", "app_name": "Tetris"}, "validation error"),
+        ({"action_type": "finished"}, "400: unknown action: finished"),
+        ({"action_type": "mcp"}, "400: unknown action: mcp"),
+        ({}, "400: unknown action: None"),
+    ],
+)
+def test_what_crashes_it(served: tuple[httpx.Client, Double], action: dict[str, Any], words: str) -> None:
+    answer = step(served[0], **action)
+    assert answer.status_code == 500
+    assert words in answer.json()["detail"]
+
+
+def test_tasks_that_are_not_there_or_not_begun(served: tuple[httpx.Client, Double]) -> None:
+    http, _ = served
+    http.post("/task/tear_down", json=about("OpenSettingsTask"))
+    assert "user_sys_prompt is not configured" in step(http, action_type="ask_user", text="?").json()["detail"]
+    assert evaluate(http, "OpenSettingsTask").text == "Internal Server Error"
+    for answer in (http.get("/task/goal", params={"task_name": "X"}), evaluate(http, "X")):
+        assert (answer.status_code, answer.text) == (500, "Internal Server Error")
+    said = http.post("/task/init", json=about("X"))
+    assert said.json() == {"detail": "Error initializing task: \"Task 'X' not found in registry\""}
+    assert http.get("/task/complexity", params={"task_name": "AddTask"}).status_code == 500
+
+
+@pytest.mark.parametrize(("later", "status"), [(False, 200), (True, 503)])
+def test_a_device_that_is_not_well(later: bool, status: int) -> None:
+    double = Double(later=later)
+    with running(create_app(double)) as url, httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as http:
+        double.sick()
+        unwell = {"detail": "Device is not healthy"}
+        assert step(http, action_type="wait").json() == unwell
+        assert http.get("/screenshot", params={"device": DEVICE}).json() == unwell
+        said = http.get("/health")
+        assert (said.status_code, said.json()["ok"]) == (status, False)
+        assert http.get("/health").json() == {"ok": True, "devices": [DEVICE], "device_status": {DEVICE: True}}

@@ -1,0 +1,392 @@
+"""`MobileWorldEnvironment`: Android phones behind MobileWorld servers, one phone and one episode per server."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from uirl.environments.mobile_world.actions import (
+    APPS,
+    Answer,
+    AskUser,
+    PhoneAction,
+    PhoneSpace,
+    Terminate,
+    UseTool,
+    command,
+)
+from uirl.environments.mobile_world.catalog import Choice, PhoneTask, ask_any, read_list
+from uirl.environments.mobile_world.prompt import system_prompt
+from uirl.environments.mobile_world.server import PhoneServer, Timeouts
+from uirl.environments.mobile_world.tools import ToolServers
+from uirl.environments.remote.http import NoAnswer, ServerLost
+from uirl.environments.remote.leased import RemoteEnvironment
+from uirl.environments.remote.servers import Server
+from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure, did_you_mean
+from uirl.images import Screenshot
+from uirl.tools import ToolRegistry
+from uirl.types import Action, Observation, StepResult, Task
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Known:
+    """What all instances know of the servers."""
+
+    tasks: list[PhoneTask] | None = None
+    prepared: set[Server] = field(default_factory=set)
+    """Servers that have their suite and their device."""
+
+
+@dataclass(slots=True)
+class _Episode:
+    """One task on one phone."""
+
+    phone: PhoneServer
+    task: PhoneTask
+    tools: ToolRegistry
+    goal: str = ""
+    begun: bool = False
+    """The task may be set up, and is to be torn down."""
+    shot: Screenshot | None = None
+    """The screen as the policy last saw it, in full size."""
+
+
+class MobileWorldEnvironment(RemoteEnvironment):
+    """One task of MobileWorld on a phone: screenshots in, actions in the words of MAI-UI out, the score at the end.
+
+    The score (0 to 1) is the reward of the last action: of `terminate`, of `answer`, or of the one that spends the last
+    turn. Nothing is paid before. A reply that cannot be carried out is told to the policy, and reaches no phone; what
+    the user or a tool replies comes as text in place of a picture. Whatever breaks is a typed failure. The task is torn
+    down in every case, on a failure or a cancellation too, and only then the phone is free for the next episode.
+
+    A server has one phone and plays one task: as many episodes run at a time as there are servers.
+    """
+
+    action_format = "mai_ui"
+    _episode: _Episode | None = None
+
+    def __init__(
+        self,
+        config: Any = None,
+        *,
+        url: str | None = None,
+        urls: Sequence[str] = (),
+        spares: Sequence[str] = (),
+        token_env: str | None = None,
+        device: str = "emulator-5554",
+        task_names: Sequence[str] = (),
+        tags: Sequence[str] = (),
+        without_tags: Sequence[str] = (),
+        apps: Sequence[str] = (),
+        more_apps: Sequence[str] = (),
+        mcp: Mapping[str, Any] | None = None,
+        ask_user: bool = True,
+        max_turns: int | None = 50,
+        image_size: Sequence[int] | None = None,
+        step_wait_time: float = 1.0,
+        patience: float = 900.0,
+        rest: float = 20.0,
+        step_timeout: float = 60.0,
+        task_timeout: float = 300.0,
+        tear_down_timeout: float = 60.0,
+    ) -> None:
+        """Asks no server yet. Raises ConfigError for options that do not fit.
+
+        Args:
+            config: the environment section of the run's configuration; not read.
+            url, urls: the servers, one phone each; none: http://127.0.0.1:6800.
+            spares: servers that are used only while none of the others is.
+            token_env: environment variable of a bearer token, for a proxy that asks for one; the servers do not.
+            device: serial of the phone on its server.
+            task_names: the tasks; none: all that the other options leave.
+            tags: a task has all of them.
+            without_tags: a task has none of them.
+            apps: a task uses no others; none: any.
+            more_apps: names that `open` knows beside those of every version of the server.
+            mcp: servers of tools by the name that tasks know them under, see `ToolServers`. A task that needs one
+                which is not here is left out.
+            ask_user: the action `ask_user` is offered; False leaves out the tasks that need it.
+            max_turns: actions per episode; None: the run's limit alone, and then no score for an episode it cuts.
+            image_size: width and height of the pictures that the policy sees; None: those of the screen.
+            step_wait_time: seconds between an action and the screenshot after it.
+            patience: seconds that a reset waits for a free phone.
+            rest: seconds that a server which failed is left alone; they double with each failure in a row.
+            step_timeout, task_timeout, tear_down_timeout: seconds for the server to act or show its screen, to set up
+                or score a task, to tear one down.
+        """
+        addresses = urls or (() if url is not None else ("http://127.0.0.1:6800",))
+        super().__init__(
+            config, url, addresses, spares, token_env,
+            most=1, patience=patience, rest=rest, timeouts=(step_timeout, task_timeout),
+        )  # fmt: skip
+        self.timeouts = Timeouts(step_timeout, task_timeout, tear_down_timeout)
+        if max_turns is not None and (isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1):
+            raise ConfigError(f"mobile_world: max_turns must be a positive int or null, got {max_turns!r}")
+        if not isinstance(step_wait_time, (int, float)) or not 0 <= step_wait_time < math.inf:
+            raise ConfigError(f"mobile_world: step_wait_time must be seconds of at least 0, got {step_wait_time!r}")
+        self.device, self.max_turns, self.step_wait_time = device, max_turns, float(step_wait_time)
+        self.tool_servers = ToolServers(mcp or {})
+        self.choice = Choice(
+            _words("task_names", task_names),
+            _words("tags", tags),
+            _words("without_tags", without_tags),
+            _words("apps", apps),
+            self.tool_servers.names,
+            bool(ask_user),
+        )
+        self._apps = (*APPS, *_words("more_apps", more_apps))
+        self._image_size = None if image_size is None else _size(image_size)
+        self._known = _Known()
+        self._goal = ""
+        self._parting: set[asyncio.Future[None]] = set()
+        self._one_call = asyncio.Lock()
+        self._forget()
+
+    # -- what the environment is -----------------------------------------------------------------------------------
+
+    def tasks(self) -> list[Task]:
+        """The tasks that are taken, by name; asks a server the first time. Raises ConfigError where none is left."""
+        if self._known.tasks is None:
+            self._known.tasks = ask_any(self.client, [server.url for server in self.pool.servers])
+        return [task.as_task() for task in self.choice.of(self._known.tasks)]
+
+    def get_prompt_prefix(self) -> str:
+        """How to use the phone, with the tools of the current task."""
+        names = PhoneSpace(1, 1, ask_user=self.choice.ask_user).names
+        tools = self._episode.tools.schemas() if self._episode else []
+        return system_prompt(names, self._apps, [tool["function"] for tool in tools])
+
+    def get_state_description(self) -> str:
+        return self._goal
+
+    def spawn(self) -> MobileWorldEnvironment:
+        """Another episode on the same phones."""
+        other = super().spawn()
+        assert isinstance(other, MobileWorldEnvironment)
+        other._parting, other._one_call = set(), asyncio.Lock()
+        other._goal = ""
+        return other
+
+    # -- an episode ------------------------------------------------------------------------------------------------
+
+    async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
+        """The goal and the screen of a task on the next free phone.
+
+        `task` None: one of those that are taken, by `seed`. The goal is the server's, unless the task has its own.
+        """
+        async with self._one_call:
+            self._part()
+            await self._parted()
+            self._wanted = (task, seed)
+            self._turns, self._goal = 0, ""
+            await self._lease()
+            episode = self._episode
+            assert episode is not None
+            assert episode.shot is not None
+            self._goal = episode.goal
+            return Observation(episode.goal, (await self._shown(episode.shot),), {"task": episode.task.name})
+
+    async def step(self, action: Action) -> StepResult:
+        """The next screen, the text of a reply, or the end with the score as reward."""
+        async with self._one_call:
+            try:
+                return await self._step(action)
+            except RolloutFailure as error:
+                self._blame(error)
+                self._part()
+                raise
+            except asyncio.CancelledError:
+                if self._server is not None:
+                    # what the phone was told may still be under way
+                    self.pool.take_out(self._server, "a call was given up")
+                self._part()
+                raise
+
+    async def close(self) -> None:  # type: ignore[override]
+        """Tears the task down, where there is one, and gives the phone back."""
+        async with self._one_call:
+            self._part()
+        await self._parted()
+
+    async def _step(self, action: Action) -> StepResult:
+        episode = self._episode
+        if self._server is None or episode is None or episode.shot is None:
+            raise EnvironmentFailure("mobile_world has no phone; reset it first")
+        self._turns += 1
+        meant = self._space(episode.shot, episode.tools).read(action)
+        told = meant if isinstance(meant, str) else await self._perform(episode, meant)
+        if not isinstance(meant, (str, Answer, AskUser, Terminate, UseTool)):
+            await asyncio.sleep(self.step_wait_time)
+        if isinstance(meant, (Answer, Terminate)) or self._turns >= (self.max_turns or math.inf):
+            return await self._finish(episode, meant)
+        if told:
+            return StepResult(Observation(told))
+        episode.shot = await episode.phone.look()
+        return StepResult(Observation("", (await self._shown(episode.shot),)))
+
+    async def _perform(self, episode: _Episode, meant: PhoneAction) -> str:
+        """Carries an action out; what the policy is told in place of a picture, empty: it is shown one."""
+        if isinstance(meant, UseTool):
+            result = await episode.tools.call(meant.call)
+            return f"{result.name} {'answered' if result.success else 'refused'}:\n{result.text}"
+        order = command(meant)
+        if order is None:
+            return ""
+        said = await episode.phone.act(order)
+        if isinstance(meant, AskUser):
+            return f"The owner replied:\n{said}" if said else "The owner did not reply."
+        return ""
+
+    async def _finish(self, episode: _Episode, meant: PhoneAction | str) -> StepResult:
+        """The end: the score, and then the tear-down, which cannot change it any more."""
+        score = await episode.phone.score(episode.task.name)
+        info: dict[str, Any] = {"success": score.success, "score": score.value, "reason": score.reason}
+        if isinstance(meant, Terminate):
+            info["claimed"] = meant.status
+        elif not isinstance(meant, Answer):
+            info["out_of_turns"] = True
+        self._part()
+        await self._parted()
+        return StepResult(Observation("", (), info), reward=score.value, terminated=True)
+
+    # -- the phone -------------------------------------------------------------------------------------------------
+
+    async def _open(self, server: Server) -> None:
+        phone = PhoneServer(self.client, server.url, self.device, self.timeouts)
+        try:
+            await phone.check_health()
+            if server not in self._known.prepared:
+                await phone.prepare()
+                self._known.prepared.add(server)
+            if self._known.tasks is None:
+                self._known.tasks = read_list(await phone.tasks(), f"{server.url}/task/list")
+            wanted = self._chosen(self._known.tasks)
+            tools = await asyncio.to_thread(self._tools_of, wanted)
+            episode = self._episode = _Episode(phone, wanted, tools)
+            given = self._wanted[0]
+            episode.goal = (given.goal if given else "") or await phone.goal(wanted.name)
+            episode.begun = True
+            await phone.begin(wanted.name)
+            episode.shot = await phone.look()
+        except RolloutFailure:
+            self._known.prepared.discard(server)
+            raise
+
+    def _chosen(self, known: list[PhoneTask]) -> PhoneTask:
+        task, seed = self._wanted
+        if task is None:
+            return random.Random(seed).choice(self.choice.of(known))
+        by_name = {own.name: own for own in known}
+        if task.id not in by_name:
+            raise EnvironmentFailure(f"the server has no task {task.id!r:.80}; {did_you_mean(task.id, by_name)}")
+        missing = set(by_name[task.id].tool_servers) - self.tool_servers.names
+        if missing:
+            raise EnvironmentFailure(f"task {task.id!r} needs the tools of {sorted(missing)}; name them in option mcp")
+        return by_name[task.id]
+
+    def _tools_of(self, task: PhoneTask) -> ToolRegistry:
+        registry = self.tool_servers.registry(task.tool_servers)
+        registry.reset(self._wanted[1])
+        return registry
+
+    async def _leave(self, server: Server) -> None:
+        """Ends an episode that did not come to its first screen."""
+        episode = self._episode
+        if episode is not None:
+            await asyncio.shield(self._tracked(self._tear_down(episode, server)))
+
+    def _part(self) -> None:
+        """Begins to tear the task down; whoever is cancelled meanwhile does not stop it."""
+        server, episode = self._server, self._episode
+        self._server = None
+        self._forget()
+        if server is not None and episode is not None:
+            self._tracked(self._give_back(episode, server))
+
+    async def _parted(self) -> None:
+        """Waits until what was to be torn down is."""
+        while self._parting:
+            await asyncio.shield(asyncio.gather(*self._parting))
+
+    def _tracked(self, work: Any) -> asyncio.Future[None]:
+        job = asyncio.ensure_future(work)
+        self._parting.add(job)
+        job.add_done_callback(self._parting.discard)
+        return job
+
+    async def _give_back(self, episode: _Episode, server: Server) -> None:
+        try:
+            await self._tear_down(episode, server)
+        finally:
+            self.pool.give_back(server)
+            await self.client.release()
+
+    async def _tear_down(self, episode: _Episode, server: Server) -> None:
+        """Never raises what a server or a tool did: the episode is over, and its record stands."""
+        try:
+            if episode.begun:
+                await episode.phone.end(episode.task.name)
+        except RolloutFailure as error:
+            _LOG.warning("task %s was not torn down: %s", episode.task.name, error)
+            self._known.prepared.discard(server)
+            if isinstance(error, (ServerLost, NoAnswer)):
+                self.pool.take_out(server, str(error))
+        try:
+            await episode.tools.close()
+        except RolloutFailure as error:
+            _LOG.warning("a tool of task %s was not closed: %s", episode.task.name, error)
+
+    def _forget(self) -> None:
+        self._episode = None
+
+    def _blame(self, error: RolloutFailure) -> None:
+        if self._server is not None:
+            self._known.prepared.discard(self._server)
+        super()._blame(error)
+
+    # -- pictures --------------------------------------------------------------------------------------------------
+
+    def _space(self, shot: Screenshot, tools: ToolRegistry) -> PhoneSpace:
+        """The actions on the screen as it was last seen: a phone that is turned has other sides."""
+        width, height = _size_of(shot)
+        return PhoneSpace(width, height, self._apps, frozenset(tools.names), self.choice.ask_user)
+
+    async def _shown(self, shot: Screenshot) -> Screenshot:
+        """The picture as the policy sees it."""
+        if self._image_size is None or self._image_size == _size_of(shot):
+            return shot
+        return await asyncio.to_thread(_resized, shot, self._image_size)
+
+
+def _size_of(shot: Screenshot) -> tuple[int, int]:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(shot.data)) as picture:
+        return picture.size
+
+
+def _resized(shot: Screenshot, size: tuple[int, int]) -> Screenshot:
+    buffer = io.BytesIO()
+    shot.open().resize(size).save(buffer, format="PNG", compress_level=1)
+    return Screenshot(buffer.getvalue())
+
+
+def _words(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
+        raise ConfigError(f"mobile_world: {name} is a list of words, got {value!r:.80}")
+    return tuple(value)
+
+
+def _size(value: Any) -> tuple[int, int]:
+    pair = tuple(value) if isinstance(value, (list, tuple)) else ()
+    if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
+        raise ConfigError(f"mobile_world: image_size is [width, height] in pixels, got {value!r:.60}")
+    return pair
