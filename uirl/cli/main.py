@@ -1,4 +1,4 @@
-"""The command: `uirl train`, `uirl eval`, `uirl check`, `uirl serve`, `uirl serve-model`."""
+"""The command: `uirl train`, `uirl eval`, `uirl check`, `uirl serve`, `uirl serve-model`, `uirl verl`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from uirl.cli import serve, serve_model
+from uirl.cli import serve, serve_model, verl
 from uirl.errors import UirlError
 
 
@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(run=_check)
     serve.add_command(commands)
     serve_model.add_command(commands)
+    verl.add_command(commands)
     return parser
 
 

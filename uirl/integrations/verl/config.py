@@ -6,12 +6,13 @@ setting that does nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from uirl.config import ConfigStore
+from uirl.config import ConfigStore, yaml_text
 from uirl.errors import ConfigError, did_you_mean
+from uirl.integrations.verl.settings import Settings
 
 ACTOR, ROLLOUT, HF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 
@@ -22,7 +23,7 @@ ESTIMATORS = {
     "reinforce_plus_plus": "reinforce_plus_plus",
     "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
     "turn_level": "uirl_turn_level",
-    "gigpo": "uirl_gigpo",
+    "rejection_sampling": "uirl_rejection_sampling",
 }
 """Our estimators -> verl's, or those of ours that `uirl.integrations.verl.estimators` registers with it."""
 
@@ -32,15 +33,15 @@ _UNSET: Any = object()
 KL_TYPES = {"k1": "k1", "k2": "k2", "k3": "low_var_kl"}
 
 
-def _same(value: Any, config: ConfigStore) -> Any:
+def same(value: Any, config: ConfigStore) -> Any:
     return value
 
 
 def _estimator(value: str, config: ConfigStore) -> str:
     if value not in ESTIMATORS:
         raise ConfigError(
-            f"training.adv_estimator={value!r} has no place under verl; {did_you_mean(value, ESTIMATORS)} Imitation of "
-            "successes runs on the local trainer, or as fine-tuning on `export_sft`."
+            f"training.adv_estimator={value!r} has no place under verl, which shows an estimator rewards, mask and "
+            f"group but not the states that gigpo compares; expected one of {', '.join(ESTIMATORS)}"
         )
     return ESTIMATORS[value]
 
@@ -60,27 +61,27 @@ def _sequences(value: int, config: ConfigStore) -> int:
 Convert = Callable[[Any, ConfigStore], Any]
 
 MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
-    "model.dtype": ([f"{ROLLOUT}.dtype"], _same),
-    "model.tensor_parallel_size": ([f"{ROLLOUT}.tensor_model_parallel_size"], _same),
-    "model.trust_remote_code": ([f"{HF}.trust_remote_code", "data.trust_remote_code"], _same),
+    "model.dtype": ([f"{ROLLOUT}.dtype"], same),
+    "model.tensor_parallel_size": ([f"{ROLLOUT}.tensor_model_parallel_size"], same),
+    "model.trust_remote_code": ([f"{HF}.trust_remote_code", "data.trust_remote_code"], same),
     "model.chat_template": ([f"{HF}.custom_chat_template"], lambda value, config: _template(value)),
     "model.attn_implementation": (
         [f"{HF}.override_config.attn_implementation"],
         lambda value, config: _UNSET if value is None else value,
     ),
-    "model.gradient_checkpointing": ([f"{HF}.enable_gradient_checkpointing"], _same),
+    "model.gradient_checkpointing": ([f"{HF}.enable_gradient_checkpointing"], same),
     "model.use_lora": ([f"{HF}.lora_rank"], lambda value, config: config.model.lora.r if value else 0),
-    "model.lora.lora_alpha": ([f"{HF}.lora_alpha"], _same),
+    "model.lora.lora_alpha": ([f"{HF}.lora_alpha"], same),
     "model.lora.target": ([f"{HF}.target_modules"], lambda value, config: _lora_target(value)),
     "inference.backend": ([f"{ROLLOUT}.name"], lambda value, config: _rollout_name(value)),
-    "inference.temperature": ([f"{ROLLOUT}.temperature"], _same),
-    "inference.top_p": ([f"{ROLLOUT}.top_p"], _same),
+    "inference.temperature": ([f"{ROLLOUT}.temperature"], same),
+    "inference.top_p": ([f"{ROLLOUT}.top_p"], same),
     "inference.top_k": ([f"{ROLLOUT}.top_k"], lambda value, config: value or -1),
-    "inference.max_batch_size": ([f"{ROLLOUT}.max_num_seqs"], _same),
-    "inference.max_context": ([f"{ROLLOUT}.max_model_len"], _same),
-    "inference.kv_cache": ([f"{ROLLOUT}.enable_prefix_caching"], _same),
-    "training.seed": ([f"{ROLLOUT}.seed", "data.seed", f"{ACTOR}.data_loader_seed"], _same),
-    "training.num_epochs": (["trainer.total_epochs"], _same),
+    "inference.max_batch_size": ([f"{ROLLOUT}.max_num_seqs"], same),
+    "inference.max_context": ([f"{ROLLOUT}.max_model_len"], same),
+    "inference.kv_cache": ([f"{ROLLOUT}.enable_prefix_caching"], same),
+    "training.seed": ([f"{ROLLOUT}.seed", "data.seed", f"{ACTOR}.data_loader_seed"], same),
+    "training.num_epochs": (["trainer.total_epochs"], same),
     "training.num_iters_per_epoch": (
         ["trainer.total_training_steps"],
         lambda value, config: value * config.training.num_epochs,
@@ -91,48 +92,51 @@ MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
     ),
     "training.group_size": ([f"{ROLLOUT}.n"], lambda value, config: config.training.episodes_per_group),
     "training.minibatches": ([f"{ACTOR}.ppo_mini_batch_size", "critic.ppo_mini_batch_size"], _sequences),
-    "training.update_epochs": ([f"{ACTOR}.ppo_epochs", "critic.ppo_epochs"], _same),
-    "training.micro_batch_tokens": ([f"{ACTOR}.ppo_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu"], _same),
-    "training.learning_rate": ([f"{ACTOR}.optim.lr"], _same),
+    "training.update_epochs": ([f"{ACTOR}.ppo_epochs", "critic.ppo_epochs"], same),
+    "training.micro_batch_tokens": ([f"{ACTOR}.ppo_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu"], same),
+    "training.learning_rate": ([f"{ACTOR}.optim.lr"], same),
     "training.betas": ([f"{ACTOR}.optim.betas", "critic.optim.betas"], lambda value, config: list(value)),
-    "training.weight_decay": ([f"{ACTOR}.optim.weight_decay", "critic.optim.weight_decay"], _same),
-    "training.warmup_steps": ([f"{ACTOR}.optim.lr_warmup_steps", "critic.optim.lr_warmup_steps"], _same),
+    "training.weight_decay": ([f"{ACTOR}.optim.weight_decay", "critic.optim.weight_decay"], same),
+    "training.warmup_steps": ([f"{ACTOR}.optim.lr_warmup_steps", "critic.optim.lr_warmup_steps"], same),
     "training.max_grad_norm": (
         [f"{ACTOR}.optim.clip_grad", "critic.optim.clip_grad"],
         lambda value, config: 1e9 if value is None else value,
     ),
     "training.adv_estimator": (["algorithm.adv_estimator"], _estimator),
-    "training.gamma": (["algorithm.gamma"], _same),
-    "training.lam": (["algorithm.lam"], _same),
-    "training.clip_ratio": ([f"{ACTOR}.clip_ratio"], _same),
+    "training.gamma": (["algorithm.gamma"], same),
+    "training.lam": (["algorithm.lam"], same),
+    "training.clip_ratio": ([f"{ACTOR}.clip_ratio"], same),
     "training.clip_ratio_low": ([f"{ACTOR}.clip_ratio_low"], lambda value, config: config.training.clip_range[0]),
     "training.clip_ratio_high": ([f"{ACTOR}.clip_ratio_high"], lambda value, config: config.training.clip_range[1]),
-    "training.entropy_coef": ([f"{ACTOR}.entropy_coeff"], _same),
+    "training.entropy_coef": ([f"{ACTOR}.entropy_coeff"], same),
     "training.value_clip": (["critic.cliprange_value"], lambda value, config: 1e9 if value is None else value),
     "training.value_learning_rate": (
         ["critic.optim.lr"],
         lambda value, config: config.training.learning_rate if value is None else value,
     ),
-    "training.use_kl_in_reward": (["algorithm.use_kl_in_reward"], _same),
-    "training.kl_coef": (["algorithm.kl_ctrl.kl_coef"], _same),
+    "training.use_kl_in_reward": (["algorithm.use_kl_in_reward"], same),
+    "training.kl_coef": (["algorithm.kl_ctrl.kl_coef"], same),
     "training.eval_every": (["trainer.test_freq"], lambda value, config: -1 if value is None else value),
     "training.eval_temperature": (
         [f"{ROLLOUT}.val_kwargs.temperature"],
         lambda value, config: config.inference.temperature if value is None else value,
     ),
-    "algorithm.loss_aggregation": ([f"{ACTOR}.loss_agg_mode", "critic.loss_agg_mode"], _same),
-    "algorithm.loss_length": ([f"{ACTOR}.loss_scale_factor"], _same),
+    "algorithm.loss_aggregation": ([f"{ACTOR}.loss_agg_mode", "critic.loss_agg_mode"], same),
+    "algorithm.loss_length": ([f"{ACTOR}.loss_scale_factor"], same),
     "algorithm.ratio": (
         [f"{ACTOR}.policy_loss.loss_mode"],
-        lambda value, config: {"token": "vanilla", "sequence": "gspo"}[value],
+        lambda value, config: _loss(config),
     ),
     "algorithm.dual_clip": ([f"{ACTOR}.clip_ratio_c"], lambda value, config: 1e9 if value is None else value),
     "algorithm.tis_cap": (
         ["algorithm.rollout_correction.rollout_is", "algorithm.rollout_correction.rollout_is_threshold"],
         lambda value, config: (None, 2.0) if value is None else ("token", value),
     ),
-    "algorithm.normalize_by_std": (["algorithm.norm_adv_by_std_in_grpo"], _same),
-    "algorithm.skip_dead_groups": (["algorithm.filter_groups.enable"], _same),
+    "algorithm.normalize_by_std": (["algorithm.norm_adv_by_std_in_grpo"], same),
+    "algorithm.max_resamples": (
+        ["algorithm.filter_groups.enable"],
+        lambda value, config: value > 0 and config.algorithm.skip_dead_groups,
+    ),
     "algorithm.kl_loss_coef": (
         [f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef"],
         lambda value, config: (value > 0, value),
@@ -142,16 +146,17 @@ MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
         ["algorithm.kl_ctrl.type", "algorithm.kl_ctrl.target_kl"],
         lambda value, config: ("fixed", 0.1) if value is None else ("adaptive", value),
     ),
-    "algorithm.kl_horizon": (["algorithm.kl_ctrl.horizon"], _same),
+    "algorithm.kl_horizon": (["algorithm.kl_ctrl.horizon"], same),
     "checkpoint.output_dir": (["trainer.default_local_dir"], lambda value, config: _UNSET if value is None else value),
     "checkpoint.save_interval": (
         ["trainer.save_freq"],
         lambda value, config: -1 if value is None else value * config.training.num_iters_per_epoch,
     ),
-    "checkpoint.keep_last_n": (["trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep"], _same),
+    "checkpoint.keep_last_n": (["trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep"], same),
     "checkpoint.resume": (["trainer.resume_mode"], lambda value, config: "auto" if value else "disable"),
-    "ray.nnodes": (["trainer.nnodes"], _same),
-    "ray.gpus_per_node": (["trainer.n_gpus_per_node"], _same),
+    "ray.address": (["ray_kwargs.ray_init.address"], lambda value, config: _UNSET if value is None else value),
+    "ray.nnodes": (["trainer.nnodes"], same),
+    "ray.gpus_per_node": (["trainer.n_gpus_per_node"], same),
     "logging.wandb": (
         ["trainer.logger"],
         lambda value, config: [
@@ -160,7 +165,7 @@ MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
             *(["tensorboard"] * config.logging.tensorboard),
         ],
     ),
-    "logging.wandb_project": (["trainer.project_name"], _same),
+    "logging.wandb_project": (["trainer.project_name"], same),
     "logging.run_name": (
         ["trainer.experiment_name"],
         lambda value, config: config.environment.name if value is None else value,
@@ -194,15 +199,14 @@ ELSEWHERE: dict[str, str] = {
     "training.threads": "verl's workers own their processes",
     "training.warm_start": "run it with the local trainer first and continue its checkpoint under verl",
     "algorithm.whiten_advantages": "verl always whitens the advantages of gae and reinforce_plus_plus",
-    "algorithm.step_weight": "read by our gigpo estimator",
-    "algorithm.max_resamples": "verl refills the batch until it is full (algorithm.filter_groups)",
-    "algorithm.min_live_groups": "verl refills the batch instead (algorithm.filter_groups)",
-    "algorithm.scale_step_by_live": "verl refills the batch instead (algorithm.filter_groups)",
-    "algorithm.reward_threshold": "belongs to rejection_sampling, which does not run under verl",
+    "algorithm.step_weight": "belongs to gigpo, which does not run under verl",
+    "algorithm.skip_dead_groups": "verl knows one way, to refill the batch without limit: see algorithm.max_resamples",
+    "algorithm.min_live_groups": "verl keeps groups without a signal, or refills the batch (algorithm.max_resamples)",
+    "algorithm.scale_step_by_live": "verl keeps groups without a signal, or refills the batch",
+    "algorithm.reward_threshold": "read by our estimator `uirl_rejection_sampling`",
     "checkpoint.save_optimizer": "verl saves model, optimiser and extra state together",
     "ray.use_ray": "verl always runs on Ray",
     "ray.num_actors": "verl's agent-loop workers (actor_rollout_ref.rollout.agent.num_workers)",
-    "ray.address": "given to ray.init by the command",
     "logging.runs_dir": "our run directory beside verl's checkpoints",
     "logging.print_every": "verl prints every step",
     "logging.tensorboard": "goes with logging.wandb into trainer.logger",
@@ -230,9 +234,6 @@ OTHER_NAMES = {
 }
 """Names under which people write verl keys -> where verl has them."""
 
-OURS = ("curriculum", "uirl")
-"""Sections of a verl YAML that are ours: the curriculum, and a whole ConfigStore."""
-
 
 def create_verl_config(
     config: ConfigStore,
@@ -245,10 +246,10 @@ def create_verl_config(
 ) -> Any:
     """verl's whole config (OmegaConf) that says what `config` says; `overrides` are verl's own keys and win.
 
-    `model_path`: the folder verl loads; None: `model.local_path` or `model.model_name`. `prompt_length`: most tokens
-    of the opening prompt. `response_length`: most tokens of everything after it, all turns and observations together;
-    None: `rollout.max_tokens`, or 4 times what all replies may take. Raises ConfigError for what verl cannot do, for
-    keys verl does not have, and where verl is not installed.
+    `config` itself goes along in `data.uirl`. `model_path`: the folder verl loads; None: `model.local_path` or
+    `model.model_name`. `prompt_length`: most tokens of the opening prompt. `response_length`: most tokens of everything
+    after it, all turns and observations together; None: `rollout.max_tokens`, or 4 times what all replies may take.
+    Raises ConfigError for what verl cannot do, for keys verl does not have, and where verl is not installed.
     """
     composed = compose("ppo_megatron_trainer" if megatron else "ppo_trainer")
     values = dict(FIXED)
@@ -264,32 +265,11 @@ def create_verl_config(
     options = dict(config.inference.engine_options)
     if options:
         values[f"{ROLLOUT}.engine_kwargs.{values[f'{ROLLOUT}.name']}"] = options
-    values |= _as_mapping(overrides)
+    values |= as_mapping(overrides)
     for key, value in values.items():
         put(composed, key, value)
+    Settings(config.to_dict()).write(composed)
     return composed
-
-
-def load_verl_config(
-    path: str | Path, overrides: Mapping[str, Any] | Sequence[str] = ()
-) -> tuple[Any, ConfigStore, dict]:
-    """(verl's config, ours, the curriculum's section) of a YAML written in verl's terms.
-
-    The section `uirl`, where there is one, is a ConfigStore; it is mapped first and every other key of the file wins.
-    Raises ConfigError for a key that neither verl nor we have.
-    """
-    import yaml
-
-    try:
-        values = yaml.safe_load(Path(path).read_text()) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds {type(values).__name__}; expected sections such as trainer: and algorithm:")
-    curriculum = values.pop("curriculum", None) or {}
-    own = ConfigStore.from_dict(values.pop("uirl", None) or {})
-    flat = dict(_leaves(values)) | _as_mapping(overrides)
-    return create_verl_config(own, flat), own, dict(curriculum)
 
 
 def compose(name: str = "ppo_trainer") -> Any:
@@ -338,25 +318,16 @@ def _at(config: ConfigStore, key: str) -> Any:
     return value
 
 
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def _as_mapping(overrides: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
+def as_mapping(overrides: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
+    """verl's key -> value, of a mapping or of texts 'KEY=VALUE' in which values are YAML. Raises ConfigError."""
     if isinstance(overrides, Mapping):
         return dict(overrides)
-    import yaml
-
     out = {}
     for text in overrides:
         key, sign, value = text.partition("=")
-        if not sign:
-            raise ConfigError(f"override {text!r} has no '='; expected KEY=VALUE, e.g. trainer.nnodes=2")
-        out[key.lstrip("+")] = yaml.safe_load(value)
+        if not sign or not key:
+            raise ConfigError(f"got {text!r}, expected KEY=VALUE, e.g. trainer.nnodes=2")
+        out[key.lstrip("+")] = yaml_text.parse(value, f"the value of {key}")
     return out
 
 
@@ -364,6 +335,12 @@ def _response_length(config: ConfigStore) -> int:
     if config.rollout.max_tokens is not None:
         return config.rollout.max_tokens
     return 4 * config.inference.max_tokens * config.turn_limit
+
+
+def _loss(config: ConfigStore) -> str:
+    if config.training.adv_estimator == "rejection_sampling":
+        return "gpg"  # -log_prob x advantage, where the advantage is 1 for what is kept
+    return {"token": "vanilla", "sequence": "gspo"}[config.algorithm.ratio]
 
 
 def _rollout_name(backend: str) -> str:

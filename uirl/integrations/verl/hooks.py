@@ -16,9 +16,9 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from uirl.errors import CheckpointError, RolloutFailure
 from uirl.files import write_atomically
-from uirl.integrations.verl import estimators  # noqa: F401  (registers them where advantages are computed)
+from uirl.integrations.verl import estimators  # registers them where advantages are computed
 from uirl.integrations.verl.office import find_office, open_office
-from uirl.integrations.verl.record import StepRecord
+from uirl.integrations.verl.record import StepRecord, held_out_numbers
 from uirl.integrations.verl.settings import Settings
 from uirl.types import Trajectory
 
@@ -33,7 +33,6 @@ WITHIN_GROUP = (
     "opo",
     "reinforce_plus_plus_baseline",
     "uirl_turn_level",
-    "uirl_gigpo",
 )
 """`algorithm.adv_estimator`s whose baseline is the rest of the group."""
 STATE = "uirl.json"
@@ -59,10 +58,12 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
             settings.write(config)
         with open_dict(config):
             config.trainer.v1.trainer_mode = "sync"  # the base classes compare this name
+        estimators.tell_threshold(config, settings.store().algorithm.reward_threshold)
         self._settings = settings
         self._office = find_office(settings.office)  # type: ignore[arg-type]
         self._record: StepRecord | None = None
         self._played: list[Trajectory] = []
+        self._held_out: dict[str, float | None] = {}
         super().__init__(config)
 
     def _build_replay_buffer(self) -> Any:
@@ -78,6 +79,16 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
             self.train_dataset.load_state_dict(read_state(folder)["dataset"])
         ray.get(self._office.begin.remote(after))
         self._record = StepRecord(self._settings, after)
+
+    def on_validate_end(self) -> None:
+        super().on_validate_end()
+        self._held_out = held_out_numbers(ray.get(self._office.take_held_out.remote()))
+        if self.global_steps == 0 and self._record is not None:
+            self._record.add_start(self._held_out)
+
+    def on_train_begin(self) -> None:
+        super().on_train_begin()
+        self._held_out = {}  # of the start, or once more of the step before a resume
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
         batch = super().step(metrics, timing_raw)
@@ -126,7 +137,8 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: Any, **where: Any) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **where)
         assert self._record is not None
-        metrics.update(self._record.add(self.global_steps, where["epoch"], self._played, metrics))
+        held_out, self._held_out = self._held_out, {}
+        metrics.update(self._record.add(self.global_steps, where["epoch"], self._played, metrics, held_out))
 
 
 class StateCallback(CheckpointCallback):

@@ -16,7 +16,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from uirl.errors import ConfigError
-from uirl.integrations.verl.estimators import TURN_LEVEL
+from uirl.integrations.verl.estimators import TURN_LEVEL, tell_threshold
 from uirl.integrations.verl.hooks import all_failed, checkpoint_folder, read_state, report, write_state
 from uirl.integrations.verl.office import find_office
 from uirl.integrations.verl.record import StepRecord
@@ -52,7 +52,8 @@ class LegacyTrainer(RayPPOTrainer):
         report(self.train_dataset, played, self.global_steps)
         if self._record is not None:
             epoch = (self.global_steps - 1) // max(1, len(self.train_dataloader))
-            self._record.add(self.global_steps, epoch, played, {})
+            self._record.add(self.global_steps, epoch, played, {}, {})
+            ray.get(self._office.take_held_out.remote())  # verl's own trackers have their numbers
 
     def _save_checkpoint(self) -> None:
         super()._save_checkpoint()
@@ -112,6 +113,7 @@ def run_legacy(config: Any) -> None:
         )
     )
     roles, manager = _roles(config)
+    tell_threshold(config, Settings.read(data).store().algorithm.reward_threshold)
     if config.algorithm.adv_estimator == TURN_LEVEL:
         raise ConfigError(
             f"algorithm.adv_estimator={TURN_LEVEL} needs rewards per turn; verl's legacy trainer puts the whole score "

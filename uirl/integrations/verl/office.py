@@ -14,6 +14,7 @@ from typing import Any
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError
 from uirl.images import ImageStore, Screenshot
+from uirl.integrations.verl.llm import llm_variables
 from uirl.storage import RunDirectory, TrajectoryStore
 from uirl.types import Trajectory
 
@@ -29,8 +30,18 @@ class Office:
         self._directory = directory
         self._store: TrajectoryStore | None = None
         self._played: list[Trajectory] = []
+        self._held_out: list[Trajectory] = []
         self._failures: list[str] = []
         self._evaluated: set[str] = set()
+        self._variables: dict[str, str] = {}
+
+    def entrust(self, variables: dict[str, str]) -> None:
+        """Keeps environment variables for the processes that play episodes; a call like this is stored nowhere."""
+        self._variables = variables
+
+    def variables(self) -> dict[str, str]:
+        """What was entrusted."""
+        return self._variables
 
     def objects(self) -> bytes | None:
         """The pickled environment and reward function."""
@@ -50,8 +61,7 @@ class Office:
         """Writes one episode down; on return it survives a kill. `pictures`: those it shows, by hash."""
         if trajectory.failure is not None:
             self._failures.append(f"{trajectory.failure.kind}: {trajectory.failure.message}")
-        if split == "train":
-            self._played.append(trajectory)
+        (self._played if split == "train" else self._held_out).append(trajectory)
         # verl evaluates once more where a run continues: that evaluation is on the record
         if self._store is not None and trajectory.group_id not in self._evaluated:
             images = ImageStore()
@@ -63,6 +73,11 @@ class Office:
         """The training episodes that ended since the last call, in the order of their ids."""
         played, self._played = self._played, []
         self._failures.clear()
+        return sorted(played, key=lambda t: t.id)
+
+    def take_held_out(self) -> list[Trajectory]:
+        """The episodes of evaluations that ended since the last call."""
+        played, self._held_out = self._held_out, []
         return sorted(played, key=lambda t: t.id)
 
     def failures(self) -> list[str]:
@@ -83,8 +98,10 @@ def open_office(config: dict[str, Any], objects: bytes | None, directory: Path |
 
     name = f"uirl-office-{uuid.uuid4().hex[:8]}"
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = ray.remote(Office).options(name=name, num_cpus=0.1, scheduling_strategy=here)
-    return name, actor.remote(config, objects, None if directory is None else str(directory))
+    options = ray.remote(Office).options(name=name, num_cpus=0.1, scheduling_strategy=here)
+    actor = options.remote(config, objects, None if directory is None else str(directory))
+    actor.entrust.remote(llm_variables())
+    return name, actor
 
 
 def find_office(name: str) -> Any:

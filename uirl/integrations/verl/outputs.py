@@ -14,9 +14,9 @@ from uirl.images import ImageStore
 from uirl.rollout.samples import samples_of
 from uirl.types import Sample, Trajectory
 
-SEVERAL_SEQUENCES = ("grpo",)
-"""verl's estimators that give the credit of an episode to all of its sequences. The others would count an episode once
-per sequence, in its group's baseline or in the returns."""
+SEVERAL_SEQUENCES = ("grpo", "uirl_rejection_sampling")
+"""Estimators that give the credit of an episode to all of its sequences. The others would count an episode once per
+sequence, in its group's baseline or in the returns."""
 
 
 class EpisodeOutput(AgentLoopOutput):
@@ -47,7 +47,7 @@ def outputs_of(
     if len(samples) > 1 and estimator not in SEVERAL_SEQUENCES:
         raise ConfigError(
             f"the context window rewrote the history of an episode, which makes it {len(samples)} sequences; under "
-            f"verl only {', '.join(SEVERAL_SEQUENCES)} reads these as one episode, not algorithm.adv_estimator="
+            f"verl only {' and '.join(SEVERAL_SEQUENCES)} read these as one episode, not algorithm.adv_estimator="
             f"{estimator}. Set rollout.max_images and rollout.token_budget to null, or use grpo"
         )
     extra = _extra_fields(trajectory, versions)

@@ -8,6 +8,7 @@ from typing import Any
 
 from uirl.integrations.verl.settings import Settings
 from uirl.metrics import MetricsLogger, read_metrics
+from uirl.training.evaluation import report_on
 from uirl.training.record import row_of
 from uirl.types import Trajectory
 
@@ -27,6 +28,14 @@ _UPDATE = {
 """verl's name of a number -> ours."""
 
 
+def held_out_numbers(played: Sequence[Trajectory]) -> dict[str, float | None]:
+    """The numbers of an evaluation as the local trainer names them; empty without episodes."""
+    if not played:
+        return {}
+    report = report_on(played)
+    return {"eval/success": report.success, "eval/reward": report.reward, "eval/turns": report.turns}
+
+
 class StepRecord:
     """`metrics.jsonl` of a run directory, and the same numbers for verl's own trackers."""
 
@@ -40,17 +49,29 @@ class StepRecord:
             rows = read_metrics(path)
             self._episodes = int(rows[-1]["episodes_total"]) if rows else 0
 
-    def add(self, step: int, epoch: int, played: Sequence[Trajectory], metrics: Mapping[str, Any]) -> dict[str, float]:
+    def add(
+        self,
+        step: int,
+        epoch: int,
+        played: Sequence[Trajectory],
+        metrics: Mapping[str, Any],
+        held_out: Mapping[str, float | None],
+    ) -> dict[str, float]:
         """What verl's trackers shall show of the episodes of a step; all of it is written down."""
         if not played:
             return {}
-        own = row_of(played, {}, {})
+        own = row_of(played, {}, {}) | held_out
         own["count/failed_episodes"] = sum(t.failure is not None for t in played)
         self._episodes += len(played)
         if self._logger is not None:
             update = {ours: float(metrics[theirs]) for theirs, ours in _UPDATE.items() if theirs in metrics}
             self._logger.log(step, {**own, **update, "epoch": epoch, "episodes_total": self._episodes})
         return {f"uirl/{name}": float(value) for name, value in own.items() if value is not None}
+
+    def add_start(self, held_out: Mapping[str, float | None]) -> None:
+        """Writes down what an evaluation before the first step found."""
+        if self._logger is not None:
+            self._logger.log(0, {**held_out, "episodes_total": 0})
 
     def close(self) -> None:
         """Closes the file. Calling it twice is fine."""

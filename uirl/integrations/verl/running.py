@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from verl.trainer.main_ppo import run_ppo
 from verl.utils.import_utils import load_class_from_fqn
 
 from uirl.integrations.verl.dataset import Given, give
+from uirl.integrations.verl.llm import llm_variables
 from uirl.integrations.verl.office import open_office, pack, unpack
 from uirl.integrations.verl.settings import Settings
 
@@ -45,6 +47,7 @@ class _Bound:
 
     def remote(self) -> Any:
         self._actor = ray.remote(Runner).options(num_cpus=1).remote(*self._arguments)
+        self._actor.entrust.remote(llm_variables())
         return self._actor
 
     def end(self) -> None:
@@ -58,6 +61,10 @@ class Runner:
 
     def __init__(self, objects: bytes | None, given: bytes) -> None:
         self._objects, self._given = objects, given
+
+    def entrust(self, variables: dict[str, str]) -> None:
+        """Sets environment variables of this process; as arguments of a call Ray keeps them nowhere."""
+        os.environ.update(variables)
 
     def run(self, config: Any) -> None:
         """What verl calls."""

@@ -10,6 +10,7 @@ from typing import Any
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment, create_environment
 from uirl.errors import ConfigError
+from uirl.files import write_atomically
 from uirl.integrations.verl.config import create_verl_config, put
 from uirl.integrations.verl.settings import Settings
 from uirl.metrics import read_metrics
@@ -68,6 +69,8 @@ class CustomRayPPOTrainer:
         self.directory = _directory(self.store)
         self.config = _verl_config(config, self.store, self.directory, overrides or {}, use_v1)
         """verl's whole config."""
+        self._source = str(self.config.actor_rollout_ref.model.path)
+        _point_at_folder(self.config, self._source, self.directory / "model")
         self._environment, self._reward_fn, self._curriculum = environment, reward_fn, curriculum
         settings = self.store.environment
         world = environment or create_environment(settings.name, settings.options_for("train"), settings)
@@ -85,6 +88,7 @@ class CustomRayPPOTrainer:
         StorageError for a run directory that is taken.
         """
         import ray
+        from omegaconf import OmegaConf
 
         from uirl.integrations.verl.running import run
 
@@ -92,6 +96,7 @@ class CustomRayPPOTrainer:
         resume = self.config.trainer.resume_mode != "disable"
         with RunDirectory.create(self.directory, self.store.to_yaml(), resume=resume) as directory:
             self._place_model(directory.path / "model")
+            write_atomically(directory.path / "verl.yaml", OmegaConf.to_yaml(self.config))
             try:
                 run(self.config, self._environment, self._reward_fn, self._tasks, self._curriculum)
             finally:
@@ -104,8 +109,9 @@ class CustomRayPPOTrainer:
         from uirl.integrations.verl.models import check_model_folder, model_folder
 
         model = self.config.actor_rollout_ref.model
-        if not (Path(model.path) / "config.json").is_file() and Path(model.path) == target:
-            model_folder(self.store, target)
+        if _needs_writing(self._source):
+            key = "model_name" if self._source.startswith("uirl/") else "local_path"
+            model_folder(self.store.override(["model.local_path=null", f"model.{key}={self._source}"]), target)
         check_model_folder(model.path, trust_remote_code=bool(model.trust_remote_code))
 
 
@@ -135,18 +141,16 @@ def _directory(store: ConfigStore) -> Path:
 
 def _verl_config(config: Any, store: ConfigStore, directory: Path, overrides: Mapping[str, Any], use_v1: bool) -> Any:
     """verl's whole config with our parts in their places."""
+    from omegaconf import OmegaConf
+
     if isinstance(config, ConfigStore):
-        local = store.model.local_path is not None or store.model.model_name.startswith("uirl/")
-        folder = directory / "model" if local else store.model.model_name
-        ready = store.model.local_path is not None and (Path(store.model.local_path) / "config.json").is_file()
-        path = str(Path(store.model.local_path).absolute() if ready else folder)  # type: ignore[arg-type]
-        made = create_verl_config(store, overrides, model_path=path)
-        if "trainer.default_local_dir" not in overrides and store.checkpoint.output_dir is None:
-            put(made, "trainer.default_local_dir", str(directory / "checkpoints"))
+        made = create_verl_config(store, overrides)
     else:
         made = copy.deepcopy(config)
         for key, value in overrides.items():
             put(made, key, value)
+    if "${" in str(OmegaConf.to_container(made.trainer, resolve=False)["default_local_dir"]):  # verl's own
+        put(made, "trainer.default_local_dir", str(directory / "checkpoints"))
     hooks = HOOKS if use_v1 else {**HOOKS, **LEGACY_HOOKS}
     for key, value in hooks.items():
         if key not in overrides:
@@ -154,6 +158,23 @@ def _verl_config(config: Any, store: ConfigStore, directory: Path, overrides: Ma
     known = Settings.read(made.data)
     Settings(store.to_dict(), None, str(directory), known.poll_seconds).write(made)
     return made
+
+
+def _needs_writing(path: str) -> bool:
+    """Whether verl cannot load this itself: a built-in model, a checkpoint or a run of the local trainer."""
+    return path.startswith("uirl/") or (Path(path).is_dir() and not (Path(path) / "config.json").is_file())
+
+
+def _point_at_folder(config: Any, source: str, written: Path) -> None:
+    """Names the folder that verl's processes load, wherever they run: `source`, or what will be `written` of it."""
+    from omegaconf import OmegaConf
+
+    local = Path(source).is_dir()
+    folder = written if _needs_writing(source) else Path(source).absolute() if local else source
+    model, critic = "actor_rollout_ref.model", "critic.model"
+    for key in (f"{model}.path", f"{critic}.path", f"{critic}.tokenizer_path"):
+        if str(OmegaConf.select(config, key)) == source:
+            put(config, key, str(folder))
 
 
 def _use_template(config: Any, tokenizer: Any) -> None:

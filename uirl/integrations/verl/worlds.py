@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from typing import Any
 
 from uirl.config import ConfigStore, ModelConfig
@@ -40,7 +41,10 @@ class World:
 
     async def open(self) -> World:
         """This world, once it knows the environment that was given as an object."""
-        packed = None if self.office is None else await self.office.objects.remote()
+        if self.office is None:
+            return self
+        os.environ.update(await self.office.variables.remote())
+        packed = await self.office.objects.remote()
         if packed is not None:
             self._own, self._reward_fn = unpack(packed)
         return self

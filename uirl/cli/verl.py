@@ -1,0 +1,126 @@
+"""`uirl verl`: a run under verl, from a config in verl's terms; and what becomes of its checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from uirl.errors import ConfigError
+
+
+def add_command(commands: Any) -> None:
+    """Adds the command to the parser of `uirl`."""
+    verl = commands.add_parser("verl", help="train under verl, on Ray")
+    what = verl.add_mutually_exclusive_group(required=True)
+    what.add_argument("--config", metavar="FILE", help="YAML in verl's terms, e.g. configs/verl_config.yaml")
+    what.add_argument(
+        "--export", metavar="PATH", help="write a checkpoint of verl's, or a run's newest, as a HF folder"
+    )
+    verl.add_argument(
+        "--sft_model_path", metavar="PATH", help="the policy to start from: HF folder or id, run, checkpoint"
+    )
+    verl.add_argument(
+        "--llm_base_url",
+        metavar="URL",
+        help="model that judges or plays the user (default: $UIRL_LLM_BASE_URL, or none)",
+    )
+    verl.add_argument(
+        "--api_key", metavar="KEY", help="its key (default: $UIRL_LLM_API_KEY, where others cannot see it)"
+    )
+    verl.add_argument("--dry_run", action="store_true", help="print verl's whole config and stop")
+    verl.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="changes: verl's keys, uirl.section.key, curriculum.key"
+    )
+    verl.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    _check(options)
+    if options.export is not None:
+        return _export(options.export)
+    if options.api_key is not None:
+        return _again_without_key(options)
+    if options.llm_base_url is not None:
+        from uirl.integrations.verl.llm import LLM_BASE_URL
+
+        os.environ[LLM_BASE_URL] = options.llm_base_url
+    return _train(options)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raises ConfigError for options that cannot be meant."""
+    from uirl.integrations.verl.llm import LLM_BASE_URL
+
+    if options.export is not None:
+        also = [name for name in ("sft_model_path", "llm_base_url", "api_key") if getattr(options, name) is not None]
+        if also or options.overrides or options.dry_run:
+            raise ConfigError("--export takes no other option")
+        return
+    url = options.llm_base_url if options.llm_base_url is not None else os.environ.get(LLM_BASE_URL)
+    if url and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc):
+        raise ConfigError("--llm_base_url is no address; expected one like https://api.openai.com/v1")
+    if url and urlsplit(url).username is not None:
+        raise ConfigError("--llm_base_url holds a user or a key, and addresses are printed; give it as --api_key")
+    if options.api_key is not None and not url:
+        raise ConfigError("--api_key without --llm_base_url: there is nobody to show it to")
+    path = options.sft_model_path
+    if path is not None and path.startswith(("/", ".", "~")) and not Path(path).expanduser().exists():
+        raise ConfigError(f"--sft_model_path {path} does not exist; expected a HF folder or id, a run or a checkpoint")
+
+
+def _train(options: argparse.Namespace) -> int:
+    from uirl.integrations.verl.reading import load_verl_config, read_verl_yaml, with_verl_values
+    from uirl.integrations.verl.strata import create_curriculum
+
+    # mistakes in the file are told before those of the installation
+    flat, own, section = read_verl_yaml(options.config, options.overrides)
+    curriculum = create_curriculum(section, with_verl_values(own, flat).training.seed)
+    model = options.sft_model_path
+    model = str(Path(model).expanduser()) if model is not None else None
+    config, own, _ = load_verl_config(options.config, options.overrides, model_path=model)
+    if config.trainer.resume_mode == "auto" and own.logging.run_name is None:
+        raise ConfigError("trainer.resume_mode=auto continues a run by its name; add uirl.logging.run_name=<name>")
+    from uirl.integrations.verl.trainer import create_trainer
+
+    trainer = create_trainer(config, curriculum=curriculum)
+    if options.dry_run:
+        from omegaconf import OmegaConf
+
+        print(OmegaConf.to_yaml(trainer.config), end="")
+        return 0
+    print(f"run directory   {trainer.directory}")
+    last = trainer.fit()
+    numbers = {name: last.get(name) for name in ("step", "success", "reward", "eval/success")}
+    print("  ".join(f"{name} {value}" for name, value in numbers.items() if value is not None))
+    print(f"checkpoints     {trainer.config.trainer.default_local_dir}")
+    print(f"measure it      uirl verl --export {trainer.directory} && uirl eval {trainer.directory}")
+    return 0
+
+
+def _export(path: str) -> int:
+    from uirl.integrations.verl import export_checkpoint
+
+    print(export_checkpoint(path))
+    return 0
+
+
+def _again_without_key(options: argparse.Namespace) -> int:
+    """Runs the command once more, with the key in its environment and not among its arguments, which Ray and trackers
+    write down; its exit status."""
+    from uirl.integrations.verl.llm import LLM_API_KEY
+
+    command = [sys.executable, "-m", "uirl.cli.main", "verl", "--config", options.config]
+    for name in ("sft_model_path", "llm_base_url"):
+        if getattr(options, name) is not None:
+            command += [f"--{name}", getattr(options, name)]
+    command += ["--dry_run"] * options.dry_run + options.overrides
+    with subprocess.Popen(command, env={**os.environ, LLM_API_KEY: options.api_key}) as process:
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):  # it is interrupted as well, and ends in its own time
+                return process.wait()

@@ -1,0 +1,142 @@
+"""A run written in verl's terms: a YAML of verl's keys, with the sections `uirl` and `curriculum` beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from uirl.config import ConfigStore, yaml_text
+from uirl.errors import ConfigError
+from uirl.integrations.verl.config import (
+    ESTIMATORS,
+    HF,
+    MAPPED,
+    OTHER_NAMES,
+    ROLLOUT,
+    as_mapping,
+    create_verl_config,
+    same,
+)
+
+OURS = ("uirl", "curriculum")
+"""Sections of such a file that are ours: a whole ConfigStore, and who chooses the tasks."""
+
+
+def load_verl_config(
+    path: str | Path, overrides: Mapping[str, Any] | Sequence[str] = (), *, model_path: str | None = None
+) -> tuple[Any, ConfigStore, dict[str, Any]]:
+    """(verl's config, ours, the section `curriculum`) of a YAML in verl's terms; `overrides` are verl's keys, or ours
+    as `uirl.section.key`.
+
+    What the file says in verl's terms is also written into our config, as far as we have a key for it, so that the
+    two never disagree; ours goes along in `data.uirl`. `model_path` replaces the model of the file. Raises
+    ConfigError for a key that neither verl nor we have.
+    """
+    flat, own, curriculum = read_verl_yaml(path, overrides)
+    if model_path is not None:
+        flat[f"{HF}.path"] = model_path
+    own = with_verl_values(own, flat)
+    return create_verl_config(own, flat, model_path=flat.get(f"{HF}.path")), own, curriculum
+
+
+def read_verl_yaml(
+    path: str | Path, overrides: Mapping[str, Any] | Sequence[str] = ()
+) -> tuple[dict[str, Any], ConfigStore, dict[str, Any]]:
+    """(verl's key -> value, the section `uirl`, the section `curriculum`); verl need not be installed. Raises
+    ConfigError."""
+    try:
+        values = yaml_text.parse(Path(path).read_text(encoding="utf-8"), str(path)) or {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the config {path}: {error}; expected a YAML file in UTF-8") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds {type(values).__name__}; expected sections such as trainer: and algorithm:")
+    sections = {name: values.pop(name, None) or {} for name in OURS}
+    for name, section in sections.items():
+        if not isinstance(section, dict):
+            raise ConfigError(f"{path}: section {name} is {section!r:.60}; expected keys and values")
+    flat = dict(_leaves(values))
+    own, changes = ConfigStore.build(sections["uirl"]), []
+    for key, value in as_mapping(overrides).items():
+        first, _, rest = key.partition(".")
+        if first == "uirl":
+            changes.append(f"{rest}={yaml_text.render(value).strip()}")
+        elif first == "curriculum":
+            sections["curriculum"][rest] = value
+        else:
+            flat[key] = value
+    # another spelling of the same key, one in the file and one on the command line, must not be written twice
+    flat = {OTHER_NAMES.get(key, key): value for key, value in flat.items()}
+    return flat, own.override(changes), sections["curriculum"]
+
+
+def with_verl_values(config: ConfigStore, flat: Mapping[str, Any]) -> ConfigStore:
+    """`config` with what `flat` (verl's key -> value) says, where we have a key of that meaning. Raises ConfigError."""
+    found: dict[str, Any] = {}
+    for key, (targets, convert) in MAPPED.items():
+        back = BACK.get(key) or (_same if convert is same else None)
+        if back is not None and targets[0] in flat:
+            value = back(flat[targets[0]], config, flat)
+            found |= {} if value is _NOTHING else {key: value}
+    model = flat.get(f"{HF}.path")
+    if model is not None:
+        found["model.local_path" if Path(str(model)).exists() else "model.model_name"] = str(model)
+    return config.override([f"{key}={yaml_text.render(value).strip()}" for key, value in found.items()])
+
+
+_NOTHING: Any = object()
+"""verl's value means nothing in our terms, and only verl reads it."""
+
+
+def _same(value: Any, config: ConfigStore, flat: Mapping[str, Any]) -> Any:
+    return _NOTHING if value is None else value
+
+
+def _episodes(value: Any, config: ConfigStore, flat: Mapping[str, Any]) -> Any:
+    return value * flat.get(f"{ROLLOUT}.n", config.training.episodes_per_group)
+
+
+def _minibatches(value: Any, config: ConfigStore, flat: Mapping[str, Any]) -> Any:
+    prompts = flat.get("data.train_batch_size", config.training.batch_size // config.training.episodes_per_group)
+    return _NOTHING if prompts % value else prompts // value
+
+
+def _estimator(value: Any, config: ConfigStore, flat: Mapping[str, Any]) -> Any:
+    return {theirs: ours for ours, theirs in ESTIMATORS.items()}.get(value, _NOTHING)
+
+
+def _updates_per_epoch(value: Any, config: ConfigStore, flat: Mapping[str, Any]) -> Any:
+    epochs = flat.get("trainer.total_epochs", config.training.num_epochs)
+    return _NOTHING if value is None or value % epochs else value // epochs
+
+
+def _backend(value: Any, config: ConfigStore, flat: Mapping[str, Any]) -> Any:
+    return value if value in ("vllm", "sglang") else _NOTHING
+
+
+Back = Callable[[Any, ConfigStore, Mapping[str, Any]], Any]
+BACK: dict[str, Back] = {
+    "training.group_size": _same,
+    "training.batch_size": _episodes,
+    "training.minibatches": _minibatches,
+    "training.num_iters_per_epoch": _updates_per_epoch,
+    "training.adv_estimator": _estimator,
+    "training.clip_ratio_low": _same,
+    "training.clip_ratio_high": _same,
+    "training.max_grad_norm": _same,
+    "training.eval_every": lambda value, config, flat: value if value and value > 0 else _NOTHING,
+    "training.eval_temperature": _same,
+    "inference.backend": _backend,
+    "inference.top_k": lambda value, config, flat: max(0, value),
+    "checkpoint.output_dir": _same,
+    "logging.run_name": _same,
+}
+"""Our key -> its value from that of the first of verl's keys, for those that are not the same on both sides."""
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
