@@ -55,6 +55,14 @@ class Row:
     load: float
 
 
+def binary() -> str:
+    """The browser itself: what Debian puts on the PATH is a script around it, and chromedriver would end the script."""
+    path = Path(find_executable()).resolve()
+    if path.read_bytes()[:2] != b"#!":
+        return str(path)
+    return str(Path("/usr/lib/chromium") / path.name)
+
+
 def tree(root: int) -> dict[int, list[str]]:
     """Process id -> the fields of /proc/<pid>/stat after the name, of a process and all under it."""
     stats = {}
@@ -121,7 +129,7 @@ def measure(party: str, sessions: int, given: argparse.Namespace) -> Row:
     """One run of one party."""
     python = sys.executable if party == "uirl" else given.peers
     command = [python, str(PARTY), party, "--sessions", str(sessions), "--seconds", str(given.seconds)]
-    command += ["--browser", find_executable(), "--pages", *given.pages]
+    command += ["--browser", binary(), "--pages", *given.pages]
     with open(os.devnull if not given.loud else "/dev/stderr", "w") as errors:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
