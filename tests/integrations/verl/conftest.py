@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[3]
 NEEDS_VERL = [
     "test_agent_loop.py",
     "test_checkpoints.py",
+    "test_command.py",
     "test_dataset.py",
     "test_estimators.py",
     "test_reward.py",

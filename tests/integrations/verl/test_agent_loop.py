@@ -14,7 +14,7 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 
 from tests.integrations.verl.cpu.rollout import CPUServer
 from tests.integrations.verl.runs import config, trainer
-from tests.integrations.verl.worlds import share_of_good
+from tests.integrations.verl.worlds import BROKEN, share_of_good
 from uirl.errors import AlignmentError, ConfigError
 from uirl.images import ImageStore
 from uirl.integrations.verl.agent_loop import EnvironmentAgentLoop, EpisodeFailed
@@ -191,9 +191,9 @@ def test_several_sequences_are_refused_where_they_would_be_misread(
 
 
 def broken_row(config: Any) -> dict[str, Any]:
-    """A row whose instance breaks `Fragile`."""
+    """A row with the task that breaks `Fragile`."""
     (row,) = rows(config)
-    return {**row, "extra_info": {**row["extra_info"], "seed": 8}}
+    return {**row, "extra_info": {**row["extra_info"], "task": BROKEN}}
 
 
 def test_an_episode_that_fails_is_no_zero(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 from pydantic import BaseModel
 
 from uirl import ConfigError, ConfigStore, load_model
-from uirl.integrations.verl.config import ELSEWHERE, MAPPED, create_verl_config, load_verl_config
+from uirl.integrations.verl.config import ELSEWHERE, MAPPED, create_verl_config
+from uirl.integrations.verl.settings import Settings
 
 pytestmark = pytest.mark.verl
-ROOT = Path(__file__).parents[3]
 
 
 def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -92,7 +92,7 @@ def test_mistakes_name_the_nearest_key() -> None:
     with pytest.raises(ConfigError, match=r"verl has no key 'trainer.nnode': trainer holds no 'nnode'; .*'nnodes'"):
         create_verl_config(own(), ["trainer.nnode=2"])
     with pytest.raises(ConfigError, match="has no place under verl"):
-        create_verl_config(own("training.adv_estimator=rejection_sampling"))
+        create_verl_config(own("training.adv_estimator=gigpo"))
     with pytest.raises(ConfigError, match="does not divide the 3 groups"):
         create_verl_config(
             own(
@@ -119,11 +119,18 @@ def test_megatron_has_its_own_schema() -> None:
     assert "megatron" in made.actor_rollout_ref.actor
 
 
-def test_a_yaml_in_verls_terms_is_taken_as_it_is() -> None:
-    made, ours, curriculum = load_verl_config(ROOT / "configs" / "verl_config.yaml", ["trainer.nnodes=2"])
-    assert made.actor_rollout_ref.rollout.n == 16
-    assert (made.actor_rollout_ref.actor.clip_ratio_low, made.actor_rollout_ref.actor.clip_ratio_high) == (0.2, 0.3)
-    assert made.actor_rollout_ref.rollout.mode == "async"
-    assert made.trainer.nnodes == 2
-    assert curriculum["enabled"] is True
-    assert isinstance(ours, ConfigStore)
+def test_imitation_of_successes_is_a_likelihood() -> None:
+    made = create_verl_config(own("training.adv_estimator=rejection_sampling"))
+    assert made.algorithm.adv_estimator == "uirl_rejection_sampling"
+    assert made.actor_rollout_ref.actor.policy_loss.loss_mode == "gpg"
+
+
+def test_batches_are_refilled_only_where_one_asks_for_it() -> None:
+    """verl refills without limit: a task that is solved would be played for ever."""
+    assert not create_verl_config(own()).algorithm.filter_groups.enable
+    assert create_verl_config(own("algorithm.max_resamples=2")).algorithm.filter_groups.enable
+
+
+def test_our_config_goes_along() -> None:
+    config = own("environment.name=guess_number")
+    assert Settings.read(create_verl_config(config).data).store() == config

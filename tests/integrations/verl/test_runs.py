@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.integrations.verl.runs import config, trainer
-from tests.integrations.verl.worlds import Assassin, Fragile, Ladder, TwoLooks
+from tests.integrations.verl.worlds import BROKEN, Assassin, Fragile, Ladder, TwoLooks
 from uirl.config import ConfigStore
 from uirl.errors import RolloutFailure
 from uirl.event_loop import EventLoopThread
@@ -172,6 +172,7 @@ def test_ppo_with_a_critic_continues_a_local_checkpoint(tmp_path: Path) -> None:
     last = trainer(own, TwoLooks(pictures=False), verl=keys).fit()
     assert last["step"] == 2
     assert math.isfinite(last["value_loss"])
+    assert last["eval/turns"] == 2
     assert last["log_prob_gap_max"] < 1e-5
     run = tmp_path / "run"
     first = episodes(run, 1)[0].turns[0]
@@ -181,7 +182,9 @@ def test_ppo_with_a_critic_continues_a_local_checkpoint(tmp_path: Path) -> None:
     at = sample.response_mask.index(True)
     assert float(scores.log_probs[0, at]) == pytest.approx(sample.rollout_log_probs[at], abs=0.05)
     with TrajectoryStore(run / "trajectories.sqlite", read_only=True) as stored:
-        assert stored.count(split="eval") == 4
+        held_out = [stored.get(summary.id) for summary in stored.list(split="eval")]
+    assert len(held_out) == 4
+    assert last["eval/reward"] == pytest.approx(sum(t.total_reward() for t in held_out) / 4)
 
 
 def test_groups_that_fail_are_left_out_and_a_dead_server_ends_the_run(tmp_path: Path) -> None:
@@ -195,11 +198,13 @@ def test_groups_that_fail_are_left_out_and_a_dead_server_ends_the_run(tmp_path: 
     rows = read_metrics(run / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2]
     for row in rows:
-        failed = [t for t in episodes(run, row["step"]) if t.failure is not None]
-        assert {t.failure.kind for t in failed if t.failure} <= {"environment"}
-        usable = [t.total_reward() for t in episodes(run, row["step"]) if t.failure is None]
+        played = episodes(run, row["step"])
+        failed = [t for t in played if t.failure is not None]
+        assert {(t.task.id, t.failure.kind) for t in failed if t.failure} == {(BROKEN, "environment")}
+        assert len(failed) == row["count/failed_episodes"] == 4 * 2, "four members, each played again once"
+        usable = [t.total_reward() for t in played if t.failure is None]
         assert row["reward"] == pytest.approx(sum(usable) / len(usable)), "a failure is no zero"
-    assert any(row["count/failed_episodes"] for row in rows)
+        assert row["count/learned_episodes"] == len(usable) == 12
 
 
 def test_the_legacy_trainer_stands_behind_the_same_door(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from typing import Any
 
 from tests.inference.pictures import picture
@@ -52,13 +54,34 @@ class TwoLooks(BaseEnvironment):
         return LETTERS[(self._seed // 7 + 3 * self._turn) % len(LETTERS)]
 
 
+BROKEN = "letters/broken"
+
+
 class Fragile(TwoLooks):
-    """Breaks in the second turn of every episode whose instance's seed is a multiple of 4."""
+    """Has a fourth task, whose every episode breaks in its second turn."""
+
+    def tasks(self) -> list[Task]:
+        return [*super().tasks(), Task(id=BROKEN, goal="write nothing")]
 
     def step(self, action: str) -> Any:
-        if self._seed % 4 == 0 and self._turn == 1:
+        if self.task is not None and self.task.id == BROKEN and self._turn == 1:
             raise OSError("the cable was pulled")
         return super().step(action)
+
+
+class Asking(TwoLooks):
+    """Solved where the variables of a judge have the values that it was told to expect."""
+
+    max_turns = 1
+
+    def __init__(self, config: Any = None, url: str = "", key_hash: str = "") -> None:
+        super().__init__(config, pictures=False)
+        self._expected = (url, key_hash)
+
+    def step(self, action: str) -> Any:
+        key = os.environ.get("UIRL_LLM_API_KEY", "")
+        found = (os.environ.get("UIRL_LLM_BASE_URL", ""), hashlib.sha256(key.encode()).hexdigest())
+        return Observation("thanks"), share_of_good(action), True, {"success": found == self._expected}
 
 
 class Assassin(Fragile):

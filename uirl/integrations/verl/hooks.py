@@ -108,6 +108,7 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], **options: Any) -> Any:
         if str(self.config.algorithm.adv_estimator) in WITHIN_GROUP:
             batch = self._without_lone_members(batch, metrics)
+        metrics["training/learned_episodes"] = len({_episode_of(key) for key in batch.keys})
         return super()._balance_batch(batch, metrics, **options)
 
     def _without_lone_members(self, batch: Any, metrics: dict[str, Any]) -> Any:

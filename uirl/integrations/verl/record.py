@@ -21,6 +21,7 @@ _UPDATE = {
     "critic/vf_loss": "value_loss",
     "training/log_prob_gap_max": "log_prob_gap_max",
     "training/log_prob_gap_mean": "log_prob_gap_mean",
+    "training/learned_episodes": "count/learned_episodes",
     "timing_s/gen": "time/collect",
     "timing_s/update_actor": "time/update",
     "timing_s/step": "time/step",

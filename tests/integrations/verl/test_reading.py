@@ -1,0 +1,92 @@
+"""A run in verl's terms: what the file says is what verl and our own parts read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from uirl import ConfigError, ConfigStore
+from uirl.integrations.verl.reading import load_verl_config, read_verl_yaml, with_verl_values
+from uirl.integrations.verl.settings import Settings
+
+FILE = Path(__file__).parents[3] / "configs" / "verl_config.yaml"
+
+
+def file(folder: Path, text: str) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.verl
+def test_the_file_of_the_project_is_taken_as_it_is() -> None:
+    made, ours, curriculum = load_verl_config(FILE, ["trainer.nnodes=2"])
+    actor, rollout = made.actor_rollout_ref.actor, made.actor_rollout_ref.rollout
+    assert (rollout.n, rollout.mode, rollout.name) == (16, "async", "vllm")
+    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.strategy) == (0.2, 0.3, "fsdp2")
+    assert (made.trainer.nnodes, made.trainer.n_gpus_per_node) == (2, 8)
+    assert curriculum["enabled"] is True
+    assert Settings.read(made.data).store() == ours
+    assert (ours.training.group_size, ours.training.clip_range, ours.ray.nnodes) == (16, (0.2, 0.3), 2)
+    assert ours.model.model_name == made.actor_rollout_ref.model.path == made.critic.model.path
+    assert made.trainer.total_training_steps == ours.training.num_epochs * ours.training.num_iters_per_epoch
+    assert ours.training.num_epochs == made.trainer.total_epochs == 10
+
+
+def test_verls_words_become_ours() -> None:
+    flat = {
+        "actor_rollout_ref.rollout.n": 4,
+        "data.train_batch_size": 6,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 2,
+        "actor_rollout_ref.actor.optim.lr": 2e-6,
+        "algorithm.adv_estimator": "rloo",
+        "trainer.total_epochs": 3,
+        "trainer.total_training_steps": 12,
+        "actor_rollout_ref.rollout.top_k": -1,
+        "trainer.test_freq": -1,
+        "trainer.experiment_name": "mine",
+    }
+    ours = with_verl_values(ConfigStore(), flat)
+    training = ours.training
+    assert (training.group_size, training.batch_size, training.minibatches) == (4, 24, 3)
+    assert (training.learning_rate, training.adv_estimator) == (2e-6, "rloo")
+    assert (training.num_epochs, training.num_iters_per_epoch) == (3, 4)
+    assert (ours.inference.top_k, ours.logging.run_name) == (0, "mine")
+    assert training.eval_every == ConfigStore().training.eval_every, "verl's -1 is never, which is left to verl"
+
+
+def test_what_only_verl_knows_stays_verls() -> None:
+    ours = with_verl_values(
+        ConfigStore(), {"algorithm.adv_estimator": "opo", "actor_rollout_ref.rollout.name": "trtllm"}
+    )
+    assert ours == ConfigStore()
+
+
+def test_the_command_line_wins_over_the_file_in_either_spelling(tmp_path: Path) -> None:
+    path = file(tmp_path, "algorithm: {clip_eps_low: 0.1}\nuirl: {training: {seed: 3}}\n")
+    flat, ours, curriculum = read_verl_yaml(
+        path, ["actor_rollout_ref.actor.clip_ratio_low=1e-2", "uirl.training.seed=5", "curriculum.enabled=true"]
+    )
+    assert flat == {"actor_rollout_ref.actor.clip_ratio_low": 0.01}
+    assert (ours.training.seed, curriculum) == (5, {"enabled": True})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a list", "holds list; expected sections"),
+        ("uirl: 3", "section uirl is 3"),
+        ("uirl: {training: {sed: 3}}", "sed"),
+        ("a: [", "is not YAML"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_verl_yaml(file(tmp_path, text))
+
+
+@pytest.mark.verl
+def test_a_key_that_nobody_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"verl has no key 'trainer\.nnode'.*did you mean 'nnodes'"):
+        load_verl_config(file(tmp_path, "trainer: {nnode: 2}"))
