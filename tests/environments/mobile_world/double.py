@@ -303,5 +303,6 @@ def _task_routes(app: FastAPI, server: Double) -> None:
 if __name__ == "__main__":
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
+        door.listen()
         print(f"http://127.0.0.1:{door.getsockname()[1]}", flush=True)
         uvicorn.Server(uvicorn.Config(create_app(), log_level="error")).run([door])

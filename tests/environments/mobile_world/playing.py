@@ -20,16 +20,20 @@ from uirl.types import Action, Observation, StepResult, Task
 
 @contextlib.contextmanager
 def phones(count: int = 1, wrap: Callable[[Any], Any] = lambda app: app, **options: Any) -> Iterator[list[Served]]:
-    """Servers on threads; at the end no task may be left running on any of them."""
+    """Servers on threads."""
     with contextlib.ExitStack() as stack:
         doubles = [Double(**options) for _ in range(count)]
-        yield [Served(stack.enter_context(running(wrap(create_app(double)))), double) for double in doubles]
+        apps = [wrap(create_app(double)) for double in doubles]
+        yield [
+            Served(stack.enter_context(running(app)), double, app) for app, double in zip(apps, doubles, strict=True)
+        ]
 
 
 @dataclass
 class Served:
     url: str
     double: Double
+    app: Any = None
 
     @property
     def idle(self) -> bool:
