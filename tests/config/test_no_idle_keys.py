@@ -11,7 +11,7 @@ from uirl.config import ConfigStore
 from uirl.integrations.verl.config import MAPPED
 
 ROOT = Path(uirl.__file__).parent
-REFUSED = {"ray.num_actors", "ray.address"}
+REFUSED = {"ray.num_actors"}
 """Read by the Ray runtime, which is not there yet: `ray.use_ray=true` is an error until then."""
 
 

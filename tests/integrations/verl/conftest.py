@@ -21,6 +21,7 @@ NEEDS_VERL = [
     "test_estimators.py",
     "test_reward.py",
     "test_runs.py",
+    "test_tool.py",
     "test_verl_hooks.py",
 ]
 collect_ignore = NEEDS_VERL if importlib.util.find_spec("verl") is None else []

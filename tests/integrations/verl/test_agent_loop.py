@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from uirl.images import ImageStore
 from uirl.integrations.verl.agent_loop import EnvironmentAgentLoop, EpisodeFailed
 from uirl.integrations.verl.dataset import CustomEnvironmentDataset
 from uirl.integrations.verl.outputs import outputs_of
+from uirl.integrations.verl.running import create_agent_loop_manager
 from uirl.types import Observation, Trajectory, Turn
 
 pytestmark = pytest.mark.verl
@@ -191,14 +193,14 @@ def test_several_sequences_are_refused_where_they_would_be_misread(
 
 
 def broken_row(config: Any) -> dict[str, Any]:
-    """A row with the task that breaks `Fragile`."""
+    """A row with the task that breaks."""
     (row,) = rows(config)
     return {**row, "extra_info": {**row["extra_info"], "task": BROKEN}}
 
 
 def test_an_episode_that_fails_is_no_zero(tmp_path: Path) -> None:
     config, client = prepared(
-        tmp_path, *TEXT, "environment.name=tests.integrations.verl.worlds:Fragile", "rollout.retries=1"
+        tmp_path, *TEXT, "environment.name=tests.integrations.verl.worlds:OneBrokenTask", "rollout.retries=1"
     )
     with pytest.raises(EpisodeFailed, match="the cable was pulled") as caught:
         play(config, client, broken_row(config))
@@ -207,7 +209,7 @@ def test_an_episode_that_fails_is_no_zero(tmp_path: Path) -> None:
 
 
 def test_under_the_legacy_trainer_a_failed_episode_is_masked_out(tmp_path: Path) -> None:
-    fragile = "environment.name=tests.integrations.verl.worlds:Fragile"
+    fragile = "environment.name=tests.integrations.verl.worlds:OneBrokenTask"
     config, client = prepared(tmp_path, *TEXT, fragile, verl={"trainer.use_v1": False})
     (output,) = play(config, client, broken_row(config))
     assert output.response_mask == [0]
@@ -273,3 +275,26 @@ def test_a_seed_is_refused_where_the_server_takes_none(tmp_path: Path) -> None:
     config, client = prepared(tmp_path, *TEXT, verl={"actor_rollout_ref.rollout.name": "sglang"})
     with pytest.raises(ConfigError, match="takes no seed per request"):
         play(config, client, *rows(config))
+
+
+class Manager:
+    """An agent-loop manager of somebody else's; remembers what it was made of."""
+
+    @classmethod
+    def create(cls, **parts: Any) -> dict[str, Any]:
+        return parts
+
+
+def test_the_config_names_the_manager_of_the_loops(seeing: tuple[Any, Client]) -> None:
+    config = copy.deepcopy(seeing[0])
+    config.actor_rollout_ref.rollout.agent.agent_loop_manager_class = f"{__name__}.Manager"
+    running = SimpleNamespace(
+        get_llm_client=lambda: "client", get_teacher_client=lambda: None, get_reward_handles=lambda: ["worker"]
+    )
+    made = create_agent_loop_manager(config, running)
+    assert made == {
+        "config": config,
+        "llm_client": "client",
+        "teacher_client": None,
+        "reward_loop_worker_handles": ["worker"],
+    }

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.integrations.verl.runs import config, trainer
-from tests.integrations.verl.worlds import BROKEN, Assassin, Fragile, Ladder, TwoLooks
+from tests.integrations.verl.worlds import BROKEN, Assassin, Ladder, OneBrokenTask, TwoLooks
 from uirl.config import ConfigStore
 from uirl.errors import RolloutFailure
 from uirl.event_loop import EventLoopThread
@@ -209,7 +209,7 @@ def test_groups_that_fail_are_left_out_and_a_dead_server_ends_the_run(tmp_path: 
 
 def test_the_legacy_trainer_stands_behind_the_same_door(tmp_path: Path) -> None:
     store = config(tmp_path, TEXT, "training.num_iters_per_epoch=2", "rollout.retries=0")
-    last = trainer(store, Fragile(pictures=False), curriculum=Ladder(), use_v1=False).fit()
+    last = trainer(store, OneBrokenTask(pictures=False), curriculum=Ladder(), use_v1=False).fit()
     assert last["step"] == 2
     run = tmp_path / "run"
     assert len(episodes(run)) == 32

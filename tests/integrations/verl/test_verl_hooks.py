@@ -41,9 +41,13 @@ SIGNATURES = {
     "verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_metrics": (
         *("self", "batch", "metrics", "timing_raw", "global_steps", "epoch"),
     ),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer.on_validate_end": ("self",),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer.on_train_begin": ("self",),
     "verl.trainer.ppo.v1.trainer_base:PPOTrainer.get_llm_client": ("self",),
     "verl.trainer.ppo.v1.trainer_base:PPOTrainer.get_teacher_client": ("self",),
     "verl.trainer.ppo.v1.trainer_base:PPOTrainer.get_reward_handles": ("self",),
+    "verl.trainer.ppo.core_algos:register_adv_est": ("name_or_enum",),
+    "verl.trainer.ppo.core_algos:get_policy_loss_fn": ("name",),
     "verl.trainer.ppo.checkpoint_callback:CheckpointCallback.on_save": (
         *("self", "trainer", "global_step", "checkpoint_dir", "async_save", "kwargs"),
     ),

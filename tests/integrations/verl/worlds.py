@@ -58,6 +58,15 @@ BROKEN = "letters/broken"
 
 
 class Fragile(TwoLooks):
+    """Breaks in the second turn of every episode whose instance's seed is a multiple of 4."""
+
+    def step(self, action: str) -> Any:
+        if self._seed % 4 == 0 and self._turn == 1:
+            raise OSError("the cable was pulled")
+        return super().step(action)
+
+
+class OneBrokenTask(TwoLooks):
     """Has a fourth task, whose every episode breaks in its second turn."""
 
     def tasks(self) -> list[Task]:
@@ -84,8 +93,9 @@ class Asking(TwoLooks):
         return Observation("thanks"), share_of_good(action), True, {"success": found == self._expected}
 
 
-class Assassin(Fragile):
-    """A `Fragile` text world that kills the rollout server in step `fatal_step`, counted in updates of its weights."""
+class Assassin(OneBrokenTask):
+    """A text world with a broken task, which kills the rollout server in step `fatal_step`, counted in updates of its
+    weights."""
 
     def __init__(self, config: Any = None, fatal_step: int = 3) -> None:
         super().__init__(config, pictures=False)

@@ -61,7 +61,7 @@ class StepRecord:
         """What verl's trackers shall show of the episodes of a step; all of it is written down."""
         if not played:
             return {}
-        own = row_of(played, {}, {}) | held_out
+        own = row_of(played, {}, {}) | dict(held_out)
         own["count/failed_episodes"] = sum(t.failure is not None for t in played)
         self._episodes += len(played)
         if self._logger is not None:
