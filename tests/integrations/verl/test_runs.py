@@ -14,6 +14,7 @@ import torch
 
 from tests.integrations.verl.runs import config, trainer
 from tests.integrations.verl.worlds import BROKEN, Assassin, Ladder, OneBrokenTask, TwoLooks
+from uirl.cli.main import main
 from uirl.config import ConfigStore
 from uirl.errors import RolloutFailure
 from uirl.event_loop import EventLoopThread
@@ -122,9 +123,10 @@ def test_the_exported_policy_explains_what_it_sampled(long_run: Path, tmp_path: 
             assert float(scores.log_probs[0, i]) == pytest.approx(sample.rollout_log_probs[i], abs=1e-4)
 
 
-def test_evaluation_opens_what_was_exported(long_run: Path) -> None:
-    folder = export_checkpoint(long_run)
-    assert folder.name == "step_000004"
+def test_evaluation_opens_what_was_exported(long_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verl", "--export", str(long_run)]) == 0
+    folder = Path(capsys.readouterr().out.splitlines()[-1])
+    assert folder == long_run / "checkpoints" / "step_000004"
     report = measure(long_run, episodes=4, environment=TwoLooks())
     assert report.episodes == 4
     shutil.rmtree(folder)
