@@ -26,8 +26,8 @@ _HOME = {
     ),
     "uirl.environments": (
         "BaseEnvironment CalculatorEnvironment ENVIRONMENTS EnvironmentSession GuessNumberEnvironment "
-        "GymnasiumEnvironment LookupEnvironment MiniWobEnvironment ScreenEnvironment SimpleGameEnvironment "
-        "ToolEnvironment check_environment create_environment"
+        "GymnasiumEnvironment LookupEnvironment MiniWobEnvironment MobileWorldEnvironment ScreenEnvironment "
+        "SimpleGameEnvironment ToolEnvironment check_environment create_environment"
     ),
     "uirl.tools": (
         "CalculatorTool EnvironmentStepTool FunctionTool LookupTool MCPServer MCPTool PythonTool SearchTool Tool "
@@ -62,6 +62,7 @@ _HOME = {
         "Batch Learner Policy PolicyValueModel VLMWrapper export_hf latest_checkpoint load_checkpoint load_policy "
         "save_checkpoint"
     ),
+    "uirl.integrations.mobile_world": "MobileWorldAgentLoop",
     "uirl.training": (
         "Channel EvaluationReport LocalChannel RayPPOTrainer TaskSource Trainer UniformTasks measure preflight"
     ),

@@ -64,7 +64,8 @@ def reply(action: Action, thought: str = "so it goes") -> str:
     """The action as a model of MAI-UI writes it."""
     call = action.tool_calls[0]
     body = {"name": "mobile_use", "arguments": {"action": call.name, **call.arguments}}
-    return f"<thinking>\n{thought}\n</thinking>\n<tool_call>\n{json.dumps(body)}\n</tool_call>"
+    call_text = json.dumps(body, separators=(",", ":"))
+    return f"<thinking>\n{thought}\n</thinking>\n<tool_call>\n{call_text}\n</tool_call>"
 
 
 def _middle(box: tuple[int, int, int, int]) -> tuple[int, int]:

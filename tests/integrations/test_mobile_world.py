@@ -1,0 +1,213 @@
+"""Whole tasks against a model behind a server, without verl."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.environments.mobile_world.playing import SOLUTIONS, act, environment, phones, reply
+from tests.inference.stand_in_openai import StandInOpenAI
+from tests.integrations.verl.worlds import Fragile, Ladder, TwoLooks
+from uirl import MobileWorldAgentLoop
+from uirl.errors import ConfigError, EnvironmentFailure
+from uirl.inference import LoadedModel, ScriptedInferenceEngine
+from uirl.types import Action, Trajectory
+
+
+def says(*replies: str) -> Any:
+    """Makes an engine that gives these replies in turn, for ever."""
+
+    def make(loaded: LoadedModel) -> ScriptedInferenceEngine:
+        ids = [[*loaded.tokenizer(text, add_special_tokens=False)["input_ids"], 2] for text in replies]
+        said = iter(range(10**9))
+        return ScriptedInferenceEngine(lambda request: ids[next(said) % len(ids)], end_ids=(2,))
+
+    return make
+
+
+def model(vlm: LoadedModel, *actions: Action) -> StandInOpenAI:
+    """A server whose model plays these actions."""
+    server = StandInOpenAI(vlm, "chat", models=["Tongyi-MAI/MAI-UI-2B"])
+    server.scripted.extend(({"role": "assistant", "content": reply(action)}, "stop") for action in actions)
+    return server
+
+
+def chats(server: StandInOpenAI) -> list[Any]:
+    """The requests for replies; the questions of what the server can do left out."""
+    return [seen for seen in server.seen if seen.path.endswith("/chat/completions") and seen.body["max_tokens"] > 1]
+
+
+def test_the_documented_call(vlm: LoadedModel) -> None:
+    ladder = Ladder()
+    ladder.register_tasks(["ReadClockTask"])
+    paid: list[Trajectory] = []
+
+    def reward_calc(trajectory: Trajectory) -> float:
+        paid.append(trajectory)
+        return 10 * trajectory.total_reward() - len(trajectory)
+
+    with phones() as (phone,), model(vlm, *SOLUTIONS["SendMessageTask"]) as server:
+        agent_loop = MobileWorldAgentLoop(
+            env=environment(phone),
+            agent_type="mai_ui_agent",
+            model_name="Tongyi-MAI/MAI-UI-2B",
+            llm_base_url=f"{server.url}/v1",
+            api_key="your-key",
+            max_step=50,
+            task_curriculum=ladder,
+            reward_calculator=reward_calc,
+        )
+        result = agent_loop.run_full_interaction(interaction_id="interaction_1", task_name="SendMessageTask")
+        agent_loop.close()
+        agent_loop.close()
+        assert {name: value for name, value in result.items() if name != "trajectory"} == {
+            "interaction_id": "interaction_1",
+            "task_name": "SendMessageTask",
+            "success": True,
+            "score": 1.0,
+            "reward": 5.0,
+            "steps": 5,
+            "stop_reason": "terminated",
+            "failure": None,
+        }
+        assert paid == [result["trajectory"]]
+        assert [turn.action.thought for turn in result["trajectory"].turns] == ["so it goes"] * 5
+        assert ladder.reports == [["SendMessageTask", True, 1]]
+        assert {seen.headers["authorization"] for seen in chats(server)} == {"Bearer your-key"}
+        assert phone.idle
+
+
+def test_what_the_model_is_shown(vlm: LoadedModel) -> None:
+    asked = [act("open", text="sms"), act("ask_user", text="Which colour?"), act("wait"), act("wait"), act("wait")]
+    with phones() as (phone,), model(vlm, *asked) as server:
+        with MobileWorldAgentLoop(environment(phone), llm_base_url=f"{server.url}/v1", api_key="k", max_step=5) as loop:
+            loop.run_full_interaction("a", "AskColourTask")
+        last = chats(server)[-1].body
+    roles = [message["role"] for message in last["messages"]]
+    assert roles == ["system", *["user", "assistant"] * 4, "user"]
+    assert "ask_user" in last["messages"][0]["content"]
+    users = [message["content"] for message in last["messages"] if message["role"] == "user"]
+    pictures = [sum(part["type"] == "image_url" for part in c) if isinstance(c, list) else 0 for c in users]
+    # three pictures at most; the owner's reply stands in place of one
+    assert pictures == [0, 1, 0, 1, 1]
+    assert users[0].startswith("Tell me my favourite colour.")
+    assert users[2] == "The owner replied:\nIt is teal."
+    assistants = [message["content"] for message in last["messages"] if message["role"] == "assistant"]
+    assert assistants == [reply(action) for action in asked[:4]]
+    assert (last["temperature"], last["max_tokens"]) == (0.0, 2048)
+
+
+def test_the_last_step_is_scored(vlm: LoadedModel) -> None:
+    with phones() as (phone,), model(vlm, *SOLUTIONS["OpenSettingsTask"]) as server:
+        with MobileWorldAgentLoop(environment(phone), llm_base_url=f"{server.url}/v1", api_key="k", max_step=1) as loop:
+            result = loop.run_full_interaction("a", "OpenSettingsTask")
+        assert (result["steps"], result["score"], result["reward"], result["success"]) == (1, 1.0, 1.0, True)
+        assert phone.idle
+
+
+def test_a_phone_or_a_model_that_breaks_gives_no_reward(vlm: LoadedModel) -> None:
+    ladder = Ladder()
+    with phones() as (phone,), model(vlm, *SOLUTIONS["OpenSettingsTask"]) as server:
+        phone.double.spoil["score"] = {}
+        with MobileWorldAgentLoop(
+            environment(phone), llm_base_url=f"{server.url}/v1", api_key="k", task_curriculum=ladder
+        ) as loop:
+            result = loop.run_full_interaction("a", "OpenSettingsTask")
+            assert (result["reward"], result["score"], result["success"]) == (None, None, None)
+            assert "expected a score" in result["failure"]
+            server.scripted.append(({"role": "assistant", "content": None}, "no_such_reason"))
+            other = loop.run_full_interaction("b", "OpenSettingsTask")
+            assert (other["reward"], other["trajectory"].failure.kind) == (None, "engine")
+        assert ladder.reports == []
+        assert phone.idle
+
+
+def test_addresses_in_place_of_an_environment(vlm: LoadedModel) -> None:
+    with phones() as (phone,), model(vlm, act("terminate", status="fail")) as server:
+        with MobileWorldAgentLoop(phone.url, llm_base_url=f"{server.url}/v1", api_key="k") as loop:
+            result = loop.run_full_interaction("a", "OpenSettingsTask")
+        assert (result["success"], result["score"]) == (False, 0.0)
+    gone = MobileWorldAgentLoop([phone.url], engine=says("ab"))
+    with pytest.raises(EnvironmentFailure, match="no MobileWorld server lists its tasks"):
+        gone.run_full_interaction("a")
+    gone.close()
+    for wrong in ([], 3):
+        with pytest.raises(ConfigError, match="the addresses of MobileWorld servers"):
+            MobileWorldAgentLoop(wrong)  # type: ignore[arg-type]
+
+
+def test_two_loops_keep_their_own_keys(vlm: LoadedModel) -> None:
+    with phones() as (phone,), model(vlm, *[act("terminate", status="fail")] * 2) as server:
+        options = {"env": environment(phone), "llm_base_url": f"{server.url}/v1"}
+        loops = [MobileWorldAgentLoop(api_key=key, **options) for key in ("first", "second")]
+        for loop in loops:
+            loop.run_full_interaction("a", "ReadClockTask")
+        for loop in loops:
+            loop.close()
+        assert [seen.headers["authorization"] for seen in chats(server)] == ["Bearer first", "Bearer second"]
+
+
+def test_it_needs_no_verl() -> None:
+    code = "import sys, uirl; uirl.MobileWorldAgentLoop; print([m for m in sys.modules if m in ('verl', 'ray')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(done.stdout.replace("'", '"')) == []
+
+
+# -- any environment ---------------------------------------------------------------------------------------------------
+
+
+def test_an_interaction_tells_how_it_went() -> None:
+    loop = MobileWorldAgentLoop(TwoLooks(), agent_type="text", engine=says("ab", "12"), max_step=5)
+    result = loop.run_full_interaction("interaction_1", "letters/few", seed=3)
+    loop.close()
+    assert (result["task_name"], result["steps"], result["reward"]) == ("letters/few", 2, 0.5)
+    assert (result["success"], result["score"], result["failure"]) == (False, None, None)
+    assert result["trajectory"].actions == ["ab", "12"]
+
+
+def test_the_curriculum_chooses_and_hears() -> None:
+    ladder = Ladder()
+    ladder.register_tasks(["letters/some"])
+    loop = MobileWorldAgentLoop(TwoLooks(), agent_type="text", engine=says("ab"), task_curriculum=ladder)
+    assert loop.run_full_interaction("a")["task_name"] == "letters/some"
+    loop.run_full_interaction("b")
+    loop.close()
+    assert ladder.reports == [["letters/some", True, 1], ["letters/some", True, 2]]
+
+
+def test_a_failed_episode_has_no_reward() -> None:
+    ladder = Ladder()
+    ladder.register_tasks(["letters/few"])
+    loop = MobileWorldAgentLoop(Fragile(), agent_type="text", engine=says("ab"), task_curriculum=ladder)
+    result = loop.run_full_interaction("a", seed=4)
+    loop.close()
+    assert result["reward"] is None
+    assert "the cable was pulled" in result["failure"]
+    assert ladder.reports == []
+
+
+def test_the_reward_calculator_and_the_limit_of_steps_hold() -> None:
+    loop = MobileWorldAgentLoop(
+        TwoLooks(), agent_type="text", engine=says("ab"), max_step=1, reward_calculator=lambda trajectory: 7.0
+    )
+    result = loop.run_full_interaction("a", "letters/few")
+    loop.close()
+    assert (result["steps"], result["reward"], result["stop_reason"]) == (1, 7.0, "max_turns")
+
+
+def test_what_does_not_exist_is_told() -> None:
+    for options, words in (
+        ({"agent_type": "mai_agent"}, "unknown action format 'mai_agent'"),
+        ({"max_step": 0}, "max_step must be a positive int"),
+        ({"reward_calculator": 3}, "reward_calculator takes a trajectory"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            MobileWorldAgentLoop(TwoLooks(), engine=says("ab"), **options)  # type: ignore[arg-type]
+    loop = MobileWorldAgentLoop(TwoLooks(), agent_type="mai_ui_agent", engine=says("ab"))
+    with pytest.raises(ConfigError, match="did you mean 'letters/few'"):
+        loop.run_full_interaction("a", "letters/fwe")
+    loop.close()
