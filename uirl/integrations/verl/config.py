@@ -12,6 +12,7 @@ from typing import Any
 
 from uirl.config import ConfigStore, yaml_text
 from uirl.errors import ConfigError, did_you_mean
+from uirl.integrations.verl.roles import adapter_keys, schema_of
 from uirl.integrations.verl.settings import Settings
 
 ACTOR, ROLLOUT, HF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
@@ -70,9 +71,7 @@ MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
         lambda value, config: _UNSET if value is None else value,
     ),
     "model.gradient_checkpointing": ([f"{HF}.enable_gradient_checkpointing"], same),
-    "model.use_lora": ([f"{HF}.lora_rank"], lambda value, config: config.model.lora.r if value else 0),
     "model.lora.lora_alpha": ([f"{HF}.lora_alpha"], same),
-    "model.lora.target": ([f"{HF}.target_modules"], lambda value, config: _lora_target(value)),
     "inference.backend": ([f"{ROLLOUT}.name"], lambda value, config: _rollout_name(value)),
     "inference.temperature": ([f"{ROLLOUT}.temperature"], same),
     "inference.top_p": ([f"{ROLLOUT}.top_p"], same),
@@ -178,7 +177,10 @@ BY_MODEL_FOLDER = "the policy is written to a folder that verl loads"
 ELSEWHERE: dict[str, str] = {
     **dict.fromkeys(("model.model_name", "model.local_path", "model.tiny"), BY_MODEL_FOLDER),
     "model.device": "verl places models on the devices of its resource pool (trainer.device)",
-    "model.lora.r": "goes with model.use_lora into lora_rank",
+    **dict.fromkeys(
+        ("model.use_lora", "model.lora.r", "model.lora.target"),
+        "each of verl's engines has keys and layer names of its own: `roles.adapter_keys`",
+    ),
     "model.lora.lora_dropout": "verl's adapters have no dropout",
     "model.lora.vision": "verl's target_modules decide",
     **dict.fromkeys(
@@ -249,10 +251,13 @@ def create_verl_config(
     `config` itself goes along in `data.uirl`. `model_path`: the folder verl loads; None: `model.local_path` or
     `model.model_name`. `prompt_length`: most tokens of the opening prompt. `response_length`: most tokens of everything
     after it, all turns and observations together; None: `rollout.max_tokens`, or 4 times what all replies may take.
-    Raises ConfigError for what verl cannot do, for keys verl does not have, and where verl is not installed.
+    `megatron`: verl's schema for it even if `overrides` name no strategy. Raises ConfigError for what verl cannot do,
+    for keys verl does not have, and where verl is not installed.
     """
-    composed = compose("ppo_megatron_trainer" if megatron else "ppo_trainer")
-    values = dict(FIXED)
+    given = as_mapping(overrides)
+    schema = "ppo_megatron_trainer" if megatron else schema_of(given)
+    composed = compose(schema)
+    values = FIXED | adapter_keys(config, "megatron" if schema == "ppo_megatron_trainer" else "fsdp2")
     for key, (targets, convert) in MAPPED.items():
         value = convert(_at(config, key), config)
         spread = value if isinstance(value, tuple) else (value,) * len(targets)
@@ -265,7 +270,7 @@ def create_verl_config(
     options = dict(config.inference.engine_options)
     if options:
         values[f"{ROLLOUT}.engine_kwargs.{values[f'{ROLLOUT}.name']}"] = options
-    values |= as_mapping(overrides)
+    values |= given
     for key, value in values.items():
         put(composed, key, value)
     Settings(config.to_dict()).write(composed)
@@ -349,10 +354,6 @@ def _rollout_name(backend: str) -> str:
     if backend == "transformers":
         return "vllm"  # the embedded engine lives in one process; verl's default stands in
     raise ConfigError(f"inference.backend={backend!r} cannot be updated by verl; use vllm or sglang")
-
-
-def _lora_target(target: str | list[str]) -> Any:
-    return "all-linear" if target == "all" else [target] if isinstance(target, str) else list(target)
 
 
 def _template(name: str | None) -> Any:

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-from verl.single_controller.ray import RayWorkerGroup, ResourcePoolManager
+from verl.single_controller.ray import RayWorkerGroup
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
-from verl.trainer.ppo.utils import Role, create_rl_dataset, need_critic, need_reference_policy
+from verl.trainer.ppo.utils import create_rl_dataset
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.dataset.rl_dataset import collate_fn
-from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 from uirl.errors import ConfigError
 from uirl.integrations.verl.estimators import TURN_LEVEL, tell_threshold
 from uirl.integrations.verl.hooks import all_failed, checkpoint_folder, read_state, report, write_state
 from uirl.integrations.verl.office import find_office
 from uirl.integrations.verl.record import StepRecord
+from uirl.integrations.verl.roles import roles_of
 from uirl.integrations.verl.settings import Settings
 
 
@@ -112,7 +112,10 @@ def run_legacy(config: Any) -> None:
             (data.val_files, False, data.get("val_max_samples", -1)),
         )
     )
-    roles, manager = _roles(config)
+    roles, manager = roles_of(config).for_ray()
+    if not config.reward.reward_model.enable_resource_pool:  # its loop counts the nodes of the pool it is in
+        config.reward.reward_model.nnodes = config.trainer.nnodes
+        config.reward.reward_model.n_gpus_per_node = config.trainer.n_gpus_per_node
     tell_threshold(config, Settings.read(data).store().algorithm.reward_threshold)
     if config.algorithm.adv_estimator == TURN_LEVEL:
         raise ConfigError(
@@ -133,17 +136,3 @@ def run_legacy(config: Any) -> None:
     )
     trainer.init_workers()
     trainer.fit()
-
-
-def _roles(config: Any) -> tuple[dict[Any, Any], Any]:
-    """(role -> worker, resource pools) of the legacy trainer, all on one pool."""
-    model = config.actor_rollout_ref.model
-    adapters = model.get("lora_rank", 0) > 0 or model.get("lora_adapter_path") is not None
-    actor = Role.ActorRolloutRef if need_reference_policy(config) and not adapters else Role.ActorRollout
-    roles = {actor: ray.remote(ActorRolloutRefWorker)}
-    if need_critic(config):
-        roles[Role.Critic] = ray.remote(TrainingWorker)
-    pool = {"global_pool": [config.trainer.n_gpus_per_node] * config.trainer.nnodes}
-    config.reward.reward_model.nnodes = config.trainer.nnodes
-    config.reward.reward_model.n_gpus_per_node = config.trainer.n_gpus_per_node
-    return roles, ResourcePoolManager(resource_pool_spec=pool, mapping=dict.fromkeys(roles, "global_pool"))

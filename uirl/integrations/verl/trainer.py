@@ -12,6 +12,7 @@ from uirl.environments import BaseEnvironment, create_environment
 from uirl.errors import ConfigError
 from uirl.files import write_atomically
 from uirl.integrations.verl.config import create_verl_config, put
+from uirl.integrations.verl.roles import check_placement
 from uirl.integrations.verl.settings import Settings
 from uirl.metrics import read_metrics
 from uirl.rollout.episode import RewardFunction
@@ -157,6 +158,7 @@ def _verl_config(config: Any, store: ConfigStore, directory: Path, overrides: Ma
             put(made, key, value)
     known = Settings.read(made.data)
     Settings(store.to_dict(), None, str(directory), known.poll_seconds).write(made)
+    check_placement(made)
     return made
 
 

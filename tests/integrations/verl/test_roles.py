@@ -1,0 +1,186 @@
+"""Roles, pools and strategies: what verl's own schema and its own trainer make of them, and what is refused early.
+
+The configs that docs/verl.md and docs/verl_run_book.md show are composed and checked here too.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+
+from uirl import ConfigError, ConfigStore, load_model
+from uirl.integrations.verl.config import create_verl_config
+from uirl.integrations.verl.roles import check_placement, roles_of, strategy_keys
+
+pytestmark = pytest.mark.verl
+SPLITS = {
+    "fsdp2": strategy_keys("fsdp2", context=2, offload=True),
+    "megatron": strategy_keys("megatron", tensor=4, pipeline=2, offload=True),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    load_model(ConfigStore().override(["model.model_name=uirl/tiny-lm"]).model).save(folder)
+    return str(folder)
+
+
+def made(model: str, keys: dict[str, Any] | None = None, *own: str) -> Any:
+    """verl's config of a GRPO run on 2 nodes of 8 GPUs: 32 groups of 8 episodes in 2 mini-batches."""
+    store = ConfigStore().override(
+        [
+            "model.dtype=bfloat16",
+            "ray.nnodes=2",
+            "ray.gpus_per_node=8",
+            "training.adv_estimator=grpo",
+            "training.group_size=8",
+            "training.batch_size=256",
+            "training.minibatches=2",
+            *own,
+        ]
+    )
+    return create_verl_config(store, keys or {}, model_path=model, response_length=4096)
+
+
+@pytest.mark.parametrize("strategy", SPLITS)
+@pytest.mark.parametrize("rollout", ["vllm", "sglang"])
+@pytest.mark.parametrize(
+    ("own", "roles"),
+    [
+        ((), {"actor_rollout": "ActorRolloutRefWorker"}),
+        (("algorithm.kl_loss_coef=0.01",), {"actor_rollout_ref": "ActorRolloutRefWorker"}),
+        (("model.use_lora=true", "algorithm.kl_loss_coef=0.01"), {"actor_rollout": "ActorRolloutRefWorker"}),
+        (
+            ("training.adv_estimator=gae", "training.group_size=1", "training.use_kl_in_reward=true"),
+            {"actor_rollout_ref": "ActorRolloutRefWorker", "critic": "TrainingWorker"},
+        ),
+    ],
+    ids=["grpo", "kl", "lora", "ppo"],
+)
+def test_every_combination_is_what_verls_own_trainer_makes_of_it(
+    model: str, strategy: str, rollout: str, own: tuple[str, ...], roles: dict[str, str]
+) -> None:
+    from verl.trainer.ppo.utils import Role, need_critic, need_reference_policy
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    config = made(model, SPLITS[strategy], f"inference.backend={rollout}", *own)
+    check_placement(config)
+    if not (rollout == "vllm" and "model.use_lora=true" in own):
+        # with adapters verl asks the installed vLLM for its largest rank
+        validate_config(config, need_reference_policy(config), need_critic(config))
+    for part in (config.actor_rollout_ref.rollout, config.algorithm):
+        omega_conf_to_dataclass(part)
+    ours = roles_of(config)
+    assert {str(role): worker.__name__ for role, worker in ours.workers.items()} == roles
+    assert ours.pools == {"global_pool": [8, 8]}
+    theirs = types.SimpleNamespace(config=config)
+    PPOTrainerSync._init_resource_pool_mgr(theirs)  # type: ignore[arg-type]
+    assert set(theirs.role_worker_mapping) == set(ours.workers)
+    assert theirs.mapping == ours.mapping
+    assert theirs.resource_pool_manager.resource_pool_spec == ours.pools
+    assert theirs.mapping[Role.RewardModel] == "global_pool"
+    classes, manager = ours.for_ray()
+    for role, worker in theirs.role_worker_mapping.items():
+        assert classes[role].__ray_actor_class__ is worker.__ray_actor_class__
+    assert manager.get_n_gpus() == 16
+
+
+def test_fsdp_divides_policy_reference_and_critic_alike(model: str) -> None:
+    """verl picks its engine by a name that it fills in when a section becomes an object."""
+    from verl.utils.config import omega_conf_to_dataclass
+
+    config = made(model, SPLITS["fsdp2"])
+    for part in (config.actor_rollout_ref.actor, config.critic):
+        settings = omega_conf_to_dataclass(part).engine
+        assert (settings.strategy, settings.ulysses_sequence_parallel_size) == ("fsdp2", 2)
+        assert settings.param_offload
+    reference = config.actor_rollout_ref.ref
+    assert (reference.strategy, reference.ulysses_sequence_parallel_size) == ("fsdp2", 2)
+
+
+def test_megatron_divides_policy_reference_and_critic_alike(model: str) -> None:
+    from verl.utils.config import omega_conf_to_dataclass
+
+    config = made(model, SPLITS["megatron"])
+    for part in (config.actor_rollout_ref.actor, config.critic):
+        settings = omega_conf_to_dataclass(part).engine
+        assert settings.strategy == "megatron"
+        assert (settings.tensor_model_parallel_size, settings.pipeline_model_parallel_size) == (4, 2)
+        assert settings.param_offload
+    reference = config.actor_rollout_ref.ref
+    split = reference.megatron
+    assert (reference.strategy, split.tensor_model_parallel_size, split.pipeline_model_parallel_size) == (
+        "megatron",
+        4,
+        2,
+    )
+
+
+def test_adapters_stand_in_the_keys_that_the_engine_reads(model: str) -> None:
+    own = ("model.use_lora=true", "model.lora.r=8", "model.lora.lora_alpha=24", "model.lora.target=attention")
+    flat = made(model, SPLITS["fsdp2"], *own).actor_rollout_ref.model
+    assert (flat.lora_rank, flat.lora_alpha, flat.lora.rank) == (8, 24, 0)
+    assert list(flat.target_modules) == ["q_proj", "k_proj", "v_proj", "o_proj"]
+    section = made(model, SPLITS["megatron"], *own).actor_rollout_ref.model
+    assert (section.lora_rank, section.lora.rank, section.lora.alpha) == (0, 8, 24)
+    assert list(section.lora.target_modules) == ["linear_qkv", "linear_proj"]
+    assert made(model, None, "model.use_lora=true").actor_rollout_ref.model.target_modules == "all-linear"
+    with pytest.raises(ConfigError, match="names q_proj; Megatron merges layers"):
+        made(model, SPLITS["megatron"], "model.use_lora=true", "model.lora.target=[q_proj]")
+
+
+WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
+    "three copies on 16 GPUs": (strategy_keys("megatron", tensor=3), (), r"3 x 1 GPUs .* not divide the 16 GPUs"),
+    "a sequence on three": (strategy_keys("fsdp2", context=3), (), r"1 x 3 GPUs .* not divide the 16 GPUs"),
+    "a server across nodes": (
+        {},
+        ("inference.backend=vllm", "model.tensor_parallel_size=12"),
+        r"server of 12 GPUs .* 2 nodes of 8",
+    ),
+    "an odd server": ({}, ("inference.backend=vllm", "model.tensor_parallel_size=3"), r"server of 3 GPUs"),
+    "no room for a sequence": ({}, ("training.micro_batch_tokens=2048",), r"holds no sequence of 5120 .* to 5120"),
+    "a short server": ({}, ("inference.max_context=4096",), r"max_model_len=4096 is less than the 5120 tokens"),
+    "a mini-batch of 8": ({}, ("training.minibatches=32",), r"ppo_mini_batch_size=1 x rollout.n=8 = 8 .* 16 copies"),
+    "adapters for FSDP": (
+        SPLITS["megatron"] | {"actor_rollout_ref.model.lora_rank": 16},
+        (),
+        r"rank 16 .* key that megatron does not read.*model.lora.rank",
+    ),
+    "adapters for Megatron": (
+        {"actor_rollout_ref.model.lora.rank": 16},
+        (),
+        r"rank 16 .* key that fsdp does not read.*model.lora_rank",
+    ),
+    "another engine": ({"actor_rollout_ref.actor.strategy": "veomni"}, (), r"actor.strategy='veomni' has no place"),
+    "a critic of another kind": ({"critic.strategy": "megatron"}, (), r"critic.strategy='megatron', but .* for fsdp"),
+    "an unknown server": ({"actor_rollout_ref.rollout.name": "vlm"}, (), r"rollout.name='vlm' is unknown.*vllm"),
+    "no GPU": ({"trainer.n_gpus_per_node": 0}, (), r"n_gpus_per_node=0 is no GPU"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_does_not_go_together_is_refused(model: str, case: str) -> None:
+    keys, own, message = WRONG[case]
+    with pytest.raises(ConfigError, match=message):
+        check_placement(made(model, keys, *own))
+
+
+def test_a_split_that_fsdp_does_not_know_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"fsdp2 does not split a model by tensor=2; use strategy megatron"):
+        strategy_keys("fsdp2", tensor=2)
+    with pytest.raises(ConfigError, match="'fsdp3' has no place here"):
+        strategy_keys("fsdp3")
+
+
+def test_a_reward_pool_of_its_own(model: str) -> None:
+    keys = {f"reward.reward_model.{k}": v for k, v in {"enable_resource_pool": True, "nnodes": 1}.items()}
+    ours = roles_of(made(model, keys | {"reward.reward_model.n_gpus_per_node": 4}))
+    assert ours.pools == {"global_pool": [8, 8], "reward_pool": [4]}
+    assert {str(role): pool for role, pool in ours.mapping.items()} == {
+        "actor_rollout": "global_pool",
+        "rm": "reward_pool",
+    }
