@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from uirl.errors import ConfigError
@@ -45,7 +43,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.export is not None:
         return _export(options.export)
     if options.api_key is not None:
-        return _again_without_key(options)
+        _again_without_key(options)
     if options.llm_base_url is not None:
         from uirl.integrations.verl.llm import LLM_BASE_URL
 
@@ -110,9 +108,9 @@ def _export(path: str) -> int:
     return 0
 
 
-def _again_without_key(options: argparse.Namespace) -> int:
-    """Runs the command once more, with the key in its environment and not among its arguments, which Ray and trackers
-    write down; its exit status."""
+def _again_without_key(options: argparse.Namespace) -> NoReturn:
+    """Never returns: the command starts anew in the place of this process, with the key in its environment and not
+    among its arguments, which Ray and trackers write down and `ps` shows."""
     from uirl.integrations.verl.llm import LLM_API_KEY
 
     command = [sys.executable, "-m", "uirl.cli.main", "verl", "--config", options.config]
@@ -120,7 +118,5 @@ def _again_without_key(options: argparse.Namespace) -> int:
         if getattr(options, name) is not None:
             command += [f"--{name}", getattr(options, name)]
     command += ["--dry_run"] * options.dry_run + options.overrides
-    with subprocess.Popen(command, env={**os.environ, LLM_API_KEY: options.api_key}) as process:
-        while True:
-            with contextlib.suppress(KeyboardInterrupt):  # it is interrupted as well, and ends in its own time
-                return process.wait()
+    sys.stdout.flush()
+    os.execve(sys.executable, command, {**os.environ, LLM_API_KEY: options.api_key})
