@@ -38,7 +38,7 @@ browser: setup
 
 # the algorithms against verl's own, and whole runs of it on Ray, in an environment of its own (2 GB, about 8 minutes)
 test-verl: .venv-verl/.ready
-	.venv-verl/bin/python -m pytest -q -m verl tests/algorithms tests/integrations/verl \
+	.venv-verl/bin/python -m pytest -q -m verl tests/algorithms tests/integrations \
 	  -p no:asyncio -o asyncio_mode= -o addopts= -o filterwarnings=
 
 .venv-verl/.ready: requirements-verl.txt pyproject.toml

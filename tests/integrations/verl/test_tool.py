@@ -1,4 +1,4 @@
-"""Our environments as tools of verl's own tool agent loop, with verl's real classes and a policy that says its lines."""
+"""Our environments as tools of verl's own tool agent loop: its real classes, and a policy that says its lines."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Reciter:
 
     async def generate(self, request_id: str, prompt_ids: list[int], **_: Any) -> TokenOutput:
         self.shown.append(self.tokenizer.decode(prompt_ids))
-        ids = self.tokenizer(self.lines.pop(0), add_special_tokens=False).input_ids + [self.tokenizer.eos_token_id]
+        ids = [*self.tokenizer(self.lines.pop(0), add_special_tokens=False).input_ids, self.tokenizer.eos_token_id]
         return TokenOutput(token_ids=ids, log_probs=[-0.1] * len(ids), stop_reason="completed")
 
 

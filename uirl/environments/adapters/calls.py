@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from uirl.environments.base import BaseEnvironment
@@ -18,7 +18,7 @@ from uirl.environments.tool_use.environment import ANSWER, ToolEnvironment
 from uirl.environments.ui_actions import ActionSpace
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
 from uirl.tools.definition import ToolDefinition
-from uirl.types import Action, Observation, Task, ToolCall
+from uirl.types import Action, Observation, StepResult, Task, ToolCall
 
 ACT = "act"
 """The function of an environment whose actions are plain text."""
@@ -111,6 +111,11 @@ class CalledEpisode:
         """Why the episode is no evidence; None: nothing broke."""
 
     @property
+    def env(self) -> BaseEnvironment:
+        """The instance that is played; before the first `reset` the one it is spawned from."""
+        return self._env if self._session is None else self._session.env
+
+    @property
     def reward(self) -> float | None:
         """The sum of the episode's rewards; None, never 0, where it failed."""
         return None if self.failure is not None else self.total
@@ -136,15 +141,23 @@ class CalledEpisode:
         there is no such function or argument. Raises `EnvironmentFailure` or `EpisodeTimeout` where the environment
         fails, and again at every call after that.
         """
+        result = await self._step(lambda: self._action(name, arguments))
+        return result.observation, result.reward
+
+    async def act(self, action: Action) -> StepResult:
+        """The environment's answer to an action as a policy's reply is parsed into one. Raises as `call` does."""
+        return await self._step(lambda: action)
+
+    async def _step(self, action: Callable[[], Action]) -> StepResult:
         async with self._busy:  # a model may write several calls at once: they are done one after the other
             if self.failure is not None:
                 raise self.failure
             if not self.running:
                 raise ValueError(OVER)
-            action = self._action(name, arguments)
+            taken = action()
             assert self._session is not None
             try:
-                result = await self._session.step(action)
+                result = await self._session.step(taken)
             except RolloutFailure as failure:
                 await self._broke(failure)
                 raise
@@ -152,7 +165,7 @@ class CalledEpisode:
             self.running = not result.done
             said = result.observation.info.get("success")
             self.success = self.success if said is None else bool(said)
-            return result.observation, result.reward
+            return result
 
     async def close(self) -> None:
         """Frees the environment. Calling it twice is fine, and so is another `reset` after it."""

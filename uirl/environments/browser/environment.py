@@ -191,6 +191,11 @@ class PageEnvironment(BaseEnvironment):
         seen = Observation(_lines(*said), (), info) if self._done else await self._look(page, said, info)
         return StepResult(seen, judgement.reward, terminated=self._done)
 
+    @property
+    def accessibility(self) -> str:
+        """The accessibility tree that came with the last picture; empty where `tree` is 0."""
+        return self._seen.text
+
     def get_state_description(self) -> str:
         return self._goal
 
@@ -249,7 +254,8 @@ class PageEnvironment(BaseEnvironment):
         """The same state with a word on what was wrong."""
         text = problem if self._done else _lines(problem, self._seen.text)
         images = () if self._done else self._seen.images
-        return StepResult(Observation(text, images, {"success": False}), terminated=self._done)
+        info = {"success": False, "mistake": problem}
+        return StepResult(Observation(text, images, info), terminated=self._done)
 
 
 def _lines(*parts: str) -> str:

@@ -1,0 +1,191 @@
+"""`BrowserGymEnvironment`: an environment with a screen behind BrowserGym's observations and action strings.
+
+For agents that were written against BrowserGym. Neither it nor Gymnasium is imported: the calls are those of a
+`gymnasium.Env`, so code that only calls them does not see the difference.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from uirl.environments.adapters.browsergym_actions import Unreadable, describe_actions, read_actions
+from uirl.environments.adapters.calls import CalledEpisode, environment_of
+from uirl.environments.base import BaseEnvironment
+from uirl.environments.table import environment_class
+from uirl.environments.ui_actions import ActionSpace
+from uirl.errors import ConfigError, ContractError
+from uirl.event_loop import EventLoopThread
+from uirl.images import screenshot
+from uirl.types import Action, Observation, StepResult, Task, ToolCall
+
+ACTIONS = (
+    "click",
+    "double_click",
+    "triple_click",
+    "right_click",
+    "move",
+    "drag",
+    "type",
+    "keys",
+    "scroll",
+    "wait",
+    "back",
+    "goto",
+    "answer",
+    "terminate",
+)
+"""What is offered, where the options do not say."""
+TREE = 4000
+"""Characters of the accessibility tree, where the options do not say."""
+
+
+class BrowserGymEnvironment:
+    """`reset(seed=...)` and `step("mouse_click(3, 4)")`, with observations as BrowserGym's dictionaries.
+
+    An observation holds `goal`, `goal_object`, `chat_messages`, `screenshot` (uint8 [H, W, 3]), `axtree_txt`,
+    `last_action`, `last_action_error` and `elapsed_time`. An action that cannot be read or carried out is told in
+    `last_action_error`. A failure of the environment is raised, typed; the next `reset` takes a fresh instance.
+    """
+
+    metadata: Mapping[str, Any] = {"render_modes": []}
+
+    def __init__(
+        self,
+        environment: str | BaseEnvironment,
+        options: Mapping[str, Any] | None = None,
+        *,
+        bids: bool = False,
+        step_timeout: float = 60.0,
+        reset_timeout: float = 120.0,
+    ) -> None:
+        """An environment that opens its page at the first reset.
+
+        Args:
+            environment: a name such as 'miniwob', 'package.module:Class', or an environment, used as it is.
+            options: of the named environment; `actions` and `tree` default to `ACTIONS` and `TREE`.
+            bids: numbers are drawn on what can be clicked, and `click('3')` and its like name them.
+            step_timeout, reset_timeout: seconds after which a call is given up.
+
+        Raises:
+            ConfigError: an option does not fit, or the environment has no screen to act on.
+        """
+        if isinstance(environment, str):
+            taken = inspect.signature(environment_class(environment)).parameters
+            defaults = {"actions": ACTIONS, "tree": TREE, "marks": bids}
+            options = {name: value for name, value in defaults.items() if name in taken} | dict(options or {})
+        env = environment_of(environment, options)
+        space = getattr(env, "space", None)
+        if not isinstance(space, ActionSpace):
+            raise ConfigError(
+                f"{type(env).__name__} has no `space` of user interface actions; expected one with a screen"
+            )
+        self.space = space
+        """The actions that are offered, in our words."""
+        self._episode = CalledEpisode(env, step_timeout=step_timeout, reset_timeout=reset_timeout)
+        self._loop: EventLoopThread | None = None
+        self._started = 0.0
+        self._goal = ""
+        self._picture: np.ndarray[Any, np.dtype[np.uint8]] | None = None
+        self._messages: list[dict[str, Any]] = []
+
+    @property
+    def unwrapped(self) -> BrowserGymEnvironment:
+        return self
+
+    def describe_actions(self) -> str:
+        """The functions an action string may call, one per line: for a prompt."""
+        return describe_actions()
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(The first observation, info). `options={"task": "miniwob/click-test"}` chooses a task.
+
+        Raises EnvironmentFailure or EpisodeTimeout.
+        """
+        named = (options or {}).get("task")
+        first = self._run(self._episode.reset(Task(id=named) if named else None, seed))
+        self._started = time.monotonic()
+        self._goal = self._episode.env.get_state_description()
+        self._messages = []
+        self._say("user", self._goal)
+        return self._observe(first, "", ""), {"task_info": dict(first.info)}
+
+    def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """(Observation, reward, terminated, truncated, info) after an action string.
+
+        A string of several calls is several actions: their rewards are summed, and what comes after a mistake or after
+        the end of the episode is not done. Raises EnvironmentFailure or EpisodeTimeout, and ContractError after the
+        end.
+        """
+        if not self._episode.running and self._episode.failure is None:
+            raise ContractError("step after the end of an episode; call reset first")
+        reward, results = 0.0, []
+        for wanted in self._actions(action):
+            results.append(self._run(self._episode.act(wanted)))
+            reward += results[-1].reward
+            if results[-1].done or _mistake(results[-1]):
+                break
+        if not results:  # noop(0): nothing was done, and nothing new is seen
+            return self._observe(Observation(), action, ""), 0.0, False, False, {"task_info": {}}
+        last = results[-1]
+        seen = self._observe(last.observation, action, _mistake(last))
+        return seen, reward, last.terminated, last.truncated, {"task_info": dict(last.observation.info)}
+
+    def close(self) -> None:
+        """Frees the page. Calling it twice is fine; so is another `reset`."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            try:
+                loop.run(self._episode.close())
+            finally:
+                loop.close()
+
+    def _actions(self, text: str) -> list[Action]:
+        try:
+            calls = [call for function in read_actions(text) for call in function]
+        except Unreadable as problem:
+            return [Action(text=text, parse_error=str(problem))]
+        return [Action(text=text, tool_calls=(self._offered(call),)) for call in calls]
+
+    def _offered(self, call: ToolCall) -> ToolCall:
+        """The call; a wait becomes another look where no waiting is offered."""
+        if call.name == "wait" and "wait" not in self.space.names and "screenshot" in self.space.names:
+            return ToolCall("screenshot")
+        if call.name == "answer":
+            self._say("assistant", str(call.arguments.get("text", "")))
+        return call
+
+    def _observe(self, seen: Observation, action: str, error: str) -> dict[str, Any]:
+        if seen.images:  # an episode that ended has no new picture: the last one stays
+            self._picture = np.asarray(screenshot(seen.images[-1]).open())
+        if self._picture is None:
+            raise ContractError(f"{type(self._episode.env).__name__} showed no picture; expected one with a screen")
+        return {
+            "goal": self._goal,
+            "goal_object": ({"type": "text", "text": self._goal},),
+            "chat_messages": tuple(dict(message) for message in self._messages),
+            "screenshot": self._picture,
+            "axtree_txt": str(getattr(self._episode.env, "accessibility", "")),
+            "last_action": action,
+            "last_action_error": error,
+            "elapsed_time": np.asarray([time.monotonic() - self._started]),
+        }
+
+    def _say(self, role: str, message: str) -> None:
+        self._messages.append({"role": role, "timestamp": time.time(), "message": message})
+
+    def _run(self, work: Any) -> Any:
+        if self._loop is None:
+            self._loop = EventLoopThread()
+        return self._loop.run(work)
+
+
+def _mistake(result: StepResult) -> str:
+    """What was wrong with an action, in words for the policy; empty: nothing."""
+    return str(result.observation.info.get("mistake", ""))
