@@ -107,7 +107,7 @@ class Double:
         self.heals = True
         """Asking for the health mends it, from the next question on."""
         self.spoil: dict[str, Any] = {}
-        """`png`: bytes in place of a picture; `score`: in place of the answer of /task/eval."""
+        """`png`: bytes in place of a picture; `score`: in place of the answer of /task/eval, or what gives one."""
         self.begun = self.ended = 0
 
     def sick(self) -> None:
@@ -280,7 +280,8 @@ def _task_routes(app: FastAPI, server: Double) -> None:
             raise Crash
         server.told.append(("/task/eval", request.task_name))
         if "score" in server.spoil:
-            return JSONResponse(server.spoil["score"])
+            said = server.spoil["score"]
+            return JSONResponse(said() if callable(said) else said)
         score, reason = problem.check(server.phone)
         return {"score": score, "reason": reason}
 
