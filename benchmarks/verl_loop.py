@@ -3,10 +3,14 @@
     VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=tests.integrations.verl.cpu python benchmarks/verl_loop.py
 
 Both run inside verl's own `AgentLoopWorker`, from the row to the output, and play the same conversations: a question,
-one call of a calculator, its result, an answer. Replies are fixed; the server can do nothing (what the loop itself
-costs) or let a model generate as many tokens as the reply has (what that is of an episode). Ours is also measured with
-its record: every episode goes to another process and on the disk before its output is handed on. Times are CPU seconds
-of this process, which other programs on the machine do not change; rounds alternate, and the figures are medians.
+one call of a calculator, its result, an answer. It is checked that both make the same tokens and the same mask. Replies
+are fixed; the server answers at once (what the loop itself costs), after a fixed time (what that is of an episode that
+waits), or after a model generated as many tokens as the reply has. Ours is also measured with its record: every episode
+goes to another process and on the disk before its output is handed on.
+
+Rounds go forth and back (verl, ours, recorded, recorded, ours, verl). A ratio is that of the sums within one round, and
+the figures are medians over rounds. CPU seconds are those of this process, which other programs on the machine change
+little; those of the process that keeps the record are given apart.
 """
 
 from __future__ import annotations
@@ -14,10 +18,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import copy
-import json
+import itertools
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +65,13 @@ class Asking(ToolEnvironment):
 
 
 class Server:
-    """Answers with the call, then with the answer; `engine`: after it generated as many tokens."""
+    """Answers with the call, then with the answer, after `latency` seconds; `engine`: after it generated as many
+    tokens."""
 
-    def __init__(self, tokenizer: Any, engine: CPUServer | None) -> None:
+    def __init__(self, tokenizer: Any, engine: CPUServer | None, latency: float) -> None:
         end = tokenizer.eos_token_id
         self._replies = [[*tokenizer(t, add_special_tokens=False)["input_ids"], end] for t in (CALL, ANSWER)]
-        self._engine = engine
+        self._engine, self._latency = engine, latency
         self._asked: dict[str, int] = {}
         self.prompts: list[int] = []
 
@@ -73,6 +79,8 @@ class Server:
         turn = self._asked[request_id] = self._asked.get(request_id, -1) + 1
         ids = self._replies[turn]
         self.prompts.append(len(request["prompt_ids"]))
+        if self._latency:
+            await asyncio.sleep(self._latency)
         if self._engine is not None:
             sampling = {**TEMPERATURE, "max_tokens": len(ids)}
             await self._engine.generate(request_id, request["prompt_ids"], sampling)
@@ -98,9 +106,13 @@ def row_for(agent: str, index: int) -> dict[str, Any]:
     }
 
 
+NUMBERS = itertools.count()
+"""Numbers of the episodes: a record takes each once."""
+
+
 async def play(worker: Worker, agent: str, episodes: int) -> list[Any]:
     trajectory = {"step": 1, "sample_index": 0, "rollout_n": 0, "validate": False}
-    rows = [row_for(agent, i) for i in range(episodes)]
+    rows = [row_for(agent, next(NUMBERS)) for _ in range(episodes)]
     return await asyncio.gather(
         *(worker._run_agent_loop(dict(TEMPERATURE), trajectory, trace=False, **row) for row in rows)
     )
@@ -122,29 +134,61 @@ def prepared(folder: Path) -> Any:
     return run.config
 
 
-async def measure(workers: dict[str, Worker], episodes: int, rounds: int, engine: bool) -> dict[str, float]:
-    """CPU milliseconds per episode of each kind of loop."""
-    spent: dict[str, list[float]] = {kind: [] for kind in workers}
+async def measure(
+    workers: dict[str, Worker], episodes: int, rounds: int, engine: bool, latency: float
+) -> list[dict[str, Cost]]:
+    """Per round, what an episode of each kind of loop costs: milliseconds of CPU and of the clock."""
+    found = []
     for number in range(rounds + 1):
-        for kind, worker in workers.items():
+        costs = {kind: Cost() for kind in workers}
+        for kind in [*workers, *reversed(workers)]:
+            worker = workers[kind]
             part = worker.config.actor_rollout_ref
-            server = Server(worker.tokenizer, CPUServer(part.rollout, part.model) if engine else None)
+            server = Server(worker.tokenizer, CPUServer(part.rollout, part.model) if engine else None, latency)
             worker.llm_client = server
-            clock = time.process_time()
+            cpu, clock = time.process_time(), time.perf_counter()
             outputs = await play(worker, "tool_agent" if kind == "verl" else "uirl", episodes)
-            elapsed = (time.process_time() - clock) / episodes * 1e3
+            costs[kind].cpu += (time.process_time() - cpu) / (2 * episodes) * 1e3
+            costs[kind].wall += (time.perf_counter() - clock) / (2 * episodes) * 1e3
             check(outputs, server)
-            if number:  # the first round warms up
-                spent[kind].append(elapsed)
-    return {kind: statistics.median(times) for kind, times in spent.items()}
+        if number:  # the first round warms up
+            found.append(costs)
+    return found
+
+
+@dataclass
+class Cost:
+    """Milliseconds of one episode."""
+
+    cpu: float = 0.0
+    wall: float = 0.0
+
+
+SEEN: list[tuple[list[int], list[int], list[int]]] = []
+"""Prompt, response and mask of the first episode: every other one has the same."""
 
 
 def check(outputs: list[Any], server: Server) -> None:
-    """The work was done: two replies per episode, the result of the tool between them."""
+    """The work was done, and it was the same: two replies per episode, the result of the tool between them."""
     assert len(server.prompts) == 2 * len(outputs)
     for output in outputs:
         replies = [run for run in "".join(map(str, output.response_mask)).split("0") if run]
         assert len(replies) == 2, output.response_mask
+        made = (list(output.prompt_ids), list(output.response_ids), list(output.response_mask))
+        SEEN.append(made) if not SEEN else None
+        for name, own, first in zip(("prompt", "response", "mask"), made, SEEN[0], strict=True):
+            assert own == first, f"the loops differ in {name}: {own} and {first}"
+
+
+def median_of(rounds: list[dict[str, Cost]], kind: str, what: str) -> tuple[float, float, float, float]:
+    """(milliseconds, ratio to verl's loop, smallest and largest ratio)."""
+    ratios = [getattr(costs[kind], what) / getattr(costs["verl"], what) for costs in rounds]
+    return (
+        statistics.median(getattr(costs[kind], what) for costs in rounds),
+        statistics.median(ratios),
+        min(ratios),
+        max(ratios),
+    )
 
 
 def workers_of(verl: Any, folder: Path) -> tuple[dict[str, Worker], Any]:
@@ -162,21 +206,39 @@ def workers_of(verl: Any, folder: Path) -> tuple[dict[str, Worker], Any]:
     return workers, office
 
 
+def _cpu_seconds(_: Any) -> float:
+    """CPU seconds of the process it runs in."""
+    return time.process_time()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--latency", type=float, default=0.2, help="seconds per reply of the server that waits")
     options = parser.parse_args()
     function_tool(calculator)
     ray.init(num_cpus=2, include_dashboard=False)
     with tempfile.TemporaryDirectory() as folder:
-        workers, _office = workers_of(prepared(Path(folder)), Path(folder))
-        report = {}
-        for name, engine in (("loop alone", False), ("with a tiny model", True)):
-            made = asyncio.run(measure(workers, options.episodes, options.rounds, engine))
-            report[name] = made
-            print(f"{name}: " + ", ".join(f"{k} {v:.2f} ms ({v / made['verl'] - 1:+.1%})" for k, v in made.items()))
-        print(json.dumps(report))
+        workers, office = workers_of(prepared(Path(folder)), Path(folder))
+        print(f"{options.episodes} episodes at once, {options.rounds} rounds\n")
+        print("| server | loop | CPU ms | CPU / verl's | ms | time / verl's |\n|---|---|---|---|---|---|", flush=True)
+        played, before = 0, ray.get(office.__ray_call__.remote(_cpu_seconds))
+        for name, engine, latency in (
+            ("answers at once", False, 0.0),
+            (f"answers after {options.latency:g} s", False, options.latency),
+            ("a tiny model", True, 0.0),
+        ):
+            made = asyncio.run(measure(workers, options.episodes, options.rounds, engine, latency))
+            played += 2 * options.episodes * (options.rounds + 1)
+            for kind in workers:
+                cells = [name, kind]
+                for what in ("cpu", "wall"):
+                    value, ratio, low, high = median_of(made, kind, what)
+                    cells += [f"{value:.2f}", f"{ratio:.3f} ({low:.3f}-{high:.3f})"]
+                print("| " + " | ".join(cells) + " |", flush=True)
+        kept = ray.get(office.__ray_call__.remote(_cpu_seconds)) - before
+        print(f"\nthe process that keeps the record: {kept / played * 1e3:.2f} ms of CPU per episode")
     ray.shutdown()
 
 
