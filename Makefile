@@ -36,14 +36,17 @@ $(READY): requirements.lock pyproject.toml
 browser: setup
 	sh scripts/install_browser.sh
 
-# the algorithms against verl's own, and whole runs of it on Ray, in an environment of its own (2 GB, about 8 minutes)
+# the algorithms against verl's own, whole runs of it on Ray, and TRL, in an environment of its own (2 GB)
+PLAIN := -p no:asyncio -o asyncio_mode= -o addopts= -o filterwarnings=
 test-verl: .venv-verl/.ready
-	.venv-verl/bin/python -m pytest -q -m verl tests/algorithms tests/integrations \
-	  -p no:asyncio -o asyncio_mode= -o addopts= -o filterwarnings=
+	.venv-verl/bin/python -m pytest -q -m verl tests/algorithms tests/integrations/verl $(PLAIN)
+	PYTHONPATH=.venv-verl/trl .venv-verl/bin/python -m pytest -q -m verl tests/integrations/test_trl.py $(PLAIN)
 
-.venv-verl/.ready: requirements-verl.txt pyproject.toml
+.venv-verl/.ready: requirements-verl.txt requirements-trl.txt pyproject.toml
 	$(PYTHON) -m venv .venv-verl
 	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-verl.txt
+	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	  --target .venv-verl/trl -r requirements-trl.txt
 	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 

@@ -97,12 +97,12 @@ def test_the_whole_config_is_shown_without_starting_anything(
 ) -> None:
     monkeypatch.setenv("UIRL_LLM_API_KEY", KEY)
     path = written(tmp_path)
-    said_in = ["verl", "--config", str(path), "--dry_run", "--llm_base_url", URL, "trainer.nnodes=3"]
+    said_in = ["verl", "--config", str(path), "--dry_run", "--llm_base_url", URL, "trainer.nnodes=2"]
     monkeypatch.setenv("UIRL_LLM_BASE_URL", "")
     assert main(said_in) == 0
     said = capsys.readouterr().out
     shown = yaml.safe_load(said)
-    assert shown["trainer"]["nnodes"] == 3
+    assert shown["trainer"]["nnodes"] == 2
     assert shown["data"]["custom_cls"]["name"] == "CustomEnvironmentDataset"
     assert shown["actor_rollout_ref"]["model"]["path"] == str(tmp_path / "run" / "model")
     assert KEY not in said

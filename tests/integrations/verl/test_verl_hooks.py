@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from uirl.errors import ConfigError
+from uirl.integrations.verl.running import refuse_trl
 
 pytestmark = pytest.mark.verl
 
@@ -142,3 +148,24 @@ def test_grpo_reads_one_score_per_episode_from_its_last_sequence() -> None:
     source = inspect.getsource(find("verl.trainer.ppo.v1.utils:compute_advantage_for_multi_trajectories"))
     assert "AdvantageEstimator.GRPO" in source
     assert 'rsplit("_", 2)' in source
+
+
+@pytest.mark.parametrize(
+    ("module", "fits"),
+    [("", False), ("class AutoModelForCausalLMWithValueHead: ...", True)],
+)
+def test_a_trl_that_verl_stumbles_over_is_refused(
+    module: str, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trl.py").write_text(module)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "trl", raising=False)
+    try:
+        with (
+            contextlib.nullcontext()
+            if fits
+            else pytest.raises(ConfigError, match="has no such class; pip uninstall trl")
+        ):
+            refuse_trl()
+    finally:
+        sys.modules.pop("trl", None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import time
 from contextlib import suppress
@@ -13,6 +15,7 @@ from omegaconf import OmegaConf
 from verl.trainer.main_ppo import run_ppo
 from verl.utils.import_utils import load_class_from_fqn
 
+from uirl.errors import ConfigError
 from uirl.integrations.verl.dataset import Given, give
 from uirl.integrations.verl.llm import llm_variables
 from uirl.integrations.verl.office import open_office, pack, unpack
@@ -21,6 +24,7 @@ from uirl.integrations.verl.settings import Settings
 
 def run(config: Any, environment: Any, reward_fn: Any, tasks: Any, curriculum: Any) -> None:
     """Nothing, once verl's trainer has come to its end. Raises what broke it."""
+    refuse_trl()
     objects = None if environment is None and reward_fn is None else pack(environment, reward_fn)
     given = pack(Given(environment, tasks, curriculum), None)
     runner = _Bound(objects, given)
@@ -32,6 +36,22 @@ def run(config: Any, environment: Any, reward_fn: Any, tasks: Any, curriculum: A
     finally:
         runner.end()
         before.restore()
+
+
+def refuse_trl() -> None:
+    """Raises ConfigError where a TRL is installed that verl's workers stumble over: they import a class of TRL's
+    wherever they find TRL, and TRL 1 has it no more."""
+    if importlib.util.find_spec("trl") is None:
+        return
+    name = "AutoModelForCausalLMWithValueHead"
+    for module in ("trl.experimental.ppo", "trl"):
+        with suppress(ImportError):
+            if hasattr(importlib.import_module(module), name):
+                return
+    raise ConfigError(
+        f"verl imports {name} from TRL, and the TRL installed here has no such class; pip uninstall trl, or give verl "
+        "an environment of its own"
+    )
 
 
 class _Bound:
