@@ -158,7 +158,8 @@ def run_processes(party: str, pages: list[str], browser: str, sessions: int, sec
     for number in range(sessions):
         ours, theirs = context.Pipe()
         page = pages[number % len(pages)]
-        process = context.Process(target=run_alone, args=(party, page, browser, number, seconds, theirs))
+        given = (party, page, browser, number, seconds, theirs)
+        process = context.Process(target=run_alone, args=given, daemon=True)  # ends with this one, however it ends
         process.start()
         theirs.close()
         pipes.append(ours)
