@@ -569,3 +569,22 @@ def test_without_the_pages_the_error_names_the_extra(monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigError, match=r"pip install 'uirl\[browser\]'"):
         MiniWobEnvironment()
     page_names.cache_clear()
+
+
+async def test_the_controls_see_nothing_or_are_told_nothing() -> None:
+    env = MiniWobEnvironment(task="click-color", crop="area", image_size=56)
+    first = await env.reset(seed=4)
+    blank, untold = env.controls().values()
+    assert isinstance(blank, MiniWobEnvironment) and isinstance(untold, MiniWobEnvironment)
+    told = [first, await blank.reset(seed=4), await untold.reset(seed=4)]
+    seen = [screenshot(one.images[0]).open().convert("RGB") for one in told]
+    assert blank.get_state_description() == first.text == untold.get_state_description()
+    assert len(seen[0].getcolors()) > 4
+    assert seen[1].getcolors() == [(56 * 56, (255, 255, 255))]
+    assert seen[2].tobytes() == seen[0].tobytes()
+    assert [one.text for one in told] == [first.text, first.text, ""]
+    for control in (blank, untold):
+        action = control.expert_action()
+        assert action is not None
+        assert (await control.step(action)).reward == 1.0, "what is solved is the same page"
+        await control.close()

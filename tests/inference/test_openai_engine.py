@@ -376,6 +376,15 @@ def test_the_text_of_a_message(message: dict[str, Any], text: str) -> None:
     assert reply_text(message) == text
 
 
+def test_calls_in_a_text_that_nothing_answers_stay_text() -> None:
+    act = '<thinking>tap</thinking>\n<tool_call>\n{"name": "mobile_use", "arguments": {"action": "wait"}}\n</tool_call>'
+    seen = [Message("user", "go"), Message("assistant", act), Message("user", "a picture")]
+    assert wire_messages(seen)[1] == {"role": "assistant", "content": act}
+    answered = wire_messages([*seen[:2], Message("tool", "done"), seen[2]])
+    assert [call["function"]["name"] for call in answered[1]["tool_calls"]] == ["mobile_use"]
+    assert answered[2]["role"] == "tool"
+
+
 @pytest.mark.parametrize("message", [None, "text", {"tool_calls": [{"id": "x"}]}, {"tool_calls": ["add"]}])
 def test_a_misshapen_message_is_a_failure(message: Any) -> None:
     with pytest.raises(EngineFailure, match=r"no function with a name|holds no message"):

@@ -13,6 +13,7 @@ import base64
 import json
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from uirl.errors import EngineFailure
@@ -34,6 +35,10 @@ def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     for number, message in enumerate(messages):
         if message.role == "assistant":
             said = _assistant(message, number)
+            if not message.tool_calls and _results_after(messages, number) < len(said.get("tool_calls", ())):
+                # servers refuse calls that nobody answered: these stay the text they were, as formats such as MAI-UI's
+                # want it
+                said = {"role": "assistant", "content": message.text}
             waiting = [call["id"] for call in said.get("tool_calls", ())]
             out.append(said)
         elif message.role == "tool" and waiting:
@@ -45,6 +50,11 @@ def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         else:
             out.append({"role": message.role, "content": _content(message)})
     return out
+
+
+def _results_after(messages: Sequence[Message], number: int) -> int:
+    """How many tool results follow a message at once."""
+    return sum(1 for _ in takewhile(lambda message: message.role == "tool", messages[number + 1 :]))
 
 
 def reply_text(message: Any) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
+from PIL import Image
+
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.browser.accessibility import tree_text
 from uirl.environments.browser.acting import perform
@@ -130,6 +132,7 @@ class PageEnvironment(BaseEnvironment):
         self._goal = ""
         self._marked: list[Mark] = []
         self._seen = Observation()
+        self._hidden: Literal["", "picture", "goal"] = ""
 
     @abstractmethod
     async def begin(self, page: Page, task: Task | None, seed: int) -> str:
@@ -163,7 +166,8 @@ class PageEnvironment(BaseEnvironment):
         await page.move(0, 0)  # where the last episode left the pointer must not show
         page.take_notices()
         judgement = await self.judge(page, None)
-        return await self._look(page, [self._goal], {"seed": seed, "success": False, **judgement.info})
+        goal = "" if self._hidden == "goal" else self._goal
+        return await self._look(page, [goal], {"seed": seed, "success": False, **judgement.info})
 
     async def step(self, action: Action) -> StepResult:
         """Carries the action out, and gives the new picture; no picture where the episode ended."""
@@ -210,6 +214,12 @@ class PageEnvironment(BaseEnvironment):
         finally:
             self._page = page
 
+    def controls(self) -> dict[str, BaseEnvironment | Action | str]:
+        """The same pages behind a white picture, and without the goal in words (the page itself may show it)."""
+        blank, untold = self.spawn(), self.spawn()
+        blank._hidden, untold._hidden = "picture", "goal"
+        return {"blank_image": blank, "no_instruction": untold}
+
     async def close(self) -> None:  # type: ignore[override]
         """Frees the page and its browser context; the browser itself stays for the others."""
         page, self._page = self._page, None
@@ -246,6 +256,8 @@ class PageEnvironment(BaseEnvironment):
             self._marked = [mark for mark in found if self._frame.in_picture(mark.x, mark.y)]
             boxes = [self._frame.box(mark.left, mark.top, mark.right, mark.bottom) for mark in self._marked]
             picture = draw_marks(picture, boxes)
+        if self._hidden == "picture":
+            picture = Image.new("RGB", self.picture_size, "white")
         tree = tree_text(await page.accessibility_nodes(), self._tree) if self._tree else ""
         self._seen = Observation(tree, (picture,), dict(info))
         return Observation(_lines(*words, tree), (picture,), dict(info))
