@@ -575,7 +575,8 @@ async def test_the_controls_see_nothing_or_are_told_nothing() -> None:
     env = MiniWobEnvironment(task="click-color", crop="area", image_size=56)
     first = await env.reset(seed=4)
     blank, untold = env.controls().values()
-    assert isinstance(blank, MiniWobEnvironment) and isinstance(untold, MiniWobEnvironment)
+    assert isinstance(blank, MiniWobEnvironment)
+    assert isinstance(untold, MiniWobEnvironment)
     told = [first, await blank.reset(seed=4), await untold.reset(seed=4)]
     seen = [screenshot(one.images[0]).open().convert("RGB") for one in told]
     assert blank.get_state_description() == first.text == untold.get_state_description()
