@@ -42,9 +42,13 @@ def episodes(run: Path, step: int | None = None) -> list[Trajectory]:
 def digits(run: Path, step: int) -> list[Any]:
     """Everything of a step that must not depend on whether the run was stopped."""
     return [
-        (t.id, t.task.id, t.seed, t.rewards, [(u.context_ids, u.response_ids, u.rollout_log_probs) for u in t.turns])
+        (t.id, t.task.id, t.seed, t.rewards, [(u.context_ids, u.response_ids) for u in t.turns])
         for t in episodes(run, step)
     ]
+
+
+def log_probs(run: Path, step: int) -> list[float]:
+    return [p for t in episodes(run, step) for turn in t.turns for p in turn.rollout_log_probs]
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +145,7 @@ def test_the_curriculum_heard_of_every_episode_before_the_checkpoint(long_run: P
     assert told == played
 
 
-def test_a_run_continues_at_the_end_of_an_epoch_with_the_same_digits(long_run: Path, tmp_path: Path) -> None:
+def test_a_run_continues_at_the_end_of_an_epoch_with_the_same_episodes(long_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(long_run, run)
     shutil.rmtree(run / "checkpoints" / "global_step_4")
@@ -152,10 +156,12 @@ def test_a_run_continues_at_the_end_of_an_epoch_with_the_same_digits(long_run: P
     trainer(store, TwoLooks(), curriculum=Ladder()).fit()
     for step in (1, 2, 3, 4):
         assert digits(run, step) == digits(long_run, step)
+        assert log_probs(run, step) == pytest.approx(log_probs(long_run, step), abs=1e-5)
     rows, expected = (read_metrics(path / "metrics.jsonl") for path in (run, long_run))
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    for name in ("reward", "entropy", "grad_norm", "log_prob_gap_max"):
-        assert [row[name] for row in rows] == [row[name] for row in expected]
+    # verl adds gradients up in the order in which episodes ended, so the last digits of a float are its own
+    for name in ("reward", "entropy", "grad_norm"):
+        assert [row[name] for row in rows] == pytest.approx([row[name] for row in expected], rel=1e-5)
     assert rows[-1]["episodes_total"] == 64
 
 
@@ -179,10 +185,11 @@ def test_ppo_with_a_critic_continues_a_local_checkpoint(tmp_path: Path) -> None:
     run = tmp_path / "run"
     first = episodes(run, 1)[0].turns[0]
     (sample,) = samples_of(Trajectory(turns=[first]))
+    learner.policy.loaded.banned_ids = ()  # verl's actor knows of no ban
     scores = learner.policy.log_probs_and_values(collate(learner.policy.loaded, [sample], ImageStore()), 1.0)
     assert scores.log_probs is not None
     at = sample.response_mask.index(True)
-    assert float(scores.log_probs[0, at]) == pytest.approx(sample.rollout_log_probs[at], abs=0.05)
+    assert float(scores.log_probs[0, at]) == pytest.approx(sample.rollout_log_probs[at], abs=1e-4)
     with TrajectoryStore(run / "trajectories.sqlite", read_only=True) as stored:
         held_out = [stored.get(summary.id) for summary in stored.list(split="eval")]
     assert len(held_out) == 4
