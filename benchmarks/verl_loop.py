@@ -46,12 +46,14 @@ TEMPERATURE = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalt
 
 
 def calculator(expression: str) -> str:
-    """Evaluates an arithmetic expression.
-
-    Args:
-        expression: For example (2 + 3) * 4.
-    """
     return str(CalculatorTool().execute(expression))
+
+
+def described() -> Any:
+    """verl's tool, which is described by its docstring, in the words of ours: they stand in the prompt."""
+    about = CalculatorTool.execute.__doc__.partition("Args:")[2]
+    calculator.__doc__ = f"{CalculatorTool.description}\n\n        Args:{about}"
+    return function_tool(calculator)
 
 
 class Asking(ToolEnvironment):
@@ -191,19 +193,30 @@ def median_of(rounds: list[dict[str, Cost]], kind: str, what: str) -> tuple[floa
     )
 
 
-def workers_of(verl: Any, folder: Path) -> tuple[dict[str, Worker], Any]:
-    """verl's worker for each kind of loop; the one with a record has an office."""
-    name, office = open_office(Settings.read(verl.data).config, None, folder / "record")
-    ray.get(office.begin.remote(None))
-    recorded = copy.deepcopy(verl)
-    recorded.data.uirl.office = name
-    workers = {
-        "verl": Worker(verl, None),
-        "ours": Worker(copy.deepcopy(verl), None),
-        "recorded": Worker(recorded, None),
-    }
+def workers_of(verl: Any) -> dict[str, Worker]:
+    """verl's worker for verl's loop and for ours."""
+    workers = {"verl": Worker(verl, None), "ours": Worker(copy.deepcopy(verl), None)}
     workers["verl"].tools = [FUNCTION_TOOL_REGISTRY["calculator"]]
-    return workers, office
+    return workers
+
+
+def recorded(verl: Any, folder: Path) -> tuple[Worker, Any]:
+    """A worker for our loop with an office that writes to `folder`, and the office, which ends with its handle."""
+    name, office = open_office(Settings.read(verl.data).config, None, folder)
+    ray.get(office.begin.remote(None))
+    made = copy.deepcopy(verl)
+    made.data.uirl.office = name
+    return Worker(made, None), office
+
+
+def report(name: str, rounds: list[dict[str, Cost]]) -> None:
+    """Prints the lines of one server's table."""
+    for kind in rounds[0]:
+        cells = [name, kind]
+        for what in ("cpu", "wall"):
+            value, ratio, low, high = median_of(rounds, kind, what)
+            cells += [f"{value:.2f}", f"{ratio:.3f} ({low:.3f}-{high:.3f})"]
+        print("| " + " | ".join(cells) + " |", flush=True)
 
 
 def _cpu_seconds(_: Any) -> float:
@@ -216,30 +229,27 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--latency", type=float, default=0.2, help="seconds per reply of the server that waits")
+    parser.add_argument("--no_record", action="store_true", help="without the loop that keeps a record, and Ray")
     options = parser.parse_args()
-    function_tool(calculator)
-    ray.init(num_cpus=2, include_dashboard=False)
+    described()
+    servers = [("at once", False, 0.0), (f"after {options.latency:g} s", False, options.latency)]
     with tempfile.TemporaryDirectory() as folder:
-        workers, office = workers_of(prepared(Path(folder)), Path(folder))
+        verl = prepared(Path(folder))
+        workers, office = workers_of(verl), None
+        if not options.no_record:
+            ray.init(num_cpus=2, include_dashboard=False)
+            workers["recorded"], office = recorded(verl, Path(folder) / "record")
         print(f"{options.episodes} episodes at once, {options.rounds} rounds\n")
-        print("| server | loop | CPU ms | CPU / verl's | ms | time / verl's |\n|---|---|---|---|---|---|", flush=True)
-        played, before = 0, ray.get(office.__ray_call__.remote(_cpu_seconds))
-        for name, engine, latency in (
-            ("answers at once", False, 0.0),
-            (f"answers after {options.latency:g} s", False, options.latency),
-            ("a tiny model", True, 0.0),
-        ):
-            made = asyncio.run(measure(workers, options.episodes, options.rounds, engine, latency))
-            played += 2 * options.episodes * (options.rounds + 1)
-            for kind in workers:
-                cells = [name, kind]
-                for what in ("cpu", "wall"):
-                    value, ratio, low, high = median_of(made, kind, what)
-                    cells += [f"{value:.2f}", f"{ratio:.3f} ({low:.3f}-{high:.3f})"]
-                print("| " + " | ".join(cells) + " |", flush=True)
-        kept = ray.get(office.__ray_call__.remote(_cpu_seconds)) - before
-        print(f"\nthe process that keeps the record: {kept / played * 1e3:.2f} ms of CPU per episode")
-    ray.shutdown()
+        print("| server answers | loop | CPU ms | CPU / verl's | ms | time / verl's |\n|---|---|---|---|---|---|")
+        for name, engine, latency in [*servers, ("with a tiny model", True, 0.0)]:
+            report(name, asyncio.run(measure(workers, options.episodes, options.rounds, engine, latency)))
+        if office is not None:
+            kept = ray.get(office.__ray_call__.remote(_cpu_seconds))
+            played = 6 * options.episodes * (options.rounds + 1)
+            print(
+                f"\nthe process that keeps the record: {kept / played * 1e3:.2f} ms of CPU per episode, start included"
+            )
+            ray.shutdown()
 
 
 if __name__ == "__main__":

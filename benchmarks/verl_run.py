@@ -72,8 +72,8 @@ def train_under_verl(config: ConfigStore) -> float:
         "data.max_prompt_length": 32,
         "data.max_response_length": 64,
         "trainer.val_before_train": True,
-        f"{actor}.actor.ppo_micro_batch_size_per_gpu": 256,
-        f"{actor}.rollout.log_prob_micro_batch_size_per_gpu": 256,
+        f"{actor}.actor.ppo_micro_batch_size_per_gpu": config.training.batch_size // config.training.minibatches,
+        f"{actor}.rollout.log_prob_micro_batch_size_per_gpu": config.training.batch_size,
         "transfer_queue.backend.SimpleStorage.total_storage_size": 4000,
     }
     started = time.perf_counter()
