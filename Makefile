@@ -36,7 +36,7 @@ $(READY): requirements.lock pyproject.toml
 browser: setup
 	sh scripts/install_browser.sh
 
-# the algorithms against verl's own, whole runs of it on Ray, and TRL, in an environment of its own (2 GB)
+# the algorithms against verl's own, whole runs of it on Ray, and TRL, in an environment of its own (2 GB, 7 minutes)
 PLAIN := -p no:asyncio -o asyncio_mode= -o addopts= -o filterwarnings=
 test-verl: .venv-verl/.ready
 	.venv-verl/bin/python -m pytest -q -m verl tests/algorithms tests/integrations/verl $(PLAIN)
