@@ -19,6 +19,7 @@ from tests.integrations.verl.worlds import BROKEN, share_of_good
 from uirl.errors import AlignmentError, ConfigError
 from uirl.images import ImageStore
 from uirl.integrations.verl.agent_loop import EnvironmentAgentLoop, EpisodeFailed
+from uirl.integrations.verl.config import put
 from uirl.integrations.verl.dataset import CustomEnvironmentDataset
 from uirl.integrations.verl.outputs import outputs_of
 from uirl.integrations.verl.running import create_agent_loop_manager
@@ -287,7 +288,7 @@ class Manager:
 
 def test_the_config_names_the_manager_of_the_loops(seeing: tuple[Any, Client]) -> None:
     config = copy.deepcopy(seeing[0])
-    config.actor_rollout_ref.rollout.agent.agent_loop_manager_class = f"{__name__}.Manager"
+    put(config, "actor_rollout_ref.rollout.agent.agent_loop_manager_class", f"{__name__}.Manager")
     running = SimpleNamespace(
         get_llm_client=lambda: "client", get_teacher_client=lambda: None, get_reward_handles=lambda: ["worker"]
     )

@@ -230,6 +230,11 @@ FIXED = {
 """What a run of ours needs of verl, whatever the config says. The dataset moves with the curriculum, so it is read in
 order and in the trainer's own process."""
 
+FREE = ("override_config", "engine_kwargs", "ray_init", "mixed_precision")
+"""Sections in which anything goes: verl hands them on as they are."""
+UNLISTED = (f"{ROLLOUT}.agent.agent_loop_manager_class",)
+"""Keys that verl reads although its schema does not hold them."""
+
 OTHER_NAMES = {
     "algorithm.clip_eps_low": f"{ACTOR}.clip_ratio_low",
     "algorithm.clip_eps_high": f"{ACTOR}.clip_ratio_high",
@@ -293,12 +298,13 @@ def compose(name: str = "ppo_trainer") -> Any:
 def put(config: Any, key: str, value: Any) -> None:
     """Sets one of verl's keys. Raises ConfigError, with the nearest one, for a key verl does not have.
 
-    Below `override_config`, `engine_kwargs` and `ray_init` anything goes: verl hands these on as they are.
+    Below `FREE` sections anything goes.
     """
     from omegaconf import OmegaConf, open_dict
 
     key = OTHER_NAMES.get(key, key)
-    if any(f".{free}." in f".{key}." for free in ("override_config", "engine_kwargs", "ray_init", "mixed_precision")):
+    free = any(f".{section}." in f".{key}." for section in FREE)
+    if free or key in UNLISTED:
         with open_dict(config):
             OmegaConf.update(config, key, value, force_add=True)
         return
