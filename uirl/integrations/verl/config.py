@@ -298,7 +298,7 @@ def compose(name: str = "ppo_trainer") -> Any:
 def put(config: Any, key: str, value: Any) -> None:
     """Sets one of verl's keys. Raises ConfigError, with the nearest one, for a key verl does not have.
 
-    Below `FREE` sections anything goes.
+    In the sections `FREE` anything goes.
     """
     from omegaconf import OmegaConf, open_dict
 
