@@ -140,6 +140,14 @@ def test_adapters_stand_in_the_keys_that_the_engine_reads(model: str) -> None:
         made(model, SPLITS["megatron"], "model.use_lora=true", "model.lora.target=[q_proj]")
 
 
+def test_the_warm_up_takes_as_many_steps_of_the_optimiser(model: str) -> None:
+    """verl moves its schedule once per update, however many mini-batches that has."""
+    # 10 steps in 2 mini-batches x 2 epochs = 2.5 updates
+    config = made(model, None, "training.warmup_steps=10", "training.update_epochs=2")
+    assert config.actor_rollout_ref.actor.optim.lr_warmup_steps == 3
+    assert made(model, None, "training.warmup_steps=0").critic.optim.lr_warmup_steps == 0
+
+
 WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     "three copies on 16 GPUs": (strategy_keys("megatron", tensor=3), (), r"3 x 1 GPUs .* not divide the 16 GPUs"),
     "a sequence on three": (strategy_keys("fsdp2", context=3), (), r"1 x 3 GPUs .* not divide the 16 GPUs"),

@@ -6,6 +6,7 @@ setting that does nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,11 @@ MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
     "training.learning_rate": ([f"{ACTOR}.optim.lr"], same),
     "training.betas": ([f"{ACTOR}.optim.betas", "critic.optim.betas"], lambda value, config: list(value)),
     "training.weight_decay": ([f"{ACTOR}.optim.weight_decay", "critic.optim.weight_decay"], same),
-    "training.warmup_steps": ([f"{ACTOR}.optim.lr_warmup_steps", "critic.optim.lr_warmup_steps"], same),
+    "training.warmup_steps": (
+        [f"{ACTOR}.optim.lr_warmup_steps", "critic.optim.lr_warmup_steps"],
+        # ours counts steps of the optimiser, verl's schedule moves once per update
+        lambda value, config: math.ceil(value / (config.training.minibatches * config.training.update_epochs)),
+    ),
     "training.max_grad_norm": (
         [f"{ACTOR}.optim.clip_grad", "critic.optim.clip_grad"],
         lambda value, config: 1e9 if value is None else value,
