@@ -38,7 +38,7 @@ class TinyConfig(Section):
     """Standard deviation of the random weights. HuggingFace's 0.02 hardly learns at these sizes."""
     vocab_size: Annotated[int, Field(ge=300)] = 512
     """Largest number of entries of the tokenizer, which is trained on the spot (256 bytes, special tokens, merges)."""
-    words: list[str] = []
+    words: list[str] = Field(default_factory=list)
     """Words of the task that shall be one token each, as far as `vocab_size` has room: a model of two layers hardly
     learns a word that it has to spell."""
     init_seed: int | None = None
