@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from uirl.config import ConfigStore
-from uirl.environments import BaseEnvironment, create_environment
+from uirl.environments import BaseEnvironment, EnvironmentSession, create_environment
 from uirl.errors import ConfigError
+from uirl.event_loop import EventLoopThread
 from uirl.files import write_atomically
 from uirl.integrations.verl.config import create_verl_config, put
 from uirl.integrations.verl.roles import check_placement
@@ -77,7 +78,7 @@ class CustomRayPPOTrainer:
         world = environment or create_environment(settings.name, settings.options_for("train"), settings)
         self._tasks = None if dataset is None else tuple(tasks_of(world, dataset))
         if environment is None:
-            world.close()  # it was made to see that it can be made
+            _close(world)  # it was made to see that it can be made
         if tokenizer is not None:
             _use_template(self.config, tokenizer)
 
@@ -121,6 +122,14 @@ def create_trainer(
 ) -> CustomRayPPOTrainer:
     """A trainer that is ready to `fit()`; `options` are those of `CustomRayPPOTrainer`."""
     return CustomRayPPOTrainer(config, environment, tokenizer, **options)
+
+
+def _close(environment: BaseEnvironment) -> None:
+    loop = EventLoopThread()
+    try:
+        loop.run(EnvironmentSession(environment).close())
+    finally:
+        loop.close()
 
 
 def _store_of(config: Any) -> ConfigStore:
