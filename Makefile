@@ -12,8 +12,9 @@ export TOKENIZERS_PARALLELISM := false
 train: setup browser
 	$(BIN)/uirl train configs/screen.yaml
 
+# two at a time: half of what they do is waiting, for browsers, servers and time limits
 test: setup browser check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: setup
 	$(BIN)/ruff format --check .

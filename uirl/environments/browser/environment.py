@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
-from PIL import Image
-
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.browser.accessibility import tree_text
 from uirl.environments.browser.acting import perform
@@ -257,6 +255,8 @@ class PageEnvironment(BaseEnvironment):
             boxes = [self._frame.box(mark.left, mark.top, mark.right, mark.bottom) for mark in self._marked]
             picture = draw_marks(picture, boxes)
         if self._hidden == "picture":
+            from PIL import Image
+
             picture = Image.new("RGB", self.picture_size, "white")
         tree = tree_text(await page.accessibility_nodes(), self._tree) if self._tree else ""
         self._seen = Observation(tree, (picture,), dict(info))
