@@ -98,6 +98,27 @@ async def test_limits_end_an_episode_and_say_which(lm) -> None:
     assert (record.stop_reason, len(record)) == ("wall_time", 1)
 
 
+async def test_an_episode_that_is_cut_before_its_score_is_a_failure_and_not_a_zero(lm) -> None:
+    class Late(Countdown):
+        scored_at_end = True
+
+    for limits, reason in (
+        (EpisodeLimits(max_turns=2), "max_turns"),
+        (EpisodeLimits(max_turns=9, max_tokens=50), "token_budget"),
+        (EpisodeLimits(max_turns=9, max_seconds=0.0), "wall_time"),
+    ):
+        (record, _) = await collector(lm, Late(length=9), limits=limits).collect(
+            specs(1), play_with(scripted(lm, "yes"))
+        )
+        assert record.failure.kind == "timeout"
+        assert f"({reason})" in record.failure.message
+    (whole,) = await collector(lm, Late(length=2)).collect(specs(1), play_with(scripted(lm, "yes")))
+    assert (whole.failure, whole.stop_reason) == (None, "terminated")
+    judged = collector(lm, Late(length=9), limits=EpisodeLimits(max_turns=2), reward_fn=lambda record: 0.5)
+    (record,) = await judged.collect(specs(1), play_with(scripted(lm, "yes")))
+    assert (record.failure, record.total_reward()) == (None, 0.5)
+
+
 async def test_a_failure_is_on_the_record_and_is_repeated(lm) -> None:
     runner = collector(lm, Fragile(bad={2}), retries=2)
     played = await runner.collect(specs(4), play_with(scripted(lm, "yes")))

@@ -34,6 +34,9 @@ class BaseEnvironment(ABC):
     does not ask it to succeed."""
     max_turns: int | None = None
     """Turns after which an episode of this environment is over; None: the run's limit alone."""
+    scored_at_end: bool = False
+    """True: what an episode was worth is known only where the environment ends it. One that the run cuts before (turns,
+    tokens, time) is then a failure: it has no score, which is not a score of 0."""
 
     _done: bool = False
     """For a subclass to set; cleared before each reset."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.session import EnvironmentSession
-from uirl.errors import ContractError, EnvironmentFailure, JudgeFailure, RolloutFailure
+from uirl.errors import ContractError, EnvironmentFailure, EpisodeTimeout, JudgeFailure, RolloutFailure
 from uirl.images import ImageStore
 from uirl.inference.chat import ChatRenderer
 from uirl.inference.contract import GenerationRequest, InferenceEngine, SamplingParams
@@ -152,6 +152,8 @@ async def run_episode(
             observation = await play_turn(episode, talk, player, chat)
         if reward_fn is not None:
             apply_reward(episode.record, reward_fn, session.env)
+        elif session.env.scored_at_end:
+            episode.require_score()
     except RolloutFailure as error:
         episode.fail(error)
     finally:
@@ -226,6 +228,16 @@ class Episode:
         if self.record.stop_reason is None:
             self.record.stop_reason = self._limit_reached()
         return self.see(result.observation)
+
+    def require_score(self) -> None:
+        """Nothing, where the environment ended the episode. Raises EpisodeTimeout where a limit of the run did."""
+        reason = self.record.stop_reason
+        if reason not in ("terminated", "truncated"):
+            raise EpisodeTimeout(
+                f"the run cut the episode after {len(self.record.turns)} turns ({reason}) and its score was never "
+                f"known; keep the environment's own limit (max_turns={self.session.env.max_turns}) below the run's: "
+                "inference.max_turns, rollout.max_tokens, rollout.max_seconds"
+            )
 
     def fail(self, error: RolloutFailure) -> None:
         """Records that the episode is no evidence."""

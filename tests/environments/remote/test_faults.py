@@ -96,6 +96,17 @@ def faulty_native(**settings: Any) -> Iterator[tuple[str, Faulty]]:
     assert not app.state.sessions.active
 
 
+def test_an_episode_that_the_run_cuts_before_its_score_is_none(
+    lm: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Clicking` never ends: the run's limit does."""
+    with faulty_native() as (url, _):
+        assert [t.failure for t in play(lm, native(url))] == [None] * 3
+    monkeypatch.setattr(Clicking, "scored_at_end", True)
+    with faulty_native() as (url, _):
+        expect_failures(play(lm, native(url)), "timeout", "its score was never known")
+
+
 # -- the server is killed ---------------------------------------------------------------------------------------------
 
 

@@ -71,6 +71,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
     """
 
     action_format = "mai_ui"
+    scored_at_end = True
     _episode: _Episode | None = None
 
     def __init__(
@@ -114,7 +115,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
             mcp: servers of tools by the name that tasks know them under, see `ToolServers`. A task that needs one
                 which is not here is left out.
             ask_user: the action `ask_user` is offered; False leaves out the tasks that need it.
-            max_turns: actions per episode; None: the run's limit alone, and then no score for an episode it cuts.
+            max_turns: actions per episode; None: the run's limit alone, and an episode it cuts is a failure.
             image_size: width and height of the pictures that the policy sees; None: those of the screen.
             step_wait_time: seconds between an action and the screenshot after it.
             patience: seconds that a reset waits for a free phone.

@@ -103,6 +103,10 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         return limit
 
     @property
+    def scored_at_end(self) -> bool:  # type: ignore[override]
+        return bool(self._described("scored_at_end"))
+
+    @property
     def demonstrator_may_fail(self) -> bool:  # type: ignore[override]
         return bool(self._described("demonstrator_may_fail"))
 

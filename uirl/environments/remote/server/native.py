@@ -191,6 +191,7 @@ def describe_environment(name: str, environment: BaseEnvironment) -> dict[str, A
         "name": name,
         "action_format": environment.action_format,
         "max_turns": environment.max_turns,
+        "scored_at_end": environment.scored_at_end,
         "prompt_prefix": environment.get_prompt_prefix(),
         "tool_schemas": plain(list(environment.tool_schemas()), "tool_schemas"),
         "demonstrator": type(environment).expert_action is not BaseEnvironment.expert_action,
