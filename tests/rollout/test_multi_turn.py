@@ -11,9 +11,11 @@ from uirl import (
     Action,
     BaseEnvironment,
     CalculatorTool,
+    ConfigError,
     ContractError,
     EnvironmentFailure,
     EnvironmentStepTool,
+    JSONActionParser,
     MultiTurnInferenceEngine,
     MultiTurnManager,
     ScriptedInferenceEngine,
@@ -222,6 +224,33 @@ def test_without_tools_an_episode_is_the_environments_own(lm: LoadedModel) -> No
     responses = MultiTurnInferenceEngine(engine, max_turns=1).run_episode(environment=Asks(), initial_prompt="Go.")
     assert (list(responses), responses.stop_reason) == (["41"], "max_turns")
     engine.close()
+
+
+def test_what_a_trainer_plays_is_what_an_episode_plays(lm: LoadedModel) -> None:
+    registry = ToolRegistry([CalculatorTool()])
+    env = Asks()
+    manager = MultiTurnManager(registry, QWEN, env)
+    engine = says(lm, CALL, "42")
+    with_tools = MultiTurnInferenceEngine(engine, 7, "be brief", tool_manager=manager, enable_tools=True)
+    assert with_tools.run_episode(env).success is True
+    world, prompt = with_tools.world_of(env)
+    assert create_parser(world.action_format).render(Action.of("f")) == QWEN.render(Action.of("f"))
+    said = lm.tokenizer.decode(engine.engine.requests[0].prompt_ids)
+    assert prompt is not None
+    assert prompt.startswith("be brief\n\n- calculator(")
+    assert prompt in said
+    plain = MultiTurnInferenceEngine(engine)
+    assert plain.world_of(env) == (env, None)
+
+    class Own(JSONActionParser):
+        """No name makes it."""
+
+    with pytest.raises(ConfigError, match="no name makes this Own"):
+        MultiTurnInferenceEngine(
+            engine, tool_manager=MultiTurnManager(registry, Own(), env), enable_tools=True
+        ).world_of(env)
+    engine.close()
+    manager.close()
 
 
 @pytest.mark.parametrize(

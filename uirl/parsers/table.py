@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 
 from uirl.errors import ConfigError, did_you_mean
@@ -41,3 +42,17 @@ def create_parser(name: str) -> ActionParser:
     if not (isinstance(parser_class, type) and issubclass(parser_class, ActionParser)):
         raise ConfigError(f"action format {name!r} is {parser_class!r}; expected a subclass of uirl.ActionParser")
     return parser_class(*words)
+
+
+def format_of(parser: ActionParser) -> str:
+    """The name under which `create_parser` makes an equal parser, for what crosses to other processes by name.
+
+    Raises ConfigError for a parser that no name makes, as one of a class within a function.
+    """
+    kind = type(parser)
+    for name in (*PARSERS, f"{kind.__module__}:{kind.__qualname__}"):
+        with suppress(ConfigError, TypeError):
+            made = create_parser(name)
+            if type(made) is kind and vars(made) == vars(parser):
+                return name
+    raise ConfigError(f"no name makes this {kind.__name__}; use one of {', '.join(PARSERS)}, or a class of a module")

@@ -24,6 +24,7 @@ from uirl.inference.messages import Message
 from uirl.inference.templates import TEMPLATES
 from uirl.parsers import create_parser
 from uirl.parsers.base import ActionParser
+from uirl.parsers.table import format_of
 from uirl.rollout.conversation import ContextWindow, Conversation, messages_of
 from uirl.rollout.episode import EnginePlayer, Episode, EpisodeLimits, EpisodeSpec, play_turn, run_episode
 from uirl.tools import ToolRegistry
@@ -324,6 +325,26 @@ class MultiTurnInferenceEngine:
             opening=initial_prompt,
         )
         return EpisodeSummary.of(self.engine.run(episode))
+
+    def world_of(self, environment: BaseEnvironment) -> tuple[BaseEnvironment, str | None]:
+        """(environment with the tools in it, system prompt): what a trainer needs to play as `run_episode` does.
+
+        The prompt is None where it is the environment's own. Raises ConfigError for a parser that has no name.
+        """
+        if self._tools is None:
+            return environment, self.system_prompt
+        registry, parser = self._tools.registry, self._tools.parser
+        shown = ChatRenderer.can_show(self.engine.loaded, registry.schemas())
+        world = ToolEnvironment(
+            registry=registry,
+            environment=environment,
+            action_format=format_of(parser),
+            describe="template" if shown else "prompt",
+        )
+        if self.system_prompt is None or shown:
+            return world, self.system_prompt
+        described = "\n".join(filter(None, [registry.describe(), parser.describe()]))
+        return world, "\n\n".join(filter(None, [self.system_prompt, described]))
 
     # -- parts of both -----------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any
 
 _HOME = {
     "CustomEnvironmentDataset": "dataset",
+    "CustomGRPOTrainer": "grpo",
     "CustomRayPPOTrainer": "trainer",
     "EnvironmentAgentLoop": "agent_loop",
     "EnvironmentRewardWrapper": "reward",

@@ -17,6 +17,7 @@ from uirl.integrations.verl.roles import check_placement
 from uirl.integrations.verl.settings import Settings
 from uirl.metrics import read_metrics
 from uirl.rollout.episode import RewardFunction
+from uirl.rollout.multi_turn import MultiTurnInferenceEngine
 from uirl.storage import RunDirectory, free_run_name
 from uirl.training.tasks import tasks_of
 
@@ -48,6 +49,7 @@ class CustomRayPPOTrainer:
         reward_fn: RewardFunction | None = None,
         dataset: Iterable[Any] | None = None,
         curriculum: Any | None = None,
+        multi_turn_engine: MultiTurnInferenceEngine | None = None,
         use_v1: bool = True,
         overrides: Mapping[str, Any] | None = None,
     ) -> None:
@@ -62,12 +64,16 @@ class CustomRayPPOTrainer:
             dataset: Tasks; None: those of the environment.
             curriculum: Says which task comes next (`uirl.integrations.verl.curriculum.Curriculum`); None: every task
                 equally often.
+            multi_turn_engine: Its turns, system prompt and tools are those of the episodes; verl's servers sample in
+                the place of its own engine. None: the config's turns, the environment as it is.
             use_v1: False: verl's legacy trainer, as long as verl has it.
             overrides: verl's own keys; they win.
 
         Raises ConfigError for what cannot work.
         """
         self.store = _store_of(config)
+        if multi_turn_engine is not None:
+            environment = _as_played_by(multi_turn_engine, self.store, environment)
         self.directory = _directory(self.store)
         self.config = _verl_config(config, self.store, self.directory, overrides or {}, use_v1)
         """verl's whole config."""
@@ -122,6 +128,20 @@ def create_trainer(
 ) -> CustomRayPPOTrainer:
     """A trainer that is ready to `fit()`; `options` are those of `CustomRayPPOTrainer`."""
     return CustomRayPPOTrainer(config, environment, tokenizer, **options)
+
+
+def _as_played_by(
+    engine: MultiTurnInferenceEngine, store: ConfigStore, environment: BaseEnvironment | None
+) -> BaseEnvironment:
+    """The environment with the engine's tools; its turns and system prompt go into `store`."""
+    if environment is None:
+        settings = store.environment
+        environment = create_environment(settings.name, settings.options_for("train"), settings)
+    world, prompt = engine.world_of(environment)
+    store.inference.max_turns = engine.max_turns
+    if prompt is not None:
+        store.inference.system_prompt = prompt
+    return world
 
 
 def _close(environment: BaseEnvironment) -> None:
