@@ -238,7 +238,7 @@ def test_a_command_of_the_pages_is_one(line: str) -> None:
     options = _parser().parse_args(shlex.split(line, comments=True)[1:])
     config, own, _ = load_verl_config(ROOT / options.config, options.overrides)
     check_placement(config)
-    assert own.model.dtype == ("bfloat16" if options.overrides else "float32")
+    assert own.model.dtype == "bfloat16"
 
 
 def test_the_memory_table_is_what_its_formulas_say(capsys: pytest.CaptureFixture[str]) -> None:
