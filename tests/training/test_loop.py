@@ -16,6 +16,7 @@ import pytest
 from tests.rollout.worlds import Countdown, Fragile
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.errors import CheckpointError, ConfigError, StorageError
+from uirl.learner import export_hf, load_policy
 from uirl.training import measure
 
 ROOT = Path(__file__).parents[2]
@@ -229,6 +230,17 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path: Path) -> None:
     assert store.count() > 0
     resumed = launch(tmp_path, "gae", resume=True)
     assert resumed.wait(180) == 0
+
+
+def test_an_exported_folder_is_measured_though_its_critic_stayed_behind(tmp_path: Path) -> None:
+    trainer = RayPPOTrainer(settings(tmp_path, adv_estimator="gae"))
+    trainer.fit(num_epochs=1, num_iters_per_epoch=1)
+    trainer.cleanup()
+    run = tmp_path / "run"
+    policy = load_policy(run / "checkpoints" / "step_000001")
+    assert policy.value_head is not None
+    folder = export_hf(run / "exports" / "first", policy)
+    assert measure(folder, episodes=16).success == measure(run, episodes=16).success
 
 
 def test_nothing_to_measure_is_said(tmp_path: Path) -> None:

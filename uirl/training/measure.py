@@ -87,7 +87,7 @@ def policy_at(folder: Path, config: ConfigStore) -> Policy:
     """The policy in a checkpoint or in a HF folder."""
     if (folder / "config.json").is_file():
         config.model.local_path = str(folder)
-        return Policy.from_config(config, critic=False)
+        return Policy.from_config(config)  # with a fresh critic where the estimator wants one: nobody asks it here
     return load_policy(folder)
 
 
