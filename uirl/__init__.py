@@ -25,9 +25,9 @@ _HOME = {
         "RayConfig RolloutConfig TrainingConfig load_config"
     ),
     "uirl.environments": (
-        "BaseEnvironment CalculatorEnvironment ENVIRONMENTS EnvironmentSession GuessNumberEnvironment "
-        "GymnasiumEnvironment LookupEnvironment MiniWobEnvironment MobileWorldEnvironment ScreenEnvironment "
-        "SimpleGameEnvironment ToolEnvironment check_environment create_environment"
+        "BaseEnvironment CalculatorEnvironment DataEntryEnvironment ENVIRONMENTS EnvironmentSession "
+        "GuessNumberEnvironment GymnasiumEnvironment LookupEnvironment MiniWobEnvironment MobileWorldEnvironment "
+        "ScreenEnvironment SimpleGameEnvironment ToolEnvironment WebEnvironment check_environment create_environment"
     ),
     "uirl.tools": (
         "CalculatorTool EnvironmentStepTool FunctionTool LookupTool MCPServer MCPTool PythonTool SearchTool Tool "
@@ -57,6 +57,7 @@ _HOME = {
         "Collector ContextWindow Conversation EnginePlayer Episode EpisodeLimits EpisodeSpec EpisodeSummary "
         "ExpertPlayer MultiTurnInferenceEngine MultiTurnManager Player run_episode samples_of"
     ),
+    "uirl.rollout.task_runner": "TaskRunner",
     "uirl.storage": "RunDirectory TrajectoryStore export_sft",
     "uirl.learner": (
         "Batch Learner Policy PolicyValueModel VLMWrapper export_hf latest_checkpoint load_checkpoint load_policy "
