@@ -30,6 +30,8 @@ FLAGS = (
     # With the pipe the browser ends when our end of it closes: also where this process is killed with -9.
     "--remote-debugging-pipe",
     "--disable-gpu",
+    # A process less in the way of every picture. Should it crash, the browser goes with it, and is replaced as such.
+    "--in-process-gpu",
     "--hide-scrollbars",
     "--mute-audio",
     "--no-first-run",
