@@ -279,7 +279,7 @@ def test_an_act_whose_answer_gets_lost_is_taken_once(lm: LoadedModel, make: Call
 
 
 def test_a_lease_that_runs_out_in_the_middle(lm: LoadedModel) -> None:
-    with serving(Clicking(), lease=0.3) as served:
+    with serving(Clicking(), lease=0.6) as served:
         spawned: list[NativeRemoteEnvironment] = []
 
         class Heartless(NativeRemoteEnvironment):
@@ -290,6 +290,8 @@ def test_a_lease_that_runs_out_in_the_middle(lm: LoadedModel) -> None:
                 assert self._heart is not None
                 self._heart.cancel()
                 spawned.append(self)
+                while len(spawned) < 3:  # whoever waits below holds up the steps of the others
+                    await asyncio.sleep(0.01)
                 return result
 
         def wait(number: int) -> None:
@@ -297,7 +299,7 @@ def test_a_lease_that_runs_out_in_the_middle(lm: LoadedModel) -> None:
                 until(lambda: served.active == 0)
 
         trajectories = play(lm, Heartless(url=served.url), before_turn=wait)
-        expect_failures(trajectories, "environment", "lease: no call for 0.3 s", turn=1)
+        expect_failures(trajectories, "environment", "lease: no call for 0.6 s", turn=1)
         assert len(spawned) == 3
 
 
