@@ -12,7 +12,7 @@ export TOKENIZERS_PARALLELISM := false
 train: setup browser
 	$(BIN)/uirl train configs/screen.yaml
 
-# two at a time: half of what they do is waiting, for browsers, servers and time limits
+# two at a time, a file each
 test: setup browser check
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
