@@ -30,6 +30,10 @@ class Faulty:
         """How often a path that ends like this was asked for."""
         return sum(path.endswith(end) for _, path in self.asked)
 
+    def calls(self, path: str) -> int:
+        """How often this very path was asked for: a session's own count where the path names the session."""
+        return sum(asked == path for _, asked in self.asked)
+
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)

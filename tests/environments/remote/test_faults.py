@@ -42,16 +42,23 @@ def play(
     episodes: int = 3,
     *,
     retries: int = 0,
-    before_turn: Callable[[int], None] = lambda number: None,
+    before_turn: Callable[[int], None] | None = None,
     reply: str = CLICK,
 ) -> list[Trajectory]:
-    """Episodes of `TURNS` clicks; `before_turn` hears of every model call, counted over all episodes."""
+    """Episodes of `TURNS` clicks. `before_turn` hears of every model call, counted over all episodes; with it, the
+    first two turns are taken in step: the calls 0 to `episodes` - 1 are the first turns, as many after them the second.
+    """
     engine = scripted(lm, reply)
-    generate, calls = engine.generate, iter(range(10**9))
+    generate, made = engine.generate, 0
 
     async def counted(request: Any) -> Any:
-        before_turn(next(calls))
-        await asyncio.sleep(0)
+        nonlocal made
+        number, made = made, made + 1
+        if before_turn is not None:
+            before_turn(number)
+            turns = number // episodes + 1
+            while turns <= 2 and made < turns * episodes:
+                await asyncio.sleep(0.002)
         return await generate(request)
 
     engine.generate = counted  # type: ignore[method-assign]
@@ -169,7 +176,7 @@ def test_a_server_that_comes_back_is_used_again(lm: LoadedModel) -> None:
 
 def test_acts_answered_with_500(lm: LoadedModel) -> None:
     with faulty_native() as (url, faulty):
-        faulty.rule = lambda method, path: "500" if path.endswith("/step") and faulty.count("/step") > 3 else None
+        faulty.rule = lambda method, path: "500" if path.endswith("/step") and faulty.calls(path) > 1 else None
         trajectories = play(lm, native(url))
         expect_failures(trajectories, "environment", "was answered with 500", turn=1)
         assert faulty.count("/step") == 6, "an act was sent again"
@@ -177,7 +184,7 @@ def test_acts_answered_with_500(lm: LoadedModel) -> None:
 
 def test_a_server_that_hangs(lm: LoadedModel) -> None:
     with faulty_native() as (url, faulty):
-        faulty.rule = lambda method, path: "hang" if path.endswith("/step") and faulty.count("/step") > 3 else None
+        faulty.rule = lambda method, path: "hang" if path.endswith("/step") and faulty.calls(path) > 1 else None
         expect_failures(play(lm, native(url, step_timeout=0.3)), "timeout", "no answer within 0.3 s", turn=1)
         assert faulty.count("/step") == 6
 
@@ -200,7 +207,7 @@ def test_answers_that_are_no_json(lm: LoadedModel) -> None:
 def test_faults_of_a_ui_verifiers_server(vlm: LoadedModel, fault: str, kind: str, words: str) -> None:
     faulty = Faulty(many_sessions())
     with running(faulty) as url:
-        faulty.rule = lambda method, path: fault if path.endswith("/act") and faulty.count("/act") > 2 else None
+        faulty.rule = lambda method, path: fault if path.endswith("/act") and faulty.calls(path) > 1 else None
         environment = UIVerifiersEnvironment(url=url, delay=0, step_timeout=0.5 if fault == "hang" else 30.0)
         x, y = row_place(0)
         reply = f'{{"action":"click","x":{x},"y":{y}}}'
