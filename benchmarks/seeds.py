@@ -20,7 +20,7 @@ def run(config: str, seed: int, overrides: list[str], folder: Path) -> dict[str,
     """The summary of one run in a process of its own, with its wall time and peak memory."""
     name = f"seed-{seed}"
     where = [f"logging.runs_dir={folder}", f"logging.run_name={name}", f"training.seed={seed}"]
-    command = [sys.executable, "-m", "uirl.cli.main", "train", config, *where, *overrides]
+    command = [sys.executable, "-m", "uirl.cli.main", "train", config, *overrides, *where]
     started = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - started
