@@ -258,7 +258,7 @@ def test_a_thread_waits_for_the_transaction_of_another(store, monkeypatch):
     monkeypatch.setattr(store, "_refuse_known", slow_check)
     other = threading.Thread(target=store.add, args=(episode("a"),), kwargs={"step": 1})
     other.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     store.add(episode("b"), step=1)
     other.join()
     assert [row.id for row in store.list()] == ["a", "b"]

@@ -185,7 +185,7 @@ async def test_a_server_that_dies_fails_the_episodes_and_not_the_run() -> None:
 async def test_an_http_server_that_dies_and_comes_back() -> None:
     process = HTTPServer()
     try:
-        async with MCPServer(url=process.url, connect_timeout=10) as server:
+        async with MCPServer(url=process.url, connect_timeout=HANG_GUARD) as server:
             registry = ToolRegistry(server.tools())
             waiting = asyncio.ensure_future(ask(registry.spawn(), "slow", seconds=30))
             await ask(registry, "add", a=1)

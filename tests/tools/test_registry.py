@@ -11,7 +11,6 @@ import pickle
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -69,10 +68,8 @@ class Counter(Tool):
 class Waiter(Tool):
     """Waits, awaited."""
 
-    timeout = 0.05
-
-    async def execute(self, seconds: float = 0.0) -> str:
-        await asyncio.sleep(seconds)
+    async def execute(self) -> str:
+        await asyncio.sleep(0)
         return threading.current_thread().name
 
 
@@ -379,15 +376,15 @@ async def test_a_tool_that_still_runs_takes_no_further_call() -> None:
 
 async def test_a_cancelled_call_leaves_its_thread_behind() -> None:
     free = threading.Event()
-    registry = ToolRegistry([FunctionTool(lambda: free.wait(20), name="slow", timeout=None)])
-    call = asyncio.ensure_future(ask(registry, "slow"))
-    while not any(thread.name == "tool-slow" for thread in threading.enumerate()):
+    registry = ToolRegistry([FunctionTool(lambda: free.wait(20), name="left", timeout=None)])
+    call = asyncio.ensure_future(ask(registry, "left"))
+    while not any(thread.name == "tool-left" for thread in threading.enumerate()):
         await asyncio.sleep(0.001)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
     with pytest.raises(EnvironmentFailure, match="still busy"):
-        await ask(registry, "slow")
+        await ask(registry, "left")
     free.set()
 
 
@@ -555,8 +552,10 @@ def test_the_room_loads_neither_torch_nor_optional_packages() -> None:
 
 def test_a_call_that_never_returns_does_not_keep_the_thread_pool() -> None:
     """A hung tool runs on a daemon thread, which no pool joins at exit."""
-    registry = ToolRegistry([FunctionTool(lambda: time.sleep(0.2), name="slow", timeout=0.01)])
+    free = threading.Event()
+    registry = ToolRegistry([FunctionTool(lambda: free.wait(60), name="hung", timeout=0.01)])
     with pytest.raises(EpisodeTimeout):
-        registry.execute_tool("slow")
-    assert [thread.daemon for thread in threading.enumerate() if thread.name == "tool-slow"] == [True]
+        registry.execute_tool("hung")
+    assert [thread.daemon for thread in threading.enumerate() if thread.name == "tool-hung"] == [True]
+    free.set()
     asyncio.run(registry.close())

@@ -104,9 +104,11 @@ trainer.fit(num_epochs=5, num_iters_per_epoch=1)
 trainer.cleanup()
 """
 
+WAITS = "import time; time.sleep(600)"
 
-def launch(folder: Path, estimator: str, resume: bool) -> subprocess.Popen[bytes]:
-    code = PROGRAM.format(root=str(ROOT), folder=str(folder), estimator=estimator, resume=resume)
+
+def launch(folder: Path, estimator: str, resume: bool, then: str = "") -> subprocess.Popen[bytes]:
+    code = PROGRAM.format(root=str(ROOT), folder=str(folder), estimator=estimator, resume=resume) + then
     environment = dict(os.environ, OMP_NUM_THREADS="1")
     return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.DEVNULL)
 
@@ -114,13 +116,13 @@ def launch(folder: Path, estimator: str, resume: bool) -> subprocess.Popen[bytes
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
 def test_a_killed_run_that_resumes_repeats_every_digit(tmp_path: Path, estimator: str) -> None:
     whole = launch(tmp_path / "whole", estimator, resume=False)
-    killed = launch(tmp_path / "killed", estimator, resume=False)
+    killed = launch(tmp_path / "killed", estimator, resume=False, then=WAITS)  # it ends by the kill alone
     log = tmp_path / "killed" / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (log.exists() and log.read_bytes().count(b"\n") >= 3):
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
-    assert killed.wait(30) == -signal.SIGKILL
+    assert killed.wait() == -signal.SIGKILL
     assert whole.wait(180) == 0
     resumed = launch(tmp_path / "killed", estimator, resume=True)
     assert resumed.wait(180) == 0

@@ -10,7 +10,7 @@ CONFIG = Path(__file__).parents[2] / "configs" / "calculator.yaml"
 
 
 def test_a_tiny_language_model_learns_to_use_a_calculator(tmp_path: Path) -> None:
-    trainer = RayPPOTrainer(load_config(CONFIG, [f"logging.runs_dir={tmp_path}", "training.max_seconds=240"]))
+    trainer = RayPPOTrainer(load_config(CONFIG, [f"logging.runs_dir={tmp_path}"]))
     summary = trainer.fit()
     run = trainer.run_path
     trainer.cleanup()
