@@ -27,6 +27,7 @@ WAIT = 0.06
 _draw = random.Random()
 _turn = base_events.BaseEventLoop._run_once  # type: ignore[attr-defined]
 _send = httpx.AsyncClient.send
+_sleep = asyncio.sleep  # the real one, also in a test that replaces it
 
 
 def _stalling_turn(loop: asyncio.AbstractEventLoop) -> None:
@@ -36,7 +37,7 @@ def _stalling_turn(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _waiting_send(client: httpx.AsyncClient, *given: Any, **named: Any) -> httpx.Response:
-    await asyncio.sleep(_draw.random() ** 3 * WAIT)
+    await _sleep(_draw.random() ** 3 * WAIT)
     return await _send(client, *given, **named)
 
 
