@@ -10,10 +10,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from uirl.config import ModelConfig
 from uirl.inference.chat import ChatRenderer
 from uirl.inference.models import LoadedModel, load_model
+
+# no clock judges a test, and a refusal can be repeated: the same examples each time
+settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -120,7 +121,8 @@ async def test_pauses_grow_and_follow_the_server(server: StandIn, monkeypatch: p
     async def note(seconds: float) -> None:
         pauses.append(seconds)
 
-    monkeypatch.setattr(http_client.asyncio, "sleep", note)
+    # the client's pauses alone, not those of everybody who uses asyncio
+    monkeypatch.setattr(http_client, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": note}))
     client = client_of(server, backoff=1.0, retries=9)
     asked = [None, None, None, None, None, None, "7", "4000"]
     server.faults += [Answer("", 429, {} if a is None else {"retry-after": a}) for a in asked]
