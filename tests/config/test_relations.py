@@ -90,7 +90,7 @@ def test_assignments_may_pass_through_a_combination_that_cannot_work():
     config.training.group_size = 1
     config.training.adv_estimator = "grpo"
     config.training.group_size = 4
-    config.check()
+    assert config.check() is config
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def message(call, *args, **kwargs) -> str:
 
 
 def test_the_defaults_are_a_valid_run():
-    ConfigStore().check(training=True)
+    assert ConfigStore().check(training=True) == ConfigStore()
 
 
 def test_the_documented_assignments_are_accepted():

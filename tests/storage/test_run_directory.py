@@ -51,7 +51,8 @@ def test_a_run_that_died_before_its_config_can_be_begun(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / ".lock").write_text("123")
     (tmp_path / "a" / ".config.yaml.x.tmp").write_text("half")
-    RunDirectory.create(tmp_path / "a", "x").close()
+    with RunDirectory.create(tmp_path / "a", "x") as run:
+        assert run.config_path.read_text() == "x"
 
 
 def test_two_writers_of_one_run_are_refused_until_the_first_ends(tmp_path):

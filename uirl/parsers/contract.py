@@ -74,7 +74,7 @@ def _check_round_trip(parser: ActionParser, actions: Sequence[Action]) -> Iterat
             continue
         try:
             got = parser.parse(text)
-        except Exception as error:
+        except Exception as error:  # a parser never raises, whatever it is: that is what is checked
             yield f"parse({text!r}), its own rendering, raised {type(error).__name__}: {error}"
             continue
         if got.parse_error is not None:
@@ -91,7 +91,7 @@ def _check_reply(parser: ActionParser, reply: str) -> Iterator[str]:
     shown = reply if len(reply) < 40 else f"{reply[:37]}..."
     try:
         action = parser.parse(reply)
-    except Exception as error:
+    except Exception as error:  # as above
         yield f"parse({shown!r}) raised {type(error).__name__}: {error}; return Action(text=reply, parse_error=why)"
         return
     if not isinstance(action, Action):

@@ -34,7 +34,7 @@ class CallThread(threading.Thread):
         answer: tuple[Any, BaseException | None]
         try:
             answer = (self._context.run(self._function), None)
-        except BaseException as error:
+        except BaseException as error:  # raised where the call is awaited; this thread has nobody to tell
             answer = (None, error)
         with suppress(RuntimeError):  # the loop is closed: the caller gave up long ago
             self._loop.call_soon_threadsafe(self._deliver, answer)

@@ -67,7 +67,7 @@ class MCPConnection:
         self._held = self._thread.submit(self._hold())
         try:
             self.listed = self._opened.result()
-        except Exception as error:
+        except Exception as error:  # the client's package raises what it likes, groups of exceptions too
             raise EnvironmentFailure(
                 f"MCP server {self._target.name} did not answer: {_first_cause(error)}; does it start by hand, and "
                 "speak MCP over stdio (a command) or streamable HTTP (a url)?"
@@ -100,7 +100,7 @@ class MCPConnection:
                 limit.reschedule(None)
                 self._opened.set_result(listed)
                 await self._stop.wait()
-        except BaseException as error:
+        except BaseException as error:  # calls under way and later ones are told why the session ended
             self._reason = _first_cause(error)
             if limit.expired():
                 self._reason = f"no answer within {self._target.connect_timeout:g} s"

@@ -114,7 +114,7 @@ class ToolRegistry:
                 tool.reset(seed)
             except RolloutFailure:
                 raise
-            except Exception as error:
+            except Exception as error:  # a tool is somebody else's code
                 raise EnvironmentFailure(f"tool {name!r}: reset raised {type(error).__name__}: {error}") from error
 
     def spawn(self) -> ToolRegistry:
@@ -138,7 +138,7 @@ class ToolRegistry:
                 closed = tool.close()
                 if inspect.isawaitable(closed):
                     await closed
-            except Exception as error:
+            except Exception as error:  # raised below, when the other tools are closed too
                 problems.append(f"tool {tool.definition.name!r}: close raised {type(error).__name__}: {error}")
         if self._front is not None:
             self._front.stop()

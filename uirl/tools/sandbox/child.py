@@ -67,7 +67,7 @@ def run(source: bytes) -> int:
         sys.stdout.flush()
     except SystemExit:
         raise
-    except BaseException as error:
+    except BaseException as error:  # whatever the program raises is what its author is shown
         reserve.clear()
         _show(error)
         return 1
