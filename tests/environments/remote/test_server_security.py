@@ -79,6 +79,12 @@ def test_without_a_token_every_route_but_health_is_closed(guarded: Served) -> No
         assert http.get("/no/such/route").status_code == 401
 
 
+@pytest.mark.parametrize("host", ["x/health?", "x/health#", "x@y/health;", "["])
+def test_a_host_header_names_no_path(guarded: Served, host: str) -> None:
+    status, said = _raw(guarded.url, f"GET /v1/sessions HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    assert status == 401, said
+
+
 @pytest.mark.parametrize("token", ["wrong", AGENT[:-1], AGENT + "x", AGENT.upper(), ",", "\u00e4"])
 def test_a_wrong_token_opens_nothing(guarded: Served, token: str) -> None:
     with httpx.Client(base_url=guarded.url) as http:
@@ -218,6 +224,7 @@ def test_headers_that_are_too_large(guarded: Served) -> None:
         {"origin": "https://evil.example"},
         {"origin": "http://127.0.0.1:1"},
         {"origin": "null"},
+        {"origin": "http://["},
         {"sec-fetch-site": "cross-site"},
         {"host": "evil.example"},
         {"host": "127.0.0.1.evil.example:8000"},
