@@ -17,6 +17,7 @@ NEEDS_VERL = [
     "test_agent_loop.py",
     "test_checkpoints.py",
     "test_command.py",
+    "test_credit.py",
     "test_dataset.py",
     "test_estimators.py",
     "test_mobile_world.py",

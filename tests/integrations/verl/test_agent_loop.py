@@ -19,7 +19,7 @@ from tests.integrations.verl.worlds import BROKEN, share_of_good
 from uirl.errors import AlignmentError, ConfigError
 from uirl.images import ImageStore
 from uirl.integrations.verl.agent_loop import EnvironmentAgentLoop, EpisodeFailed
-from uirl.integrations.verl.config import put
+from uirl.integrations.verl.config import ESTIMATORS, put
 from uirl.integrations.verl.dataset import CustomEnvironmentDataset
 from uirl.integrations.verl.outputs import outputs_of
 from uirl.integrations.verl.running import create_agent_loop_manager
@@ -178,17 +178,28 @@ def test_rewritten_history_makes_several_sequences(tmp_path: Path) -> None:
     assert last[-1].item() == pytest.approx(total)
 
 
+def test_a_trainer_that_credits_episodes_takes_several_sequences(tmp_path: Path) -> None:
+    config, client = prepared(tmp_path, *TEXT, "rollout.token_budget=16")
+    put(config, "data.uirl.credits_episodes", True)
+    for estimator in ESTIMATORS.values():
+        put(config, "algorithm.adv_estimator", estimator)
+        (outputs,) = play(config, client, *rows(config))
+        assert len(outputs) == 2, estimator
+
+
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("keys", "ours", "message"),
     [
-        ({"algorithm.adv_estimator": "rloo"}, "only grpo"),
-        ({"trainer.use_v1": False}, "legacy trainer takes one"),
+        ({"algorithm.adv_estimator": "rloo"}, False, "rloo would count it once per sequence under this trainer"),
+        ({"algorithm.adv_estimator": "opo"}, True, "opo would count it once per sequence under this trainer"),
+        ({"trainer.use_v1": False}, False, "legacy trainer takes one"),
     ],
 )
 def test_several_sequences_are_refused_where_they_would_be_misread(
-    tmp_path: Path, keys: dict[str, Any], message: str
+    tmp_path: Path, keys: dict[str, Any], ours: bool, message: str
 ) -> None:
     config, client = prepared(tmp_path, *TEXT, "rollout.token_budget=16", verl=keys)
+    put(config, "data.uirl.credits_episodes", ours)
     with pytest.raises(ConfigError, match=message):
         play(config, client, *rows(config))
 
@@ -269,7 +280,7 @@ def test_an_episode_ends_where_verls_sequence_ends(tmp_path: Path) -> None:
 def test_a_sequence_that_is_too_long_never_reaches_verl() -> None:
     turn = Turn(Observation("look"), (1, 2), (3, 4), (-0.5, -0.5), starts_segment=True)
     with pytest.raises(AlignmentError, match=r"has 4 tokens, more than the 3 of data.max_prompt_length"):
-        outputs_of(Trajectory(turns=[turn]), ImageStore(), [0], estimator="grpo", max_tokens=3)
+        outputs_of(Trajectory(turns=[turn]), ImageStore(), [0], max_tokens=3)
 
 
 def test_a_seed_is_refused_where_the_server_takes_none(tmp_path: Path) -> None:

@@ -82,10 +82,15 @@ def test_verl_finds_the_config_valid(tmp_path: Path) -> None:
     config = ConfigStore().override(["model.model_name=uirl/tiny-lm"])
     load_model(config.model).save(tmp_path)
     for estimator in ("gae", "grpo"):
-        made = create_verl_config(own(f"training.adv_estimator={estimator}"), model_path=str(tmp_path))
+        keys = (f"training.adv_estimator={estimator}", "training.clip_ratio_high=0.3", "inference.top_p=0.9")
+        made = create_verl_config(own(*keys), model_path=str(tmp_path))
         validate_config(made, use_reference_policy=False, use_critic=estimator == "gae")
-        for part in (made.actor_rollout_ref.actor, made.actor_rollout_ref.rollout, made.algorithm):
+        actor, rollout, algorithm = (
             omega_conf_to_dataclass(part)
+            for part in (made.actor_rollout_ref.actor, made.actor_rollout_ref.rollout, made.algorithm)
+        )
+        assert (algorithm.adv_estimator, actor.clip_ratio_high, rollout.top_p) == (estimator, 0.3, 0.9)
+        assert rollout.val_kwargs.top_p == 0.9, "evaluation samples as training does"
 
 
 def test_mistakes_name_the_nearest_key() -> None:

@@ -19,6 +19,7 @@ from uirl import ConfigError, ConfigStore, load_model
 from uirl.integrations.verl.config import create_verl_config
 from uirl.integrations.verl.reading import load_verl_config
 from uirl.integrations.verl.roles import check_placement, roles_of, strategy_keys
+from uirl.learner.lora import target_modules
 
 pytestmark = pytest.mark.verl
 ROOT = Path(__file__).parents[3]
@@ -138,6 +139,31 @@ def test_adapters_stand_in_the_keys_that_the_engine_reads(model: str) -> None:
     assert made(model, None, "model.use_lora=true").actor_rollout_ref.model.target_modules == "all-linear"
     with pytest.raises(ConfigError, match="names q_proj; Megatron merges layers"):
         made(model, SPLITS["megatron"], "model.use_lora=true", "model.lora.target=[q_proj]")
+
+
+@pytest.mark.parametrize(("target", "vision"), [("attention", False), ("mlp", False), ("all", False), ("mlp", True)])
+def test_adapters_are_in_the_layers_where_the_local_trainer_has_them(model: str, target: str, vision: bool) -> None:
+    """The picture side is left alone unless one asks for it: verl's own default would adapt it too."""
+    own = ["model.use_lora=true", f"model.lora.target={target}", f"model.lora.vision={str(vision).lower()}"]
+    from omegaconf import OmegaConf
+    from peft import LoraConfig, get_peft_model
+
+    keys = made(model, SPLITS["fsdp2"], *own).actor_rollout_ref.model
+    store = ConfigStore().override(["model.model_name=uirl/tiny-vlm", *own])
+    policy = load_model(store.model).model
+    expected = set(target_modules(policy, store.model.lora))
+    chosen = OmegaConf.to_container(keys)["target_modules"]
+    settings = LoraConfig(r=4, target_modules=chosen, exclude_modules=keys.exclude_modules, task_type="CAUSAL_LM")
+    adapted = get_peft_model(policy, settings).base_model.targeted_module_names
+    assert set(adapted) == expected
+    assert any("visual" in name for name in adapted) == vision
+
+
+def test_dropout_of_adapters_is_handed_on_or_refused(model: str) -> None:
+    own = ("model.use_lora=true", "model.lora.lora_dropout=0.1")
+    assert made(model, SPLITS["megatron"], *own).actor_rollout_ref.model.lora.dropout == 0.1
+    with pytest.raises(ConfigError, match=r"lora_dropout=0\.1, but adapters of verl's FSDP engines have none"):
+        made(model, SPLITS["fsdp2"], *own)
 
 
 def test_the_warm_up_takes_as_many_steps_of_the_optimiser(model: str) -> None:

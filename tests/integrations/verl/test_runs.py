@@ -166,10 +166,10 @@ def test_a_run_continues_at_the_end_of_an_epoch_with_the_same_episodes(long_run:
 
 
 def test_ppo_with_a_critic_continues_a_local_checkpoint(tmp_path: Path) -> None:
-    """The policy of a local run's checkpoint, two updates under verl with GAE, then a validation."""
-    store = config(
-        tmp_path, TEXT, "training.adv_estimator=gae", "training.group_size=1", "training.num_iters_per_epoch=2"
-    )
+    """The policy of a local run's checkpoint, two updates under verl with GAE, then a validation. Some of the episodes
+    outgrow the window and are two sequences each."""
+    gae = ("training.adv_estimator=gae", "training.group_size=1", "training.num_iters_per_epoch=2")
+    store = config(tmp_path, TEXT, *gae, "rollout.token_budget=27")
     plain = config(tmp_path, TEXT)
     learner = Learner(Policy.from_config(plain), plain, ImageStore())
     with torch.no_grad():
@@ -183,6 +183,7 @@ def test_ppo_with_a_critic_continues_a_local_checkpoint(tmp_path: Path) -> None:
     assert last["eval/turns"] == 2
     assert last["log_prob_gap_max"] < 1e-5
     run = tmp_path / "run"
+    assert {t.turns[1].starts_segment for t in episodes(run, 1)} == {True, False}
     first = episodes(run, 1)[0].turns[0]
     (sample,) = samples_of(Trajectory(turns=[first]))
     learner.policy.loaded.banned_ids = ()  # verl's actor knows of no ban

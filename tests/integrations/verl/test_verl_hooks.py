@@ -44,6 +44,7 @@ SIGNATURES = {
         *("self", "batch", "metrics", "logging_prefix", "keep_minibatch"),
     ),
     "verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_old_log_prob": ("self", "batch", "metrics"),
+    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_advantage": ("self", "batch", "metrics"),
     "verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_metrics": (
         *("self", "batch", "metrics", "timing_raw", "global_steps", "epoch"),
     ),
@@ -144,7 +145,7 @@ def test_a_batch_of_the_queue_can_be_narrowed() -> None:
 
 
 def test_grpo_reads_one_score_per_episode_from_its_last_sequence() -> None:
-    """Several sequences of one episode get its advantage (`SEVERAL_SEQUENCES`), other estimators are delegated."""
+    """Several sequences of one episode get its advantage (`ROW_BY_ROW`), other estimators are delegated."""
     source = inspect.getsource(find("verl.trainer.ppo.v1.utils:compute_advantage_for_multi_trajectories"))
     assert "AdvantageEstimator.GRPO" in source
     assert 'rsplit("_", 2)' in source

@@ -9,6 +9,7 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
 from uirl.errors import AlignmentError, ConfigError, RolloutFailure
+from uirl.integrations.verl.config import ESTIMATORS
 from uirl.integrations.verl.outputs import EpisodeOutput, masked_output, outputs_of
 from uirl.integrations.verl.player import ServerPlayer, refuse_seed
 from uirl.integrations.verl.worlds import World, world_of
@@ -17,6 +18,9 @@ from uirl.types import Task, Trajectory
 
 AGENT = "uirl"
 """Name under which verl knows the loop (`agent_name` of a row, `rollout.agent.default_agent_loop`)."""
+ROW_BY_ROW = ("grpo", "uirl_rejection_sampling")
+"""Estimators that give the credit of an episode to each of its sequences under any trainer of verl's. The others would
+count it once per sequence, in its group's baseline or in the returns."""
 
 
 @register(AGENT)
@@ -43,9 +47,8 @@ class EnvironmentAgentLoop(AgentLoopBase):
                 f"the opening prompt of task {spec.task.id!r} leaves no room for a reply in {world.sequence_tokens} "
                 "tokens; raise data.max_prompt_length"
             )
-        estimator = str(self.config.algorithm.adv_estimator)
-        outputs = outputs_of(trajectory, world.images, versions, estimator=estimator, max_tokens=world.sequence_tokens)
-        return outputs[0] if len(outputs) == 1 else self._several(outputs)
+        outputs = outputs_of(trajectory, world.images, versions, max_tokens=world.sequence_tokens)
+        return outputs[0] if len(outputs) == 1 else self._several(outputs, world)
 
     async def _play(
         self, world: World, spec: EpisodeSpec, split: str, sampling: Mapping[str, Any], step: int | None
@@ -83,13 +86,20 @@ class EnvironmentAgentLoop(AgentLoopBase):
             raise EpisodeFailed(trajectory.failure.kind, f"episode {trajectory.id}: {trajectory.failure.message}")
         return masked_output(trajectory, world.loaded.end_ids[0])
 
-    def _several(self, outputs: list[EpisodeOutput]) -> list[EpisodeOutput]:
-        if self.config.trainer.use_v1:
+    def _several(self, outputs: list[EpisodeOutput], world: World) -> list[EpisodeOutput]:
+        """The same, where the trainer reads them as one episode."""
+        estimator = str(self.config.algorithm.adv_estimator)
+        taken = ESTIMATORS.values() if world.settings.credits_episodes else ROW_BY_ROW
+        if not self.config.trainer.use_v1:
+            whose, remedy = "verl's legacy trainer takes one per episode", "Use trainer.use_v1=true"
+        elif estimator not in taken:
+            whose = f"algorithm.adv_estimator={estimator} would count it once per sequence under this trainer"
+            remedy = f"Use one of {', '.join(ESTIMATORS.values())} with trainer.v1.trainer_mode=uirl_sync"
+        else:
             return outputs
         raise ConfigError(
-            "the context window rewrote the history of an episode, which makes it several sequences; verl's legacy "
-            "trainer takes one per episode. Use trainer.use_v1=true, or set rollout.max_images and "
-            "rollout.token_budget to null"
+            f"the context window rewrote the history of an episode, which makes it {len(outputs)} sequences; {whose}. "
+            f"{remedy}, or set rollout.max_images and rollout.token_budget to null"
         )
 
 

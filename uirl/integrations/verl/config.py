@@ -75,8 +75,8 @@ MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
     "model.lora.lora_alpha": ([f"{HF}.lora_alpha"], same),
     "inference.backend": ([f"{ROLLOUT}.name"], lambda value, config: _rollout_name(value)),
     "inference.temperature": ([f"{ROLLOUT}.temperature"], same),
-    "inference.top_p": ([f"{ROLLOUT}.top_p"], same),
-    "inference.top_k": ([f"{ROLLOUT}.top_k"], lambda value, config: value or -1),
+    "inference.top_p": ([f"{ROLLOUT}.top_p", f"{ROLLOUT}.val_kwargs.top_p"], same),
+    "inference.top_k": ([f"{ROLLOUT}.top_k", f"{ROLLOUT}.val_kwargs.top_k"], lambda value, config: value or -1),
     "inference.max_batch_size": ([f"{ROLLOUT}.max_num_seqs"], same),
     "inference.max_context": ([f"{ROLLOUT}.max_model_len"], same),
     "inference.kv_cache": ([f"{ROLLOUT}.enable_prefix_caching"], same),
@@ -183,11 +183,9 @@ ELSEWHERE: dict[str, str] = {
     **dict.fromkeys(("model.model_name", "model.local_path", "model.tiny"), BY_MODEL_FOLDER),
     "model.device": "verl places models on the devices of its resource pool (trainer.device)",
     **dict.fromkeys(
-        ("model.use_lora", "model.lora.r", "model.lora.target"),
+        ("model.use_lora", "model.lora.r", "model.lora.target", "model.lora.lora_dropout", "model.lora.vision"),
         "each of verl's engines has keys and layer names of its own: `roles.adapter_keys`",
     ),
-    "model.lora.lora_dropout": "verl's adapters have no dropout",
-    "model.lora.vision": "verl's target_modules decide",
     **dict.fromkeys(
         ("environment", "rollout", "inference.max_tokens", "inference.max_turns", "inference.multi_turn"), BY_OUR_LOOP
     ),

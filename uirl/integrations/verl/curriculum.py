@@ -27,13 +27,24 @@ class Curriculum(Protocol):
 class CurriculumTasks:
     """A `TaskSource` that asks a curriculum. Instances and draws follow from (seed, split, position), as everywhere."""
 
-    def __init__(self, tasks: Sequence[Task], curriculum: Curriculum, *, seed: int, split: str = "train") -> None:
-        """Raises ConfigError for a curriculum that lacks a method."""
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        curriculum: Curriculum,
+        *,
+        seed: int,
+        split: str = "train",
+        instance_seed: int | None = None,
+    ) -> None:
+        """`instance_seed` makes the instances; None: `seed`. Raises ConfigError for a curriculum that lacks a method."""
         for method in ("sample_task", "update_success_rate"):
             if not callable(getattr(curriculum, method, None)):
                 raise ConfigError(f"a curriculum needs {method}(); {type(curriculum).__name__} has none")
         self._tasks = {task.id: task for task in tasks}
-        self._sources = {id: UniformTasks([task], seed=seed, split=split) for id, task in self._tasks.items()}
+        self._sources = {
+            id: UniformTasks([task], seed=seed, split=split, instance_seed=instance_seed)
+            for id, task in self._tasks.items()
+        }
         self._curriculum: Any = curriculum
         self._position = 0
         self.step = 0

@@ -73,7 +73,8 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
             world = create_environment(settings.name, settings.options_for(self.split), settings)
         self._named = settings.name if _is_named(world, settings.name) else ""
         self.name = self._named or type(world).__name__
-        self._seed = store.training.seed if config is not None else seed
+        self._instances = store.training.seed if config is not None else seed
+        self._draws = self._instances if config is None or store.inference.seed is None else store.inference.seed
         own = tasks_of(world, given.tasks if tasks is None else tasks)
         if self.split == "train" and curriculum is None:
             curriculum = given.curriculum
@@ -122,9 +123,9 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
 
     def _source(self, tasks: Sequence[Any], curriculum: Any | None) -> TaskSource:
         if curriculum is not None:
-            return CurriculumTasks(tasks, curriculum, seed=self._seed, split=self.split)
-        held_out = None if self.split == "train" else HELD_OUT_SEED
-        return UniformTasks(tasks, seed=self._seed, split=self.split, instance_seed=held_out)
+            return CurriculumTasks(tasks, curriculum, seed=self._draws, split=self.split, instance_seed=self._instances)
+        instances = self._instances if self.split == "train" else HELD_OUT_SEED
+        return UniformTasks(tasks, seed=self._draws, split=self.split, instance_seed=instances)
 
     def _rows(self, store: ConfigStore, config: Any) -> int:
         """Rows of an epoch, so that verl's epoch is ours: the updates of one, or the episodes of an evaluation."""

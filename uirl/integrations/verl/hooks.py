@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 import transfer_queue as tq
 from omegaconf import open_dict
+from tensordict import TensorDict
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -17,6 +20,8 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from uirl.errors import CheckpointError, RolloutFailure
 from uirl.files import write_atomically
 from uirl.integrations.verl import estimators  # registers them where advantages are computed
+from uirl.integrations.verl.config import ESTIMATORS
+from uirl.integrations.verl.credit import Row, any_rewritten, credit_episodes, episode_of
 from uirl.integrations.verl.office import find_office, open_office
 from uirl.integrations.verl.record import StepRecord, held_out_numbers
 from uirl.integrations.verl.settings import Settings
@@ -46,6 +51,7 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
     - tells the dataset's curriculum how the episodes of a step went, before the step's checkpoint is written,
     - saves and restores the dataset's state (`StateCallback`),
     - drops the lone survivor of a group whose other members failed: its advantage would be its bare reward,
+    - gives credit to episodes where a rewritten history made them several sequences,
     - says why where every episode of a step failed,
     - writes the numbers of the episodes into verl's metrics and into our `metrics.jsonl`.
     """
@@ -54,8 +60,9 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         settings = Settings.read(config.data)
         if settings.office is None:
             name, _ = open_office(settings.config, None, settings.directory)
-            settings = Settings(settings.config, name, settings.directory, settings.poll_seconds)
-            settings.write(config)
+            settings = replace(settings, office=name)
+        settings = replace(settings, credits_episodes=True)
+        settings.write(config)
         with open_dict(config):
             config.trainer.v1.trainer_mode = "sync"  # the base classes compare this name
         estimators.tell_threshold(config, settings.store().algorithm.reward_threshold)
@@ -108,15 +115,15 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], **options: Any) -> Any:
         if str(self.config.algorithm.adv_estimator) in WITHIN_GROUP:
             batch = self._without_lone_members(batch, metrics)
-        metrics["training/learned_episodes"] = len({_episode_of(key) for key in batch.keys})
+        metrics["training/learned_episodes"] = len({episode_of(key) for key in batch.keys})
         return super()._balance_batch(batch, metrics, **options)
 
     def _without_lone_members(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """The batch without episodes that have nobody left to be compared with."""
-        members = Counter(group for group, _ in {_episode_of(key) for key in batch.keys})
-        keep = [key for key in batch.keys if members[_episode_of(key)[0]] > 1]
-        lone = [key for key in batch.keys if members[_episode_of(key)[0]] == 1]
-        metrics["training/lone_members_dropped"] = len({_episode_of(key) for key in lone})
+        members = Counter(group for group, _ in {episode_of(key) for key in batch.keys})
+        keep = [key for key in batch.keys if members[episode_of(key)[0]] > 1]
+        lone = [key for key in batch.keys if members[episode_of(key)[0]] == 1]
+        metrics["training/lone_members_dropped"] = len({episode_of(key) for key in lone})
         if not lone:
             return batch
         if not keep:
@@ -134,6 +141,39 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
             metrics["training/log_prob_gap_max"] = gap[own].max().item()
             metrics["training/log_prob_gap_mean"] = gap[own].mean().item()
         return batch
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        batch = super()._compute_advantage(batch, metrics)
+        if any_rewritten(batch.keys) and str(self.config.algorithm.adv_estimator) in ESTIMATORS.values():
+            self._credit_episodes(batch)
+        return batch
+
+    def _credit_episodes(self, batch: Any) -> None:
+        """Writes the credit of whole episodes into the queue, over that of their sequences."""
+        algorithm = self.config.algorithm
+        fields = ["loss_mask", "response_mask", "extra_fields", "rm_scores"]
+        fields += ["token_level_rewards"] * algorithm.use_kl_in_reward + ["values"] * self.use_critic
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        paid = [extra["turn_scores"] for extra in data.pop("extra_fields").tolist()]
+        # verl's rollout correction may have emptied `response_mask`, off which turns could not be read any more
+        parts = {name: data[name].unbind() for name in fields if name != "extra_fields"}
+        rows = [
+            Row(
+                key,
+                parts["loss_mask"][i],
+                paid[i],
+                penalty=parts["token_level_rewards"][i] - parts["rm_scores"][i] if algorithm.use_kl_in_reward else None,
+                values=parts["values"][i] if self.use_critic else None,
+            )
+            for i, key in enumerate(batch.keys)
+        ]
+        credit = {
+            name: torch.nested.as_nested_tensor(
+                [one * mask for one, mask in zip(found, parts["response_mask"], strict=True)], layout=torch.jagged
+            )
+            for name, found in zip(("advantages", "returns"), credit_episodes(rows, algorithm), strict=True)
+        }
+        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(credit, len(rows)))
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: Any, **where: Any) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **where)
@@ -190,9 +230,3 @@ def all_failed(reasons: list[str], step: int) -> RolloutFailure:
         f"step {step}: none of its groups can be learned from; {len(reasons)} episodes failed. The first, "
         f"{reasons[0] if reasons else 'of unknown reason'}"
     )
-
-
-def _episode_of(key: str) -> tuple[str, str]:
-    """(group, member) of a trajectory's key in verl's queue, '{group}_{member}_{sequence}'."""
-    group, member, _ = key.rsplit("_", 2)
-    return group, member

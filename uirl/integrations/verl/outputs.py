@@ -9,14 +9,10 @@ from typing import Any
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from uirl.errors import AlignmentError, ConfigError
+from uirl.errors import AlignmentError
 from uirl.images import ImageStore
 from uirl.rollout.samples import samples_of
 from uirl.types import Sample, Trajectory
-
-SEVERAL_SEQUENCES = ("grpo", "uirl_rejection_sampling")
-"""Estimators that give the credit of an episode to all of its sequences. The others would count an episode once per
-sequence, in its group's baseline or in the returns."""
 
 
 class EpisodeOutput(AgentLoopOutput):
@@ -35,21 +31,15 @@ class EpisodeOutput(AgentLoopOutput):
 
 
 def outputs_of(
-    trajectory: Trajectory, images: ImageStore, versions: Sequence[int], *, estimator: str, max_tokens: int
+    trajectory: Trajectory, images: ImageStore, versions: Sequence[int], *, max_tokens: int
 ) -> list[EpisodeOutput]:
     """The sequences of an episode, in order: one, or one per stretch between rewritings of its history.
 
     `versions` are the global steps of the weights that sampled it. Where there are several, each carries the score of
-    the whole episode on its last token. Raises ConfigError where `estimator` would misread several sequences, and
-    AlignmentError for a sequence of more than `max_tokens`.
+    the whole episode on its last token, which is what verl expects. Raises AlignmentError for a sequence of more than
+    `max_tokens`.
     """
     samples = samples_of(trajectory)
-    if len(samples) > 1 and estimator not in SEVERAL_SEQUENCES:
-        raise ConfigError(
-            f"the context window rewrote the history of an episode, which makes it {len(samples)} sequences; under "
-            f"verl only {' and '.join(SEVERAL_SEQUENCES)} read these as one episode, not algorithm.adv_estimator="
-            f"{estimator}. Set rollout.max_images and rollout.token_budget to null, or use grpo"
-        )
     extra = _extra_fields(trajectory, versions)
     return [_output(sample, trajectory, images, extra, max_tokens, alone=len(samples) == 1) for sample in samples]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError, did_you_mean
+from uirl.learner.lora import ATTENTION, MLP, VISION_ROOTS
 
 STRATEGIES = ("fsdp", "fsdp2", "megatron")
 """Training engines of verl's for which there is a schema here (`actor_rollout_ref.actor.strategy`)."""
@@ -22,6 +23,8 @@ _HF_LAYERS: dict[str, Any] = {
     "attention": ["q_proj", "k_proj", "v_proj", "o_proj"],
     "mlp": ["gate_proj", "up_proj", "down_proj"],
 }
+_HF_LAYERS_WITH_VISION = {"all": "all-linear", "attention": sorted(ATTENTION), "mlp": sorted(MLP)}
+_VISION = rf"(.*\.)?({'|'.join(sorted(VISION_ROOTS))})\..*"
 _MEGATRON_LAYERS = {
     "all": ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"],
     "attention": ["linear_qkv", "linear_proj"],
@@ -145,17 +148,29 @@ def schema_of(keys: Mapping[str, Any]) -> str:
 
 
 def adapter_keys(config: ConfigStore, strategy: str) -> dict[str, Any]:
-    """verl's keys for `model.use_lora` and `model.lora`; its two engines read different ones and other layer names."""
+    """verl's keys for `model.use_lora` and `model.lora`; its two engines read different ones and other layer names.
+
+    Raises ConfigError for dropout of adapters with FSDP, whose adapters have none.
+    """
     model, lora = config.model, config.model.lora
     if strategy != "megatron":
-        rank = lora.r if model.use_lora else 0
-        return {f"{_HF}.lora_rank": rank, f"{_HF}.target_modules": _hf_layers(lora.target)}
-    rows = {"rank": lora.r, "alpha": lora.lora_alpha, "target_modules": _megatron_layers(lora.target)}
+        if model.use_lora and lora.lora_dropout:
+            raise ConfigError(
+                f"model.lora.lora_dropout={lora.lora_dropout}, but adapters of verl's FSDP engines have none; set it to 0"
+            )
+        return {
+            f"{_HF}.lora_rank": lora.r if model.use_lora else 0,
+            f"{_HF}.target_modules": _hf_layers(lora.target, lora.vision),
+            f"{_HF}.exclude_modules": _VISION if model.use_lora and not lora.vision else None,
+        }
+    rows = {"rank": lora.r, "alpha": lora.lora_alpha, "dropout": lora.lora_dropout}
+    rows["target_modules"] = _megatron_layers(lora.target)
     return {f"{_HF}.lora_rank": 0, **{f"{_HF}.lora.{name}": value for name, value in rows.items() if model.use_lora}}
 
 
-def _hf_layers(target: str | list[str]) -> Any:
-    return _HF_LAYERS[target] if isinstance(target, str) else list(target)
+def _hf_layers(target: str | list[str], vision: bool) -> Any:
+    known = _HF_LAYERS_WITH_VISION if vision else _HF_LAYERS
+    return known[target] if isinstance(target, str) else list(target)
 
 
 def _megatron_layers(target: str | list[str]) -> list[str]:

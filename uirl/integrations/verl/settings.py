@@ -22,6 +22,8 @@ class Settings:
     """Run directory; None: none is written."""
     poll_seconds: float = 0.2
     """How often the trainer looks whether the episodes of a step are complete (verl's own default is 2 s)."""
+    credits_episodes: bool = False
+    """Whether the trainer gives credit to whole episodes where they are several sequences; ours says so itself."""
 
     @classmethod
     def read(cls, data: Any) -> Settings:

@@ -27,6 +27,7 @@ class World:
 
     def __init__(self, config: Any, settings: Settings) -> None:
         """`config`: verl's whole config."""
+        self.settings = settings
         self.store: ConfigStore = settings.store()
         self.office = find_office(settings.office) if settings.office is not None else None
         self.images = ImageStore()
