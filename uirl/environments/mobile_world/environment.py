@@ -206,8 +206,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
                 raise
             except asyncio.CancelledError:
                 if self._server is not None:
-                    # what the phone was told may still be under way
-                    self.pool.take_out(self._server, "a call was given up")
+                    self._given_up(self._server)
                 self._part()
                 raise
 
@@ -280,6 +279,13 @@ class MobileWorldEnvironment(RemoteEnvironment):
         except RolloutFailure:
             self._known.prepared.discard(server)
             raise
+        except asyncio.CancelledError:
+            self._given_up(server)
+            raise
+
+    def _given_up(self, server: Server) -> None:
+        """A call was cancelled: what the phone was told may still be under way."""
+        self.pool.take_out(server, "a call was given up")
 
     def _chosen(self, known: list[PhoneTask]) -> PhoneTask:
         task, seed = self._wanted
