@@ -40,10 +40,11 @@ def test_train_then_eval_then_resume(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert report["episodes"] == 8
     assert "pass@4" in capsys.readouterr().out
     checkpoint = max((run / "checkpoints").iterdir())
-    assert main(["eval", str(checkpoint), "--episodes", "8", "--json", "-"]) == 0
+    greedy = "inference.temperature=0"  # changes may stand anywhere
+    assert main(["eval", "--checkpoint", str(checkpoint), "--episodes", "8", greedy, "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["episodes"] == 8
     more = ["training.num_epochs=2"]
-    assert main(["train", str(config), where, *QUICK, *more, "--resume"]) == 0
+    assert main(["train", "--config", str(config), where, *QUICK, "--resume", *more]) == 0
     assert "resumed at step 2" in capsys.readouterr().out
     assert json.loads((run / "summary.json").read_text())["steps"] == 4
 
@@ -70,7 +71,14 @@ def test_eval_takes_a_file_of_tasks(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["train", "environment.name=scren"], "screen"),
         (["train", "environment.options={levle: 2}"], "level"),
         (["train", "a.yaml", "b.yaml"], "one config file"),
+        (["train", "--config", "a.yaml", "b.yaml"], "one config file"),
+        (["train", "--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["train", "--resume", "training.batch_size=many"], "training.batch_size"),
+        (["train", "training.seed=1", "--resume", "training.batch_size=many"], "training.batch_size"),
+        (["train", "model.model_name=./nowhere"], "there is no folder './nowhere'"),
         (["eval", "nowhere"], "does not exist"),
+        (["eval", "--checkpoint", "nowhere"], "does not exist"),
+        (["eval"], "expected a run directory or a checkpoint"),
         (["train", "inference.backend=vllm"], "needs the package vllm"),
         (["train", "ray.use_ray=true"], "ray.use_ray"),
     ],
@@ -80,6 +88,20 @@ def test_mistakes_are_named_and_never_a_traceback(
 ) -> None:
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--checkpoint", "a"],
+        ["eval", "runs/a", "--tsks", "b"],
+        ["serve", "--env", "screen", "a=b"],
+    ],
+)
+def test_an_option_that_does_not_exist_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert arguments[-1] in capsys.readouterr().err
 
 
 def test_check_proves_a_config(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from uirl.errors import UirlError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status: 0 done, 1 a check failed, 2 an error that the person can mend, 130 interrupted."""
-    options = _parser().parse_args(arguments)
+    options = _options(arguments)
     try:
         return int(options.run(options))
     except UirlError as error:
@@ -25,6 +25,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What was typed. Changes to the config may stand before and behind options; argparse reads one place alone."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    changes = getattr(options, "overrides", None)
+    if rest and (changes is None or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.overrides = [*changes, *rest]
+    return options
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="uirl", description="Reinforcement learning for agents that use things.")
     commands = parser.add_subparsers(required=True, metavar="command")
@@ -33,7 +45,10 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", action="store_true", help="continue the run of this name from its newest checkpoint")
     train.set_defaults(run=_train)
     evaluate = commands.add_parser("eval", help="measure a run or a checkpoint on held-out episodes")
-    evaluate.add_argument("path", metavar="RUN_OR_CHECKPOINT", help="run directory, checkpoint or HF model folder")
+    evaluate.add_argument(
+        "path", nargs="?", metavar="RUN_OR_CHECKPOINT", help="run directory, checkpoint or HF model folder"
+    )
+    evaluate.add_argument("--checkpoint", metavar="PATH", help="the same, as an option")
     evaluate.add_argument("--tasks", metavar="FILE", help="JSON list of tasks; default: those of the environment")
     evaluate.add_argument("--episodes", type=int, default=256, help="episodes in all (default 256)")
     evaluate.add_argument("--tries", type=int, default=1, help="episodes per instance, for pass@k (default 1)")
@@ -51,21 +66,22 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("arguments", nargs="*", metavar="config.yaml | section.key=value", help="a config and changes")
+    parser.add_argument("overrides", nargs="*", metavar="config.yaml | section.key=value", help="a config and changes")
+    parser.add_argument("--config", metavar="FILE", help="the config, as an option")
 
 
-def _split(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+def _split(options: argparse.Namespace) -> tuple[str | None, list[str]]:
     """(path of the config or None, overrides)."""
-    paths = [a for a in arguments if "=" not in a]
+    paths = [a for a in [options.config] if a is not None] + [a for a in options.overrides if "=" not in a]
     if len(paths) > 1:
         raise UirlError(f"expected one config file, got {len(paths)}: {', '.join(paths)}")
-    return (paths[0] if paths else None), [a for a in arguments if "=" in a]
+    return (paths[0] if paths else None), [a for a in options.overrides if "=" in a]
 
 
 def _train(options: argparse.Namespace) -> int:
     from uirl.config import load_config
 
-    path, overrides = _split(options.arguments)
+    path, overrides = _split(options)
     config = load_config(path, [*overrides, *(["checkpoint.resume=true"] if options.resume else [])])
     if config.logging.run_name is None and path is not None:
         config.logging.run_name = _run_name(config.logging.runs_dir, Path(path).stem, options.resume)
@@ -94,13 +110,16 @@ def _eval(options: argparse.Namespace) -> int:
     from uirl.training.measure import measure
     from uirl.training.progress import percent, report_table
 
+    words = [word for word in (options.checkpoint, options.path) if word is not None]
+    if not words:
+        raise UirlError("expected a run directory or a checkpoint, as in: uirl eval runs/screen")
     report = measure(
-        options.path,
+        words[0],
         tasks_path=options.tasks,
         episodes=options.episodes,
         tries=options.tries,
         temperature=options.temperature,
-        overrides=options.overrides,
+        overrides=words[1:] + options.overrides,
     )
     text = json.dumps(report.to_dict(), indent=2)
     if options.json_path == "-":
@@ -114,7 +133,7 @@ def _eval(options: argparse.Namespace) -> int:
         "turns": report.turns,
         **{f"pass@{k}": percent(value) for k, value in report.pass_at_k.items() if k > 1},
     }
-    report_table(options.path, rows)
+    report_table(words[0], rows)
     report_table("per task", {name: _task_line(row) for name, row in report.tasks.items()})
     if options.json_path:
         from uirl.files import write_atomically
@@ -133,7 +152,7 @@ def _check(options: argparse.Namespace) -> int:
     from uirl.config import load_config
     from uirl.training.preflight import preflight
 
-    path, overrides = _split(options.arguments)
+    path, overrides = _split(options)
     findings = preflight(load_config(path, overrides))
     for finding in findings:
         print(f"{'ok  ' if finding.ok else 'FAIL'}  {finding.what}: {finding.detail}")

@@ -209,6 +209,10 @@ def _load_pretrained(config: Any, *, weights: bool = True) -> tuple[Any, Any, An
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
     path = config.local_path or config.model_name
+    if (config.local_path or path.startswith(("/", ".", "~"))) and not Path(path).exists():
+        raise CheckpointError(
+            f"there is no folder {path!r}; expected one with config.json, model.safetensors and a tokenizer"
+        )
     kwargs = {"trust_remote_code": config.trust_remote_code}
     options: dict[str, Any] = {"dtype": DTYPES[config.dtype], **kwargs}
     if config.attn_implementation:
@@ -223,8 +227,8 @@ def _load_pretrained(config: Any, *, weights: bool = True) -> tuple[Any, Any, An
         tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
     except (OSError, ValueError, json.JSONDecodeError, RuntimeError) as error:
         raise CheckpointError(
-            f"cannot load a model from {path!r}: {error}. Expected a HF id or a folder with config.json, "
-            "model.safetensors and a tokenizer."
+            f"cannot load a model from {path!r}: {str(error).rstrip('.')}. "
+            "Expected a HF id or a folder with config.json, model.safetensors and a tokenizer."
         ) from error
     except Exception as error:
         if type(error).__name__ != "SafetensorError":
