@@ -33,7 +33,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if rest and (changes is None or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
-        options.overrides = [*changes, *rest]
+        options.overrides += rest
     return options
 
 
