@@ -170,9 +170,13 @@ async def test_a_browser_that_cannot_start_says_what_it_said(tmp_path: Path) -> 
 
 
 async def test_a_browser_that_never_gets_ready_is_ended(tmp_path: Path) -> None:
-    note = tmp_path / "pid"
-    browser = Chromium(executable=script(tmp_path / "slow", f"echo $$ > {note}; sleep 60"), start_timeout=0.5)
+    browser = Chromium(executable=script(tmp_path / "slow", "sleep 60"), start_timeout=0.5)
+    opening = asyncio.create_task(browser.new_page(100, 100))
+    while browser.pid is None:
+        await asyncio.sleep(0)
+    group = browser.pid
+    assert running(group)
     with pytest.raises(EpisodeTimeout, match="not ready"):
-        await browser.new_page(100, 100)
-    assert ended(int(note.read_text()))
+        await opening
+    assert ended(group)
     assert browser.pid is None

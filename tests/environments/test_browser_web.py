@@ -195,7 +195,11 @@ def servers() -> Iterator[tuple[str, str, list[str]]]:
             if self.server is running[1]:
                 visited.append(self.path)
             time.sleep(0.5 if self.path == "/help" else 0)
-            self.send_response(200)
+            if self.path == "/silent":
+                return  # the connection is closed without an answer
+            self.send_response({"/none": 204, "/away": 302}.get(self.path, 200))
+            if self.path == "/away":
+                self.send_header("location", f"http://127.0.0.1:{running[1].server_port}/away")
             self.send_header("content-type", "text/html")
             self.send_header("access-control-allow-origin", "*")
             self.end_headers()
@@ -245,6 +249,41 @@ async def test_a_running_server_is_reached_and_no_other(servers: tuple[str, str,
     assert left.observation.info["state"]["path"] == "/there"
     assert visited == []
     assert Chromium.shared().starts == 0, "the closed browser is another one"
+
+
+async def test_a_server_may_be_named_with_the_instance(servers: tuple[str, str, list[str]]) -> None:
+    class Drawn(Served):
+        keeps_page = True
+
+        def prepare(self, rng: random.Random, task: Task | None) -> None:
+            super().prepare(rng, task)
+            self.url = f"{servers[0]}/first" if rng.random() < 0.5 else f"{servers[1]}/second"
+
+    env = Drawn()
+    paths = [(await env.reset(seed=seed)).info["state"]["path"] for seed in range(6)]
+    assert set(paths) == {"/first", "/second"}
+
+
+@pytest.mark.parametrize("path", ["none", "away"])
+async def test_where_goto_leads_nowhere_the_episode_goes_on(path: str, servers: tuple[str, str, list[str]]) -> None:
+    env = Running(f"{servers[0]}/start")
+    await env.reset(seed=1)
+    told = await env.step(Action.of("goto", url=f"{servers[0]}/{path}"))
+    assert (told.done, told.observation.info["state"]["path"]) == (False, "/start")
+    there = await env.step(Action.of("goto", url=f"{servers[0]}/there"))
+    assert there.observation.info["state"]["path"] == "/there"
+    assert servers[2] == []
+
+
+async def test_an_app_that_stops_answering_is_a_failure_and_no_zero(servers: tuple[str, str, list[str]]) -> None:
+    env = Running(f"{servers[0]}/start")
+    for lead in (Action.of("goto", url=f"{servers[0]}/silent"), Action.of("click", x=20, y=100)):
+        await env.reset(seed=1)
+        assert env._page is not None
+        await env._page.evaluate("void (document.links[0].href = '/silent')")
+        with pytest.raises(EnvironmentFailure, match=r"the app does not answer: http.*/silent cannot be opened"):
+            await env.step(lead)
+    assert (await env.reset(seed=1)).info["state"]["path"] == "/start"
 
 
 async def test_what_a_click_leads_to_is_waited_for(servers: tuple[str, str, list[str]]) -> None:

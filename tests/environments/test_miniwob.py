@@ -265,14 +265,16 @@ async def test_a_browser_killed_under_its_sessions_is_a_failure_and_the_next_one
 
 
 async def test_a_page_that_hangs_is_a_time_out_and_the_next_episode_works() -> None:
-    Chromium.shared().timeout = 1.0
     env = MiniWobEnvironment()
     session = EnvironmentSession(env)
     await session.reset(seed=1)
     assert env._page is not None
     await env._page.evaluate("document.addEventListener('mousedown', () => { while (true); })")
+    connection = await Chromium.shared()._connected()
+    usual, connection.timeout = connection.timeout, 1.0
     with pytest.raises(EpisodeTimeout, match=r"did not answer within 1\.0 s"):
         await session.step(click(2, 205))
+    connection.timeout = usual
     assert session.broken
     await session.close()
     assert (await solve(env, 1)).reward == 1.0

@@ -126,11 +126,15 @@ class PageEnvironment(BaseEnvironment):
         self._capture: Mapping[str, Any] = {"format": image_format, "quality": quality}
         self._tree, self._settle = tree, settle
         self._page: Page | None = None
+        self._reach: frozenset[str] = frozenset()  # of that page
         self._turns = 0
         self._goal = ""
         self._marked: list[Mark] = []
         self._seen = Observation()
         self._hidden: Literal["", "picture", "goal"] = ""
+
+    def plan(self, task: Task | None, seed: int) -> None:
+        """Makes the instance of an episode, before it has a page: what the page may reach can depend on it."""
 
     @abstractmethod
     async def begin(self, page: Page, task: Task | None, seed: int) -> str:
@@ -159,6 +163,7 @@ class PageEnvironment(BaseEnvironment):
         if seed is None:
             seed = task.seed if task is not None and task.seed is not None else random.SystemRandom().getrandbits(31)
         self._done, self._turns = False, 0
+        self.plan(task, seed)
         page = await self._usable_page()
         self._goal = await self.begin(page, task, seed)
         await page.move(0, 0)  # where the last episode left the pointer must not show
@@ -235,11 +240,12 @@ class PageEnvironment(BaseEnvironment):
 
     async def _usable_page(self) -> Page:
         """This environment's page: reused where it may be, replaced where it broke."""
-        if self._page is not None and (self._page.broken or not self.keeps_page):
+        reach = self.reachable()
+        if self._page is not None and (self._page.broken or not self.keeps_page or self._reach != reach):
             await self.close()
         if self._page is None:
-            browser = Chromium.shared(self.reachable(), self._frame.zoom)
-            self._page = await browser.new_page(*self._frame.page)
+            browser = Chromium.shared(reach, self._frame.zoom)
+            self._page, self._reach = await browser.new_page(*self._frame.page), reach
             await self.furnish(self._page)
         return self._page
 

@@ -7,9 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from uirl.environments.browser.cdp import CdpConnection
+from uirl.errors import EnvironmentFailure
 
 STARTS_WITHIN = 0.25
 """Seconds in which a requested navigation starts; the browser forgets some without a word (a blocked address)."""
+
+
+class Unopened(EnvironmentFailure):
+    """An address that the browser did not open: it shows its error page, or still the page of before."""
 
 
 class Navigation:
@@ -24,6 +29,8 @@ class Navigation:
         self._loads: dict[str, asyncio.Event] = {}
         self.documents = 0
         """How many documents the main frame has shown: what was made in an earlier one is gone."""
+        self.unreachable: str | None = None
+        """The address in whose place the browser's error page is shown; None: a page is shown."""
         for name, handler in (
             ("Page.frameRequestedNavigation", self._on_requested),
             ("Page.frameStartedLoading", self._on_started),
@@ -81,6 +88,7 @@ class Navigation:
     def _on_document(self, event: Mapping[str, Any]) -> None:
         if event["frame"]["id"] == self._target:
             self.documents += 1
+            self.unreachable = event["frame"].get("unreachableUrl")
 
     def _on_lifecycle(self, event: Mapping[str, Any]) -> None:
         if event["name"] == "load":

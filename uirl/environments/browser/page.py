@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from uirl.environments.browser import keyboard, pointer
 from uirl.environments.browser.cdp import CdpConnection, Refused
-from uirl.environments.browser.navigation import Navigation
+from uirl.environments.browser.navigation import Navigation, Unopened
 from uirl.environments.browser.site import Site
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
 
@@ -124,13 +124,16 @@ class Page:
         return found
 
     async def goto(self, url: str, *, timeout: float = LOAD_SECONDS) -> None:
-        """Returns when `url` is loaded (its load event). Raises EnvironmentFailure where it cannot be."""
+        """Returns when `url` is loaded (its load event).
+
+        Raises `Unopened` where it cannot be (a file to be kept counts), EnvironmentFailure where it takes too long.
+        """
         self._navigation.begin()
         try:
             async with asyncio.timeout(timeout):
                 answer = await self._call("Page.navigate", {"url": url}, timeout=timeout)
                 if answer.get("errorText"):
-                    raise EnvironmentFailure(f"{url} cannot be opened: {answer['errorText']}")
+                    raise Unopened(f"{url} cannot be opened: {answer['errorText']}")
                 loader = answer.get("loaderId")  # absent where only the fragment of the address changed
                 if loader:
                     await self._navigation.loaded(loader)
@@ -153,6 +156,11 @@ class Page:
     async def forget_history(self) -> None:
         """Makes the page that is shown the first one."""
         await self._call("Page.resetNavigationHistory")
+
+    @property
+    def unreachable(self) -> str | None:
+        """The address in whose place the browser's error page is shown; None: a page is shown."""
+        return self._navigation.unreachable
 
     @property
     def leaving(self) -> bool:

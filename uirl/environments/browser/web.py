@@ -77,16 +77,17 @@ class WebEnvironment(PageEnvironment):
         return self.reachable() | ({ORIGIN} if self.html or self.folder else set())
 
     async def furnish(self, page: Page) -> None:
-        if not self.url:
-            self._site = Site()
-            await page.serve(self._site)
+        self._site = Site()
+        await page.serve(self._site)
         if self.watch:
             await page.run_on_load(self.watch)
 
-    async def begin(self, page: Page, task: Task | None, seed: int) -> str:
-        """Makes and loads the instance."""
+    def plan(self, task: Task | None, seed: int) -> None:
         self.answer = self.claim = None
         self.prepare(random.Random(seed), task)
+
+    async def begin(self, page: Page, task: Task | None, seed: int) -> str:
+        """Loads the instance."""
         await page.goto(self._address())
         await page.forget_history()
         self._state = {}
@@ -106,9 +107,14 @@ class WebEnvironment(PageEnvironment):
         return Judgement(self.reward(before, self._state), outcome is not None, outcome is True, info)
 
     async def _read(self, page: Page) -> State:
-        """The state; the last one where the page is gone, as after a link to somewhere out of reach."""
+        """The state; the last one where the page is gone, as after a link to somewhere out of reach.
+
+        Raises EnvironmentFailure where what is gone is the app itself.
+        """
         guarded = f"(async () => location.protocol === 'chrome-error:' ? {{}} : {{state: await ({self.state})}})()"
         read = await page.evaluate(guarded, apart=not self.trusts_page)
+        if "state" not in read and page.unreachable is not None and origin_of(page.unreachable) in self.reachable():
+            raise EnvironmentFailure(f"the app does not answer: {page.unreachable} cannot be opened")
         state = read.get("state", self._state)
         if not isinstance(state, dict):
             raise EnvironmentFailure(
