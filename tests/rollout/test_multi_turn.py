@@ -239,6 +239,14 @@ def test_what_a_trainer_plays_is_what_an_episode_plays(lm: LoadedModel) -> None:
     assert prompt is not None
     assert prompt.startswith("be brief\n\n- calculator(")
     assert prompt in said
+    talker = says(lm, CALL, "42")
+    bare = MultiTurnInferenceEngine(talker, tool_manager=manager, enable_tools=True)
+    assert bare.run_episode(env).success is True
+    world, prompt = bare.world_of(env)
+    assert prompt is None
+    assert "- calculator(" in world.get_prompt_prefix()
+    assert world.get_prompt_prefix() in lm.tokenizer.decode(talker.engine.requests[0].prompt_ids)
+    talker.close()
     plain = MultiTurnInferenceEngine(engine)
     assert plain.world_of(env) == (env, None)
 

@@ -331,37 +331,36 @@ class MultiTurnInferenceEngine:
 
         The prompt is None where it is the environment's own. Raises ConfigError for a parser that has no name.
         """
+        return self._equipped(environment, "" if self._tools is None else format_of(self._tools.parser))
+
+    # -- parts of both -----------------------------------------------------------------------------------------
+
+    def _equipped(
+        self, environment: BaseEnvironment, action_format: str | ActionParser
+    ) -> tuple[BaseEnvironment, str | None]:
+        """(environment with the tools in it, system prompt, None where it is the environment's own). Tools are shown by
+        the chat template where it knows how to, else described in the system prompt."""
         if self._tools is None:
             return environment, self.system_prompt
-        registry, parser = self._tools.registry, self._tools.parser
+        registry = self._tools.registry
         shown = ChatRenderer.can_show(self.engine.loaded, registry.schemas())
         world = ToolEnvironment(
             registry=registry,
             environment=environment,
-            action_format=format_of(parser),
+            action_format=action_format,
             describe="template" if shown else "prompt",
         )
         if self.system_prompt is None or shown:
             return world, self.system_prompt
-        described = "\n".join(filter(None, [registry.describe(), parser.describe()]))
-        return world, "\n\n".join(filter(None, [self.system_prompt, described]))
-
-    # -- parts of both -----------------------------------------------------------------------------------------
+        parts = (self.system_prompt, registry.describe(), self._tools.parser.describe())
+        return world, "\n\n".join(filter(None, parts))
 
     def _world(self, environment: BaseEnvironment) -> tuple[BaseEnvironment, ChatRenderer, ActionParser, str]:
-        """(environment with the tools in it, chat template, parser, system prompt). Tools are shown by the template
-        where it knows how to, else described in the system prompt."""
-        system = environment.get_prompt_prefix() if self.system_prompt is None else self.system_prompt
-        loaded = self.engine.loaded
-        if self._tools is None:
-            chat = ChatRenderer(loaded, environment.tool_schemas())
-            return environment, chat, create_parser(environment.action_format), system
-        registry, parser = self._tools.registry, self._tools.parser
-        world = ToolEnvironment(registry=registry, environment=environment, action_format=parser, describe="none")
-        if ChatRenderer.can_show(loaded, registry.schemas()):
-            return world, ChatRenderer(loaded, registry.schemas()), parser, system
-        described = "\n".join(filter(None, [registry.describe(), parser.describe()]))
-        return world, ChatRenderer(loaded), parser, "\n\n".join(filter(None, [system, described]))
+        """(environment with the tools in it, chat template, parser, system prompt)."""
+        parser = create_parser(environment.action_format) if self._tools is None else self._tools.parser
+        world, prompt = self._equipped(environment, parser)
+        chat = ChatRenderer(self.engine.loaded, world.tool_schemas())
+        return world, chat, parser, world.get_prompt_prefix() if prompt is None else prompt
 
 
 class _Person(BaseEnvironment):

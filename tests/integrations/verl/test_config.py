@@ -9,8 +9,9 @@ import pytest
 from pydantic import BaseModel
 
 from uirl import ConfigError, ConfigStore, load_model
-from uirl.integrations.verl.config import ELSEWHERE, MAPPED, create_verl_config
+from uirl.integrations.verl.config import ELSEWHERE, MAPPED, WITHOUT_EFFECT, create_verl_config, ignored
 from uirl.integrations.verl.settings import Settings
+from uirl.integrations.verl.trainer import create_trainer
 
 pytestmark = pytest.mark.verl
 
@@ -31,12 +32,23 @@ def test_every_key_of_ours_is_mapped_or_says_why_not() -> None:
     keys = set(leaves(ConfigStore))
 
     def reasons(key: str) -> list[str]:
-        return [entry for entry in ELSEWHERE if key == entry or key.startswith(entry + ".")]
+        named = (*ELSEWHERE, *WITHOUT_EFFECT)
+        return [entry for entry in named if key == entry or key.startswith(entry + ".")]
 
     assert {key for key in keys if key not in MAPPED and not reasons(key)} == set()
     assert {key for key in MAPPED if reasons(key)} == set()
+    assert {key for key in keys if len(reasons(key)) > 1} == set()
     known = keys | {key.rsplit(".", 1)[0] for key in keys}
-    assert {entry for entry in (*MAPPED, *ELSEWHERE) if entry not in known} == set()
+    assert {entry for entry in (*MAPPED, *ELSEWHERE, *WITHOUT_EFFECT) if entry not in known} == set()
+
+
+def test_what_is_set_in_vain_is_named(tmp_path: Path) -> None:
+    assert ignored(own("inference.temperature=0.7", "training.minibatches=1")) == []
+    vain = own("training.warm_start.steps=3", "training.max_seconds=60", f"logging.runs_dir={tmp_path}")
+    found = ignored(vain)
+    assert [line.partition(":")[0] for line in found] == ["training.max_seconds", "training.warm_start"]
+    with pytest.warns(UserWarning, match=r"no effect under verl: .*training\.warm_start: run it with the local"):
+        create_trainer(vain)
 
 
 def test_the_mapped_values_say_the_same() -> None:

@@ -16,6 +16,8 @@ from tests.integrations.verl.worlds import Ladder, TwoLooks
 from uirl.errors import ConfigError
 from uirl.integrations.verl.curriculum import CurriculumTasks
 from uirl.integrations.verl.dataset import CustomEnvironmentDataset, Given, give
+from uirl.rollout.episode import derive_seed
+from uirl.training.tasks import UniformTasks
 from uirl.types import Failure, Task, Trajectory
 
 pytestmark = pytest.mark.verl
@@ -56,6 +58,21 @@ def test_rows_of_a_named_environment_say_its_name(tmp_path: Path) -> None:
     run = trainer(config(tmp_path, "environment.name=guess_number"))
     row = CustomEnvironmentDataset(config=run.config.data, data_files="uirl:train")[0]
     assert row["data_source"] == row["extra_info"]["environment"] == "guess_number"
+
+
+@pytest.mark.parametrize("given", [None, 7])
+@pytest.mark.parametrize("curriculum", [None, Ladder()])
+def test_instances_and_draws_have_the_seeds_of_the_local_trainer(
+    tmp_path: Path, given: int | None, curriculum: Any
+) -> None:
+    """`training.seed` makes the instances, `inference.seed` the draws, or `training.seed` these too."""
+    seeds = ("training.seed=3", f"inference.seed={'null' if given is None else given}")
+    run = trainer(config(tmp_path, "environment.name=tests.integrations.verl.worlds:TwoLooks", *seeds))
+    row = CustomEnvironmentDataset(config=run.config.data, data_files="uirl:train", curriculum=curriculum)[0]
+    info = row["extra_info"]
+    assert info["seed"] == derive_seed(3, "train", "instance", 0)
+    ((spec,),) = UniformTasks(TwoLooks().tasks(), seed=given or 3, instance_seed=3).groups(1, 1)
+    assert (info["seed"], info["draws"]) == (spec.environment_seed, spec.sampling_seed)
 
 
 def test_every_task_comes_equally_often() -> None:

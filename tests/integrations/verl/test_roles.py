@@ -162,7 +162,7 @@ def test_adapters_are_in_the_layers_where_the_local_trainer_has_them(model: str,
 def test_dropout_of_adapters_is_handed_on_or_refused(model: str) -> None:
     own = ("model.use_lora=true", "model.lora.lora_dropout=0.1")
     assert made(model, SPLITS["megatron"], *own).actor_rollout_ref.model.lora.dropout == 0.1
-    with pytest.raises(ConfigError, match=r"lora_dropout=0\.1, but adapters of verl's FSDP engines have none"):
+    with pytest.raises(ConfigError, match=r"lora_dropout=0\.1, but the adapters of verl's FSDP engines have none"):
         made(model, SPLITS["fsdp2"], *own)
 
 
@@ -276,5 +276,44 @@ def test_the_memory_table_is_what_its_formulas_say(capsys: pytest.CaptureFixture
         assert f"\n{row}\n" in PAGES["verl_run_book.md"], row
 
 
-def test_the_script_for_slurm_is_shell() -> None:
-    subprocess.run(["bash", "-n", str(ROOT / "scripts" / "verl_slurm.sh")], check=True)
+STUBS = {
+    "scontrol": 'echo "n1"; echo "n2"',
+    "srun": 'while [[ "$1" == --* ]]; do shift; done; exec "$@"',
+    "hostname": "echo 10.0.0.1",
+    "sleep": "exit 0",
+    "ray": "exit 0",
+    "python": 'echo "$GPUS"',
+    "uirl": 'printf "%s\\n" "$RAY_ADDRESS" "$@" > "$LOG"',
+}
+"""The programs of a cluster, as the script for Slurm sees them."""
+
+
+def slurm(folder: Path, gpus: int) -> subprocess.CompletedProcess[str]:
+    """How the script ends on two nodes of four GPUs of which Ray finds `gpus`; the run it starts writes its address of
+    Ray and its arguments to `log`."""
+    for name, body in STUBS.items():
+        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / name).chmod(0o755)
+    env = {"PATH": f"{folder}:/usr/bin:/bin", "UIRL_BIN": str(folder), "LOG": str(folder / "log"), "GPUS": str(gpus)}
+    env |= {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_GPUS_ON_NODE": "4"}
+    command = ["bash", str(ROOT / "scripts" / "verl_slurm.sh"), str(ROOT / "configs/verl_config.yaml"), "data.seed=1"]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_the_script_for_slurm_joins_the_nodes_and_starts_the_run(tmp_path: Path) -> None:
+    from uirl.cli.main import _parser
+
+    done = slurm(tmp_path, gpus=8)
+    assert done.returncode == 0, done.stderr
+    address, *command = (tmp_path / "log").read_text().splitlines()
+    options = _parser().parse_args(command)
+    config, own, _ = load_verl_config(options.config, options.overrides)
+    assert (config.trainer.nnodes, config.trainer.n_gpus_per_node, config.data.seed) == (2, 4, 1)
+    assert own.ray.address == address == "10.0.0.1:6379"
+
+
+def test_the_script_for_slurm_ends_where_a_node_is_missing(tmp_path: Path) -> None:
+    done = slurm(tmp_path, gpus=4)
+    assert done.returncode == 1
+    assert "Ray found 4 GPUs, expected 8 on 2 nodes" in done.stderr
+    assert not (tmp_path / "log").exists()

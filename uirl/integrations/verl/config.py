@@ -181,7 +181,6 @@ BY_OUR_LOOP = "read by our agent loop, which runs inside verl's workers"
 BY_MODEL_FOLDER = "the policy is written to a folder that verl loads"
 ELSEWHERE: dict[str, str] = {
     **dict.fromkeys(("model.model_name", "model.local_path", "model.tiny"), BY_MODEL_FOLDER),
-    "model.device": "verl places models on the devices of its resource pool (trainer.device)",
     **dict.fromkeys(
         ("model.use_lora", "model.lora.r", "model.lora.target", "model.lora.lora_dropout", "model.lora.vision"),
         "each of verl's engines has keys and layer names of its own: `roles.adapter_keys`",
@@ -189,35 +188,39 @@ ELSEWHERE: dict[str, str] = {
     **dict.fromkeys(
         ("environment", "rollout", "inference.max_tokens", "inference.max_turns", "inference.multi_turn"), BY_OUR_LOOP
     ),
-    **dict.fromkeys(("inference.system_prompt", "inference.seed"), BY_OUR_LOOP),
-    **dict.fromkeys(
-        ("inference.server_url", "inference.server_model", "inference.api_key_env", "inference.request_timeout"),
-        "verl starts its own rollout servers",
-    ),
-    **dict.fromkeys(("inference.request_retries", "inference.weights_dir"), "verl starts its own rollout servers"),
+    "inference.system_prompt": BY_OUR_LOOP,
+    "inference.seed": "read by our dataset and our agent loop; null: the servers' draws are not repeatable",
     "inference.engine_options": "goes to actor_rollout_ref.rollout.engine_kwargs under the name of the engine",
-    "training.max_seconds": "verl ends by steps and epochs",
-    "training.stop_at_success": "verl ends by steps and epochs",
-    "training.old_log_probs": "verl recomputes them",
-    "training.value_coef": "verl's critic is a model of its own with its own optimiser",
     "training.eval_episodes": "the size of the validation dataset",
-    "training.threads": "verl's workers own their processes",
-    "training.warm_start": "run it with the local trainer first and continue its checkpoint under verl",
-    "algorithm.whiten_advantages": "verl always whitens the advantages of gae and reinforce_plus_plus",
-    "algorithm.step_weight": "belongs to gigpo, which does not run under verl",
     "algorithm.skip_dead_groups": "verl knows one way, to refill the batch without limit: see algorithm.max_resamples",
-    "algorithm.min_live_groups": "verl keeps groups without a signal, or refills the batch (algorithm.max_resamples)",
-    "algorithm.scale_step_by_live": "verl keeps groups without a signal, or refills the batch",
     "algorithm.reward_threshold": "read by our estimator `uirl_rejection_sampling`",
-    "checkpoint.save_optimizer": "verl saves model, optimiser and extra state together",
-    "ray.use_ray": "verl always runs on Ray",
-    "ray.num_actors": "verl's agent-loop workers (actor_rollout_ref.rollout.agent.num_workers)",
     "logging.runs_dir": "our run directory beside verl's checkpoints",
-    "logging.print_every": "verl prints every step",
     "logging.tensorboard": "goes with logging.wandb into trainer.logger",
     **dict.fromkeys(("logging.store_trajectories", "logging.store_images"), BY_OUR_LOOP),
 }
 """Our key, or a whole section -> why verl has no such key and who reads it instead."""
+
+OWN_SERVERS = "verl starts its own rollout servers"
+WITHOUT_EFFECT: dict[str, str] = {
+    "model.device": "verl places models on the devices of its resource pool (trainer.device)",
+    **dict.fromkeys(("inference.server_url", "inference.server_model", "inference.api_key_env"), OWN_SERVERS),
+    **dict.fromkeys(("inference.request_timeout", "inference.request_retries", "inference.weights_dir"), OWN_SERVERS),
+    "training.max_seconds": "verl ends by steps and epochs",
+    "training.stop_at_success": "verl ends by steps and epochs",
+    "training.old_log_probs": "verl recomputes them",
+    "training.value_coef": "verl's critic is a model of its own with its own optimiser",
+    "training.threads": "verl's workers own their processes",
+    "training.warm_start": "run it with the local trainer first and continue its checkpoint under verl",
+    "algorithm.whiten_advantages": "verl always whitens the advantages of gae and reinforce_plus_plus",
+    "algorithm.step_weight": "belongs to gigpo, which does not run under verl",
+    "algorithm.min_live_groups": "verl keeps groups without a signal, or refills the batch (algorithm.max_resamples)",
+    "algorithm.scale_step_by_live": "verl keeps groups without a signal, or refills the batch",
+    "checkpoint.save_optimizer": "verl saves model, optimiser and extra state together",
+    "ray.use_ray": "verl always runs on Ray",
+    "ray.num_actors": "verl's agent-loop workers (actor_rollout_ref.rollout.agent.num_workers)",
+    "logging.print_every": "verl prints every step",
+}
+"""Our key, or a whole section, that nobody reads under verl -> why. `ignored` names those that are set."""
 
 FIXED = {
     f"{ROLLOUT}.mode": "async",
@@ -283,6 +286,12 @@ def create_verl_config(
         put(composed, key, value)
     Settings(config.to_dict()).write(composed)
     return composed
+
+
+def ignored(config: ConfigStore) -> list[str]:
+    """The settings of `config` that differ from their defaults and have no effect under verl, each with the reason."""
+    default = ConfigStore()
+    return [f"{key}: {why}" for key, why in WITHOUT_EFFECT.items() if _at(config, key) != _at(default, key)]
 
 
 def compose(name: str = "ppo_trainer") -> Any:

@@ -36,7 +36,10 @@ class CurriculumTasks:
         split: str = "train",
         instance_seed: int | None = None,
     ) -> None:
-        """`instance_seed` makes the instances; None: `seed`. Raises ConfigError for a curriculum that lacks a method."""
+        """`instance_seed` makes the instances; None: `seed`.
+
+        Raises ConfigError for a curriculum that lacks a method.
+        """
         for method in ("sample_task", "update_success_rate"):
             if not callable(getattr(curriculum, method, None)):
                 raise ConfigError(f"a curriculum needs {method}(); {type(curriculum).__name__} has none")

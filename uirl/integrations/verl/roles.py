@@ -156,14 +156,15 @@ def adapter_keys(config: ConfigStore, strategy: str) -> dict[str, Any]:
     if strategy != "megatron":
         if model.use_lora and lora.lora_dropout:
             raise ConfigError(
-                f"model.lora.lora_dropout={lora.lora_dropout}, but adapters of verl's FSDP engines have none; set it to 0"
+                f"model.lora.lora_dropout={lora.lora_dropout}, but the adapters of verl's FSDP engines have none; "
+                "set it to 0"
             )
         return {
             f"{_HF}.lora_rank": lora.r if model.use_lora else 0,
             f"{_HF}.target_modules": _hf_layers(lora.target, lora.vision),
             f"{_HF}.exclude_modules": _VISION if model.use_lora and not lora.vision else None,
         }
-    rows = {"rank": lora.r, "alpha": lora.lora_alpha, "dropout": lora.lora_dropout}
+    rows: dict[str, Any] = {"rank": lora.r, "alpha": lora.lora_alpha, "dropout": lora.lora_dropout}
     rows["target_modules"] = _megatron_layers(lora.target)
     return {f"{_HF}.lora_rank": 0, **{f"{_HF}.lora.{name}": value for name, value in rows.items() if model.use_lora}}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from uirl.environments import BaseEnvironment, EnvironmentSession, create_enviro
 from uirl.errors import ConfigError
 from uirl.event_loop import EventLoopThread
 from uirl.files import write_atomically
-from uirl.integrations.verl.config import create_verl_config, put
+from uirl.integrations.verl.config import create_verl_config, ignored, put
 from uirl.integrations.verl.roles import check_placement
 from uirl.integrations.verl.settings import Settings
 from uirl.metrics import read_metrics
@@ -72,6 +73,9 @@ class CustomRayPPOTrainer:
         Raises ConfigError for what cannot work.
         """
         self.store = _store_of(config)
+        without_effect = ignored(self.store)
+        if without_effect:
+            warnings.warn("no effect under verl: " + "; ".join(without_effect), stacklevel=2)
         if multi_turn_engine is not None:
             environment = _as_played_by(multi_turn_engine, self.store, environment)
         self.directory = _directory(self.store)
