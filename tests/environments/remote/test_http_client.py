@@ -79,8 +79,8 @@ async def test_an_act_that_never_left_is_sent_again() -> None:
 async def test_no_answer_is_a_time_out_and_not_sent_again(server: tuple[str, Faulty]) -> None:
     url, faulty = server
     faulty.rule = lambda method, path: "hang"
-    with pytest.raises(NoAnswer, match=r"no answer within 0\.2 s") as caught:
-        await sent(url, again=True, timeout=0.2)
+    with pytest.raises(NoAnswer, match="no answer within 1 s") as caught:
+        await sent(url, again=True, timeout=1.0)
     assert isinstance(caught.value, EpisodeTimeout)
     assert len(faulty.asked) == 1
 

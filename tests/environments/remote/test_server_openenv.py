@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from tests.environments.remote.running import Served, serving, until
-from tests.environments.remote.test_server_native import Moody
+from tests.environments.remote.test_server_native import HUNG, Moody
 from uirl.environments import ScreenEnvironment
 
 MISS = {"name": "click", "arguments": {"x": 1, "y": 1}}
@@ -124,18 +124,18 @@ def test_a_client_that_vanishes_frees_its_session(screen: Served) -> None:
 
 
 def test_the_reaper_takes_the_socket_with_it() -> None:
-    with serving("screen", idle=0.3) as served, open_socket(served) as socket:
+    with serving("screen", idle=1.0) as served, open_socket(served) as socket:
         ask(socket, "reset", {})
         said = json.loads(socket.recv(timeout=60))
         assert said["data"]["code"] == "SESSION_ERROR"
-        assert "idle: not played for 0.3 s" in said["data"]["message"]
+        assert "idle: not played for 1 s" in said["data"]["message"]
         with pytest.raises(ConnectionClosed):
             socket.recv(timeout=60)
         assert served.active == 0
 
 
 def test_failures_are_typed_and_reset_mends_them() -> None:
-    with serving(Moody(), step_timeout=0.5) as served, open_socket(served) as socket:
+    with serving(Moody(), step_timeout=HUNG) as served, open_socket(served) as socket:
         ask(socket, "reset", {})
         said = ask(socket, "step", {"text": "raise"})["data"]
         assert (said["code"], said["kind"]) == ("EXECUTION_ERROR", "environment")

@@ -94,6 +94,66 @@ def test_a_full_server_is_left_alone_and_not_blamed(clock: Clock) -> None:
     assert server.failures == 0
 
 
+def test_a_server_that_opens_no_sessions_does_not_draw_them(clock: Clock) -> None:
+    pool = ServerPool(["a", "b"], ["s"], most=2, rest=5.0, clock=clock)
+    assert taken(pool, 1) == ["a"]
+    pool.give_back(pool.servers[0])
+    pool.doubt(pool.servers[0], "no browser here")
+    assert taken(pool, 5) == ["b", "b", "s", "s", "a"], "it is used where no other can"
+    pool.give_back(pool.servers[0])
+    pool.give_back(pool.servers[1])
+    assert taken(pool, 1) == ["b"]
+    pool.give_back(pool.servers[1])
+    clock.now += 5.0
+    assert taken(pool, 1) == ["a"], "after a rest it is as good as the others"
+    pool.doubt(pool.servers[0], "no browser here")
+    pool.well(pool.servers[0])
+    assert (pool.servers[0].doubtful_until, pool.servers[0].why) == (0.0, "")
+
+
+def test_a_server_that_is_full_runs_again(clock: Clock) -> None:
+    pool = ServerPool(["a"], rest=5.0, clock=clock)
+    server = pool.servers[0]
+    for rest in (0.0, 5.0, 10.0):  # down for a while
+        clock.now += rest
+        assert taken(pool, 1) == ["a"]
+        pool.take_out(server, "it broke")
+        pool.give_back(server)
+    clock.now += 20.0
+    assert taken(pool, 1) == ["a"]
+    pool.give_back(server)
+    pool.full(server, 1.0)  # by now it runs, and others were faster
+    assert server.failures == 0
+    clock.now += 1.0
+    assert taken(pool, 1) == ["a"]
+
+
+async def test_who_was_woken_and_gives_up_wakes_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "_LOOK", 3600.0)
+    pool = ServerPool(["http://a"], most=1)
+    one = await pool.take()
+    first, second = (asyncio.create_task(pool.take(3600.0)) for _ in range(2))
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(PATIENCE):
+        pool.give_back(one)  # wakes the first
+        await asyncio.sleep(0)
+        first.cancel()
+        assert await second is one
+
+
+async def test_who_gives_up_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "_LOOK", 3600.0)
+    pool = ServerPool(["http://a"], most=1)
+    one = await pool.take()
+    first, second = (asyncio.create_task(pool.take(3600.0)) for _ in range(2))
+    await asyncio.sleep(0.05)
+    first.cancel()
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.wait([first])
+        pool.give_back(one)
+        assert await second is one
+
+
 async def test_take_waits_and_gives_up_with_the_reasons() -> None:
     pool = ServerPool(["http://a", "http://b"], most=1, patience=0.3)
     _, two = await pool.take(), await pool.take()

@@ -125,17 +125,21 @@ class RemoteEnvironment(BaseEnvironment):
         try:
             await self._open(server)
         except BaseException as error:
-            with suppress(RolloutFailure):  # half a session must not stay behind
-                await self._leave(server)
-            self._forget()
-            await self.client.release()
-            self.pool.give_back(server)
+            try:
+                with suppress(RolloutFailure):  # half a session must not stay behind
+                    await self._leave(server)
+            finally:
+                self._forget()
+                self.pool.give_back(server)
+                await self.client.release()
             if isinstance(error, Refused) and error.status == 503:
                 self.pool.full(server, error.retry_after or 1.0)
                 return error
             if isinstance(error, (ServerLost, NoAnswer)):
                 self.pool.take_out(server, str(error))
                 return error
+            if isinstance(error, RolloutFailure):
+                self.pool.doubt(server, str(error))
             raise
         self._server = server
         self.pool.well(server)

@@ -93,14 +93,19 @@ class OpenEnvEnvironment(RemoteEnvironment):
     async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
         """The first observation, over a new connection where the old one is gone."""
         self._turns = 0
-        if self._server is not None and self._socket is not None and self._socket.close_code is not None:
+        said: dict[str, Any] | None = None
+        if self._socket is not None and self._socket.close_code is not None:
             await self.close()
-        if self._server is None:
+        if self._server is not None:
+            try:
+                said = await self._begin(task, seed)
+            except (ServerLost, ServerSaid) as error:
+                if isinstance(error, ServerSaid) and error.code != "SESSION_ERROR":
+                    raise
+                await self.close()
+        if said is None:
             await self._lease()
-        data: dict[str, Any] = {**self._reset_options, "seed": seed}
-        if task is not None:
-            data |= {"task": write_task(task)} if self._ours else {"task_id": task.id, "task_name": task.id}
-        said = await self._ask("reset", {key: value for key, value in data.items() if value is not None})
+            said = await self._begin(task, seed)
         frame = read_frame(said, self.url)
         self._last = await self._checked(frame.observation)
         return self._last
@@ -126,6 +131,12 @@ class OpenEnvEnvironment(RemoteEnvironment):
             )
         last = self._last = await self._checked(frame.observation)
         return await self._end(StepResult(last, frame.reward or 0.0, frame.terminated, frame.truncated))
+
+    async def _begin(self, task: Task | None, seed: int | None) -> dict[str, Any]:
+        data: dict[str, Any] = {**self._reset_options, "seed": seed}
+        if task is not None:
+            data |= {"task": write_task(task)} if self._ours else {"task_id": task.id, "task_name": task.id}
+        return await self._ask("reset", {key: value for key, value in data.items() if value is not None})
 
     # -- the connection --------------------------------------------------------------------------------------------
 

@@ -33,6 +33,8 @@ class Server:
     """By the pool's clock: not used before, because it failed."""
     room: int | None = None
     """Sessions it had for us when it last said that it was full; None: it never did."""
+    doubtful_until: float = 0.0
+    """Until then others come first: a session did not open here."""
     full_until: float = 0.0
     """Until then nobody finds out whether it has room for more by now."""
     failures: int = 0
@@ -85,9 +87,15 @@ class ServerPool:
             turn: asyncio.Future[None] = loop.create_future()
             with self._lock:
                 self._waiting.append(turn)
-            # woken when a session is given back; otherwise servers may be tried again as time passes
-            await asyncio.wait([turn], timeout=min(left, _LOOK))
-            turn.cancel()
+            try:
+                # woken when a session is given back; otherwise servers may be tried again as time passes
+                await asyncio.wait([turn], timeout=min(left, _LOOK))
+            except asyncio.CancelledError:
+                if turn.done():
+                    self._wake()  # somebody else's turn now
+                raise
+            finally:
+                turn.cancel()
 
     def choose(self) -> Server | None:
         """The same at once; None: all are out or full."""
@@ -96,7 +104,8 @@ class ServerPool:
             free = [server for server in self.servers if _may_take(server, now)]
             if not free:
                 return None
-            best = min(free, key=lambda s: (s.spare, s.active))
+            # one that cannot open sessions is the least busy of all: it must not draw every session to itself
+            best = min(free, key=lambda s: (s.doubtful_until > now, s.spare, s.active))
             if best.room is not None and best.active >= best.room:
                 best.full_until = now + PROBE  # this session finds out; the others wait for how it goes
             best.active += 1
@@ -115,6 +124,7 @@ class ServerPool:
         """The server opened a session."""
         with self._lock:
             server.failures, server.out_until, server.why, server.trying = 0, 0.0, "", False
+            server.doubtful_until = 0.0
             if server.room is not None:
                 server.room = max(server.room, server.active)
         self._wake()
@@ -128,12 +138,17 @@ class ServerPool:
             server.failures, server.trying = server.failures + 1, False
             server.out_until = self._clock() + self._rest_of(server)
 
+    def doubt(self, server: Server, why: str) -> None:
+        """The server answered, and opened no session. That may be the task's fault: it is used where no other can."""
+        with self._lock:
+            server.doubtful_until, server.why = self._clock() + self._rest, why
+
     def full(self, server: Server, seconds: float) -> None:
         """The server took no session beside those it has for us, call it after `give_back`; nothing is wrong with it.
         In `seconds` one session may ask again."""
         with self._lock:
             server.room, server.full_until = server.active, self._clock() + seconds
-            server.why = "full"
+            server.failures, server.out_until, server.trying, server.why = 0, 0.0, False, "full"
 
     def describe(self) -> str:
         """Every server and why it is not used, for an error."""

@@ -17,6 +17,7 @@ from uirl.environments.base import BaseEnvironment
 from uirl.environments.remote.server.counters import Counters
 from uirl.environments.remote.server.problems import Full, NoSession, OutOfTurn, Refusal, SessionOver
 from uirl.environments.remote.server.settings import ServerSettings
+from uirl.environments.remote.wire import WireError
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import EnvironmentFailure, RolloutFailure
 from uirl.images import Screenshot
@@ -138,7 +139,10 @@ class Sessions:
         self._warm: list[tuple[float, EnvironmentSession]] = []
         """Instances that nobody plays, and since when: the next session takes one over."""
         self._over: OrderedDict[str, str] = OrderedDict()
-        self._closing: set[str] = set()
+        self._closing: dict[str, asyncio.Future[None]] = {}
+        """Sessions that are being closed, by id."""
+        self._discarding: set[asyncio.Future[None]] = set()
+        """Instances that are being closed."""
         self._opened = 0
         self._closed = False
 
@@ -185,7 +189,13 @@ class Sessions:
         return lease
 
     async def reset(self, lease: Lease, task: Task | None, seed: int | None) -> Observation:
-        """The first observation of a new episode. A session that broke gets a new instance first."""
+        """The first observation of a new episode. A session that broke gets a new instance first.
+
+        Raises WireError for a seed of more than 64 bits: what one client asks for could break what all sessions share.
+        """
+        for given in (seed, task.seed if task else None):
+            if given is not None and not -(2**63) <= given < 2**63:
+                raise WireError("seed has more than 64 bits")
         async with self._calling(lease, "reset"):
             if lease.session.broken:
                 await self._replace(lease)
@@ -221,10 +231,16 @@ class Sessions:
         lease.touched = lease.renewed = self._clock()
 
     async def close(self, lease: Lease, why: str) -> None:
-        """Ends a session and frees its environment, after the call that it may be in. Twice is fine."""
-        if lease.id in self._closing or lease.id not in self._active:
+        """Ends a session and frees its environment, after the call that it may be in; whoever is cancelled meanwhile does
+        not stop it. Twice is fine."""
+        if lease.id not in self._active:
             return
-        self._closing.add(lease.id)
+        closing = self._closing.get(lease.id)
+        if closing is None:
+            closing = self._closing[lease.id] = asyncio.ensure_future(self._close(lease, why))
+        await asyncio.shield(closing)
+
+    async def _close(self, lease: Lease, why: str) -> None:
         try:
             async with lease.lock:
                 lease.over = why
@@ -233,7 +249,7 @@ class Sessions:
                 else:
                     self._warm.append((self._clock(), lease.session))
         finally:
-            self._closing.discard(lease.id)
+            self._closing.pop(lease.id, None)
             self._active.pop(lease.id, None)
             self._over[lease.id] = why
             while len(self._over) > REMEMBERED:
@@ -259,11 +275,11 @@ class Sessions:
             await self.reap()
 
     async def close_all(self) -> None:
-        """Ends every session and refuses new ones."""
+        """Ends every session, and what was being ended, and refuses new ones."""
         self._closed = True
         await asyncio.gather(*[self.close(lease, "server: it shuts down") for lease in self.active])
         warm, self._warm = self._warm, []
-        await asyncio.gather(*[self._discard(session) for _, session in warm])
+        await asyncio.gather(*[self._discard(session) for _, session in warm], *self._discarding)
         close: Callable[[], Any] = self.environment.close
         closing = close()
         if inspect.isawaitable(closing):
@@ -293,8 +309,16 @@ class Sessions:
         return EnvironmentSession(instance, self.settings.step_timeout, self.settings.reset_timeout)
 
     async def _discard(self, session: EnvironmentSession) -> None:
-        with suppress(RolloutFailure):  # it is gone either way; no client has to do with it any more
-            await session.close()
+        """Closes an instance, to the end also where whoever asked for it is cancelled."""
+
+        async def work() -> None:
+            with suppress(RolloutFailure):  # it is gone either way; no client has to do with it any more
+                await session.close()
+
+        job = asyncio.ensure_future(work())
+        self._discarding.add(job)
+        job.add_done_callback(self._discarding.discard)
+        await asyncio.shield(job)
 
     async def _replace(self, lease: Lease) -> None:
         await self._discard(lease.session)
