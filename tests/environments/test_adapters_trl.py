@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import threading
 from collections.abc import Sequence
@@ -161,6 +162,33 @@ def test_many_failures_in_a_row_end_the_run() -> None:
         assert [env.reset(seed=n) for n in range(2)] == [NOT_THERE] * 2
         with pytest.raises(EnvironmentFailure, match="3 episodes in a row failed"):
             env.reset(seed=2)
+
+
+def test_many_failures_after_the_first_observation_end_the_run_too() -> None:
+    def played(every: int) -> Any:
+        factory = trl_environment(UnsteadyGuessing(every=every, at="step"), give_up_after=3)
+        envs = [factory() for _ in range(4)]
+
+        def batch() -> None:
+            for env in envs:
+                env.reset(seed=1)
+            for env in envs:
+                with contextlib.suppress(EnvironmentFailure):
+                    env.act(action="1")
+
+        return factory, batch
+
+    factory, batch = played(every=1)
+    with factory:
+        batch()
+        assert factory.failures == 4
+        with pytest.raises(EnvironmentFailure, match="3 episodes in a row failed"):
+            batch()
+    factory, batch = played(every=2)
+    with factory:  # every other one is well: there is something to learn from
+        for _ in range(4):
+            batch()
+        assert factory.failures >= 3
 
 
 @pytest.mark.parametrize("name", ["reset", "two.words", "class", "_hidden"])

@@ -42,6 +42,8 @@ class TRLEnvironment:
     def __init__(self, owner: TRLEnvironmentFactory, episode: CalledEpisode) -> None:
         self._owner = owner
         self._episode = episode
+        self._begun = False
+        """An episode began, and its end was not reported yet."""
 
     def reset(
         self, seed: int | None = None, task: str | Mapping[str, Any] | None = None, **columns: Any
@@ -57,12 +59,16 @@ class TRLEnvironment:
                 "the dataset has no column 'seed', so the rollouts of a group would each play another instance; use "
                 "`factory.rows(...)`, or add the column"
             )
+        if self._begun:
+            self._begun = False
+            self._owner._ended(self._episode.failure)
         try:
             first = self._owner._run(self._episode.reset(chosen, None if seed is None else int(seed)))
         except RolloutFailure as failure:
-            self._owner._failed(failure)
+            self._owner.failures += 1
+            self._owner._ended(failure)
             return NOT_THERE
-        self._owner._in_a_row = 0
+        self._begun = True
         return self._content(first)
 
     def get_reward(self) -> float | None:
@@ -85,7 +91,7 @@ class TRLEnvironment:
             seen, _ = self._owner._run(self._episode.call(name, arguments))
         except RolloutFailure as failure:
             if known is None:
-                self._owner._failed(failure, raises=False)
+                self._owner.failures += 1
             raise
         return self._content(seen)
 
@@ -168,11 +174,11 @@ class TRLEnvironmentFactory:
             self._loop = EventLoopThread()
         return self._loop.run(work)
 
-    def _failed(self, failure: RolloutFailure, raises: bool = True) -> None:
-        """Counts a failure. TRL makes an answer to the model of what a tool raises, so only `reset` ends the run."""
-        self.failures += 1
-        self._in_a_row += 1
-        if raises and self._in_a_row >= self._give_up_after:
+    def _ended(self, failure: RolloutFailure | None) -> None:
+        """Counts the episodes that fail in a row. TRL makes an answer to the model of what a tool raises, so only `reset`
+        can end the run."""
+        self._in_a_row = 0 if failure is None else self._in_a_row + 1
+        if failure is not None and self._in_a_row >= self._give_up_after:
             raise EnvironmentFailure(
                 f"{self._in_a_row} episodes in a row failed, the last one: {failure}; mend the environment, or raise "
                 "give_up_after"

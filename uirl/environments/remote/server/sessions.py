@@ -231,8 +231,9 @@ class Sessions:
         lease.touched = lease.renewed = self._clock()
 
     async def close(self, lease: Lease, why: str) -> None:
-        """Ends a session and frees its environment, after the call that it may be in; whoever is cancelled meanwhile does
-        not stop it. Twice is fine."""
+        """Ends a session and frees its environment, after the call that it may be in. Twice is fine, and so is to cancel
+        it: the session ends all the same.
+        """
         if lease.id not in self._active:
             return
         closing = self._closing.get(lease.id)
