@@ -89,7 +89,7 @@ class TRLEnvironment:
         known = self._episode.failure
         try:
             seen, _ = self._owner._run(self._episode.call(name, arguments))
-        except RolloutFailure as failure:
+        except RolloutFailure:
             if known is None:
                 self._owner.failures += 1
             raise
@@ -175,8 +175,9 @@ class TRLEnvironmentFactory:
         return self._loop.run(work)
 
     def _ended(self, failure: RolloutFailure | None) -> None:
-        """Counts the episodes that fail in a row. TRL makes an answer to the model of what a tool raises, so only `reset`
-        can end the run."""
+        """Counts the episodes that fail in a row, and ends the run where they are too many. Called by `reset` alone: TRL
+        makes an answer to the model of what a tool raises.
+        """
         self._in_a_row = 0 if failure is None else self._in_a_row + 1
         if failure is not None and self._in_a_row >= self._give_up_after:
             raise EnvironmentFailure(

@@ -231,8 +231,8 @@ class Sessions:
         lease.touched = lease.renewed = self._clock()
 
     async def close(self, lease: Lease, why: str) -> None:
-        """Ends a session and frees its environment, after the call that it may be in. Twice is fine, and so is to cancel
-        it: the session ends all the same.
+        """Ends a session and frees its environment, after the call that it may be in. Twice is fine; who is cancelled
+        here does not stop it.
         """
         if lease.id not in self._active:
             return
