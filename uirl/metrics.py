@@ -296,15 +296,20 @@ class WandbTracker:
 
     def __init__(self, project: str, run_name: str, config: Mapping[str, Any], *, resume: bool = False) -> None:
         """Starts the run `run_name` of `project`, or with `resume` goes on with it."""
+        self._run = self.package().init(
+            project=project, name=run_name, id=run_name, config=dict(config), resume="allow" if resume else None
+        )
+
+    @staticmethod
+    def package() -> Any:
+        """The module `wandb`. Raises an ImportError that says how to install it."""
         try:
             import wandb
         except ImportError as error:
             raise ImportError(
                 "logging.wandb=true needs a package: pip install 'uirl[wandb]', or set logging.wandb=false"
             ) from error
-        self._run = wandb.init(
-            project=project, name=run_name, id=run_name, config=dict(config), resume="allow" if resume else None
-        )
+        return wandb
 
     def log(self, step: int, row: Mapping[str, float | None]) -> None:
         self._run.log({name: value for name, value in row.items() if value is not None}, step=step)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from uirl import RayPPOTrainer
 from uirl.cli.main import main
 
 QUICK = [
@@ -102,6 +104,36 @@ def test_an_option_that_does_not_exist_is_refused(arguments: list[str], capsys: 
     with pytest.raises(SystemExit):
         main(arguments)
     assert arguments[-1] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [("inference.backend=openai", "cannot be trained"), ("logging.wandb=true", "pip install 'uirl[wandb]'")],
+)
+def test_a_run_that_cannot_begin_leaves_no_directory(
+    setting: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert main(["train", *QUICK, setting, f"logging.runs_dir={tmp_path}"]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_run_says_where_it_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit = RayPPOTrainer.fit
+
+    def interrupted(trainer: RayPPOTrainer) -> None:
+        fit(trainer, num_epochs=1, num_iters_per_epoch=1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RayPPOTrainer, "fit", interrupted)
+    assert main(["train", *QUICK, f"logging.runs_dir={tmp_path}"]) == 130
+    told = capsys.readouterr()
+    run = tmp_path / "guess_number"
+    assert f"run directory {run}\n" in told.out
+    assert f"--resume continues from {run / 'checkpoints' / 'step_000001'}\n" in told.err
 
 
 def test_check_proves_a_config(capsys: pytest.CaptureFixture[str]) -> None:

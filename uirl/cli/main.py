@@ -7,9 +7,13 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from uirl.cli import serve, serve_model, verl
 from uirl.errors import UirlError
+
+if TYPE_CHECKING:
+    from uirl.training import RayPPOTrainer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"uirl: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("uirl: interrupted; continue with --resume", file=sys.stderr)
+        print("uirl: interrupted", file=sys.stderr)
         return 130
 
 
@@ -90,9 +94,21 @@ def _train(options: argparse.Namespace) -> int:
     trainer = RayPPOTrainer(config)
     try:
         trainer.fit()
+    except KeyboardInterrupt:
+        print(f"uirl: interrupted; {_how_to_go_on(trainer)}", file=sys.stderr)
+        return 130
     finally:
         trainer.cleanup()
     return 0
+
+
+def _how_to_go_on(trainer: RayPPOTrainer) -> str:
+    from uirl.learner import latest_checkpoint
+
+    if trainer.run_path is None:
+        return "the run had not begun"
+    newest = latest_checkpoint(Path(trainer.config.checkpoint.output_dir or trainer.run_path / "checkpoints"))
+    return "there is no checkpoint yet" if newest is None else f"--resume continues from {newest}"
 
 
 def _run_name(runs_dir: str, stem: str, resume: bool) -> str:

@@ -21,7 +21,7 @@ class LoggingConfig(Section):
     print_every: Count = 1
     """Updates between lines of progress."""
     tensorboard: bool = True
-    """Also write TensorBoard events to the run directory; an error where the package is missing."""
+    """Also write TensorBoard events to the run directory; where the package is missing, the run says so and goes on."""
     wandb: bool = False
     """Also send metrics to Weights & Biases; an error where the package is missing."""
     wandb_project: str = "uirl"

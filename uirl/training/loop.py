@@ -113,9 +113,11 @@ class RayPPOTrainer:
     # -- the run -----------------------------------------------------------------------------------------------
 
     async def _fit(self, epochs: int, per_epoch: int) -> dict[str, Any]:
-        self._open_record()
         parts = self._parts
         channel = LocalChannel(parts.collector, parts.engine, sampling_of(self.config))
+        if not parts.engine.takes_weights:
+            await self._publish(channel)  # the engine says why not, before there is a run directory
+        say(f"run directory {self._open_record().path}")
         await self._publish(channel)
         try:
             await self._begin()

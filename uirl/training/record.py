@@ -33,8 +33,14 @@ class RunRecord:
 
     @classmethod
     def open(cls, config: ConfigStore, environment: BaseEnvironment, images: ImageStore, *, resume: bool) -> RunRecord:
-        """The record of the run that the config names; `resume` continues one that exists. Raises StorageError."""
+        """The record of the run that the config names; `resume` continues one that exists. Raises StorageError, and
+        ConfigError for a tracker that is not installed."""
         logging = config.logging
+        if logging.wandb:
+            try:
+                WandbTracker.package()
+            except ImportError as error:
+                raise ConfigError(str(error)) from error
         name = logging.run_name or free_run_name(logging.runs_dir, _name_of(environment, config))
         directory = RunDirectory.create(Path(logging.runs_dir) / name, config.to_yaml(), resume=resume)
         return cls(directory, config, images, _name_of(environment, config))
@@ -105,13 +111,9 @@ class RunRecord:
                 trackers.append(TensorBoardTracker(self.directory.tensorboard, resume_after=resume_after))
         if logging.wandb:
             resume = resume_after is not None
-            try:
-                tracker = WandbTracker(
-                    logging.wandb_project, self.directory.name, self._config.to_dict(), resume=resume
-                )
-            except ImportError as error:
-                raise ConfigError(str(error)) from error
-            trackers.append(tracker)
+            trackers.append(
+                WandbTracker(logging.wandb_project, self.directory.name, self._config.to_dict(), resume=resume)
+            )
         return trackers
 
 
