@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
+from tests.environments.remote.faults import Faulty
 from tests.environments.remote.form import FIELDS, ROWS, SUBMIT, middle, row_place
 from tests.environments.remote.running import running, serving, until
 from tests.environments.remote.stand_ins import many_sessions, single_session
@@ -232,6 +233,30 @@ async def test_our_server_gives_a_session_per_episode_and_a_keyboard() -> None:
         assert served.active == 1
         await session.close()
         assert served.active == 0
+
+
+async def test_a_session_of_the_same_number_on_a_server_that_was_restarted() -> None:
+    with serving(Recorder(size=(1280, 800))) as before, serving(Recorder(size=(1280, 800))) as after:
+        ours, theirs = client(before.url), client(after.url)
+        await ours.reset()
+        await theirs.reset()
+        assert ours._session == theirs._session == 1
+        ours._base = ours._base.replace(before.url, after.url)
+        with pytest.raises(EnvironmentFailure, match="another session than before"):
+            await ours.step(Action.of("type", text="row0"))
+        await ours.close()
+        await theirs.close()
+
+
+async def test_progress_that_is_no_json(many: tuple[str, FastAPI]) -> None:
+    faulty = Faulty(many[1])
+    with running(faulty) as url:
+        environment = client(url)
+        await environment.reset()
+        faulty.rule = lambda method, path: "text" if path.endswith("/progress") else None
+        with pytest.raises(EnvironmentFailure, match="/progress answered 'Internal Server Error': no JSON"):
+            await environment.step(click((5, 5)))
+        await environment.close()
 
 
 async def test_our_server_in_protocol_s() -> None:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import unquote
 
-from uirl.environments.remote.http import Refused
+from uirl.environments.remote.http import SHOWN, Refused
 from uirl.environments.remote.leased import GOODBYE, RemoteEnvironment
 from uirl.environments.remote.pictures import whole
 from uirl.environments.remote.servers import Server
+from uirl.environments.remote.wire import WireError, loads
 from uirl.environments.ui_actions import (
     ActionSpace,
     Click,
@@ -64,6 +65,8 @@ class UIVerifiersEnvironment(RemoteEnvironment):
     """Of protocol M; None: there is none, or the server is one session."""
     _shot: Screenshot | None = None
     _progress: Progress | None = None
+    _since = ""
+    """When `uirl serve` began the session; empty: another server."""
 
     def __init__(
         self,
@@ -133,6 +136,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         if self._server is None:
             await self._lease()
         said = await self._get(self._screenshot_path(), self._screenshot_query(), again=True)
+        self._since = _since(said)
         shot = self._shot = await self._picture(said)
         self._progress = await self._count()
         goal = (task.goal if task else "") or self.prompt
@@ -154,6 +158,10 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         looks = isinstance(wanted, (Wait, LookAgain))
         path = self._screenshot_path() if looks else f"{self._base}/act"
         said = await self._get(path, query, again=looks)
+        if _since(said) != self._since:
+            raise EnvironmentFailure(
+                f"{self._base} is another session than before: the server was restarted, and counts from 1 again"
+            )
         shot = self._shot = await self._picture(said)
         before, now = self._progress, await self._count()
         self._progress = now
@@ -240,7 +248,11 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         return await whole(said.content, str(said.url))
 
     async def _count(self) -> Progress:
-        said = (await self._get(f"{self._base}/progress", {}, again=True)).json()
+        answer = await self._get(f"{self._base}/progress", {}, again=True)
+        try:
+            said = loads(answer.content)
+        except WireError as error:
+            raise EnvironmentFailure(f"{self._base}/progress answered {answer.text[:SHOWN]!r}: {error}") from None
         rows = said.get("submitted_row_indices") if isinstance(said, dict) else None
         right = said.get("num_correct_submissions") if rows is None and isinstance(said, dict) else rows
         wrong = said.get("num_incorrect_submissions") if isinstance(said, dict) else None
@@ -290,6 +302,11 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         """Why a place cannot be used: a pointer in a corner ends a session of the original for good."""
         corner = x in (0, self.space.width - 1) and y in (0, self.space.height - 1)
         return "" if self._ours or not corner else "the outermost pixel of a corner cannot be used; aim a bit inside"
+
+
+def _since(said: Any) -> str:
+    """When the session began that gave a picture; empty: the original does not say."""
+    return str(said.headers.get("x-uirl-since", ""))
 
 
 def _words(said: Any) -> str:

@@ -6,8 +6,9 @@ every session also answers S under `/proxy/{id}/`, as behind the original's Kube
 Two quirks of the original are not copied: its pointer trap in the corners of the screen, and its 500 for an action
 without its coordinates (here a 422). `delay` is accepted and not slept: an environment answers when it is ready.
 Beyond the original, `POST /session` takes a `seed`, a session that would be too many is refused with 503, and an answer
-carries what its picture cannot say: the words of the observation (`X-Uirl-Text`, percent-encoded) and whether the
-episode is over (`X-Uirl-Done`). The screen of an episode that is over stands still.
+carries what its picture cannot say: the words of the observation (`X-Uirl-Text`, percent-encoded), whether the episode
+is over (`X-Uirl-Done`), and since when the session runs (`X-Uirl-Since`): a server that was restarted counts its
+sessions from 1 again. The screen of an episode that is over stands still.
 """
 
 from __future__ import annotations
@@ -306,6 +307,7 @@ def _picture(lease: Lease) -> Response:
             "native API or OpenEnv"
         )
     headers = {"x-uirl-text": quote(observation.text[:LONGEST_WORDS], errors="replace")} if observation.text else {}
+    headers["x-uirl-since"] = lease.opened.isoformat()
     if lease.done:
         headers["x-uirl-done"] = "terminated" if lease.terminated else "truncated"
     return Response(as_png(lease.picture), media_type="image/png", headers=headers)
