@@ -52,6 +52,7 @@ async def test_a_screenshot_has_the_size_of_the_page_and_shows_what_the_click_di
     await page.goto(web_page)
     before = await page.screenshot()
     assert Image.open(io.BytesIO(before)).size == (90, 70)
+    assert await page.evaluate("outerHeight") >= 100, "the full browser draws nothing in a window of 70"
     assert colour_at(before, 5, 5) == (255, 0, 0)
     for _ in range(5):  # every time, not by luck of a frame
         await page.evaluate("document.body.style.background = 'rgb(0,0,255)'")

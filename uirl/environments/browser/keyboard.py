@@ -12,6 +12,12 @@ MODIFIER_BITS = {"alt": 1, "ctrl": 2, "meta": 4, "shift": 8}
 PASTE = frozenset({("ctrl", "v"), ("ctrl", "shift", "v"), ("shift", "insert"), ("meta", "v")})
 COPY = frozenset({("ctrl", "c"), ("ctrl", "insert"), ("meta", "c")})
 CUT = frozenset({("ctrl", "x"), ("shift", "delete"), ("meta", "x")})
+SELECTED = """(() => {
+  const field = document.activeElement;
+  if (!field || typeof field.selectionStart !== 'number') return String(getSelection());
+  return field.type === 'password' ? '' : field.value.slice(field.selectionStart, field.selectionEnd);
+})()"""
+"""JavaScript: the text that a copy would take."""
 
 _NAMED = {  # name: (key, code, virtual key code, text)
     "ctrl": ("Control", "ControlLeft", 17, ""), "alt": ("Alt", "AltLeft", 18, ""),

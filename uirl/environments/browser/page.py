@@ -15,6 +15,8 @@ from uirl.environments.browser.site import Site
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
 
 LOAD_SECONDS = 20.0
+LOWEST_WINDOW = 100
+"""Pixels. The full browser never draws a page whose window has no room beside its bars, whatever the page's size."""
 WORLD = "uirl"
 """Name of the JavaScript world of ours in a page: it sees the same document, and the page's scripts cannot see it."""
 LONGEST_TYPED = 200
@@ -65,7 +67,8 @@ class Page:
             made = await connection.call("Target.createBrowserContext", {"disposeOnDetach": True})
             context = made["browserContextId"]
             try:
-                where = {"url": "about:blank", "browserContextId": context, "width": width, "height": height}
+                window = {"width": width, "height": max(height, LOWEST_WINDOW)}
+                where = {"url": "about:blank", "browserContextId": context, **window}
                 target = (await connection.call("Target.createTarget", where))["targetId"]
                 attached = await connection.call("Target.attachToTarget", {"targetId": target, "flatten": True})
                 page = cls(connection, context, target, attached["sessionId"])
@@ -269,7 +272,7 @@ class Page:
                 await self._input("Input.insertText", [{"text": self._clipboard}])
             return
         if chord in keyboard.COPY | keyboard.CUT:
-            self._clipboard = await self.evaluate(_SELECTED, apart=True) or self._clipboard
+            self._clipboard = await self.evaluate(keyboard.SELECTED, apart=True) or self._clipboard
         await self._input("Input.dispatchKeyEvent", keyboard.chord(chord))
 
     async def screenshot(self, *, format: Literal["png", "jpeg"] = "png", quality: int = 80) -> bytes:
@@ -378,13 +381,6 @@ class Page:
             self._notice(f"the page said: {event['message']}")
         reply = {"accept": True, "promptText": event.get("defaultPrompt", "")}
         self._reply("Page.handleJavaScriptDialog", reply)
-
-
-_SELECTED = """(() => {
-  const field = document.activeElement;
-  if (!field || typeof field.selectionStart !== 'number') return String(getSelection());
-  return field.type === 'password' ? '' : field.value.slice(field.selectionStart, field.selectionEnd);
-})()"""
 
 
 def _is_moved(error: BaseException) -> bool:
