@@ -7,9 +7,13 @@ from uirl.learner.update import Learner
 from uirl.learner.view import ResponseView, response_view
 from uirl.learner.vlm_wrapper import VLMWrapper
 
+PPOBatch = Batch
+"""The same class under its other name."""
+
 __all__ = [
     "Batch",
     "Learner",
+    "PPOBatch",
     "Policy",
     "PolicyValueModel",
     "ResponseView",
