@@ -8,15 +8,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.rollout.worlds import collector, play_with, scripted, specs
 from uirl.environments.browser.chromium import Chromium
 from uirl.environments.browser.miniwob import MiniWobEnvironment
 from uirl.environments.browser.web import WebEnvironment
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
-from uirl.types import Action, StepResult
+from uirl.inference import LoadedModel
+from uirl.rollout import EpisodeLimits
+from uirl.rollout.samples import samples_of_all
+from uirl.types import Action, RolloutData, StepResult
 
 
 class Trouble(WebEnvironment):
@@ -180,6 +185,38 @@ async def test_a_browser_killed_under_16_sessions() -> None:
     assert (await connection.call("Target.getBrowserContexts"))["browserContextIds"] == []
     await Chromium.shared().close()
     assert processes() == set()
+
+
+async def test_16_trajectories_of_a_killed_browser_are_failures_and_are_played_again(vlm: LoadedModel) -> None:
+    engine = scripted(vlm, '{"action":"click","x":2,"y":205}')
+    generate, together, killed, calls = engine.generate, asyncio.Barrier(16), asyncio.Event(), 0
+
+    async def kill_in_the_second_turn(request: Any) -> Any:
+        nonlocal calls
+        turn, calls = calls // 16, calls + 1
+        if turn < 2 and await together.wait() == 0 and turn == 1:
+            group = Chromium.shared().pid
+            assert group is not None
+            os.killpg(group, signal.SIGKILL)
+            killed.set()
+        if turn == 1:
+            await killed.wait()
+        return await generate(request)
+
+    engine.generate = kill_in_the_second_turn  # type: ignore[method-assign]
+    group = collector(vlm, MiniWobEnvironment(), retries=1, limits=EpisodeLimits(3), parallel=16)
+    trajectories = await group.collect(specs(16), play_with(engine))
+    done, attempts = trajectories[:16], trajectories[16:]
+    assert [(t.failure, len(t)) for t in done] == [(None, 3)] * 16
+    failures = [t.failure for t in attempts if t.failure is not None]
+    assert [(failure.kind, failure.turn) for failure in failures] == [("environment", 1)] * 16
+    assert [t.stop_reason for t in attempts] == ["failure"] * 16
+    assert RolloutData(trajectories).usable == done
+    assert samples_of_all(trajectories) == samples_of_all(done)
+    await group.close()
+    assert Chromium.shared().starts == 2
+    connection = await Chromium.shared()._connected()
+    assert (await connection.call("Target.getBrowserContexts"))["browserContextIds"] == []
 
 
 async def test_a_browser_that_stops_answering_is_replaced() -> None:
