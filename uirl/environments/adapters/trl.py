@@ -175,8 +175,8 @@ class TRLEnvironmentFactory:
         return self._loop.run(work)
 
     def _ended(self, failure: RolloutFailure | None) -> None:
-        """Counts the episodes that fail in a row, and ends the run where they are too many. For `reset` alone: TRL makes
-        an answer to the model of what a tool raises.
+        """Counts the episodes that fail in a row; raises where they are too many. For `reset` alone: what a tool raises
+        becomes an answer to the model.
         """
         self._in_a_row = 0 if failure is None else self._in_a_row + 1
         if failure is not None and self._in_a_row >= self._give_up_after:

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from uirl.environments.remote.http import CONNECT, EnvironmentClient, import_httpx
-from uirl.environments.remote.wire import WireError, loads
+from uirl.environments.remote.http import EnvironmentClient
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.types import Task
 
@@ -87,19 +86,9 @@ def read_list(said: Any, where: str) -> list[PhoneTask]:
 
 def ask_any(client: EnvironmentClient, urls: Sequence[str]) -> list[PhoneTask]:
     """The list of the first server that gives one; waits for it, event loop or not. Raises EnvironmentFailure."""
-    httpx, problems = import_httpx(), []
-    with httpx.Client(timeout=CONNECT, headers=client.headers(), trust_env=False) as http:
-        for url in urls:
-            try:
-                answer = http.get(f"{url}/task/list")
-                if answer.status_code == 200:
-                    return read_list(loads(answer.content), f"{url}/task/list")
-                problems.append(f"{url}: {answer.status_code} {answer.text[:100]!r}")
-            except (httpx.RequestError, WireError) as error:
-                problems.append(f"{url}: {type(error).__name__}: {error}")
-    raise EnvironmentFailure(
-        f"no MobileWorld server lists its tasks: {'; '.join(problems)}. Do the containers run, and is 6800 the port?"
-    )
+    path, problem = "/task/list", "no MobileWorld server lists its tasks"
+    remedy = "Do the containers run, and is 6800 the port?"
+    return client.first_answer(urls, path, lambda said: read_list(said, path), problem, remedy)
 
 
 def _read(item: Any, where: str) -> PhoneTask:

@@ -12,8 +12,8 @@ import math
 import os
 import random
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from uirl.environments.remote.wire import WireError, dumps, loads
@@ -28,7 +28,10 @@ SHOWN = 300
 """Characters of an answer that stand in an error."""
 LONGEST_PAUSE = 10.0
 _BUSY = frozenset({429, 502, 503})
-_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+# a proxy that the environment names must not stand between two processes of one machine
+_MOUNTS = {f"all://{host}": None for host in ("localhost", "127.0.0.1", "[::1]")}
+
+T = TypeVar("T")
 
 
 class ServerLost(EnvironmentFailure):
@@ -144,6 +147,23 @@ class EnvironmentClient:
         except WireError as error:
             raise EnvironmentFailure(f"{method} {url} answered {answer.text[:SHOWN]!r}: {error}") from None
 
+    def first_answer(self, urls: Sequence[str], path: str, read: Callable[[Any], T], problem: str, remedy: str) -> T:
+        """What `read` makes of the first answer that makes sense to a GET; waits for it, event loop or not.
+
+        Raises EnvironmentFailure with `problem`, what each server said, and `remedy` where none gives one.
+        """
+        said = []
+        with self._httpx.Client(timeout=CONNECT, headers=self.headers(), mounts=_MOUNTS) as client:
+            for url in urls:
+                try:
+                    answer = client.get(url + path)
+                    if answer.status_code == 200:
+                        return read(loads(answer.content))
+                    said.append(f"{url}: {answer.status_code} {answer.text[:100]!r}")
+                except (self._httpx.RequestError, WireError, EnvironmentFailure) as error:
+                    said.append(f"{url}: {type(error).__name__}: {error}")
+        raise EnvironmentFailure(f"{problem}: {'; '.join(said)}. {remedy}")
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _new_client(self) -> httpx.AsyncClient:
@@ -152,8 +172,7 @@ class EnvironmentClient:
             timeout=self._httpx.Timeout(None, connect=CONNECT),
             # servers with uvicorn's defaults close a connection after 5 idle seconds: be earlier, or an act gets lost
             limits=self._httpx.Limits(max_connections=None, max_keepalive_connections=512, keepalive_expiry=3),
-            # a proxy that the environment names must not stand between two processes of one machine
-            mounts={f"all://{host}": None for host in _LOOPBACK},
+            mounts=_MOUNTS,
         )
 
     def _lost(self, method: str, url: str, error: Exception, tries: int) -> ServerLost:

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.remote.http import CONNECT, Refused, ServerLost, import_httpx
+from uirl.environments.remote.http import Refused, ServerLost
 from uirl.environments.remote.leased import GOODBYE, RemoteEnvironment
 from uirl.environments.remote.pictures import whole
 from uirl.environments.remote.servers import Server
 from uirl.environments.remote.wire import (
     Fields,
     WireError,
-    loads,
     read_action,
     read_observation,
     read_task,
@@ -274,20 +273,15 @@ class NativeRemoteEnvironment(RemoteEnvironment):
 
     def _ask(self, path: str) -> dict[str, Any]:
         """What the first server that answers says; waits for it, event loop or not. Raises EnvironmentFailure."""
-        httpx, problems = import_httpx(), []
-        with httpx.Client(timeout=CONNECT, headers=self.client.headers(), trust_env=False) as client:
-            for server in self.pool.servers:
-                try:
-                    answer = client.get(server.url + path)
-                    if answer.status_code == 200 and isinstance(said := loads(answer.content), dict):
-                        return said
-                    problems.append(f"{server.url}: {answer.status_code} {answer.text[:100]!r}")
-                except (httpx.RequestError, WireError) as error:
-                    problems.append(f"{server.url}: {type(error).__name__}: {error}")
-        raise EnvironmentFailure(
-            f"no server says what it serves (GET {path}): {'; '.join(problems)}. Does `uirl serve` run there, and is "
-            "token_env right?"
-        )
+
+        def read(said: Any) -> dict[str, Any]:
+            if isinstance(said, dict):
+                return said
+            raise WireError(f"it said {said!r:.60}; expected an object")
+
+        problem = f"no server says what it serves (GET {path})"
+        remedy = "Does `uirl serve` run there, and is token_env right?"
+        return self.client.first_answer([server.url for server in self.pool.servers], path, read, problem, remedy)
 
 
 async def _beat(owner: weakref.ref[NativeRemoteEnvironment], session: str, pause: float) -> None:
