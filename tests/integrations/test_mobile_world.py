@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -149,6 +150,7 @@ def test_two_loops_keep_their_own_keys(vlm: LoadedModel) -> None:
         for loop in loops:
             loop.close()
         assert [seen.headers["authorization"] for seen in chats(server)] == ["Bearer first", "Bearer second"]
+        assert not {"first", "second"} & set(os.environ.values())
 
 
 def test_it_needs_no_verl() -> None:

@@ -70,8 +70,8 @@ class MobileWorldAgentLoop:
             agent_type: kind of agent (`AGENT_TYPES`) or name of a parser: how replies are read.
             model_name: the model's name at its server; None: the only one it serves.
             llm_base_url: address of that server ('http://host:8000/v1'); None: OpenAI's.
-            api_key: its key, kept in the environment of this process, where the HTTP client reads it; None: the
-                environment variable OPENAI_API_KEY.
+            api_key: its key, kept in the environment of this process until `close`, where the HTTP client reads it;
+                None: the environment variable OPENAI_API_KEY.
             max_step: replies per task. A phone is asked for its score after the last one.
             task_curriculum: asked for a task where none is named, and told how it went.
             reward_calculator: total reward of a trajectory; None: what the environment pays, for phones the score.
@@ -90,6 +90,7 @@ class MobileWorldAgentLoop:
         self.max_step = max_step
         self._parser = create_parser(AGENT_TYPES.get(agent_type, agent_type))
         self._curriculum, self._reward_fn = task_curriculum, reward_calculator
+        self._key = _KEY.format(next(_numbers))
         # the record needs some tokenizer; the server is asked with messages and samples in tokens of its own
         self._loaded = load_model(ModelConfig(model_name="uirl/tiny-vlm", device="cpu"), seed=0)
         self._chat = ChatRenderer(self._loaded, self.env.tool_schemas())
@@ -133,11 +134,14 @@ class MobileWorldAgentLoop:
         }
 
     def close(self) -> None:
-        """Frees the connections. Calling it twice is fine."""
+        """Frees the connections and forgets the key. Calling it twice is fine."""
         if not self._closed:
             self._closed = True
-            self._loop.run(self._engine.close())
-            self._loop.close()
+            try:
+                self._loop.run(self._engine.close())
+            finally:
+                self._loop.close()
+                os.environ.pop(self._key, None)
 
     def __enter__(self) -> MobileWorldAgentLoop:
         return self
@@ -184,7 +188,7 @@ class MobileWorldAgentLoop:
     def _server(self, model_name: str | None, base_url: str | None, api_key: str | None) -> InferenceEngine:
         variable = "OPENAI_API_KEY"
         if api_key is not None:
-            variable = _KEY.format(next(_numbers))  # two loops may have different keys
+            variable = self._key  # two loops may have different keys
             os.environ[variable] = api_key
         client = HTTPClient(base_url or OPENAI, api_key_env=variable)
         return OpenAIInferenceEngine(self._loaded, client, model=model_name, tools=self.env.tool_schemas())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -29,6 +30,19 @@ def test_it_serves_until_it_is_told_to_stop() -> None:
         assert process.returncode == 0
         assert out.count("closed") == 3, "two sessions and the template"
         assert "Traceback" not in errors
+
+
+def test_a_client_that_goes_in_the_middle_of_its_request_is_no_failure_of_the_server() -> None:
+    with serve_process("--env", NAME) as (url, process):
+        address = urlsplit(url)
+        with socket.create_connection((str(address.hostname), address.port or 80)) as door:
+            head = f"POST /v1/sessions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Length: 100\r\n\r\n{{"
+            door.sendall(head.encode())
+        with httpx.Client(base_url=url, timeout=PATIENCE) as http:
+            assert http.get("/v1/sessions").json() == {"sessions": []}
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE)
+        assert errors == ""
 
 
 def test_tokens_come_from_the_environment() -> None:

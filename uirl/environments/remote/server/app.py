@@ -12,6 +12,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exception_handlers import http_exception_handler
 from fastapi.responses import PlainTextResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import ClientDisconnect
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.remote.server.access import HEADER_LIMIT, Guard
@@ -74,6 +75,7 @@ def create_app(settings: ServerSettings, environment: BaseEnvironment | None = N
         app.add_exception_handler(error, _refuse)
     app.add_exception_handler(StarletteHTTPException, _http_error)
     app.add_exception_handler(PodNotFound, _pod_not_found)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(Exception, _broke)
     return app
 
@@ -139,6 +141,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _pod_not_found(request: Request, error: Exception) -> Response:
     return PlainTextResponse("Pod not found", 404)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=400)  # the client went while it sent: nobody reads this
 
 
 async def _broke(request: Request, error: Exception) -> Response:
