@@ -233,7 +233,7 @@ def _device_routes(app: FastAPI, server: Double) -> None:
         server.told.append(("/step", request.action.model_dump(exclude_none=True)))
         try:
             result = server.act(phone, request.action)
-        except Exception as error:
+        except Exception as error:  # as the original: whatever it is, it is a 500 with the words of the exception
             raise HTTPException(500, str(error)) from error
         return {"device": request.device, "action": request.action, "result": result}
 

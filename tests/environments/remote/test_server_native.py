@@ -184,7 +184,8 @@ class Moody(BaseEnvironment):
         return other
 
     def reset(self, task: Task | None = None, seed: int | None = None) -> Any:
-        return f"instance {self.number}, task {task.id if task else None}, seed {seed}"
+        text = f"instance {self.number}, task {task.id if task else None}, seed {seed}"
+        return (text, {"odd": object()}) if task is not None and task.id == "odd" else text
 
     def step(self, action: str) -> Any:
         if action == "raise":
@@ -254,6 +255,13 @@ def test_what_cannot_travel_is_a_failure_of_the_environment(moody: tuple[Served,
     status, kind, message = error_of(http.post(at + "/step", json={"action": {"text": "object"}}))
     assert (status, kind) == (500, "environment")
     assert "info.odd is a object, which cannot travel" in message
+
+
+def test_a_first_observation_that_cannot_travel_leaves_no_session(moody: tuple[Served, httpx.Client]) -> None:
+    served, http = moody
+    answer = http.post("/v1/sessions", json={"task": {"id": "odd"}})
+    assert error_of(answer)[:2] == (500, "environment")
+    assert served.active == 0
 
 
 def test_tasks_travel_with_their_checks(moody: tuple[Served, httpx.Client]) -> None:

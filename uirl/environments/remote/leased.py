@@ -124,9 +124,9 @@ class RemoteEnvironment(BaseEnvironment):
         self.client.hold()
         try:
             await self._open(server)
-        except BaseException as error:
+        except BaseException as error:  # cancelled or not, half a session must not stay behind
             try:
-                with suppress(RolloutFailure):  # half a session must not stay behind
+                with suppress(RolloutFailure):
                     await self._leave(server)
             finally:
                 self._forget()

@@ -77,10 +77,10 @@ class Native:
         if reset or task is not None or seed is not None:
             try:
                 await self.sessions.reset(lease, task, seed)
-            except BaseException:
+                said["observation"] = self._shown(lease, request)
+            except BaseException:  # nobody is told its id: it would only wait for its lease to run out
                 await self.sessions.close(lease, "reset: it failed")
                 raise
-            said["observation"] = self._shown(lease, request)
         return answer(said, 201)
 
     async def overview(self, request: Request) -> Response:

@@ -152,7 +152,7 @@ class UIVerifiers:
         try:
             for i in range(n):
                 started.append(await self._open(None if seed is None else seed + i))
-        except BaseException:
+        except BaseException:  # nobody is told the ids of those that did start
             for one in started:
                 await self.sessions.close(one.lease, "reset: another session of the request failed")
             raise
@@ -243,7 +243,7 @@ class UIVerifiers:
                         raise
                     await asyncio.sleep(PAUSE)
             _picture(lease)  # an environment without pictures is told at once
-        except BaseException:
+        except BaseException:  # nobody is told its id
             await self.sessions.close(lease, "reset: it failed")
             raise
         return one
