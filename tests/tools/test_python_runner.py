@@ -28,11 +28,13 @@ from uirl.tools.sandbox import seccomp
 from uirl.types import ToolCall
 
 HANG_GUARD = 60
+PLENTY = 300.0
+"""Of wall time, where another limit or none is meant: a second of computing takes a busy machine many."""
 
 
 @pytest.fixture(scope="module")
 def python() -> ToolRegistry:
-    return ToolRegistry([PythonTool(cpu_seconds=1, wall_seconds=20, memory_mb=256)])
+    return ToolRegistry([PythonTool(cpu_seconds=1, wall_seconds=PLENTY, memory_mb=256)])
 
 
 def run(registry: ToolRegistry, code: str) -> tuple[bool, Any]:
@@ -219,7 +221,7 @@ def test_bombs_are_stopped_and_told(python: ToolRegistry, code: str, words: str)
 
 @pytest.mark.parametrize("code", ["x = []\nwhile True: x.append([0] * 9)", GREEDY])
 def test_memory_that_runs_out_in_small_pieces_leaves_enough_to_say_so(code: str) -> None:
-    success, text = run(ToolRegistry([PythonTool(memory_mb=64)]), code)
+    success, text = run(ToolRegistry([PythonTool(wall_seconds=PLENTY, memory_mb=64)]), code)
     assert not success
     assert text.endswith("MemoryError\nstopped: more than 64 MB of memory")
     assert "During handling" not in text
@@ -269,7 +271,7 @@ def test_long_output_keeps_its_end_where_something_went_wrong(python: ToolRegist
 
 
 def test_random_numbers_repeat_with_the_seed() -> None:
-    registry = ToolRegistry([PythonTool()])
+    registry = ToolRegistry([PythonTool(wall_seconds=PLENTY)])
     draw = "import random; random.random()"
     registry.reset(7)
     first = run(registry, draw)
@@ -279,7 +281,7 @@ def test_random_numbers_repeat_with_the_seed() -> None:
 
 
 def test_nothing_is_left(monkeypatch: pytest.MonkeyPatch, temporary: Path) -> None:
-    registry = ToolRegistry([PythonTool(cpu_seconds=1)])
+    registry = ToolRegistry([PythonTool(cpu_seconds=1, wall_seconds=PLENTY)])
     run(registry, "open('a', 'w').write('x')")
     run(registry, "while True: print('x' * 1000)")
 
@@ -364,7 +366,7 @@ def test_many_open_files_do_not_matter(python: ToolRegistry) -> None:
 
 
 def test_installed_packages_where_they_are_allowed() -> None:
-    registry = ToolRegistry([PythonTool(packages=True)])
+    registry = ToolRegistry([PythonTool(packages=True, wall_seconds=PLENTY)])
     assert run(registry, "import numpy as np; (np.arange(6).reshape(2, 3) @ np.ones(3)).tolist()") == (
         True,
         "[3.0, 12.0]",
@@ -372,14 +374,14 @@ def test_installed_packages_where_they_are_allowed() -> None:
 
 
 def test_network_where_it_is_allowed() -> None:
-    registry = ToolRegistry([PythonTool(allow_network=True)])
+    registry = ToolRegistry([PythonTool(allow_network=True, wall_seconds=PLENTY)])
     assert run(registry, "import socket; socket.socket().fileno() > 0") == (True, "True")
     assert run(registry, "import os; os.fork()")[0] is False
 
 
 def test_files_where_they_are_allowed(temporary: Path) -> None:
     (temporary / "a").write_text("mine")
-    registry = ToolRegistry([PythonTool(allow_files=True)])
+    registry = ToolRegistry([PythonTool(allow_files=True, wall_seconds=PLENTY)])
     assert run(registry, f"open({str(temporary / 'a')!r}).read()") == (True, "'mine'")
     assert run(registry, "import socket; socket.socket()")[0] is False
     assert run(registry, "import os\nfor _ in range(1100):\n  os.mkdir('d'); os.chdir('d')\n1") == (True, "1")
@@ -480,7 +482,7 @@ def test_the_filter_on_both_machines(machine: str, calls: dict[str, int]) -> Non
 
 
 def test_a_kill_from_outside_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = PythonTool(wall_seconds=30)
+    tool = PythonTool(wall_seconds=PLENTY)
     original = PythonTool._read
 
     def killed(self: PythonTool, process: subprocess.Popen[bytes]) -> tuple[bytes, str | None]:
