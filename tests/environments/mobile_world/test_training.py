@@ -64,7 +64,7 @@ def test_a_run_on_two_phones(tmp_path: Path) -> None:
         where = [f"logging.runs_dir={tmp_path}", f"environment.options={json.dumps(options)}"]
         assert main(["train", str(CONFIG), *TINY, *where]) == 0
         assert all(phone.idle for phone in served)
-        assert min(phone.double.begun for phone in served) >= 3
+        assert all(phone.double.begun for phone in served)
         tasks = {task for phone in served for path, task in phone.double.told if path == "/task/init"}
         assert tasks <= {"OpenSettingsTask", "SendMessageTask", "ReadClockTask", "FindZoeTask"}
     summary = json.loads((tmp_path / "phones" / "summary.json").read_text())
