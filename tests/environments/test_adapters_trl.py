@@ -220,3 +220,27 @@ def test_close_ends_the_thread_and_frees_every_environment() -> None:
     factory.close()
     factory.close()
     assert threading.active_count() == before
+
+
+def test_one_that_does_not_close_in_order_keeps_no_other_open() -> None:
+    closed: list[int] = []
+
+    class Stuck(UnsteadyGuessing):
+        def spawn(self) -> UnsteadyGuessing:
+            self.instances += 1
+            other = Stuck(every=100)
+            other.number = self.instances
+            return other
+
+        def close(self) -> None:
+            closed.append(self.number)
+            if self.number == 1:
+                raise OSError("the lid is stuck")
+
+    factory = trl_environment(Stuck(every=100))
+    for _ in range(3):
+        factory().reset(seed=1)
+    with pytest.raises(EnvironmentFailure, match="the lid is stuck"):
+        factory.close()
+    assert closed == [1, 2, 3]
+    factory.close()

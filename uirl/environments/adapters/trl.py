@@ -152,16 +152,23 @@ class TRLEnvironmentFactory:
         return [{"prompt": prompt, "seed": seed + i, **named[i]} for i in range(count)]
 
     def close(self) -> None:
-        """Frees all environments. Calling it twice is fine."""
+        """Frees all environments; raises EnvironmentFailure, once all were asked, where one does not close in order.
+        Calling it twice is fine."""
         made, self._made = self._made, []
         loop, self._loop = self._loop, None
         if loop is None:
             return
+        problems = []
         try:
             for episode in made:
-                loop.run(episode.close())
+                try:
+                    loop.run(episode.close())
+                except RolloutFailure as problem:
+                    problems.append(problem)
         finally:
             loop.close()
+        if problems:
+            raise problems[0]
 
     def __enter__(self) -> TRLEnvironmentFactory:
         return self
