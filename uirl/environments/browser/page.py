@@ -343,7 +343,7 @@ class Page:
         except BaseException as error:
             # Cancelled, timed out or refused: what the page did meanwhile is unknown.
             if not _is_moved(error):
-                self._broken = self._broken or f"{method} did not finish ({type(error).__name__})"
+                self._broken = self._broken or f"{method} did not finish: {error!r}"
             raise
 
     def _check(self) -> None:
