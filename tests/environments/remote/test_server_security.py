@@ -65,8 +65,9 @@ def routes(served: Served) -> list[tuple[str, str]]:
     return found
 
 
-def test_without_a_token_every_route_but_health_is_closed(guarded: Served) -> None:
-    with guarded.http() as http:
+@pytest.mark.parametrize("token", [None, "wrong"])
+def test_without_its_token_every_route_but_health_is_closed(guarded: Served, token: str | None) -> None:
+    with guarded.http(token) as http:
         asked = routes(guarded)
         assert len(asked) > 25
         for method, path in asked:
