@@ -45,6 +45,11 @@ def test_train_then_eval_then_resume(tmp_path: Path, capsys: pytest.CaptureFixtu
     greedy = "inference.temperature=0"  # changes may stand anywhere
     assert main(["eval", "--checkpoint", str(checkpoint), "--episodes", "8", greedy, "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["episodes"] == 8
+    nobody = ["inference.backend=openai", "inference.server_url=http://127.0.0.1:9", "inference.request_retries=0"]
+    assert main(["eval", str(run), "--episodes", "2", *nobody]) == 2
+    told = capsys.readouterr().err
+    assert "all 2 episodes of the evaluation failed. The first, engine: " in told
+    assert "ConnectError" in told
     more = ["training.num_epochs=2"]
     assert main(["train", "--config", str(config), where, *QUICK, "--resume", *more]) == 0
     assert "resumed at step 2" in capsys.readouterr().out
@@ -58,7 +63,9 @@ def test_eval_takes_a_file_of_tasks(tmp_path: Path, capsys: pytest.CaptureFixtur
     capsys.readouterr()
     run = tmp_path / "guess_number"
     assert main(["eval", str(run), "--tasks", str(tasks), "--episodes", "4", "--json", "-"]) == 0
-    assert set(json.loads(capsys.readouterr().out)["tasks"]) == {"one", "two"}
+    report = json.loads(capsys.readouterr().out)
+    assert set(report["tasks"]) == {"one", "two"}
+    assert (report["failures"], report["first_failure"]) == (0, None)
     tasks.write_text("{")
     assert main(["eval", str(run), "--tasks", str(tasks)]) == 2
     assert "expected a JSON list" in capsys.readouterr().err

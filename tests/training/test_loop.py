@@ -15,7 +15,7 @@ import pytest
 
 from tests.rollout.worlds import Countdown, Fragile
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
-from uirl.errors import CheckpointError, ConfigError, StorageError
+from uirl.errors import CheckpointError, ConfigError, RolloutFailure, StorageError
 from uirl.learner import export_hf, load_policy
 from uirl.training import measure
 
@@ -175,7 +175,11 @@ def test_failures_are_recorded_and_never_learned_from(tmp_path: Path) -> None:
 
     trainer = RayPPOTrainer(config, Sick(set()))
     trainer.fit(num_epochs=1, num_iters_per_epoch=1)
+    report = trainer.evaluate()
     trainer.cleanup()
+    assert 0 < report.failures < 16
+    assert report.episodes + report.failures == 16
+    assert "the cable was pulled" in (report.first_failure or "")
     (row,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
     failed = int(row["count/failed_episodes"])
     assert 0 < failed < 16
@@ -194,7 +198,9 @@ def test_an_environment_that_always_fails_stops_the_run_with_its_reason(tmp_path
     config = settings(tmp_path)
     config.training.warm_start.enabled = False
     trainer = RayPPOTrainer(config, Dead())
-    with pytest.raises(Exception, match="no such device"):
+    with pytest.raises(
+        RolloutFailure, match=r"^all 16 episodes of this update.*\. The first, environment:.*no such device"
+    ):
         trainer.fit(num_epochs=1, num_iters_per_epoch=1)
     trainer.cleanup()
 

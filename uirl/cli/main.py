@@ -146,6 +146,7 @@ def _eval(options: argparse.Namespace) -> int:
         "reward": report.reward,
         "episodes": report.episodes,
         "failures (left out)": report.failures,
+        **({"the first failure": report.first_failure} if report.failures else {}),
         "turns": report.turns,
         **{f"pass@{k}": percent(value) for k, value in report.pass_at_k.items() if k > 1},
     }

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from uirl.errors import RolloutFailure
 from uirl.metrics import pass_at_k, success_interval
 from uirl.rollout.collector import Collector, MakePlayer
 from uirl.training.tasks import UniformTasks
@@ -36,11 +37,17 @@ class EvaluationReport:
     """Task id -> episodes, success, reward."""
     trajectories: tuple[Trajectory, ...] = ()
 
+    @property
+    def first_failure(self) -> str | None:
+        """Kind and message of the first failure; None: no episode failed."""
+        return next((f"{t.failure.kind}: {t.failure.message}" for t in self.trajectories if t.failure), None)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, without the trajectories."""
         return {
             "episodes": self.episodes,
             "failures": self.failures,
+            "first_failure": self.first_failure,
             "success": self.success,
             "interval": list(self.interval) if self.interval else None,
             "reward": self.reward,
@@ -68,6 +75,14 @@ async def evaluate_episodes(
     specs = [spec for group in groups for spec in group]
     played = await collector.collect(specs, make_player)
     return report_on(played[: len(specs)])
+
+
+def require_evidence(played: Sequence[Trajectory], purpose: str) -> None:
+    """Raises RolloutFailure with the first reason where every episode failed; `purpose` says what they were for."""
+    failures = [t.failure for t in played if t.failure is not None]
+    if len(failures) == len(played):
+        first = failures[0]
+        raise RolloutFailure(f"all {len(played)} episodes {purpose} failed. The first, {first.kind}: {first.message}")
 
 
 def report_on(trajectories: Sequence[Trajectory]) -> EvaluationReport:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment
-from uirl.errors import CheckpointError, RolloutFailure
+from uirl.errors import CheckpointError
 from uirl.event_loop import EventLoopThread
 from uirl.learner import Policy, latest_checkpoint, load_checkpoint, save_checkpoint
 from uirl.rollout.episode import RewardFunction
@@ -19,7 +19,7 @@ from uirl.rollout.samples import samples_of_all
 from uirl.training.assembly import Assembly, assemble, sampling_of
 from uirl.training.channel import Channel, Group, LocalChannel
 from uirl.training.controls import play_controls
-from uirl.training.evaluation import EvaluationReport, evaluate_episodes
+from uirl.training.evaluation import EvaluationReport, evaluate_episodes, require_evidence
 from uirl.training.gates import live_groups
 from uirl.training.progress import percent, report_table, say, step_line
 from uirl.training.record import RunRecord, row_of
@@ -137,7 +137,7 @@ class RayPPOTrainer:
         clock = time.perf_counter()
         groups = await self._collect(channel)
         played = [t for group in groups for t in group.trajectories]
-        _require_evidence(played)
+        require_evidence(played, "of this update, which leave nothing to learn from,")
         self.tasks.report(played)
         collected = time.perf_counter()
         update = self.learner.update(samples_of_all(played))
@@ -314,15 +314,4 @@ class RayPPOTrainer:
         settings = self.config.checkpoint
         return save_checkpoint(
             folder, self.learner, self._extra(), settings.keep_last_n, save_optimizer=settings.save_optimizer
-        )
-
-
-def _require_evidence(played: Sequence[Trajectory]) -> None:
-    """Raises the reason of the first failure where every episode of an update failed."""
-    failures = [t.failure for t in played if t.failure is not None]
-    if len(failures) == len(played):
-        first = failures[0]
-        raise RolloutFailure(
-            f"all {len(played)} episodes of this update failed, so there is nothing to learn from. The first, "
-            f"{first.kind}: {first.message}"
         )

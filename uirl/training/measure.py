@@ -14,7 +14,7 @@ from uirl.event_loop import EventLoopThread
 from uirl.learner import Policy, latest_checkpoint, load_policy
 from uirl.rollout.episode import RewardFunction
 from uirl.training.assembly import assemble
-from uirl.training.evaluation import EvaluationReport, evaluate_episodes
+from uirl.training.evaluation import EvaluationReport, evaluate_episodes, require_evidence
 from uirl.training.tasks import tasks_of
 
 
@@ -32,7 +32,8 @@ def measure(
     """The report on the policy at `path`: a run directory (its newest checkpoint), a checkpoint, or a HF folder.
 
     The config is the one stored with the run, with `overrides`. Instances are the held-out ones of the split 'test',
-    the same that the summary of a run reports on. Raises CheckpointError where there is nothing to load.
+    the same that the summary of a run reports on. Raises CheckpointError where there is nothing to load, and
+    RolloutFailure where every episode failed.
     """
     folder, config = locate(Path(path))
     config = config.override([*overrides])
@@ -57,9 +58,11 @@ def measure(
             await parts.close()
 
     try:
-        return loop.run(play())
+        report = loop.run(play())
     finally:
         loop.close()
+    require_evidence(report.trajectories, "of the evaluation")
+    return report
 
 
 def locate(path: Path) -> tuple[Path, ConfigStore]:
