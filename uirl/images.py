@@ -78,5 +78,9 @@ class ImageStore:
         except KeyError:
             raise KeyError(f"image {hash} is not in the store ({len(self._kept)} kept)") from None
 
+    def clear(self) -> None:
+        """Nothing; forgets every screenshot."""
+        self._kept.clear()
+
     def __len__(self) -> int:
         return len(self._kept)

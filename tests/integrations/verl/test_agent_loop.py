@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,13 +22,16 @@ from uirl.images import ImageStore
 from uirl.integrations.verl.agent_loop import EnvironmentAgentLoop, EpisodeFailed
 from uirl.integrations.verl.config import ESTIMATORS, put
 from uirl.integrations.verl.dataset import CustomEnvironmentDataset
+from uirl.integrations.verl.office import Office
 from uirl.integrations.verl.outputs import outputs_of
 from uirl.integrations.verl.running import create_agent_loop_manager
+from uirl.integrations.verl.worlds import world_of
 from uirl.types import Observation, Trajectory, Turn
 
 pytestmark = pytest.mark.verl
 
 TWO_LOOKS = "environment.name=tests.integrations.verl.worlds:TwoLooks"
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 TEXT = ("model.model_name=uirl/tiny-lm", "environment.options={pictures: false}")
 
 
@@ -60,8 +64,7 @@ def play(config: Any, client: Any, *rows: dict[str, Any]) -> list[Any]:
     """What the loop makes of each row, played together as verl's worker does."""
 
     async def all_of_them() -> list[Any]:
-        sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
-        return await asyncio.gather(*(loop_of(config, client).run(dict(sampling), **row) for row in rows))
+        return await asyncio.gather(*(loop_of(config, client).run(dict(SAMPLING), **row) for row in rows))
 
     return asyncio.run(all_of_them())
 
@@ -119,6 +122,67 @@ def test_pictures_of_the_second_turn_go_along(seeing: tuple[Any, Client]) -> Non
         ids = torch.tensor(output.prompt_ids + output.response_ids)
         pad = 5  # <|image_pad|> of the built-in tokenizer; a picture of 56 x 56 takes 4
         assert (ids == pad).sum() == 4 * len(output.multi_modal_data["images"])
+
+
+def test_pictures_are_kept_no_longer_than_episodes(seeing: tuple[Any, Client]) -> None:
+    """A worker lives as long as the run: it must not gather what was ever seen."""
+    config, client = seeing
+
+    async def played_and_left() -> tuple[int, int]:
+        world = await world_of(config)
+        with world.playing():
+            await loop_of(config, client).run(dict(SAMPLING), **rows(config)[0])
+            kept = len(world.images)
+        return kept, len(world.images)
+
+    kept, left = asyncio.run(played_and_left())
+    assert kept in (1, 2)
+    assert left == 0
+
+
+class Desk:
+    """An office by hand: says of each episode whether it kept it, and remembers which pictures came along."""
+
+    def __init__(self, *answers: bool) -> None:
+        self.answers = list(answers)
+        self.came: list[set[str]] = []
+        self.add = SimpleNamespace(remote=self._add)
+
+    async def _add(self, trajectory: Trajectory, pictures: dict[str, bytes], step: int, split: str) -> bool:
+        self.came.append(set(pictures))
+        return self.answers[len(self.came) - 1]
+
+
+def test_pictures_that_were_not_kept_are_sent_again(tmp_path: Path) -> None:
+    config, client = prepared(tmp_path)
+    desk = Desk(False, True, True)
+
+    async def same_episode_three_times() -> None:
+        world = await world_of(config)
+        world.office = desk
+        (row,) = rows(config)
+        for _ in range(3):
+            await loop_of(config, client).run(dict(SAMPLING), **row)
+
+    asyncio.run(same_episode_three_times())
+    first, second, third = desk.came
+    assert first == second != set()
+    assert third == set()
+
+
+def test_an_evaluation_is_on_the_record_once(tmp_path: Path) -> None:
+    """verl evaluates once more where a run continues."""
+    turn = Turn(Observation("look"), (1, 2), (3, 4), (-0.5, -0.5))
+    held_out = Trajectory(id="eval-0@1-0", group_id="eval-0@1", turns=[turn])
+    office = Office({}, None, str(tmp_path))
+    office.begin(None)
+    assert office.add(held_out, {}, 1, "eval")
+    office.close()
+    again = Office({}, None, str(tmp_path))
+    again.begin(1)
+    assert not again.add(replace(held_out, id="eval-0@1-1"), {}, 1, "eval")
+    assert again.add(replace(held_out, id="train-0-0", group_id="train-0"), {}, 2, "train")
+    again.close()
 
 
 def test_rewards_stand_where_they_were_earned(seeing: tuple[Any, Client]) -> None:

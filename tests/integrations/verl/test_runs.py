@@ -177,7 +177,9 @@ def test_ppo_with_a_critic_continues_a_local_checkpoint(tmp_path: Path) -> None:
     local = save_checkpoint(tmp_path / "local" / "step_000001", learner, {})
     own = store.override([f"model.local_path={local}"])
     keys = {"trainer.test_freq": 2, "critic.optim.lr": 1e-2}
-    last = trainer(own, TwoLooks(pictures=False), verl=keys).fit()
+    (leases := tmp_path / "leases").mkdir()
+    last = trainer(own, TwoLooks(pictures=False, leases=leases), verl=keys).fit()
+    assert [path.name for path in leases.iterdir()] == ["ever"], "instances were opened, and all were closed"
     assert last["step"] == 2
     assert math.isfinite(last["value_loss"])
     assert last["eval/turns"] == 2
@@ -219,8 +221,11 @@ def test_groups_that_fail_are_left_out_and_a_dead_server_ends_the_run(tmp_path: 
 
 def test_the_legacy_trainer_stands_behind_the_same_door(tmp_path: Path) -> None:
     store = config(tmp_path, TEXT, "training.num_iters_per_epoch=2", "rollout.retries=0")
-    last = trainer(store, OneBrokenTask(pictures=False), curriculum=Ladder(), use_v1=False).fit()
+    (leases := tmp_path / "leases").mkdir()
+    world = OneBrokenTask(pictures=False, leases=leases)
+    last = trainer(store, world, curriculum=Ladder(), use_v1=False).fit()
     assert last["step"] == 2
+    assert [path.name for path in leases.iterdir()] == ["ever"], "instances were opened, and all were closed"
     run = tmp_path / "run"
     assert len(episodes(run)) == 32
     state = json.loads((run / "checkpoints" / "global_step_2" / "uirl.json").read_text())["dataset"]["source"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import uuid
+from pathlib import Path
 from typing import Any
 
 from tests.inference.pictures import picture
@@ -26,9 +28,11 @@ class TwoLooks(BaseEnvironment):
     max_turns = 2
     demonstrator_may_fail = True
 
-    def __init__(self, config: Any = None, pictures: bool = True) -> None:
+    def __init__(self, config: Any = None, pictures: bool = True, leases: Path | None = None) -> None:
+        """`leases`: a folder in which every instance has a file from its first reset until it is closed."""
         super().__init__(config)
-        self._pictures = pictures
+        self._pictures, self._leases = pictures, leases
+        self._lease: Path | None = None
 
     def tasks(self) -> list[Task]:
         return [Task(id=f"letters/{name}", goal=f"write {name}") for name in ("few", "some", "many")]
@@ -36,6 +40,10 @@ class TwoLooks(BaseEnvironment):
     def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
         self._turn, self._seed = 0, seed or 0
         self.task = task
+        if self._leases is not None and self._lease is None:
+            self._lease = self._leases / uuid.uuid4().hex
+            self._lease.touch()
+            (self._leases / "ever").touch()
         return Observation(f"say {self._seed % 97}")
 
     def step(self, action: str) -> Any:
@@ -49,6 +57,11 @@ class TwoLooks(BaseEnvironment):
 
     def get_state_description(self) -> str:
         return f"turn {self._turn}"
+
+    def close(self) -> None:
+        if self._lease is not None:
+            self._lease.unlink()
+            self._lease = None
 
     def expert_action(self) -> str:
         return LETTERS[(self._seed // 7 + 3 * self._turn) % len(LETTERS)]

@@ -38,6 +38,10 @@ class EnvironmentAgentLoop(AgentLoopBase):
         must change.
         """
         world = await world_of(self.config)
+        with world.playing():
+            return await self._sequences(world, sampling_params, row)
+
+    async def _sequences(self, world: World, sampling_params: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
         spec, split = spec_of(row), str(extra_info(row).get("split", "train"))
         trajectory, versions = await self._play(world, spec, split, sampling_params, row.get("global_steps"))
         if trajectory.failure is not None:

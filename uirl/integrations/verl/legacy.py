@@ -21,6 +21,7 @@ from uirl.integrations.verl.office import find_office
 from uirl.integrations.verl.record import StepRecord
 from uirl.integrations.verl.roles import roles_of
 from uirl.integrations.verl.settings import Settings
+from uirl.integrations.verl.worlds import close_environments
 
 
 class LegacyTrainer(RayPPOTrainer):
@@ -135,4 +136,7 @@ def run_legacy(config: Any) -> None:
         train_sampler=torch.utils.data.SequentialSampler(train),
     )
     trainer.init_workers()
-    trainer.fit()
+    try:
+        trainer.fit()
+    finally:
+        close_environments(trainer.async_rollout_manager)

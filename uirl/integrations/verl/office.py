@@ -57,17 +57,21 @@ class Office:
             self._store.truncate_after(-1 if resume_after is None else resume_after)
             self._evaluated = {summary.group_id for summary in self._store.list() if summary.split != "train"}
 
-    def add(self, trajectory: Trajectory, pictures: Mapping[str, bytes], step: int, split: str) -> None:
-        """Writes one episode down; on return it survives a kill. `pictures`: those it shows, by hash."""
+    def add(self, trajectory: Trajectory, pictures: Mapping[str, bytes], step: int, split: str) -> bool:
+        """Writes one episode down; on return it survives a kill. `pictures`: those it shows, by hash, but for those
+        that came with another. False: it is on the record already, and its pictures were not kept."""
         if trajectory.failure is not None:
             self._failures.append(f"{trajectory.failure.kind}: {trajectory.failure.message}")
         (self._played if split == "train" else self._held_out).append(trajectory)
         # verl evaluates once more where a run continues: that evaluation is on the record
-        if self._store is not None and trajectory.group_id not in self._evaluated:
+        if trajectory.group_id in self._evaluated:
+            return False
+        if self._store is not None:
             images = ImageStore()
             for hash, data in pictures.items():
                 images.put(Screenshot(data, hash))
             self._store.add(trajectory, step=step, split=split, images=images)
+        return True
 
     def take(self) -> list[Trajectory]:
         """The training episodes that ended since the last call, in the order of their ids."""

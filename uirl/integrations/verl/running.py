@@ -20,6 +20,7 @@ from uirl.integrations.verl.dataset import Given, give
 from uirl.integrations.verl.llm import llm_variables
 from uirl.integrations.verl.office import open_office, pack, unpack
 from uirl.integrations.verl.settings import Settings
+from uirl.integrations.verl.worlds import close_environments
 
 
 def run(config: Any, environment: Any, reward_fn: Any, tasks: Any, curriculum: Any) -> None:
@@ -112,14 +113,16 @@ class Runner:
 
         config.transfer_queue.enable = True
         transfer_queue.init(config.transfer_queue)
-        trainer = None
+        trainer = manager = None
         ended_well = False
         try:
             trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
             trainer.init()
-            trainer.fit(create_agent_loop_manager(config, trainer))
+            manager = create_agent_loop_manager(config, trainer)
+            trainer.fit(manager)
             ended_well = True
         finally:
+            close_environments(manager)
             tracking = getattr(trainer, "logger", None)
             if tracking is not None:
                 tracking.finish(exit_code=0 if ended_well else 1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from uirl.config import ConfigStore, ModelConfig
@@ -37,6 +39,7 @@ class World:
         self._workers: int = rollout.agent.num_workers
         self._collectors: dict[tuple[str, str], Collector] = {}
         self._sent: set[str] = set()
+        self._playing = 0
         self._own: BaseEnvironment | None = None
         self._reward_fn: RewardFunction | None = None
 
@@ -57,15 +60,31 @@ class World:
             self._collectors[key] = self._make(self._environment(name, split))
         return self._collectors[key]
 
+    @contextmanager
+    def playing(self) -> Iterator[None]:
+        """A context in which an episode is played and read. Pictures are forgotten when no episode is left: a worker
+        lives as long as the run, and would gather all that was ever seen."""
+        self._playing += 1
+        try:
+            yield
+        finally:
+            self._playing -= 1
+            if self._playing == 0:
+                self.images.clear()
+
+    async def close(self) -> None:
+        """Frees the environments that are not being played."""
+        for collector in self._collectors.values():
+            await collector.close()
+
     async def file(self, trajectory: Trajectory, step: int, split: str) -> None:
         """Hands an episode to the office; on return it is on the disk. Raises StorageError."""
         if self.office is None:
             return
         shown = {hash for turn in trajectory.turns for hash in (*turn.context_images, *turn.observation.images)}
-        new = sorted(shown - self._sent)
-        self._sent.update(new)
-        pictures = {hash: self.images.get(hash).data for hash in new}
-        await self.office.add.remote(trajectory, pictures, step, split)
+        pictures = {hash: self.images.get(hash).data for hash in sorted(shown - self._sent)}
+        if await self.office.add.remote(trajectory, pictures, step, split):
+            self._sent.update(pictures)
 
     def _environment(self, name: str, split: str) -> BaseEnvironment:
         settings = self.store.environment
@@ -131,3 +150,23 @@ async def world_of(config: Any) -> World:
         opening = asyncio.ensure_future(World(config, Settings.read(config.data)).open())
         _worlds[id(config)] = (config, opening)
     return await _worlds[id(config)][1]
+
+
+def close_worlds(worker: Any = None, seconds: float = 60.0) -> None:
+    """Nothing; closes the environments of this process, for at most `seconds`. Ray calls it beside the event loop in
+    which episodes are played."""
+    for _, opening in _worlds.values():
+        if opening.done() and not opening.cancelled() and opening.exception() is None:
+            asyncio.run_coroutine_threadsafe(opening.result().close(), opening.get_loop()).result(seconds)
+
+
+def close_environments(manager: Any, seconds: float = 60.0) -> None:
+    """Closes the environments in the workers of verl's agent-loop manager, which verl ends without a word: an instance
+    may hold a phone or a browser somewhere else. A worker that is gone, or needs more than `seconds`, is left alone.
+    """
+    import ray
+
+    workers = getattr(manager, "agent_loop_workers", ())
+    for answer in [worker.__ray_call__.remote(close_worlds, seconds) for worker in workers]:
+        with suppress(ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            ray.get(answer, timeout=seconds)
