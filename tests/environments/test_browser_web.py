@@ -319,6 +319,11 @@ async def test_what_is_wrong_with_an_app_is_told() -> None:
     env.html, env.url, env.state = "<p>", "", "[1]"
     with pytest.raises(EnvironmentFailure, match="expected an object"):
         await env.reset(seed=1)
+    for origin in ("http://Example.com", "http://example.com/", "http://example.com:80", "example.com"):
+        env.origins = (origin,)
+        with pytest.raises(ConfigError, match=f"origins are written as .* got '{origin}'"):
+            await env.reset(seed=1)
+    env.origins = ()
     env.state = "document.querySelector('#none').value"
     with pytest.raises(EnvironmentFailure, match="Cannot read properties of null"):
         await env.reset(seed=1)

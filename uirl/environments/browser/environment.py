@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.browser.accessibility import tree_text
-from uirl.environments.browser.acting import perform
+from uirl.environments.browser.acting import origin_of, perform
 from uirl.environments.browser.chromium import Chromium, find_executable
 from uirl.environments.browser.marks import CLICKABLE, Mark, draw_marks, read_marks
 from uirl.environments.browser.page import Page
@@ -148,7 +148,13 @@ class PageEnvironment(BaseEnvironment):
         """Prepares a new page, before its first episode: what it serves, scripts that run in every document."""
 
     def reachable(self) -> frozenset[str]:
-        """Origins that the page may ask over the network. Different sets have different browsers."""
+        """Origins that the page may ask over the network. Different sets have different browsers.
+
+        Raises ConfigError for what is no origin: no page could ever reach it.
+        """
+        for origin in self.origins:
+            if origin_of(origin) != origin:
+                raise ConfigError(f"origins are written as in 'http://example.com:8000', got {origin!r}")
         return frozenset(self.origins)
 
     def destinations(self) -> frozenset[str]:

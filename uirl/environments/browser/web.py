@@ -70,7 +70,7 @@ class WebEnvironment(PageEnvironment):
     def reachable(self) -> frozenset[str]:
         """`origins` and that of `url`."""
         own = origin_of(self.url)
-        return frozenset(self.origins) | ({own} if own else set())
+        return super().reachable() | ({own} if own else set())
 
     def destinations(self) -> frozenset[str]:
         """The same and the page that is served from here."""
