@@ -52,7 +52,8 @@ async def test_actions_that_the_server_does_not_know_are_the_models_mistake(toy:
         (Action.of("click", z=1), "z: Extra inputs are not permitted"),
         (Action.of("click", x="left"), "x: Input should be a valid integer"),
         (Action(parse_error="no JSON"), "no JSON"),
-        (Action(), "no action"),
+        (Action(), "no actions in the reply"),
+        (Action(tool_calls=(ToolCall("click"), ToolCall("click"))), "2 actions in the reply; expected one"),
     ):
         result = await session.step(action)
         assert words in result.observation.text

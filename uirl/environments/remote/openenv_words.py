@@ -47,8 +47,8 @@ def action_fields(
         return {wanted["text"] or _only_text_field(properties): action.text}
     if action.parse_error is not None:
         return action.parse_error
-    if action.call is None:
-        return "no action"
+    if action.call is None or len(action.tool_calls) > 1:
+        return f"{len(action.tool_calls) or 'no'} actions in the reply; expected one"
     name = wanted["name"] or next((field for field in NAME_FIELDS if field in properties), None)
     arguments = plain(action.call.arguments, "arguments")
     return arguments if name is None else {name: action.call.name, **arguments}
