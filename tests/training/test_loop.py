@@ -190,7 +190,9 @@ def test_failures_are_recorded_and_never_learned_from(tmp_path: Path) -> None:
     assert all("the cable was pulled" in t.failure.message for t in bad)
 
 
-def test_an_environment_that_always_fails_stops_the_run_with_its_reason(tmp_path: Path) -> None:
+def test_an_environment_that_always_fails_stops_the_run_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Dead(Countdown):
         def reset(self) -> Any:
             raise OSError("no such device")
@@ -203,6 +205,20 @@ def test_an_environment_that_always_fails_stops_the_run_with_its_reason(tmp_path
     ):
         trainer.fit(num_epochs=1, num_iters_per_epoch=1)
     trainer.cleanup()
+    assert "16 of these episodes failed. The first, environment: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"config": {"training": {}}}, "got dict as the config; expected a ConfigStore"),
+        ({"environment": Countdown}, "got the class Countdown as the environment; expected an instance"),
+        ({"environment": "screen"}, "got 'screen' as the environment; expected an instance"),
+    ],
+)
+def test_what_is_no_config_and_no_environment_is_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        RayPPOTrainer(**{"config": ConfigStore(), **given})
 
 
 def test_a_second_run_of_the_same_name_is_refused(tmp_path: Path) -> None:

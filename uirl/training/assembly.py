@@ -73,6 +73,9 @@ def assemble(
             "did nothing would be a lie.)"
         )
     own = environment is None
+    if not own and not isinstance(environment, BaseEnvironment):
+        got = f"the class {environment.__name__}" if isinstance(environment, type) else repr(environment)[:80]
+        raise ConfigError(f"got {got} as the environment; expected an instance of a subclass of uirl.BaseEnvironment")
     settings = config.environment
     if environment is None:
         environment = create_environment(settings.name, settings.options_for("train"), settings)

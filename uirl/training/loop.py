@@ -11,7 +11,7 @@ import torch
 
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment
-from uirl.errors import CheckpointError
+from uirl.errors import CheckpointError, ConfigError
 from uirl.event_loop import EventLoopThread
 from uirl.learner import Policy, latest_checkpoint, load_checkpoint, save_checkpoint
 from uirl.rollout.episode import RewardFunction
@@ -45,6 +45,10 @@ class RayPPOTrainer:
         policy: Policy | None = None,
         tasks: TaskSource | None = None,
     ) -> None:
+        if not isinstance(config, ConfigStore):
+            raise ConfigError(
+                f"got {type(config).__name__} as the config; expected a ConfigStore, as load_config returns"
+            )
         self.config = config.check(training=True)
         if config.training.threads is not None:
             torch.set_num_threads(config.training.threads)
@@ -184,6 +188,8 @@ class RayPPOTrainer:
         say(
             f"before reinforcement learning: success {percent(before.success, before.interval)}, reward {before.reward}"
         )
+        if before.failures:
+            say(f"{before.failures} of these episodes failed. The first, {before.first_failure}")
         self._save(0)
 
     async def _after_step(self, row: dict[str, Any], steps: int, per_epoch: int) -> str | None:
