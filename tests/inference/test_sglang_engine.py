@@ -501,9 +501,11 @@ async def test_a_call_in_process_that_is_given_up_ends_its_sampling(make: Any, l
     world = make("process", lm)
     await world.engine.generate(ASKED)
     manager = world.engine._backend._manager
+    quick, manager.seconds = manager.seconds, 60.0
     call = asyncio.ensure_future(world.engine.generate(ASKED))
     while not manager.sampling:
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
+    manager.seconds = quick
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     assert call.cancelled()
