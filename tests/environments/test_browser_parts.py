@@ -142,6 +142,11 @@ def test_a_tree_that_is_too_long_is_cut_at_a_whole_line(limit: int) -> None:
     assert TEXT.splitlines()[: len(lines)] == lines
 
 
+def test_halves_of_characters_are_written_as_the_browser_draws_them() -> None:
+    tree = [node(1, "RootWebArea", "x\ud800", (2,), parent=None), node(2, "link", "\udc00 \U0001f600 \ud83d\ude00")]
+    assert tree_text(tree, 100) == 'page "x\ufffd"\n  link "\ufffd \U0001f600 \U0001f600"'
+
+
 def test_a_tree_of_any_depth_can_be_written() -> None:
     deep = [node(1, "RootWebArea", "", (2,), parent=None)]
     deep += [node(i, "group", "", (i + 1,)) for i in range(2, 5000)]
@@ -156,12 +161,13 @@ def test_a_site_answers_for_its_files_and_for_nothing_outside(tmp_path: Path) ->
     (folder / "sub" / "a b.css").write_text("p { }")
     (tmp_path / "secret.txt").write_text("secret")
     (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
+    (folder / "loop").symlink_to("loop")
     site = Site({"/own": "own"}, folder)
     assert site.answer("http://app.localhost/") == (200, "text/html; charset=utf-8", b"<p>index")
     assert site.answer("http://app.localhost/sub/a%20b.css?x=1#y") == (200, "text/css; charset=utf-8", b"p { }")
     assert site.answer("http://app.localhost/own")[2] == b"own"
     outside = ("/../secret.txt", "/%2e%2e/secret.txt", "/sub/..%2f..%2fsecret.txt", "/link.txt", "//etc/passwd")
-    for path in (*outside, "/missing", "/%00", "/sub", f"/{'a' * 5000}"):
+    for path in (*outside, "/missing", "/%00", "/sub", "/loop", f"/{'a' * 5000}"):
         assert site.answer(f"http://app.localhost{path}")[0] == 404, path
 
 

@@ -319,6 +319,10 @@ async def test_what_is_wrong_with_an_app_is_told() -> None:
     env.html, env.url, env.state = "<p>", "", "[1]"
     with pytest.raises(EnvironmentFailure, match="expected an object"):
         await env.reset(seed=1)
+    env.html, env.url = "<p>\ud800", ""
+    with pytest.raises(UnicodeEncodeError):
+        await env.reset(seed=1)
+    env.html = "<p>"
     for origin in ("http://Example.com", "http://example.com/", "http://example.com:80", "example.com"):
         env.origins = (origin,)
         with pytest.raises(ConfigError, match=f"origins are written as .* got '{origin}'"):

@@ -69,4 +69,6 @@ def _of(node: Node, key: str) -> Any:
 
 def _one_line(value: Any) -> str:
     text = " ".join(str("" if value is None else value).split())
+    # Half of a surrogate pair, which JavaScript can hold and no tokenizer takes: what the browser draws for it.
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text if len(text) <= LONGEST_NAME else text[: LONGEST_NAME - len(MORE)] + MORE

@@ -47,7 +47,7 @@ class Site:
             found = found / "index.html" if found.is_dir() else found
             # After resolving: neither '..' nor a link leads out of the folder.
             return (found.name, found.read_bytes()) if found.is_relative_to(self.folder) else None
-        except OSError:
+        except (OSError, RuntimeError):  # the second: a link that leads to itself
             return None
 
 

@@ -131,6 +131,6 @@ class WebEnvironment(PageEnvironment):
             if origin_of(self.url) is None:
                 raise ConfigError(f"{type(self).__name__}.url must be an http address, got {self.url!r}")
             return self.url
-        self._site.files = {"/": self.html} if self.html else {}
+        self._site.files = {"/": self.html.encode()} if self.html else {}
         self._site.folder = Path(self.folder).resolve() if self.folder else None
         return f"{self._site.origin}/"
