@@ -9,7 +9,8 @@ class Doors(BaseEnvironment):
     """One of two doors has the prize, and the sign over it lies."""
 
     def reset(self, seed=None):
-        self.sign = random.Random(seed).choice(["left", "right"])
+        self.rng = random.Random(seed)
+        self.sign = self.rng.choice(["left", "right"])
         return f"the sign says {self.sign}"
 
     def step(self, action):
@@ -21,7 +22,7 @@ class Doors(BaseEnvironment):
 
     def expert_action(self):
         """Knows the two words and nothing about the sign: enough to start from."""
-        return random.choice(["left", "right"])
+        return self.rng.choice(["left", "right"])
 
 
 def main(updates: int = 40, runs_dir: str = "runs") -> dict:
