@@ -22,7 +22,7 @@ import pytest
 
 import uirl
 from uirl.errors import ConfigError, EnvironmentFailure
-from uirl.tools import PythonTool, ToolRegistry
+from uirl.tools import PythonTool, ToolRegistry, python_runner
 from uirl.tools.python_runner import MAX_OUTPUT_BYTES
 from uirl.tools.sandbox import seccomp
 from uirl.types import ToolCall
@@ -416,6 +416,15 @@ def test_a_kernel_that_refuses_is_found_when_the_tool_is_made(monkeypatch: pytes
     with pytest.raises(ConfigError, match=r"(?s)code cannot be confined here: .*no Landlock here"):
         PythonTool()
     with pytest.raises(EnvironmentFailure, match=r"(?s)did not start: .*no Landlock here"):
+        ToolRegistry([tool]).execute_tool("python", code="1")
+
+
+def test_a_slow_start_is_not_taken_for_a_kernel_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    boot = "import time; time.sleep(0.3); "
+    monkeypatch.setattr("uirl.tools.python_runner._BOOT", boot + python_runner._BOOT)
+    tool = PythonTool(wall_seconds=0.2)
+    assert tool.wall_seconds == 0.2
+    with pytest.raises(EnvironmentFailure, match=r"did not start: stopped: not finished after 0\.2 s"):
         ToolRegistry([tool]).execute_tool("python", code="1")
 
 
