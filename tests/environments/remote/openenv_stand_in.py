@@ -7,9 +7,11 @@ errors in pydantic's form; exceptions as EXECUTION_ERROR, after which the sessio
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
+import threading
 from typing import Any
 
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
@@ -56,9 +58,10 @@ class Toy:
 
 
 def stand_in(*, most: int = 2, ends: bool = False, says: bool = False) -> FastAPI:
-    """The application; its connections are `app.state.open`. `says`: actions are a text."""
+    """The application; its connections are `app.state.open`. `says`: actions are a text. The action 'slow' waits for
+    `app.state.go_on`."""
     app = FastAPI()
-    app.state.open = []
+    app.state.open, app.state.go_on = [], threading.Event()
     model = SayAction if says else FlatAction
 
     @app.get("/schema")
@@ -97,6 +100,8 @@ def stand_in(*, most: int = 2, ends: bool = False, says: bool = False) -> FastAP
         try:
             while True:
                 frame = json.loads(await socket.receive_text())
+                if (frame.get("data") or {}).get("action_type") == "slow":
+                    await asyncio.to_thread(app.state.go_on.wait, 60)
                 try:
                     await socket.send_json(answer(toy, frame["type"], frame.get("data") or {}))
                 except ValidationError as error:

@@ -98,6 +98,25 @@ async def test_a_full_server_is_waited_for(toy: tuple[str, Any]) -> None:
         await session.close()
 
 
+@pytest.mark.parametrize("gives_up", ["the client", "whoever waits for it"])
+async def test_an_answer_that_comes_late_is_no_answer_to_the_next_question(toy: tuple[str, Any], gives_up: str) -> None:
+    url, app = toy
+    environment = OpenEnvEnvironment(url=url, step_timeout=1.0 if gives_up == "the client" else 60.0, rest=0.01)
+    await environment.reset(seed=1)
+    step = asyncio.create_task(environment.step(Action.of("slow")))
+    if gives_up == "the client":
+        with pytest.raises(EpisodeTimeout, match="no answer to step within 1 s"):
+            await step
+    else:
+        await asyncio.sleep(0.05)
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+    app.state.go_on.set()
+    assert "'seed': 2" in (await environment.reset(seed=2)).text
+    await environment.close()
+
+
 async def test_ends_and_texts_of_other_servers() -> None:
     with running(stand_in(ends=True, says=True)) as url:
         environment = OpenEnvEnvironment(url=url, action_format="text")

@@ -94,7 +94,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
         """The first observation, over a new connection where the old one is gone."""
         self._turns = 0
         said: dict[str, Any] | None = None
-        if self._socket is not None and self._socket.close_code is not None:
+        if self._socket is None or self._socket.close_code is not None:
             await self.close()
         if self._server is not None:
             try:
@@ -202,7 +202,12 @@ class OpenEnvEnvironment(RemoteEnvironment):
                 with contextlib.suppress(ConnectionClosed):  # why it closed may be the next thing to read
                     await socket.send(dumps(frame).decode("ascii"))
                 answer = loads(await socket.recv())
-        except TimeoutError:
+        except (TimeoutError, asyncio.CancelledError) as error:
+            # an answer that comes late must not be taken for that to the next frame
+            socket.transport.abort()
+            self._socket = None
+            if isinstance(error, asyncio.CancelledError):
+                raise
             raise NoAnswer(f"{url}/ws: no answer to {kind} within {limit:g} s") from None
         except ConnectionClosed as error:
             raise ServerLost(f"{url}/ws broke off during {kind}: {error}") from None
