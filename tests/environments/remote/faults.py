@@ -77,6 +77,8 @@ class Wire:
         self._frozen = self._deaf = False
         self.sent = 0
         """Bytes that went through to the server."""
+        self.lost = 0
+        """Answers that were cut off."""
 
     @property
     def url(self) -> str:
@@ -112,6 +114,7 @@ class Wire:
     async def _down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
             if self._deaf:
+                self.lost += 1
                 writer.transport.abort()
                 return
             if not self._frozen:
