@@ -23,16 +23,25 @@ class EventLoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine returns. Ctrl-C cancels it, waits for its clean-up, and is raised here."""
+        """What the coroutine returns. Ctrl-C cancels it, waits for its clean-up, and is raised here; a second Ctrl-C
+        does not wait."""
         if not self._thread.is_alive():
             coroutine.close()
             raise RuntimeError("the event loop is closed; make a new trainer or engine")
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        ended = threading.Event()
+
+        async def whole() -> T:
+            try:
+                return await coroutine
+            finally:
+                ended.set()
+
+        future = asyncio.run_coroutine_threadsafe(whole(), self._loop)
         try:
             return future.result()
         except KeyboardInterrupt:
             future.cancel()
-            asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(timeout=10)
+            ended.wait()  # an update under way is finished first: nothing can cut it off
             raise
 
     async def hand_over(self, coroutine: Coroutine[Any, Any, T]) -> T:
