@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from uirl.environments.browser.cdp import Refused
 from uirl.environments.browser.chromium import Chromium
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
 
@@ -60,6 +61,32 @@ async def test_a_screenshot_has_the_size_of_the_page_and_shows_what_the_click_di
         await page.click(40, 40)
         assert colour_at(await page.screenshot(), 5, 5) == (0, 255, 0)
     assert Image.open(io.BytesIO(await page.screenshot(format="jpeg"))).format == "JPEG"
+
+
+async def test_a_page_that_leaves_while_its_picture_is_taken_is_seen_where_it_went(web_page: str) -> None:
+    page = await Chromium.shared().new_page(160, 210)
+    for _ in range(10):
+        await page.goto(web_page)
+        # nobody tells what was asked for of a document that is gone
+        picture, _ = await asyncio.gather(page.screenshot(), page._call("Page.navigate", {"url": f"{web_page}?there"}))
+        assert colour_at(picture, 5, 5) == (255, 0, 0)
+        await page.settle(sure=True)
+        assert await page.evaluate("location.search") == "?there"
+
+
+async def test_a_page_that_never_stays_is_a_failure(web_page: str) -> None:
+    page = await Chromium.shared().new_page(160, 210)
+    await page.goto(web_page)
+    pictures = iter(range(9))
+
+    async def leave(*_: object) -> None:
+        next(pictures)
+        raise Refused("Page.captureScreenshot", "Inspected target navigated or closed")
+
+    page._call = leave  # type: ignore[method-assign, assignment]
+    with pytest.raises(EnvironmentFailure, match="went elsewhere three times during its picture"):
+        await page.screenshot()
+    assert next(pictures) == 3
 
 
 async def test_pages_share_no_storage(web_page: str) -> None:

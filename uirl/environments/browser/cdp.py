@@ -132,6 +132,12 @@ class CdpConnection:
             if waiting.session == session and not waiting.answer.done():
                 waiting.answer.set_exception(EnvironmentFailure(f"{waiting.method}: {reason}"))
 
+    def refuse(self, session: str, method: str, reason: str) -> None:
+        """Ends the waiting calls of one method of a session as if the browser had refused them."""
+        for waiting in self._pending.values():
+            if (waiting.session, waiting.method) == (session, method) and not waiting.answer.done():
+                waiting.answer.set_exception(Refused(method, reason))
+
     async def probe(self) -> None:
         """Gives the browser up (`lost`) where it does not answer a question of its own: for after a call that timed
         out, to tell a page that hangs from a browser that does."""

@@ -13,6 +13,10 @@ STARTS_WITHIN = 0.25
 """Seconds in which a requested navigation starts; the browser forgets some without a word (a blocked address)."""
 
 
+MOVED = ("Inspected target navigated", "Execution context was destroyed", "Cannot find context", "Promise was coll")
+"""How the browser refuses a call where the page has left the document it was for."""
+
+
 class Unopened(EnvironmentFailure):
     """An address that the browser did not open: it shows its error page, or still the page of before."""
 
@@ -22,7 +26,9 @@ class Navigation:
 
     def __init__(self, connection: CdpConnection, target: str, session: str) -> None:
         """Listens to the page's events; `Page.enable` must follow."""
+        self._connection = connection
         self._target = target
+        self._session = session
         self._loading = False
         self._still = asyncio.Event()
         self._still.set()
@@ -89,6 +95,8 @@ class Navigation:
         if event["frame"]["id"] == self._target:
             self.documents += 1
             self.unreachable = event["frame"].get("unreachableUrl")
+            # A picture of the document before never comes, and the browser does not say so.
+            self._connection.refuse(self._session, "Page.captureScreenshot", MOVED[0])
 
     def _on_lifecycle(self, event: Mapping[str, Any]) -> None:
         if event["name"] == "load":

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from uirl.environments.browser import keyboard, pointer
 from uirl.environments.browser.cdp import CdpConnection, Refused
-from uirl.environments.browser.navigation import Navigation, Unopened
+from uirl.environments.browser.navigation import MOVED, Navigation, Unopened
 from uirl.environments.browser.site import Site
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
 
@@ -24,7 +24,6 @@ LONGEST_TYPED = 200
 MAX_NOTICES = 8
 _BY_VALUE = {"returnByValue": True, "awaitPromise": True}
 _TOGETHER = 64  # input events sent before the first answer
-_MOVED = ("Cannot find context", "Execution context was destroyed", "Inspected target navigated", "Promise was coll")
 _STYLE = """{
   // A caret that blinks makes two pictures of one state differ. The options of a list must open inside the page: the
   // browser's own list is a window of its own, which the mouse of the protocol does not reach.
@@ -201,17 +200,12 @@ class Page:
         does not stay.
         """
         params = {"expression": expression, **_BY_VALUE}
-        for _ in range(3):
-            await self.settle()
-            try:
-                where = {"contextId": await self._world_apart()} if apart else {}
-                answer = await self._call("Runtime.evaluate", params | where, timeout=timeout)
-            except Refused as error:
-                if not _is_moved(error):
-                    raise
-            else:
-                return _value(answer, expression)
-        raise EnvironmentFailure(f"the page went elsewhere three times during {expression[:120]!r}")
+
+        async def ask() -> Any:
+            where = {"contextId": await self._world_apart()} if apart else {}
+            return await self._call("Runtime.evaluate", params | where, timeout=timeout)
+
+        return _value(await self._of_one_document(ask, f"{expression[:120]!r}"), expression)
 
     async def hold(self, expression: str) -> str:
         """A handle of the object that a JavaScript expression gives: the page's scripts have no way to it.
@@ -277,16 +271,14 @@ class Page:
 
     async def screenshot(self, *, format: Literal["png", "jpeg"] = "png", quality: int = 80) -> bytes:
         """The visible page as an encoded picture. `quality` is JPEG's, 1 to 100."""
-        params: dict[str, Any] = {"format": format, "optimizeForSpeed": True}
-        if format == "jpeg":
-            params["quality"] = quality
-        return base64.b64decode((await self._call("Page.captureScreenshot", params))["data"])
+        params = {"format": format, "quality": quality, "optimizeForSpeed": True}
+        taken = await self._of_one_document(lambda: self._call("Page.captureScreenshot", params), "its picture")
+        return base64.b64decode(taken["data"])
 
     async def accessibility_nodes(self) -> list[dict[str, Any]]:
         """The nodes of the accessibility tree, as the protocol gives them."""
-        await self.settle()
-        nodes: list[dict[str, Any]] = (await self._call("Accessibility.getFullAXTree"))["nodes"]
-        return nodes
+        tree = await self._of_one_document(lambda: self._call("Accessibility.getFullAXTree"), "its tree")
+        return list(tree["nodes"])
 
     def take_notices(self) -> list[str]:
         """What a person would have noticed since the last call: dialogs and their words, windows that opened."""
@@ -316,6 +308,17 @@ class Page:
         if target != self._target:
             self._notice(f"a new window was closed: {url or 'about:blank'}")
             self._reply("Target.closeTarget", {"targetId": target}, of_page=False)
+
+    async def _of_one_document(self, call: Callable[[], Awaitable[Any]], what: str) -> Any:
+        """What a call gives that the page stays for. Raises EnvironmentFailure where it leaves three times."""
+        for _ in range(3):
+            await self.settle()
+            try:
+                return await call()
+            except Refused as error:
+                if not _is_moved(error):
+                    raise
+        raise EnvironmentFailure(f"the page went elsewhere three times during {what}")
 
     async def _world_apart(self) -> int:
         document = self._navigation.documents
@@ -385,7 +388,7 @@ class Page:
 
 def _is_moved(error: BaseException) -> bool:
     """Whether a call was refused because the page had left the document it was for."""
-    return isinstance(error, Refused) and error.reason.startswith(_MOVED)
+    return isinstance(error, Refused) and error.reason.startswith(MOVED)
 
 
 def _value(answer: Mapping[str, Any], expression: str) -> Any:
