@@ -108,7 +108,7 @@ def _how_to_go_on(trainer: RayPPOTrainer) -> str:
     if trainer.run_path is None:
         return "the run had not begun"
     newest = latest_checkpoint(Path(trainer.config.checkpoint.output_dir or trainer.run_path / "checkpoints"))
-    return "there is no checkpoint yet" if newest is None else f"--resume continues from {newest}"
+    return "there is no checkpoint yet, --resume begins anew" if newest is None else f"--resume continues from {newest}"
 
 
 def _run_name(runs_dir: str, stem: str, resume: bool) -> str:
