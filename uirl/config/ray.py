@@ -13,9 +13,9 @@ class RayConfig(Section):
     key: ClassVar[str] = "ray"
 
     use_ray: bool = False
-    """Play episodes in Ray actors; false: in this process."""
+    """Play episodes in Ray actors: not in this version, which refuses true; false: in this process."""
     num_actors: Count = 1
-    """Actors that play episodes."""
+    """Actors that play episodes where `use_ray` is true."""
     address: str | None = None
     """Address of a Ray cluster, 'auto' for the one this machine belongs to; None: start one on this machine."""
     nnodes: Count = 1
