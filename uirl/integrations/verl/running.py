@@ -122,11 +122,13 @@ class Runner:
             trainer.fit(manager)
             ended_well = True
         finally:
-            close_environments(manager)
-            tracking = getattr(trainer, "logger", None)
-            if tracking is not None:
-                tracking.finish(exit_code=0 if ended_well else 1)
-            transfer_queue.close()
+            try:
+                close_environments(manager)
+            finally:
+                tracking = getattr(trainer, "logger", None)
+                if tracking is not None:
+                    tracking.finish(exit_code=0 if ended_well else 1)
+                transfer_queue.close()
 
 
 def create_agent_loop_manager(config: Any, trainer: Any) -> Any:

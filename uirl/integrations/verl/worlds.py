@@ -168,5 +168,5 @@ def close_environments(manager: Any, seconds: float = 60.0) -> None:
 
     workers = getattr(manager, "agent_loop_workers", ())
     for answer in [worker.__ray_call__.remote(close_worlds, seconds) for worker in workers]:
-        with suppress(ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+        with suppress(ray.exceptions.RayActorError, TimeoutError):
             ray.get(answer, timeout=seconds)
