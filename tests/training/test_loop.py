@@ -208,6 +208,26 @@ def test_an_environment_that_always_fails_stops_the_run_with_its_reason(
     assert "16 of these episodes failed. The first, environment: " in capsys.readouterr().out
 
 
+def test_a_warm_start_whose_evaluation_fails_stops_with_the_reason(tmp_path: Path) -> None:
+    class Picky(Countdown):
+        def expert_action(self) -> str:
+            return "go"
+
+        def step(self, action: str) -> Any:
+            if action != "go":
+                raise OSError("the cable was pulled")
+            return super().step(action)
+
+    config = settings(tmp_path)
+    config.rollout.retries = 0
+    config.training.warm_start.steps = config.training.warm_start.evaluate_every = 1
+    config.training.warm_start.evaluate_episodes = 4
+    trainer = RayPPOTrainer(config, Picky())
+    with pytest.raises(RolloutFailure, match=r"^all 4 episodes .* warm start failed\. .*the cable was pulled"):
+        trainer.fit(num_epochs=1, num_iters_per_epoch=1)
+    trainer.cleanup()
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [

@@ -12,7 +12,7 @@ from uirl.errors import EnvironmentFailure
 from uirl.rollout.episode import ExpertPlayer, derive_seed
 from uirl.rollout.samples import samples_of_all
 from uirl.training.assembly import Assembly
-from uirl.training.evaluation import evaluate_episodes
+from uirl.training.evaluation import evaluate_episodes, require_evidence
 from uirl.training.tasks import UniformTasks
 from uirl.types import Sample
 
@@ -70,6 +70,7 @@ async def warm_start(parts: Assembly, say: Callable[[str], None]) -> dict[str, A
                 split="warm-start",
                 seed=derive_seed(seed, step),
             )
+            require_evidence(report.trajectories, "of an evaluation in the warm start")
             success = report.success if report.success is not None else report.reward
             say(f"warm start  step {step:>4}/{settings.steps}  loss {metrics['loss']:.3f}  success {success:.3f}")
             if settings.stop_at_success is not None and success is not None and success >= settings.stop_at_success:
