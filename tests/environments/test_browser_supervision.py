@@ -70,6 +70,13 @@ def processes() -> dict[int, int]:
     return found
 
 
+async def gone(groups: set[int]) -> None:
+    """Returns when nothing is left of these process groups: what was killed takes a moment."""
+    async with asyncio.timeout(30):
+        while groups & set(processes().values()):
+            await asyncio.sleep(0.05)
+
+
 async def solves(env: Trouble) -> bool:
     """Whether an episode can be played to its end."""
     await env.reset(seed=1)
@@ -178,13 +185,13 @@ async def test_a_browser_killed_under_16_sessions() -> None:
     firsts = await asyncio.gather(*(session.reset(seed=1) for session in again))
     assert len({first.images[0].hash for first in firsts}) == 1
     assert Chromium.shared().starts == 2
-    assert set(processes().values()) == {Chromium.shared().pid}, "nothing is left of the first browser"
+    await gone({group})
     connection = await Chromium.shared()._connected()
     assert len((await connection.call("Target.getBrowserContexts"))["browserContextIds"]) == 16
     await asyncio.gather(*(session.close() for session in again))
     assert (await connection.call("Target.getBrowserContexts"))["browserContextIds"] == []
     await Chromium.shared().close()
-    assert processes() == {}
+    await gone(set(processes().values()))
 
 
 async def test_16_trajectories_of_a_killed_browser_are_failures_and_are_played_again(vlm: LoadedModel) -> None:
