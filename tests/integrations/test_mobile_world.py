@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import asyncio
 import json
 import os
 import subprocess
@@ -125,6 +127,26 @@ def test_a_phone_or_a_model_that_breaks_gives_no_reward(vlm: LoadedModel) -> Non
             assert (other["reward"], other["trajectory"].failure.kind) == (None, "engine")
         assert ladder.reports == []
         assert phone.idle
+
+
+def test_ctrl_c_tears_the_task_down() -> None:
+    def wrap(app: Any) -> Any:
+        async def interrupting(scope: Any, receive: Any, send: Any) -> None:
+            if scope.get("path") == "/step":
+                _thread.interrupt_main()
+            elif scope.get("path") == "/task/tear_down":
+                await asyncio.sleep(0.3)  # as a phone takes its time
+            await app(scope, receive, send)
+
+        return interrupting
+
+    with phones(wrap=wrap) as (phone,):
+        loop = MobileWorldAgentLoop(environment(phone), engine=says(reply(act("wait"))))
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_full_interaction("a", "OpenSettingsTask")
+        assert phone.double.begun == 1
+        assert phone.idle
+        loop.close()
 
 
 def test_addresses_in_place_of_an_environment(vlm: LoadedModel) -> None:
