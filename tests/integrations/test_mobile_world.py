@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import _thread
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -133,7 +133,7 @@ def test_ctrl_c_tears_the_task_down() -> None:
     def wrap(app: Any) -> Any:
         async def interrupting(scope: Any, receive: Any, send: Any) -> None:
             if scope.get("path") == "/step":
-                _thread.interrupt_main()
+                os.kill(os.getpid(), signal.SIGINT)
             elif scope.get("path") == "/task/tear_down":
                 await asyncio.sleep(0.3)  # as a phone takes its time
             await app(scope, receive, send)
