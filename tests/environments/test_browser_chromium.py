@@ -169,6 +169,16 @@ async def test_a_browser_that_cannot_start_says_what_it_said(tmp_path: Path) -> 
         await browser.new_page(100, 100)
 
 
+async def test_a_browser_that_crashes_while_it_starts_is_started_again(tmp_path: Path) -> None:
+    mark, real = tmp_path / "crashed", find_executable()
+    crash = f'if [ ! -e {mark} ]; then touch {mark}; kill -SEGV $$; fi; exec {real} "$@"'
+    browser = Chromium(executable=script(tmp_path / Path(real).name, crash))
+    page = await browser.new_page(100, 100)
+    assert await page.evaluate("1 + 1") == 2
+    assert browser.starts == 2
+    await browser.close()
+
+
 async def test_a_browser_that_never_gets_ready_is_ended(tmp_path: Path) -> None:
     browser = Chromium(executable=script(tmp_path / "slow", "sleep 60"), start_timeout=0.5)
     opening = asyncio.create_task(browser.new_page(100, 100))

@@ -153,7 +153,10 @@ class Chromium:
     async def _connected(self) -> CdpConnection:
         async with self._starting:
             if self._connection is None or self._connection.lost is not None:
-                self._connection = await self._start()
+                try:
+                    self._connection = await self._start()
+                except EnvironmentFailure:  # one start in a thousand or so ends in a crash of the browser
+                    self._connection = await self._start()
             return self._connection
 
     async def _start(self) -> CdpConnection:
