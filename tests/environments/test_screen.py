@@ -123,6 +123,7 @@ def test_only_the_named_button_counts() -> None:
 MISTAKES = [
     (Action(text="hm", parse_error="no JSON object"), "no JSON object"),
     (Action(text="hm"), "no action"),
+    (Action(tool_calls=(*click(0, 0).tool_calls, *click(1, 1).tool_calls)), "2 actions in one reply; expected one"),
     (Action.of("swipe", x=1, y=1), "unknown action swipe; use click or type"),
     (Action.of("click", x=1), "click needs the numbers x and y"),
     (Action.of("click", x="1", y=2), "click needs the numbers x and y"),

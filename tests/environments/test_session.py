@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from uirl.environments import BaseEnvironment, EnvironmentSession
-from uirl.errors import ContractError, EngineFailure, EnvironmentFailure, EpisodeTimeout
+from uirl.errors import ConfigError, ContractError, EngineFailure, EnvironmentFailure, EpisodeTimeout
 from uirl.images import screenshot
 from uirl.types import Action, Observation, StepResult, Task
 
@@ -235,6 +235,12 @@ def test_exceptions_become_failures_and_break_the_session(make: Make, method: st
 def test_a_typed_failure_of_the_environment_keeps_its_type() -> None:
     with pytest.raises(EngineFailure, match=r"^judge model is down$"):
         first_turn(Answers("start", EngineFailure("judge model is down")))
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_a_config_error_of_the_environment_is_for_the_person(make: Make) -> None:
+    with pytest.raises(ConfigError, match=r"^no browser is installed$"):
+        first_turn(make(ConfigError("no browser is installed")))
 
 
 class Hang:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
+import threading
 from typing import Any
 
 import pytest
@@ -122,6 +124,29 @@ def test_a_seeded_runner_repeats_itself_on_our_server(wrapper: VLMWrapper) -> No
     with serving("screen", options={"retries": 3}) as served:
         assert played(served.url) == played(served.url)
         assert served.active == 0
+
+
+def test_runners_that_begin_at_once_on_two_threads_share_the_loop_of_their_engine(vlm: LoadedModel) -> None:
+    found: list[Any] = []
+
+    async def own_loop() -> Any:
+        return asyncio.get_running_loop()
+
+    for _ in range(20):
+        engine, gate = TextEngine(vlm, scripted(vlm, "x")), threading.Barrier(2)
+
+        def begin(engine: TextEngine = engine, gate: threading.Barrier = gate) -> None:
+            gate.wait()
+            found.append(engine.run(own_loop()))
+
+        threads = [threading.Thread(target=begin) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        one, other = found[-2:]
+        assert one is other
+        engine.close()
 
 
 def test_other_protocols(vlm: LoadedModel) -> None:

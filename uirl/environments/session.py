@@ -9,7 +9,7 @@ from typing import Any
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.results import STEP_SHAPES, read_reset, read_step
 from uirl.environments.worker import TimedOut, Worker, within
-from uirl.errors import ContractError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
+from uirl.errors import ConfigError, ContractError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
 from uirl.types import Action, Observation, StepResult, Task
 
 
@@ -46,7 +46,8 @@ class EnvironmentSession:
         """The first observation of a new episode, its images as screenshots.
 
         `seed` None takes the task's. What is None is not handed to the environment (its own default counts), except
-        where its `reset` has no default. Raises `EnvironmentFailure` or `EpisodeTimeout`.
+        where its `reset` has no default. Raises `EnvironmentFailure` or `EpisodeTimeout`, and the
+        environment's `ConfigError` (a missing package), which is for the person.
         """
         self._refuse_unusable("reset")
         self._state = "new"
@@ -152,7 +153,7 @@ class EnvironmentSession:
         except TimedOut:
             self._abandon(f"{where} did not return within {limit:g} s")
             raise EpisodeTimeout(f"{self._broken}; raise environment.{option} or find what it waits for") from None
-        except RolloutFailure as error:
+        except (RolloutFailure, ConfigError) as error:
             self._broken = str(error)
             raise
         except (Exception, SystemExit) as error:  # an environment must not end the run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -43,6 +44,7 @@ class TextEngine:
         self.engine = engine
         self._chat: ChatRenderer | None = None
         self._loop: EventLoopThread | None = None
+        self._lock = threading.Lock()
 
     @property
     def chat(self) -> ChatRenderer:
@@ -73,9 +75,11 @@ class TextEngine:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """What the coroutine returns: it runs on the engine's own event loop, also where another loop is running."""
-        if self._loop is None:
-            self._loop = EventLoopThread()
-        return self._loop.run(coroutine)
+        with self._lock:  # two threads that begin at once share one loop: the engine belongs to it
+            if self._loop is None:
+                self._loop = EventLoopThread()
+            loop = self._loop
+        return loop.run(coroutine)
 
     def close(self) -> None:
         """Frees the engine and its event loop. Calling it twice is fine."""

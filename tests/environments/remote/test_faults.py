@@ -25,7 +25,7 @@ from uirl.environments.remote.openenv import OpenEnvEnvironment
 from uirl.environments.remote.server.app import create_app
 from uirl.environments.remote.server.settings import ServerSettings
 from uirl.environments.remote.ui_verifiers import UIVerifiersEnvironment
-from uirl.errors import AlignmentError, EnvironmentFailure
+from uirl.errors import AlignmentError, ConfigError, EnvironmentFailure
 from uirl.images import screenshot
 from uirl.inference import LoadedModel
 from uirl.rollout import EpisodeLimits, samples_of
@@ -233,6 +233,21 @@ def test_a_server_that_hangs(lm: LoadedModel) -> None:
         faulty.rule = lambda method, path: "hang" if path.endswith("/step") and faulty.calls(path) > 1 else None
         expect_failures(play(lm, native(url, step_timeout=HUNG)), "timeout", "no answer within 2 s", turn=1)
         assert faulty.count("/step") == 6
+
+
+class Unequipped(Clicking):
+    """Finds out at its first act that a package is missing on its machine."""
+
+    def step(self, action: Any) -> Any:
+        raise ConfigError("no browser is installed")
+
+
+def test_what_a_server_lacks_is_a_failure_of_its_episodes(lm: LoadedModel) -> None:
+    with serving(Unequipped()) as served:
+        expect_failures(play(lm, native(served.url)), "environment", "no browser is installed", turn=0)
+        assert served.sessions.counters.count("uirl_failures_total", kind="environment") == 3
+    with pytest.raises(ConfigError, match="no browser is installed"):  # here it is for the person
+        play(lm, Unequipped())
 
 
 def test_answers_that_are_no_json(lm: LoadedModel) -> None:

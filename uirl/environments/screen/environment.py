@@ -77,7 +77,7 @@ class ScreenEnvironment(BaseEnvironment):
 
     def step(self, action: Action) -> StepResult:
         """The next page, or the same one after a miss that was forgiven."""
-        problem = action.parse_error or _find_problem(action.call, self.size)
+        problem = action.parse_error or _find_problem(action.tool_calls, self.size)
         call = action.call
         if problem is None and call is not None and self._stages[self._index].is_solved_by(call):
             self._index += 1
@@ -153,11 +153,13 @@ class ScreenEnvironment(BaseEnvironment):
         return Observation(text, (draw(self.size, self._stages[self._index].shapes() if shown else ()),), info)
 
 
-def _find_problem(call: ToolCall | None, size: int) -> str | None:
-    """Why the call cannot be carried out, in words for the model; None: it can."""
-    if call is None:
+def _find_problem(calls: Sequence[ToolCall], size: int) -> str | None:
+    """Why the one call of a reply cannot be carried out, in words for the model; None: it can."""
+    if not calls:
         return "no action"
-    arguments = call.arguments
+    if len(calls) > 1:
+        return f"{len(calls)} actions in one reply; expected one"
+    call, arguments = calls[0], calls[0].arguments
     if call.name == "click":
         known = set(arguments) - {"target"} == {"x", "y"} and isinstance(arguments.get("target", ""), str)
         if not known or not (_is_number(arguments["x"]) and _is_number(arguments["y"])):

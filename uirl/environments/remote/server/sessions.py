@@ -19,7 +19,7 @@ from uirl.environments.remote.server.problems import Full, NoSession, OutOfTurn,
 from uirl.environments.remote.server.settings import ServerSettings
 from uirl.environments.remote.wire import WireError
 from uirl.environments.session import EnvironmentSession
-from uirl.errors import EnvironmentFailure, RolloutFailure
+from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
 from uirl.images import Screenshot
 from uirl.types import Action, Observation, StepResult, Task
 
@@ -338,6 +338,9 @@ class Sessions:
             except RolloutFailure as failure:
                 self.counters.add("uirl_failures_total", kind=failure.kind)
                 raise
+            except ConfigError as error:  # of this machine: to the client it is a failure like any
+                self.counters.add("uirl_failures_total", kind=EnvironmentFailure.kind)
+                raise EnvironmentFailure(f"the environment of the server: {error}") from error
             finally:
                 self.counters.add("uirl_calls_total", method=method)
                 self.counters.took(method, time.perf_counter() - started)
