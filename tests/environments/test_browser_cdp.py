@@ -82,6 +82,22 @@ async def test_a_call_without_answer_ends_at_its_time_limit() -> None:
             await connection.call("Page.reload", timeout=0.05)
 
 
+async def test_a_message_that_the_browser_cannot_read_costs_its_caller_alone() -> None:
+    async def picky(socket: Any) -> None:
+        async for text in socket:
+            message = json.loads(text)
+            unread = {"error": {"code": -32700, "message": "JSON: invalid token"}}
+            await socket.send(json.dumps(unread if message["params"] else {"id": message["id"], "result": {}}))
+
+    async with connected(picky) as (connection, lost):
+        with pytest.raises(EpisodeTimeout):
+            await connection.call("Page.navigate", {"seed": 10**400}, timeout=0.2)
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            await connection.call("Page.navigate", {"seed": float("nan")})
+        assert await connection.call("Page.reload") == {}
+        assert not lost
+
+
 async def test_a_late_answer_is_not_given_to_the_next_call() -> None:
     async def late(socket: Any) -> None:
         first = json.loads(await socket.recv())

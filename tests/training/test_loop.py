@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.rollout.worlds import Countdown, Fragile
-from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
+from uirl import ConfigStore, GuessNumberEnvironment, RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.errors import CheckpointError, ConfigError, RolloutFailure, StorageError
 from uirl.learner import export_hf, load_policy
 from uirl.training import measure
@@ -285,6 +285,22 @@ def test_an_exported_folder_is_measured_though_its_critic_stayed_behind(tmp_path
     assert policy.value_head is not None
     folder = export_hf(run / "exports" / "first", policy)
     assert measure(folder, episodes=16).success == measure(run, episodes=16).success
+
+
+def test_an_environment_that_was_an_object_is_not_mistaken_for_the_one_that_is_named(tmp_path: Path) -> None:
+    config = settings(tmp_path)
+    config.environment.name = "screen"
+    game = GuessNumberEnvironment(n=3, guesses=2)
+    trainer = RayPPOTrainer(config, game)
+    summary = trainer.fit(num_epochs=1, num_iters_per_epoch=1)
+    trainer.cleanup()
+    assert config.environment.given is None, "the config of the caller stays as it is"
+    for path in (tmp_path / "run", tmp_path / "run" / "checkpoints" / "step_000001"):
+        with pytest.raises(ConfigError, match=r"an object of uirl\..*:GuessNumberEnvironment"):
+            measure(path, episodes=16)
+    assert measure(tmp_path / "run", episodes=16, environment=game).success == summary["success_after"]
+    named = ["environment.given=null", "environment.name=guess_number", "environment.options={n: 3, guesses: 2}"]
+    assert measure(tmp_path / "run", episodes=16, overrides=named).success == summary["success_after"]
 
 
 def test_nothing_to_measure_is_said(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def assemble(
         raise ConfigError(f"got {got} as the environment; expected an instance of a subclass of uirl.BaseEnvironment")
     settings = config.environment
     if environment is None:
+        settings.require_named()
         environment = create_environment(settings.name, settings.options_for("train"), settings)
     evaluation = create_environment(settings.name, settings.options_for("eval"), settings) if own else environment
     tasks = tasks_of(environment, dataset)

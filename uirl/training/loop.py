@@ -49,6 +49,9 @@ class RayPPOTrainer:
             raise ConfigError(
                 f"got {type(config).__name__} as the config; expected a ConfigStore, as load_config returns"
             )
+        if environment is not None:
+            config = config.model_copy(deep=True)
+            config.environment.note_object(environment)
         self.config = config.check(training=True)
         if config.training.threads is not None:
             torch.set_num_threads(config.training.threads)

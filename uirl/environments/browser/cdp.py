@@ -110,7 +110,7 @@ class CdpConnection:
             message["sessionId"] = session
         try:
             async with asyncio.timeout(seconds):
-                await self._send(json.dumps(message))
+                await self._send(json.dumps(message, allow_nan=False))
                 return await waiting.answer
         except TimeoutError as error:
             raise EpisodeTimeout(f"{method}: the page did not answer within {seconds} s") from error
@@ -178,6 +178,8 @@ class CdpConnection:
 
     def _receive(self, message: Mapping[str, Any]) -> None:
         if "id" not in message:
+            if "method" not in message:
+                return  # the browser could not read a message, and does not say which: its caller waits in vain
             handler = self._handlers.get((message.get("sessionId"), message["method"]))
             if handler is not None:
                 handler(message.get("params", {}))

@@ -78,6 +78,10 @@ class CustomRayPPOTrainer:
             warnings.warn("no effect under verl: " + "; ".join(without_effect), stacklevel=2)
         if multi_turn_engine is not None:
             environment = _as_played_by(multi_turn_engine, self.store, environment)
+        if environment is None:
+            self.store.environment.require_named()
+        else:
+            self.store.environment.note_object(environment)
         self.directory = _directory(self.store)
         self.config = _verl_config(config, self.store, self.directory, overrides or {}, use_v1)
         """verl's whole config."""
