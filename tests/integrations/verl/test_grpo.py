@@ -43,6 +43,10 @@ def test_a_config_of_verls() -> None:
     assert (actor.use_kl_loss, actor.kl_loss_coef) == (True, 0.001)
     assert (config.algorithm.adv_estimator, config.algorithm.norm_adv_by_std_in_grpo) == ("grpo", False)
     assert before.actor_rollout_ref.actor.clip_ratio_low != 0.1
+    from omegaconf import OmegaConf
+
+    with pytest.raises(ConfigError, match=r"Expected a whole config of verl's.*load_verl_config"):
+        GRPO.update_config_for_verl(OmegaConf.create({"algorithm": {"adv_estimator": "grpo"}, "actor_rollout_ref": {}}))
     # the same as by way of a config of ours
     own = GRPO.update_config_for_verl(ConfigStore().override(["model.model_name=/models/seven"]))
     ours = create_verl_config(own)

@@ -161,7 +161,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
             from websockets.asyncio.client import connect
             from websockets.exceptions import InvalidHandshake, InvalidStatus
         except ImportError as error:
-            raise ConfigError("OpenEnv needs the package websockets: pip install 'uirl[server]'") from error
+            raise ConfigError("OpenEnv needs the package websockets: pip install 'uirl[client]'") from error
         address = "ws" + url.removeprefix("http") + "/ws"
         local = any(address.startswith((f"ws://{name}", f"ws://[{name}]")) for name in _NO_PROXY)
         try:

@@ -18,6 +18,7 @@ _HOME = {
     "create_trainer": "trainer",
     "create_verl_config": "config",
     "export_checkpoint": "checkpoints",
+    "load_verl_config": "reading",
 }
 
 __all__ = sorted(_HOME)

@@ -55,8 +55,14 @@ class CustomGRPOTrainer:
         from uirl.integrations.verl.config import put
 
         made = copy.deepcopy(config)
-        for key, value in self._keys().items():
-            put(made, key, value)
+        try:
+            for key, value in self._keys().items():
+                put(made, key, value)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error} Expected a whole config of verl's; a file in verl's terms becomes one with "
+                "uirl.integrations.verl.load_verl_config(path)[0]"
+            ) from error
         return made
 
     def _keys(self) -> dict[str, Any]:
