@@ -35,7 +35,7 @@ class EnvironmentConfig(Section):
         self.given = f"{kind.__module__}:{kind.__qualname__}"
 
     def require_named(self) -> None:
-        """Raises ConfigError where the environment was an object, of which this section knows no more than the class."""
+        """Raises ConfigError where the environment was an object, of which no more than the class is known here."""
         if self.given is not None:
             raise ConfigError(
                 f"the environment of this run was an object of {self.given}, handed over in code, and cannot be made "
