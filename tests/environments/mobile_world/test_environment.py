@@ -220,7 +220,7 @@ def test_an_mcp_tool_with_the_name_of_an_action() -> None:
         """Not a finger."""
         return ""
 
-    with phones() as (phone,), pytest.raises(EnvironmentFailure, match="is an action of the phone"):
+    with phones() as (phone,), pytest.raises(ConfigError, match="is an action of the phone"):
         play_alone(environment(phone, mcp={"adder": [click]}), [DONE], "AddTask")
 
 
