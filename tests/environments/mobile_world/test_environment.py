@@ -24,7 +24,7 @@ from tests.environments.mobile_world.playing import (
 from tests.tools.test_mcp import SCRIPT
 from uirl.environments import check_environment, create_environment
 from uirl.environments.session import EnvironmentSession
-from uirl.errors import ConfigError, EnvironmentFailure
+from uirl.errors import ConfigError
 from uirl.tools import MCPServer
 from uirl.types import Action, Task
 
