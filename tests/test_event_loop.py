@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from uirl.event_loop import EventLoopThread
 
 PROGRAM = """
 import asyncio, sys
@@ -31,6 +35,35 @@ loop.close()
 """
 WAITS = "await asyncio.sleep(1000)"
 COMPUTES = "import time; time.sleep(0.5); await asyncio.sleep(1000)"  # an update, which nothing can cut off
+
+
+@pytest.mark.parametrize("on_its_way", [True, False])
+def test_an_interrupt_between_two_lines(monkeypatch: pytest.MonkeyPatch, on_its_way: bool) -> None:
+    done: list[str] = []
+
+    async def work() -> None:
+        done.append("begun")
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            await asyncio.sleep(0.01)
+            done.append("cleaned up")
+
+    schedule = asyncio.run_coroutine_threadsafe
+
+    def interrupted(coroutine: Any, loop: Any) -> Any:
+        if on_its_way:
+            schedule(coroutine, loop)
+        else:
+            coroutine.close()
+        raise KeyboardInterrupt
+
+    loop = EventLoopThread()
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(work())
+    assert done == (["begun", "cleaned up"] if on_its_way else [])
+    loop.close()
 
 
 @pytest.mark.parametrize("work", [WAITS, COMPUTES])

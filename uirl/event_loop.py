@@ -28,19 +28,29 @@ class EventLoopThread:
         if not self._thread.is_alive():
             coroutine.close()
             raise RuntimeError("the event loop is closed; make a new trainer or engine")
+        running: list[asyncio.Task[Any] | None] = []
         ended = threading.Event()
 
         async def whole() -> T:
+            running.append(asyncio.current_task())
             try:
                 return await coroutine
             finally:
                 ended.set()
 
-        future = asyncio.run_coroutine_threadsafe(whole(), self._loop)
+        def cancel() -> None:
+            for task in running:
+                assert task is not None
+                task.cancel()
+            if not running:  # the interrupt came before it was on its way
+                coroutine.close()
+                ended.set()
+
         try:
-            return future.result()
+            return asyncio.run_coroutine_threadsafe(whole(), self._loop).result()
         except KeyboardInterrupt:
-            future.cancel()
+            # a hop further than the first step of what may be on its way
+            self._loop.call_soon_threadsafe(self._loop.call_soon, cancel)
             ended.wait()  # an update under way is finished first: nothing can cut it off
             raise
 
