@@ -69,6 +69,10 @@ class RemoteEnvironment(BaseEnvironment):
         if server is None:
             return
         self._server = None
+        await self._let_go(server)
+
+    async def _let_go(self, server: Server) -> None:
+        """Ends what there is of a session on `server`, and gives the place back also where it cannot be reached."""
         try:
             with suppress(RolloutFailure):
                 await self._leave(server)
@@ -125,13 +129,7 @@ class RemoteEnvironment(BaseEnvironment):
         try:
             await self._open(server)
         except BaseException as error:  # cancelled or not, half a session must not stay behind
-            try:
-                with suppress(RolloutFailure):
-                    await self._leave(server)
-            finally:
-                self._forget()
-                self.pool.give_back(server)
-                await self.client.release()
+            await self._let_go(server)
             if isinstance(error, Refused) and error.status == 503:
                 self.pool.full(server, error.retry_after or 1.0)
                 return error
