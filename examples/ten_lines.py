@@ -1,4 +1,4 @@
-"""A game of your own, and an agent that learns to play it."""
+"""A game of your own, and an agent that learns to play it: the program of the README."""
 
 import random
 
@@ -14,29 +14,19 @@ class Doors(BaseEnvironment):
         return f"the sign says {self.sign}"
 
     def step(self, action):
-        won = action.strip() == ("right" if self.sign == "left" else "left")
+        won = action.strip() == {"left": "right", "right": "left"}[self.sign]
         return "you open the door", float(won), True, {"success": won}
 
     def get_state_description(self):
         return f"the sign says {self.sign}"
 
     def expert_action(self):
-        """Knows the two words and nothing about the sign: enough to start from."""
+        """Shows the two words; which of them wins has to be found out."""
         return self.rng.choice(["left", "right"])
 
 
-def main(updates: int = 40, runs_dir: str = "runs") -> dict:
-    config = ConfigStore()
-    config.model.model_name = "uirl/tiny-lm"
-    config.inference.max_tokens = 4
-    config.training.warm_start.steps = 50
-    config.training.warm_start.stop_at_success = None
-    config.logging.run_name, config.logging.runs_dir = "doors", runs_dir
-    trainer = RayPPOTrainer(config, Doors())
-    summary = trainer.fit(num_epochs=1, num_iters_per_epoch=updates)
-    trainer.cleanup()
-    return summary
-
-
-if __name__ == "__main__":
-    main()
+config = ConfigStore()
+config.model.model_name = "uirl/tiny-lm"  # or a HuggingFace id, or a folder
+trainer = RayPPOTrainer(config, Doors())
+trainer.fit(num_epochs=1, num_iters_per_epoch=20)
+trainer.cleanup()

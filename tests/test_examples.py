@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -22,13 +23,6 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def test_ten_lines(tmp_path: Path) -> None:
-    summary = load("ten_lines").main(updates=6, runs_dir=str(tmp_path))
-    # chance is one half for whoever knows the two words
-    assert summary["success_before"] > 0.3
-    assert summary["success_after"] >= summary["success_before"] - 0.1
-
-
 def test_one_page_loop() -> None:
     curve = asyncio.run(load("one_page_loop").learn(updates=2))
     assert len(curve) == 2
@@ -42,13 +36,18 @@ def test_openai_agent() -> None:
     assert min(curve) > 0.2
 
 
-def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_program_of_the_readme_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (EXAMPLES.parent / "README.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    example = (EXAMPLES / "ten_lines.py").read_text()
+    assert example.endswith("\n\n" + program), "examples/ten_lines.py is the program of the README under a docstring"
     monkeypatch.chdir(tmp_path)
     exec(compile(program, "README.md", "exec"), {"__name__": "readme"})
-    assert (tmp_path / "runs").is_dir()
-    assert len(list((tmp_path / "runs").glob("*/summary.json"))) == 1
+    (path,) = (tmp_path / "runs").glob("*/summary.json")
+    summary = json.loads(path.read_text())
+    # chance is one half for whoever knows the two words
+    assert summary["success_before"] < 0.7
+    assert summary["success_after"] > 0.9
 
 
 def test_no_example_is_forgotten() -> None:
