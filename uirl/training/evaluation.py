@@ -14,7 +14,7 @@ from uirl.training.tasks import UniformTasks
 from uirl.types import Task, Trajectory
 
 HELD_OUT_SEED = 20_250_101
-"""Makes the instances of evaluation splits: the same for every run, and none of the training instances."""
+"""Makes tasks and instances of evaluation splits: the same for every run, and none of the training instances."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -33,8 +34,8 @@ class TaskSource(Protocol):
 class UniformTasks:
     """Every task equally often: pass after pass through a list, each pass in another order.
 
-    Episode number, task, instance and draws are functions of (`seed`, `split`, position), so that a run continued
-    from a position plays what the run that never stopped would have played.
+    Task and instance are functions of (`instance_seed`, `split`, position), the policy's draws of (`seed`, `split`,
+    position), so that a run continued from a position plays what the run that never stopped would have played.
     """
 
     def __init__(
@@ -46,18 +47,21 @@ class UniformTasks:
         instance_seed: int | None = None,
         label: str | None = None,
     ) -> None:
-        """`instance_seed` makes the instances; None: `seed`. Held-out splits fix it, so that every run is measured on
-        the same instances. `label` begins the ids of the trajectories; None: `split`."""
+        """`instance_seed` makes the order of the tasks and their instances; None: `seed`. Held-out splits fix it, so
+        that every run is measured on the same instances of the same tasks. `label` begins the ids of the trajectories;
+        None: `split`."""
         if not tasks:
             raise ConfigError("there are no tasks; the environment's tasks() and the dataset are empty")
-        ids = [task.id for task in tasks]
-        if len(set(ids)) < len(ids):
-            raise ConfigError(f"task ids must be unique, got {next(i for i in ids if ids.count(i) > 1)!r} twice")
+        twice = [id for id, count in Counter(task.id for task in tasks).items() if count > 1]
+        if twice:
+            raise ConfigError(f"task ids must be unique, got {twice[0]!r} twice")
         self._tasks = list(tasks)
         self._seed, self._split = seed, split
         self._instances = seed if instance_seed is None else instance_seed
         self._label = label or split
         self._position = 0
+        self._order: tuple[int, list[int]] = (-1, [])
+        """(number of a pass, its order): made once per pass, and again after a jump."""
 
     def groups(self, count: int, size: int) -> list[list[EpisodeSpec]]:
         return [self._group(size) for _ in range(count)]
@@ -91,9 +95,11 @@ class UniformTasks:
         number, index = divmod(at, len(self._tasks))
         if len(self._tasks) == 1:
             return self._tasks[0]
-        order = list(range(len(self._tasks)))
-        random.Random(derive_seed(self._seed, self._split, "order", number)).shuffle(order)
-        return self._tasks[order[index]]
+        if self._order[0] != number:
+            order = list(range(len(self._tasks)))
+            random.Random(derive_seed(self._instances, self._split, "order", number)).shuffle(order)
+            self._order = (number, order)
+        return self._tasks[self._order[1][index]]
 
 
 def tasks_of(environment: BaseEnvironment, dataset: Iterable[Any] | None = None) -> list[Task]:
