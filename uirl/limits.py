@@ -1,0 +1,287 @@
+"""Bounds on what comes from outside, checked before the work that would follow.
+
+A reply of a policy, a request of an agent, the answer of a page or a server may hold megabytes, a hundred thousand
+items, a thousand levels, NaN, or a picture of gigapixels. Much of it is read on an event loop that other episodes
+share, and what JSON lets through breaks stores and wires later. Everything here is linear in its input, looks at what
+is cheap first (length, then structure, then values), stops at the first bound, and never recurses with the input.
+
+An `InputError` says what was got, what is expected and what to do. Callers turn it into the error of their own boundary
+(a 400, a `parse_error`, an `EnvironmentFailure`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from uirl.errors import UirlError
+
+MAX_PIXELS = 50_000_000
+"""Of one picture: 7000 x 7000. A screen of 4K has 8 million."""
+MAX_BITS = 14_000
+"""Of a whole number: Python writes no more than 4300 digits."""
+
+
+class InputError(UirlError, ValueError):
+    """Input that is refused before it is used: malformed, or with values that cannot be kept."""
+
+
+class LimitError(InputError):
+    """Input beyond a limit: too long, too many items, too deep, too many pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one input may hold."""
+
+    size: int = 64 * 2**20
+    """Length of a text: bytes of bytes, characters of a str."""
+    items: int = 2**18
+    """Values of nested data, keys not counted. Reading so many takes less than 0.2 s."""
+    depth: int = 64
+    """Levels of lists and objects inside each other."""
+
+
+LIMITS = Limits()
+"""For bodies of requests and answers."""
+
+
+def read_json(text: bytes | bytearray | str, limits: Limits = LIMITS, where: str = "the JSON") -> Any:
+    """The value of a JSON text (bytes: UTF-8), within `limits` and fit to be kept (`check_plain`).
+
+    Raises LimitError for what is too long, too many or too deep, before it is parsed where that can be told, and
+    InputError for what is no JSON: NaN and infinities included, and numbers that Python reads as infinite.
+    """
+    check_size(text, limits.size, where)
+    try:
+        decoded = text if isinstance(text, str) else text.decode("utf-8-sig")
+        _check_structure(decoded, limits.items, where)
+        value = json.loads(decoded, parse_constant=_no_constant)
+    except InputError:
+        raise
+    except RecursionError:
+        raise _too_deep(where, limits.depth) from None
+    except ValueError as error:
+        raise InputError(f"{where} is not JSON: {clip(str(error), 120)}") from None
+    check_plain(value, limits, where)
+    return value
+
+
+def check_size(text: bytes | bytearray | str, most: int, where: str) -> None:
+    """Raises LimitError for a text longer than `most`."""
+    if len(text) > most:
+        unit = "characters" if isinstance(text, str) else "bytes"
+        raise LimitError(f"{where} has {len(text)} {unit}; expected at most {most}")
+
+
+def check_plain(value: Any, limits: Limits = LIMITS, where: str = "the JSON", *, whole: bool = False) -> None:
+    """Raises LimitError for more items or levels than `limits`, and InputError for infinite numbers; `whole`: also for
+    text with half a character (`check_whole`).
+
+    `value` is what `json.loads` makes; other kinds are not looked into (`as_plain` refuses them).
+    """
+    level, count = [value], 0
+    for _ in range(limits.depth + 1):
+        if not level:
+            return
+        count += len(level)
+        if count > limits.items:
+            raise _too_many(where, limits.items)
+        kinds = set(map(type, level))
+        if float in kinds and not all(math.isfinite(item) for item in level if type(item) is float):
+            raise InputError(f"{where} holds a number beyond 1e308 or NaN; expected finite numbers")
+        if whole and str in kinds:
+            check_whole("".join(item for item in level if type(item) is str), where)
+        if kinds.isdisjoint((dict, list)):
+            return
+        inner: list[Any] = []
+        for item in level:
+            if type(item) is dict:
+                if whole:
+                    check_whole("".join(item), where)
+                inner += item.values()
+            elif type(item) is list:
+                inner += item
+            if len(inner) > limits.items:
+                raise _too_many(where, limits.items)
+        level = inner
+    if level:
+        raise _too_deep(where, limits.depth)
+
+
+def check_whole(text: str, where: str) -> None:
+    """Raises InputError for half a character: a lone surrogate, which a JSON escape makes and which neither UTF-8 nor a
+    tokenizer takes."""
+    if not _is_whole(text):
+        raise InputError(f"{where} holds half a character (a lone \\ud800-\\udfff escape); expected whole characters")
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def as_plain(value: Any, where: str, limits: Limits = LIMITS, *, whole: bool = False) -> Any:
+    """`value` as JSON has it: tuples become lists, mappings dicts, arrays and numbers of NumPy Python's.
+
+    Raises LimitError beyond `limits`, and InputError for what has no such form, with the path to it; `whole`: also for
+    text with half a character.
+    """
+    return _Copy(limits, whole).of(value, (None, where), 0)
+
+
+@dataclass(slots=True)
+class _Copy:
+    """One walk of `as_plain`. A path is (path above, step), written out where something is wrong."""
+
+    limits: Limits
+    whole: bool
+    items: int = 0
+
+    def of(self, value: Any, path: tuple[Any, Any], depth: int) -> Any:
+        self.items += 1
+        if self.items > self.limits.items:
+            raise _too_many(_written(path), self.limits.items)
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return self._text(value, path)
+        if isinstance(value, int) and value.bit_length() <= MAX_BITS:
+            return int(value)
+        if isinstance(value, float) and math.isfinite(value):
+            return float(value)
+        if depth > self.limits.depth:
+            raise _too_deep(_written(path), self.limits.depth)
+        if isinstance(value, Mapping):
+            return {self._key(key, path): self.of(item, (path, key), depth + 1) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.of(item, (path, i), depth + 1) for i, item in enumerate(value)]
+        if hasattr(value, "tolist"):  # an array or a number of NumPy, without importing it
+            if getattr(value, "shape", None) and math.prod(value.shape) > self.limits.items:
+                raise _too_many(_written(path), self.limits.items)
+            return self.of(value.tolist(), path, depth + 1)
+        raise InputError(
+            f"{_written(path)} is {shown(value)} ({type(value).__name__}); expected what JSON holds: text, finite "
+            "numbers, True, False, None, lists, and dicts with text keys"
+        )
+
+    def _key(self, key: Any, path: tuple[Any, Any]) -> str:
+        if not isinstance(key, str):
+            raise InputError(f"{_written(path)} has the key {shown(key, 40)}; expected text")
+        return self._text(key, path)
+
+    def _text(self, text: str, path: tuple[Any, Any]) -> str:
+        if self.whole and not _is_whole(text):
+            check_whole(text, _written(path))  # a path is written out only where it is told
+        return str(text)
+
+
+def check_pixels(width: int, height: int, where: str, most: int = MAX_PIXELS) -> None:
+    """Raises LimitError for a picture of more than `most` pixels. Call it with the size in the header, before the
+    pixels are decoded."""
+    if width * height > most:
+        raise LimitError(f"{where} has {width} x {height} pixels; expected at most {most}: send it smaller")
+
+
+def clip(text: str, most: int = 60) -> str:
+    """`text` for a message: whole, or its beginning with dots, `most` characters long."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def shown(value: Any, most: int = 60) -> str:
+    """`repr(value)` clipped to `most` characters, without writing out the rest of a large value first."""
+    try:
+        return clip(repr(sample(value, most + 1)), most)
+    except Exception as error:  # somebody else's __repr__ may raise anything
+        return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
+
+
+def sample(value: Any, most: int) -> Any:
+    """The beginning of nested data: enough that its first `most` characters, written by `repr` or `json.dumps`, are
+    those of the whole."""
+    return _Sample(most).of(value, 0)
+
+
+@dataclass(slots=True)
+class _Sample:
+    left: int
+
+    def of(self, value: Any, depth: int) -> Any:
+        self.left -= 1
+        if isinstance(value, (str, bytes)):
+            cut = value[: max(self.left, 0) + 1]
+            self.left -= len(cut)
+            return cut
+        if isinstance(value, int) and value.bit_length() > MAX_BITS:
+            return f"<an int of {value.bit_length()} bits>"
+        if type(value) is dict:
+            return self._pairs(value, depth)
+        if type(value) in (list, tuple):
+            return type(value)(self._items(value, depth))
+        return value
+
+    def _items(self, values: Any, depth: int) -> list[Any]:
+        taken = []
+        for item in values:
+            if self.left < 0 or depth > 50:
+                break
+            taken.append(self.of(item, depth + 1))
+        return taken
+
+    def _pairs(self, values: dict[Any, Any], depth: int) -> dict[Any, Any]:
+        taken = {}
+        for key, item in values.items():
+            if self.left < 0 or depth > 50:
+                break
+            taken[self.of(key, depth + 1)] = self.of(item, depth + 1)
+        return taken
+
+
+# -- structure ------------------------------------------------------------------------------------------------------
+
+# It always matches where a quote stands, closed or not, and gives nothing back: linear for every text.
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+
+
+def _check_structure(text: str, most: int, where: str) -> None:
+    """Raises LimitError for more than `most` values, before they are made."""
+    if _marks(text) < most:
+        return
+    # Some of them may stand in strings, of which there are two to a value at most.
+    bare, strings = _STRING.subn("", text, 2 * most + 1)
+    if strings > 2 * most or _marks(bare) > 2 * most:
+        raise _too_many(where, most)
+
+
+def _marks(text: str) -> int:
+    """An upper bound of the values in a JSON text, less one: each but the first follows a comma or an opening."""
+    return text.count(",") + text.count("[") + text.count("{")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise InputError(f"{name} is not JSON; use a finite number")
+
+
+def _too_many(where: str, most: int) -> LimitError:
+    return LimitError(f"{where} holds too many values; expected at most {most}")
+
+
+def _too_deep(where: str, most: int) -> LimitError:
+    return LimitError(f"{where} is nested too deep; expected at most {most} levels of lists and objects")
+
+
+def _written(path: tuple[Any, Any]) -> str:
+    steps = []
+    above: tuple[Any, Any] | None = path
+    while above is not None:
+        above, step = above
+        steps.append(step)
+    start, *inner = reversed(steps)
+    return clip(str(start) + "".join(f"[{i}]" if isinstance(i, int) else f".{clip(str(i), 40)}" for i in inner), 200)
