@@ -1,0 +1,70 @@
+"""Many episodes at once: what a repeated attempt shares with the one that failed, and what it does not."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from tests.rollout.worlds import Countdown, Fragile, collector, play_with, scripted, specs
+from uirl.rollout import ExpertPlayer
+from uirl.rollout.episode import Response
+
+
+async def test_a_retry_has_the_instance_of_the_attempt_that_failed_and_draws_of_its_own(lm) -> None:
+    engine = scripted(lm, "yes")
+    runner = collector(lm, Fragile(bad={1}), retries=2)
+    played = await runner.collect(specs(2), play_with(engine))
+    attempts = {t.id: t for t in played}
+    assert set(attempts) == {"g-0", "g-1", "g-1-r1", "g-1-r2"}
+    # the same problem each time ...
+    of_second = [t for name, t in attempts.items() if name.startswith("g-1")]
+    assert {t.seed for t in of_second} == {1}
+    assert all(t.task == specs(2)[1].task for t in of_second)
+    assert {t.group_id for t in of_second} == {"g"}
+    # ... and no draw twice, neither within an attempt nor between attempts
+    draws = [request.sampling.seed for request in engine.requests]
+    assert len(set(draws)) == len(draws) == 3 + 3 * 2
+
+
+async def test_draws_that_need_not_repeat_stay_so_in_a_retry(lm) -> None:
+    engine = scripted(lm, "yes")
+    runner = collector(lm, Fragile(bad={0}), retries=1)
+    await runner.collect([replace(specs(1)[0], sampling_seed=None)], play_with(engine))
+    assert [request.sampling.seed for request in engine.requests] == [None] * 4
+
+
+async def test_an_instance_that_failed_is_closed_and_a_whole_one_is_used_again(lm) -> None:
+    closed: list[Any] = []
+
+    class Watched(Fragile):
+        made = 0
+
+        def spawn(self) -> Watched:
+            Watched.made += 1
+            return Watched(self.bad)
+
+        def close(self) -> None:
+            closed.append(self)
+
+    runner = collector(lm, Watched(bad={1}), retries=0, parallel=1)
+    await runner.collect(specs(4), play_with(scripted(lm, "yes")))
+    assert (Watched.made, len(closed)) == (2, 1)
+    await runner.close()
+    assert len(closed) == 2
+
+
+async def test_so_many_episodes_are_under_way_and_no_more(lm) -> None:
+    runner = collector(lm, Countdown(), parallel=2)
+    under_way: list[int] = [0]
+
+    class Slow(ExpertPlayer):
+        async def respond(self, *given: Any) -> Response:
+            under_way.append(under_way[-1] + 1)
+            await asyncio.sleep(0)
+            under_way.append(under_way[-1] - 1)
+            return await super().respond(*given)
+
+    played = await runner.collect(specs(6), lambda spec: Slow(runner.chat, runner.parser))
+    assert [t.id for t in played] == [f"g-{i}" for i in range(6)]
+    assert max(under_way) == 2

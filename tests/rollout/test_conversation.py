@@ -1,0 +1,49 @@
+"""What of the history a generation sees: the newest pictures, the opening, the newest exchanges."""
+
+from __future__ import annotations
+
+from tests.inference.pictures import picture
+from uirl.images import ImageStore, Screenshot
+from uirl.inference import ChatRenderer
+from uirl.rollout.conversation import DROPPED_PICTURE, Context, ContextWindow, Conversation
+from uirl.types import Observation
+
+SHOTS = [ImageStore().put(picture(i)) for i in range(5)]
+
+
+def grow(chat: ChatRenderer, window: ContextWindow, shown: list[list[Screenshot]]) -> Context:
+    """The context after observations that show `shown`, each but the last answered."""
+    talk = Conversation(chat, window)
+    for number, shots in enumerate(shown):
+        talk.observe(Observation(f"look {number}", tuple(shots)))
+        context = talk.context()
+        if number + 1 < len(shown):
+            talk.reply(chat.demonstration("yes"), "yes", ended=True)
+    return context
+
+
+def test_the_image_window_keeps_the_newest_pictures(vlm_chat: ChatRenderer) -> None:
+    context = grow(vlm_chat, ContextWindow(max_images=2), [[shot] for shot in SHOTS[:4]])
+    assert context.images == tuple(SHOTS[2:4])
+    seen = [message for message in context.messages if message.role == "user"]
+    assert [message.images for message in seen] == [(), (), (SHOTS[2],), (SHOTS[3],)]
+    assert [message.text for message in seen] == [
+        f"look 0\n{DROPPED_PICTURE}",
+        f"look 1\n{DROPPED_PICTURE}",
+        "look 2",
+        "look 3",
+    ]
+
+
+def test_within_one_message_the_first_pictures_go(vlm_chat: ChatRenderer) -> None:
+    context = grow(vlm_chat, ContextWindow(max_images=3), [SHOTS[:3], SHOTS[3:5]])
+    assert context.images == tuple(SHOTS[2:5])
+    assert context.messages[0].images == (SHOTS[2],)
+    assert context.messages[0].text == f"look 0\n{DROPPED_PICTURE}\n{DROPPED_PICTURE}"
+
+
+def test_pictures_within_the_limit_rewrite_nothing(vlm_chat: ChatRenderer) -> None:
+    context = grow(vlm_chat, ContextWindow(max_images=3), [[shot] for shot in SHOTS[:3]])
+    assert not context.starts_segment
+    assert context.images == tuple(SHOTS[:3])
+    assert context.new_images == (SHOTS[2],)
