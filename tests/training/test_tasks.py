@@ -79,3 +79,27 @@ def test_a_source_that_is_loaded_goes_on_where_the_other_was(at: int) -> None:
 def test_a_task_that_is_listed_twice_is_named() -> None:
     with pytest.raises(ConfigError, match="got 't1' twice"):
         UniformTasks([*FIVE, Task("t1")], seed=0)
+
+
+def test_members_of_a_group_play_one_instance_with_draws_of_their_own() -> None:
+    groups = UniformTasks(FIVE, seed=3).groups(6, 4)
+    for group in groups:
+        assert len(group) == 4
+        assert len({spec.environment_seed for spec in group}) == 1
+        assert len({spec.task.id for spec in group}) == 1
+        assert len({spec.group_id for spec in group}) == 1
+    members = [spec for group in groups for spec in group]
+    assert len({spec.sampling_seed for spec in members}) == len(members)
+    assert len({spec.trajectory_id for spec in members}) == len(members)
+    assert len({group[0].group_id for group in groups}) == len(groups)
+
+
+def test_a_task_with_a_seed_is_one_instance_and_without_one_a_new_instance_each_time() -> None:
+    played = [group[0] for group in UniformTasks([Task("a"), Task("b", seed=7)], seed=3).groups(12, 1)]
+    assert {spec.environment_seed for spec in played if spec.task.id == "b"} == {7}
+    assert len({spec.environment_seed for spec in played if spec.task.id == "a"}) == 6
+
+
+def test_no_tasks_are_refused() -> None:
+    with pytest.raises(ConfigError, match="there are no tasks"):
+        UniformTasks([], seed=0)

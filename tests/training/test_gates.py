@@ -1,0 +1,26 @@
+"""Groups with something to learn: their usable members differ in reward."""
+
+from __future__ import annotations
+
+from uirl.training.channel import Group
+from uirl.training.gates import live_groups
+from uirl.types import Failure, Trajectory
+
+
+def played(reward: float, *, failed: bool = False) -> Trajectory:
+    trajectory = Trajectory(failure=Failure("environment", "gone") if failed else None)
+    trajectory.rewards = [0.0, reward]
+    return trajectory
+
+
+def test_members_that_failed_make_no_group_live() -> None:
+    groups = [
+        Group("equal but for the failure", [played(1.0), played(1.0), played(0.0, failed=True)], []),
+        Group("one left", [played(1.0), played(0.0, failed=True)], []),
+        Group("all failed", [played(1.0, failed=True), played(0.0, failed=True)], []),
+        Group("equal", [played(0.5), played(0.5)], []),
+        Group("differs beside the failure", [played(1.0), played(0.5), played(0.0, failed=True)], []),
+        Group("differs", [played(1.0), played(0.0)], []),
+        Group("an attempt is for the record", [played(1.0), played(1.0)], [played(0.0, failed=True)]),
+    ]
+    assert [group.id for group in live_groups(groups)] == ["differs beside the failure", "differs"]
