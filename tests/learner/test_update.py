@@ -148,6 +148,20 @@ def test_a_temperature_belongs_to_the_log_probs(images):
     assert metrics["log_prob_gap_max"] < 1e-4
 
 
+@pytest.mark.parametrize("adapters", ["model.use_lora=false", "model.use_lora=true"])
+def test_recomputed_old_and_reference_log_probs_have_the_temperature_too(images, adapters):
+    options = ["training.adv_estimator=reinforce_plus_plus", "training.old_log_probs=recompute", adapters, TEXT]
+    options += ["inference.temperature=0.5", "algorithm.kl_loss_coef=0.1", "training.minibatches=1"]
+    learner = make_learner(images, *options)
+    metrics = learner.update(sample_trajectories(learner.policy, images, temperature=0.5))
+    assert metrics["old_log_probs_recomputed"] == 1
+    # nothing has moved: learner now = learner before = reference = engine
+    assert metrics["ratio_max"] == pytest.approx(1, abs=1e-4)
+    assert metrics["mismatch_weight_max"] == pytest.approx(1, abs=1e-3)
+    assert metrics["mismatch_kl"] == pytest.approx(0, abs=1e-6)
+    assert metrics["kl_reference"] == pytest.approx(0, abs=1e-6)
+
+
 def test_engine_and_learner_with_other_tokens_stop_the_run(images):
     learner = make_learner(images, "training.adv_estimator=reinforce_plus_plus", "training.minibatches=1")
     samples = sample_trajectories(learner.policy, images)

@@ -1,0 +1,41 @@
+"""The losses of a minibatch, by hand."""
+
+import pytest
+import torch
+
+from tests.learner.worlds import make_config
+from uirl.images import ImageStore
+from uirl.learner import Policy, collate
+from uirl.learner.objective import Known, Objective
+from uirl.learner.policy import TokenScores
+from uirl.learner.settings import LearnerSettings
+from uirl.metrics import Metrics
+from uirl.types import Sample
+
+TEXT = "model.model_name=uirl/tiny-lm"
+
+
+@pytest.fixture(scope="module")
+def small() -> Policy:
+    return Policy.from_config(make_config(TEXT))
+
+
+def test_the_value_clip_is_centred_on_the_values_at_the_start_of_the_update(small: Policy) -> None:
+    sample = Sample((10, 11, 12, 13), (False, True, True, True), (0, -1, -1, -1), (0, 0, 0, 1), (-1, 0, 0, 0))
+    batch = collate(small.loaded, [sample], ImageStore())
+    settings = LearnerSettings.of(make_config(TEXT, "training.adv_estimator=gae", "training.value_clip=0.2"))
+    old, returns = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([1.0, 0.0, 1.0])
+    zeros = torch.zeros(3)
+    known = Known([torch.ones(3)], [returns], [zeros - 1], [zeros - 1], None, [old])
+    now = batch.scatter(torch.tensor([0.5, 0.1, 0.9])).requires_grad_()
+    scores = TokenScores(batch.scatter(zeros - 1), batch.scatter(zeros), now, None)
+    metrics = Metrics()
+    weight, loss = Objective.of(settings, known, 1).terms(scores, batch, [0], metrics)["value_loss"]
+    # 0.5 was 0 and may have moved to 0.2 at most: (0.2 - 1)^2 = 0.64 > 0.25; the others moved by 0.1 and stay
+    assert loss.item() == pytest.approx(0.5 * (0.64 + 0.01 + 0.01) / 3)
+    assert metrics.reduce()["value_clip_fraction"] == pytest.approx(1 / 3)
+    assert weight == settings.value_coef
+    loss.backward()
+    # what moved too far towards its return has no gradient any more; d/dv of (v - r)^2 / 2 / 3 elsewhere
+    assert now.grad is not None
+    assert now.grad[0].tolist() == pytest.approx([0, 0, 0.1 / 3, -0.1 / 3])
