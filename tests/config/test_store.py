@@ -300,6 +300,32 @@ def test_resolved_numbers():
     assert config.training.clip_range == (0.1, 0.3)
 
 
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("guess_number", "guess_number"),
+        ("my.module:DrawerEnvironment", "drawer"),
+        ("object:my.module:Outer.<locals>.CartWorld", "cart_world"),
+        ("object:my.module:Environment", "own"),
+    ],
+)
+def test_an_environment_gives_its_name_to_files(name, label):
+    assert EnvironmentConfig(name=name).label == label
+
+
+def test_what_a_run_notes_about_an_object_is_no_key_of_the_tree():
+    config = ConfigStore()
+    config.environment.note_object(Path())
+    assert config.environment.name == f"object:{type(Path()).__module__}:PosixPath"
+    assert load_config_text(config.to_yaml()).environment.is_object
+    assert set(EnvironmentConfig.model_fields) == set(config.environment.to_dict())
+    assert message(config.override, ["environment.given=null"]).startswith("environment.given is not a config key")
+    assert "given'" not in message(config.override, ["environment.givn=null"])
+    with pytest.raises(ConfigError, match=r"an object of pathlib.*, handed over in code"):
+        config.environment.require_named()
+    config.override(["environment.name=screen"]).environment.require_named()
+
+
 def test_evaluation_options_lie_on_top():
     section = EnvironmentConfig(options={"level": 1, "size": 56}, eval_options={"level": 3})
     assert section.options_for("train") == {"level": 1, "size": 56}

@@ -294,12 +294,12 @@ def test_an_environment_that_was_an_object_is_not_mistaken_for_the_one_that_is_n
     trainer = RayPPOTrainer(config, game)
     summary = trainer.fit(num_epochs=1, num_iters_per_epoch=1)
     trainer.cleanup()
-    assert config.environment.given is None, "the config of the caller stays as it is"
+    assert config.environment.name == "screen", "the config of the caller stays as it is"
     for path in (tmp_path / "run", tmp_path / "run" / "checkpoints" / "step_000001"):
         with pytest.raises(ConfigError, match=r"an object of uirl\..*:GuessNumberEnvironment"):
             measure(path, episodes=16)
     assert measure(tmp_path / "run", episodes=16, environment=game).success == summary["success_after"]
-    named = ["environment.given=null", "environment.name=guess_number", "environment.options={n: 3, guesses: 2}"]
+    named = ["environment.name=guess_number", "environment.options={n: 3, guesses: 2}"]
     assert measure(tmp_path / "run", episodes=16, overrides=named).success == summary["success_after"]
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 from pydantic import Field
 
 from uirl.config.section import Options, Positive, Section
 from uirl.errors import ConfigError
+
+OBJECT = "object:"
+"""Begins `environment.name` where the environment was an object."""
 
 
 class EnvironmentConfig(Section):
@@ -16,10 +20,8 @@ class EnvironmentConfig(Section):
     key: ClassVar[str] = "environment"
 
     name: str = "screen"
-    """Name in the table of environments, or 'package.module:Class'. Not read where the trainer is given an object."""
-    given: str | None = None
-    """Written by a run whose environment was an object from code: its class. Nothing is made of such a config by name;
-    to measure it with one you can name, set `name`, `options` and this to null."""
+    """Name in the table of environments, or 'package.module:Class'. A run whose environment was an object from code
+    writes 'object:package.module:Class' here; such a config cannot be played by name until another one is set."""
     options: Options = Field(default_factory=dict)
     """Arguments of the environment, which checks them itself. Your own parameters go here."""
     eval_options: Options = Field(default_factory=dict)
@@ -29,18 +31,31 @@ class EnvironmentConfig(Section):
     reset_timeout: Positive | None = 120.0
     """Longest `reset`, in seconds; None: wait for ever."""
 
+    @property
+    def is_object(self) -> bool:
+        """Whether the environment was an object from code, of which no more than the class is known here."""
+        return self.name.startswith(OBJECT)
+
+    @property
+    def label(self) -> str:
+        """The environment in the names of files: 'screen', or 'drawer' of 'my.module:DrawerEnvironment'."""
+        if ":" not in self.name:
+            return self.name
+        kind = re.split(r"[:.]", self.name)[-1].removesuffix("Environment") or "own"
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).lower()
+
     def note_object(self, environment: object) -> None:
         """Notes that the environment is this object and not the one that is named."""
         kind = type(environment)
-        self.given = f"{kind.__module__}:{kind.__qualname__}"
+        self.name = f"{OBJECT}{kind.__module__}:{kind.__qualname__}"
 
     def require_named(self) -> None:
-        """Raises ConfigError where the environment was an object, of which no more than the class is known here."""
-        if self.given is not None:
+        """Raises ConfigError where the environment was an object."""
+        if self.is_object:
             raise ConfigError(
-                f"the environment of this run was an object of {self.given}, handed over in code, and cannot be made "
-                "from its config. Hand such an object over again (uirl.measure, a trainer), or name one that can be "
-                "made: environment.given=null environment.name=package.module:Class environment.options={...}"
+                f"the environment of this run was an object of {self.name.removeprefix(OBJECT)}, handed over in code, "
+                "and cannot be made from its config. Hand such an object over again (uirl.measure, a trainer), or name "
+                "one that can be made: environment.name=package.module:Class environment.options={...}"
             )
 
     def options_for(self, split: str) -> Options:

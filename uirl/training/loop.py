@@ -296,7 +296,7 @@ class RayPPOTrainer:
         """The run directory, made or continued at first use."""
         if self._record is None:
             resume = self.config.checkpoint.resume
-            self._record = RunRecord.open(self.config, self._parts.environment, self._parts.images, resume=resume)
+            self._record = RunRecord.open(self.config, self._parts.images, resume=resume)
             newest = latest_checkpoint(self._record.checkpoints) if resume and not self._restored else None
             if newest is not None:
                 self.load_checkpoint(newest)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from uirl.config import ConfigStore
-from uirl.environments import ENVIRONMENTS, BaseEnvironment, environment_class
 from uirl.errors import ConfigError
 from uirl.images import ImageStore
 from uirl.metrics import Metrics, MetricsLogger, TensorBoardTracker, Tracker, WandbTracker, read_metrics
@@ -32,7 +30,7 @@ class RunRecord:
         self._logger: MetricsLogger | None = None
 
     @classmethod
-    def open(cls, config: ConfigStore, environment: BaseEnvironment, images: ImageStore, *, resume: bool) -> RunRecord:
+    def open(cls, config: ConfigStore, images: ImageStore, *, resume: bool) -> RunRecord:
         """The record of the run that the config names; `resume` continues one that exists. Raises StorageError, and
         ConfigError for a tracker that is not installed."""
         logging = config.logging
@@ -41,9 +39,9 @@ class RunRecord:
                 WandbTracker.package()
             except ImportError as error:
                 raise ConfigError(str(error)) from error
-        name = logging.run_name or free_run_name(logging.runs_dir, _name_of(environment, config))
+        name = logging.run_name or free_run_name(logging.runs_dir, config.environment.label)
         directory = RunDirectory.create(Path(logging.runs_dir) / name, config.to_yaml(), resume=resume)
-        return cls(directory, config, images, _name_of(environment, config))
+        return cls(directory, config, images, config.environment.label)
 
     @property
     def path(self) -> Path:
@@ -115,15 +113,6 @@ class RunRecord:
                 WandbTracker(logging.wandb_project, self.directory.name, self._config.to_dict(), resume=resume)
             )
         return trackers
-
-
-def _name_of(environment: BaseEnvironment, config: ConfigStore) -> str:
-    """The environment as the config names it, or, where somebody brought his own, by its class: 'drawer' of a
-    `DrawerEnvironment`."""
-    kind = type(environment)
-    if config.environment.name in ENVIRONMENTS and environment_class(config.environment.name) is not kind:
-        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind.__name__.removesuffix("Environment") or "own").lower()
-    return config.environment.name
 
 
 def row_of(played: Sequence[Trajectory], update: Mapping[str, Any], engine: Mapping[str, float]) -> dict[str, Any]:

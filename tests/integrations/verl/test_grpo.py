@@ -72,7 +72,7 @@ def test_a_multi_turn_engine_says_turns_prompt_and_tools(tmp_path: Path) -> None
     assert told.inference.max_turns == 3
     assert told.inference.system_prompt.startswith("look twice\n\n- calculator(")
     assert isinstance(trainer._environment, ToolEnvironment)
-    assert told.environment.given == "uirl.environments.tool_use.environment:ToolEnvironment"
+    assert told.environment.name == "object:uirl.environments.tool_use.environment:ToolEnvironment"
     with pytest.raises(ConfigError, match="handed over in code"):
         create_trainer(told)
     assert store.inference.max_turns != 3

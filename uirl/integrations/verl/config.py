@@ -172,7 +172,7 @@ MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
     "logging.wandb_project": (["trainer.project_name"], same),
     "logging.run_name": (
         ["trainer.experiment_name"],
-        lambda value, config: config.environment.name if value is None else value,
+        lambda value, config: config.environment.label if value is None else value,
     ),
 }
 """Our key -> (verl's keys, what our value is there). A tuple is spread over the keys."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from uirl.config import ConfigStore
+from uirl.config import ConfigStore, EnvironmentConfig
 from uirl.environments import ENVIRONMENTS, BaseEnvironment, create_environment, environment_class
 from uirl.integrations.verl.curriculum import CurriculumTasks
 from uirl.integrations.verl.registration import AGENT
@@ -70,8 +70,9 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         self.split = split or ("eval" if EVAL in str(data_files) else "train")
         world = environment or given.environment
         if world is None:
+            settings.require_named()
             world = create_environment(settings.name, settings.options_for(self.split), settings)
-        self._named = settings.name if _is_named(world, settings.name) else ""
+        self._named = settings.name if _is_named(world, settings) else ""
         self.name = self._named or type(world).__name__
         self._instances = store.training.seed if config is not None else seed
         self._draws = self._instances if config is None or store.inference.seed is None else store.inference.seed
@@ -138,8 +139,13 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         return name if name in ENVIRONMENTS and name != self._named else self._named
 
 
-def _is_named(environment: BaseEnvironment, name: str) -> bool:
-    return (name in ENVIRONMENTS or ":" in name) and type(environment) is environment_class(name)
+def _is_named(environment: BaseEnvironment, settings: EnvironmentConfig) -> bool:
+    name = settings.name
+    return (
+        not settings.is_object
+        and (name in ENVIRONMENTS or ":" in name)
+        and type(environment) is environment_class(name)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,7 @@ def _store_of(config: Any) -> ConfigStore:
 
 def _directory(store: ConfigStore) -> Path:
     logging = store.logging
-    name = logging.run_name or free_run_name(logging.runs_dir, f"{store.environment.name}-verl")
+    name = logging.run_name or free_run_name(logging.runs_dir, f"{store.environment.label}-verl")
     return (Path(logging.runs_dir) / name).absolute()
 
 
