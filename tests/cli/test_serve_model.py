@@ -79,7 +79,8 @@ def test_a_model_is_served_and_its_sessions_are_kept(tmp_path: Path) -> None:
         with openai.OpenAI(base_url=opened["base_url"], api_key=opened["api_key"]) as agent:
             reply = agent.chat.completions.create(model="gpt-4o", messages=ask["messages"]).choices[0].message
             agent.chat.completions.create(model="gpt-4o", messages=[*ask["messages"], reply, *ask["messages"]])
-        assert httpx.post(opened["finish_url"], json={"reward": 1.0}, headers=key).json()["turns"] == 2
+        grader = {"authorization": f"Bearer {opened['grader_key']}"}
+        assert httpx.post(opened["finish_url"], json={"reward": 1.0}, headers=grader).json()["turns"] == 2
     with TrajectoryStore(record / "trajectories.sqlite", read_only=True) as store:
         (stored,) = store
     assert (stored.id, stored.task.id, stored.rewards) == (opened["id"], "greet", [0.0, 1.0])

@@ -29,11 +29,11 @@ def add_command(commands: Any) -> None:
     serve.add_argument("--host", default="127.0.0.1", help="address to bind (default 127.0.0.1)")
     serve.add_argument("--port", type=int, default=8000, help="0: a free one (default 8000)")
     serve.add_argument("--backend", help="engine: transformers, vllm, sglang, ... (default: that of the config)")
-    serve.add_argument("--api-key-env", metavar="NAME", help="environment variable with the key that clients must send")
+    serve.add_argument("--api-key-env", metavar="NAME", help="environment variable with the operator's key")
     serve.add_argument("--parser", default="qwen", help="how the model writes tool calls (default qwen)")
     serve.add_argument("--name", help="what clients call the model (default: MODEL)")
     serve.add_argument("--any-model", action="store_true", help="answer whatever model a client names")
-    serve.add_argument("--record", metavar="PATH", help="SQLite file, or folder for one, that keeps finished sessions")
+    serve.add_argument("--record", metavar="PATH", help="SQLite file or folder for finished sessions; needs a key")
     serve.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the config")
     serve.set_defaults(run=run)
 
@@ -159,8 +159,9 @@ def _announce(endpoint: ModelEndpoint, key_name: str | None, store: TrajectorySt
     print(f"  client = openai.OpenAI(base_url={endpoint.base_url!r}, api_key={key})")
     print(f"  client.chat.completions.create(model={endpoint.model_name!r}, messages=[...])")
     if store is not None:
-        print(f"  finished sessions go to {store.path}: POST {{}} to {endpoint.url}/sessions opens one and tells")
-        print('  the base_url for its agent; POST {"reward": 1.0} to its finish_url finishes it')
+        print(f"  finished sessions go to {store.path}: POST {{}} to {endpoint.url}/sessions opens one and tells the")
+        print("  base_url and api_key for its agent, and the finish_url and grader_key for whoever judges it:")
+        print('  POST {"reward": 1.0} there finishes it')
     print("Ctrl-C ends it", flush=True)
 
 

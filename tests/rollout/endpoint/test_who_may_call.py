@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import socket
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
+import uirl
 from tests.rollout.endpoint.worlds import ask, client_of, says, user
 from uirl.errors import ConfigError
 from uirl.inference import LoadedModel
 from uirl.rollout.endpoint import ModelEndpoint
+from uirl.rollout.endpoint.server import build_app
 
 HI = [user("hi")]
 JSON = {"content-type": "application/json"}
@@ -114,10 +118,79 @@ async def test_sessions_over_http_are_there_where_they_are_wanted(lm: LoadedMode
             opened = (await plain.post(f"{endpoint.url}/sessions", json=asked, headers=key)).json()
             client = client_of(opened["base_url"], api_key=opened["api_key"])
             await ask(client, HI)
-            ended = await plain.post(opened["finish_url"], json={"reward": 0.5, "success": True}, headers=key)
+            grader = {"authorization": f"Bearer {opened['grader_key']}"}
+            ended = await plain.post(opened["finish_url"], json={"reward": 0.5, "success": True}, headers=grader)
             assert ended.json() == {"id": opened["id"], "turns": 1, "stop_reason": "terminated", "failure": None}
-            assert (await plain.post(opened["finish_url"], json={}, headers=key)).status_code == 404
+            assert (await plain.post(opened["finish_url"], json={}, headers=grader)).status_code == 404
             answer = await plain.post(f"{endpoint.url}/sessions", json={"taks": "x"}, headers=key)
             assert "did you mean 'task'" in answer.json()["error"]["message"]
     (record,) = heard
     assert (record.task.id, record.group_id, record.rewards, record.success) == ("greet", "g", [0.5], True)
+
+
+async def test_remote_sessions_without_a_key_are_refused(lm: LoadedModel) -> None:
+    with pytest.raises(ConfigError, match="an agent could do so itself"):
+        ModelEndpoint(says(lm, "x"), lm, remote_sessions=True)
+
+
+GUIDE = (Path(uirl.__file__).parents[1] / "docs" / "endpoint.md").read_text()
+WHO = ("nobody", "agent", "grader", "operator")
+
+
+def told_in_the_guide() -> dict[tuple[str, str], dict[str, str]]:
+    """(method, path) -> who -> yes, no or its own."""
+    rows = re.findall(r"^\| `(GET|POST) (\S+)` \|(.*)\|$", GUIDE, re.MULTILINE)
+    return {
+        (m, path): dict(zip(WHO, [cell.strip() for cell in cells.split("|")], strict=True)) for m, path, cells in rows
+    }
+
+
+async def test_a_secret_opens_the_doors_of_its_holder_alone(lm: LoadedModel) -> None:
+    """Every route of the application x every secret there is, against the table of the guide."""
+    table = told_in_the_guide()
+    async with (
+        ModelEndpoint(says(lm, "yes"), lm, api_key="secret", remote_sessions=True, any_model=True) as endpoint,
+        httpx.AsyncClient(base_url=endpoint.url) as plain,
+    ):
+        routes = {(m, r.path) for r in build_app(endpoint).routes for m in r.methods}  # type: ignore[attr-defined]
+        assert routes == set(table)
+
+        async def opened(method: str, path: str, who: str, foreign: bool) -> bool:
+            """Whether a secret of `who`, of another session where `foreign`, opens the route."""
+            made = await plain.post("/sessions", json={}, headers={"authorization": "Bearer secret"})
+            mine, other = made.json(), endpoint.session()
+            keys = {"agent": mine["api_key"], "grader": mine["grader_key"], "operator": "secret", "nobody": None}
+            token = other.token if foreign else mine["base_url"].split("/")[-2]
+            headers = {"authorization": f"Bearer {keys[who]}"} if keys[who] else {}
+            path = path.replace("{token}", token).replace("{name:path}", "x")
+            return (await plain.request(method, path, json={}, headers=headers)).status_code not in (401, 403)
+
+        for (method, path), cells in table.items():
+            for who in WHO:
+                own, foreign = [await opened(method, path, who, other) for other in (False, True)]
+                expected = {"yes": (True, True), "no": (False, False), "its own": (True, False)}[cells[who]]
+                assert (own, foreign) == expected, (method, path, who)
+
+
+async def test_an_agent_cannot_reward_itself(lm: LoadedModel) -> None:
+    heard = []
+    async with (
+        ModelEndpoint(
+            says(lm, "yes"), lm, api_key="secret", remote_sessions=True, on_finished=heard.append
+        ) as endpoint,
+        httpx.AsyncClient() as plain,
+    ):
+        made = (
+            await plain.post(f"{endpoint.url}/sessions", json={}, headers={"authorization": "Bearer secret"})
+        ).json()
+        await ask(client_of(made["base_url"], api_key=made["api_key"]), HI)
+        for key in (made["api_key"], "secret", endpoint.grader_key("another session"), made["id"]):
+            refused = await plain.post(
+                made["finish_url"], json={"reward": 1.0}, headers={"authorization": f"Bearer {key}"}
+            )
+            assert refused.status_code == 401
+        assert not heard
+        grader = {"authorization": f"Bearer {made['grader_key']}"}
+        assert (await plain.post(made["finish_url"], json={"reward": 0.0}, headers=grader)).status_code == 200
+    (record,) = heard
+    assert record.rewards == [0.0]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import logging
+import secrets
 import uuid
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -68,7 +71,8 @@ class ModelEndpoint:
             sampling: What holds where a client asks for nothing.
             host: Address to bind. Others than this machine's own need an `api_key`.
             port: 0 takes a free one.
-            api_key: What clients must send; None: nothing is asked, and only this machine is answered.
+            api_key: The operator's: it opens the model, every session's too, and opens sessions. Agents get the key of
+                their session instead. None: nothing is asked, and only this machine is answered.
             max_context: Tokens of prompt and reply; None: what the model's positions allow.
             max_body: Bytes of a request; more is a 413.
             max_pending: Calls on their way at a time; more are a 429.
@@ -76,12 +80,13 @@ class ModelEndpoint:
             max_tool_sets: Different `tools` whose templates are kept.
             idle_seconds: A session without a call for so long expires: its record is a failure.
             any_model: Answer whatever model a client names, also outside of sessions.
-            remote_sessions: Let clients open and finish sessions over HTTP (`POST /sessions`).
+            remote_sessions: Let the operator open sessions over HTTP (`POST /sessions`), and graders finish them; needs
+                an `api_key`, for whoever opens sessions gives rewards.
             for_training: Sessions refuse replies without log-probs.
             on_finished: Hears of every record when it is finished, expired ones included.
 
         Raises:
-            ConfigError: A public address without a key, an unknown parser.
+            ConfigError: A public address or remote sessions without a key, an unknown parser.
         """
         self.loaded, self.api_key = loaded, api_key
         self.images = images if images is not None else ImageStore()
@@ -105,6 +110,12 @@ class ModelEndpoint:
         self._url: str | None = None
         if api_key == "":
             raise ConfigError("the API key is empty; give one, or None for none")
+        if api_key is None and remote_sessions:
+            raise ConfigError(
+                "sessions over HTTP are rewarded by whoever opens them, and no API key is set: an agent could do so "
+                "itself. Give an api_key (uirl serve-model: --api-key-env NAME) that agents do not know"
+            )
+        self._grading = secrets.token_bytes(32)
 
     @property
     def url(self) -> str:
@@ -203,6 +214,10 @@ class ModelEndpoint:
     def open_session(self, token: str) -> AgentSession | None:
         """The session with that token in its address; None: it is over or never was."""
         return self._sessions.get(token)
+
+    def grader_key(self, token: str) -> str:
+        """The secret that finishes the session with that token in its address, and opens nothing else."""
+        return hmac.new(self._grading, token.encode(), hashlib.sha256).hexdigest()
 
     def end_idle_sessions(self) -> None:
         """Ends, as failures, the sessions that nobody has used for `idle_seconds`. A started endpoint does so by itself

@@ -7,12 +7,12 @@ import contextlib
 import hmac
 import ipaddress
 import socket
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from uvicorn import Config, Server
@@ -31,19 +31,16 @@ _CLIENT_GONE = 499
 """What nginx calls it; nobody is there to read it."""
 
 
+ANYBODY, AGENT, GRADER, OPERATOR = "anybody", "agent", "grader", "operator"
+"""Who a route is for. A secret opens the routes of its holder and no other: an agent's key grades nothing."""
+
+
 def build_app(endpoint: ModelEndpoint) -> FastAPI:
     """The web application of an endpoint."""
     routes = _Routes(endpoint)
     app = FastAPI(title="uirl", docs_url=None, redoc_url=None, openapi_url=None)
-    for prefix in ("/v1", "/sessions/{token}/v1"):
-        app.add_api_route(f"{prefix}/chat/completions", routes.chat, methods=["POST"])
-        app.add_api_route(f"{prefix}/completions", routes.complete, methods=["POST"])
-        app.add_api_route(f"{prefix}/models", routes.models, methods=["GET"])
-        app.add_api_route(f"{prefix}/models/{{name:path}}", routes.model, methods=["GET"])
-    app.add_api_route("/health", routes.health, methods=["GET"])
-    if endpoint.remote_sessions:
-        app.add_api_route("/sessions", routes.begin, methods=["POST"])
-        app.add_api_route("/sessions/{token}/finish", routes.finish, methods=["POST"])
+    for method, path, handler, who in routes.table():
+        app.add_api_route(path, handler, methods=[method], dependencies=[Depends(routes.guard(who))])
     app.add_exception_handler(APIProblem, _problem)
     app.add_exception_handler(RolloutFailure, _failure)
     app.add_exception_handler(HTTPException, _http_problem)
@@ -56,6 +53,37 @@ class _Routes:
 
     def __init__(self, endpoint: ModelEndpoint) -> None:
         self._endpoint = endpoint
+
+    def table(self) -> Iterator[tuple[str, str, Callable[..., Any], str]]:
+        """(method, path, handler, who may) of every route; docs/endpoint.md says the same."""
+        yield "GET", "/health", self.health, ANYBODY
+        for prefix, who in (("/v1", OPERATOR), ("/sessions/{token}/v1", AGENT)):
+            yield "POST", f"{prefix}/chat/completions", self.chat, who
+            yield "POST", f"{prefix}/completions", self.complete, who
+            yield "GET", f"{prefix}/models", self.models, who
+            yield "GET", f"{prefix}/models/{{name:path}}", self.model, who
+        if self._endpoint.remote_sessions:
+            yield "POST", "/sessions", self.begin, OPERATOR
+            yield "POST", "/sessions/{token}/finish", self.finish, GRADER
+
+    def guard(self, who: str) -> Callable[[Request], Awaitable[None]]:
+        """A dependency that raises a 401 for a missing or wrong key, and a 403 where a web page may be asking."""
+
+        async def check(request: Request) -> None:
+            if who != ANYBODY:
+                _check_key(request, self._keys(who, request.path_params.get("token", "")))
+
+        return check
+
+    def _keys(self, who: str, token: str) -> list[str] | None:
+        """The secrets that open a route for `who`; None: none is asked for."""
+        endpoint = self._endpoint
+        if who == GRADER:
+            return [endpoint.grader_key(token)]
+        if endpoint.api_key is None:
+            return None
+        session = endpoint.open_session(token) if who == AGENT else None
+        return [endpoint.api_key] if session is None else [endpoint.api_key, session.api_key]
 
     async def chat(self, request: Request) -> Response:
         session = self._session(request)
@@ -85,7 +113,6 @@ class _Routes:
 
     async def begin(self, request: Request) -> dict[str, Any]:
         """Opens a session for an agent on another machine."""
-        self._check_key(request, None)
         fields = Fields(await self._json(request))
         task = fields.take("task", str, "")
         asked = {"group_id": fields.take("group_id", str, ""), "sampling_seed": fields.take("seed", int, None)}
@@ -94,7 +121,8 @@ class _Routes:
         # the address by which the caller found us, not the one we are bound to
         url = str(request.base_url).rstrip("/") + urlsplit(session.base_url).path
         finish = url.removesuffix("v1") + "finish"
-        return {"id": session.id, "base_url": url, "api_key": session.api_key, "finish_url": finish}
+        agent = {"base_url": url, "api_key": session.api_key}
+        return {"id": session.id, **agent, "finish_url": finish, "grader_key": self._endpoint.grader_key(session.token)}
 
     async def finish(self, request: Request) -> dict[str, Any]:
         """Closes a session, with what its agent scored."""
@@ -111,28 +139,12 @@ class _Routes:
         return {"id": self._endpoint.model_name, "object": "model", "created": 0, "owned_by": "uirl"}
 
     def _session(self, request: Request) -> AgentSession | None:
-        """The session of the address; None: the address has none. Raises where the key or the session is wrong."""
+        """The session of the address; None: the address has none. Raises a 404 where it is over or never was."""
         token = request.path_params.get("token")
         session = None if token is None else self._endpoint.open_session(token)
-        self._check_key(request, session)
         if token is not None and session is None:
             raise APIProblem(404, "this session is over or never was", code="session_over", retry=False)
         return session
-
-    def _check_key(self, request: Request, session: AgentSession | None) -> None:
-        """Raises a 401 for a missing or wrong key, and a 403 where a web page may be asking."""
-        wanted = self._endpoint.api_key
-        if wanted is None:
-            # without a key, the address is the protection: a page elsewhere must not reach it under a name of its own
-            host = _host_of(request)
-            if not is_loopback(host):
-                raise APIProblem(403, f"this server answers on this machine alone, not as {host!r}", code="wrong_host")
-            return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        keys = [wanted] if session is None else [wanted, session.api_key]
-        if scheme.lower() != "bearer" or not any(hmac.compare_digest(given.encode(), key.encode()) for key in keys):
-            said = "is missing" if not given else "is not the one of this server"
-            raise APIProblem(401, f"the API key {said}; send it as 'Authorization: Bearer KEY'", code="invalid_api_key")
 
     def _check_model(self, name: str, session: AgentSession | None) -> None:
         """An agent in a session may call the policy what it likes; others must mean the model that is here."""
@@ -155,6 +167,21 @@ class _Routes:
             if len(body) > self._endpoint.max_body:
                 raise APIProblem(413, f"the body is longer than {self._endpoint.max_body} bytes", code="body_too_large")
         return read_json(bytes(body))
+
+
+def _check_key(request: Request, keys: list[str] | None) -> None:
+    if keys is None:
+        # without a key, the address is the protection: a page elsewhere must not reach it under a name of its own
+        host = _host_of(request)
+        if not is_loopback(host):
+            raise APIProblem(403, f"this server answers on this machine alone, not as {host!r}", code="wrong_host")
+        return
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    # every key is compared, so that the time tells nothing of which one came close
+    matches = [hmac.compare_digest(given.encode(), key.encode()) for key in keys]
+    if scheme.lower() != "bearer" or not any(matches):
+        reason = "is missing" if not given else "does not open this address"
+        raise APIProblem(401, f"the API key {reason}; send it as 'Authorization: Bearer KEY'", code="invalid_api_key")
 
 
 def _written(writer: Writer) -> Response:
