@@ -21,7 +21,7 @@ BETWEEN_PARTS = {("environments", "tools"), ("verification", "inference")}
 UPPER = [{"rollout", "learner"}, {"training"}, {"integrations"}, {"pipelines"}, {"cli"}]
 OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "gymnasium": "environments/adapters",
-    "websockets": ("environments/browser", "environments/remote"),
+    "websockets": ("environments/remote",),
     "miniwob": "environments/browser",
     "wandb": "metrics.py",
     "peft": "learner",

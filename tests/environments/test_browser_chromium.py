@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import io
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from uirl.environments.browser.chromium import Chromium, find_executable
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
@@ -110,6 +114,115 @@ async def test_close_leaves_no_process_and_no_profile() -> None:
     page = await browser.new_page(100, 100)
     assert await page.evaluate("1 + 1") == 2
     await browser.close()
+
+
+def tree(root: int) -> set[int]:
+    """A process and everything under it."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    found = {root}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def open_files(pid: int) -> set[str]:
+    """What the descriptors of a process lead to, such as 'socket:[123]'."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(entry))
+    return found
+
+
+def listening() -> set[str]:
+    """The sockets of this machine that wait for TCP connections."""
+    rows = [row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return {f"socket:[{row[9]}]" for row in rows if row[3] == "0A"}
+
+
+async def test_no_process_of_the_browser_listens_and_nobody_else_holds_its_pipes() -> None:
+    browser = Chromium.shared()
+    page = await browser.new_page(100, 100)
+    bystander = subprocess.Popen(["sleep", "60"], close_fds=False)
+    try:
+        assert await page.evaluate("1 + 1") == 2
+        assert browser.pid is not None
+        assert browser._process is not None
+        with socket.socket() as control:  # one that is found
+            control.bind(("127.0.0.1", 0))
+            control.listen()
+            assert open_files(os.getpid()) & listening()
+        members = tree(browser.pid)
+        assert len(members) >= 3
+        assert not set().union(*(open_files(pid) for pid in members)) & listening()
+        ends = {os.readlink(f"/proc/self/fd/{end.fileno()}") for end in browser._process._ends}
+        assert len(ends) == 2
+        # the start script that some systems put before the browser has them as well
+        named = {pid for pid in members if b"--type=" not in Path(f"/proc/{pid}/cmdline").read_bytes()}
+        assert {pid for pid in members if ends & open_files(pid)} <= named
+        assert not ends & open_files(bystander.pid)
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+async def test_a_forked_process_does_not_keep_the_pipes() -> None:
+    browser = Chromium.shared()
+    await browser.new_page(100, 100)
+    assert browser._process is not None
+    pid = os.fork()
+    if pid == 0:  # in the child: nothing may run on from here
+        os._exit(0 if all(end.closed for end in browser._process._ends) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert not any(end.closed for end in browser._process._ends)
+
+
+async def test_a_large_picture_comes_whole() -> None:
+    page = await Chromium.shared().new_page(1080, 2400)
+    noise = """(() => {
+        document.body.style.margin = 0;
+        const canvas = document.createElement('canvas');
+        [canvas.width, canvas.height] = [1080, 2400];
+        const context = canvas.getContext('2d'), data = context.createImageData(1080, 2400);
+        for (let i = 0, x = 1; i < data.data.length; i++) {
+            x = Math.imul(x, 1103515245) + 12345;
+            data.data[i] = i % 4 == 3 ? 255 : x >> 16 & 255;
+        }
+        context.putImageData(data, 0, 0);
+        document.body.replaceChildren(canvas);
+    })()"""
+    await page.evaluate(noise)
+    captured = await asyncio.gather(*(page.screenshot() for _ in range(3)))
+    assert all(len(picture) > 4 << 20 for picture in captured), "noise cannot be made small: more than a pipe holds"
+    picture = Image.open(io.BytesIO(captured[0])).convert("RGB")
+    assert picture.size == (1080, 2400)
+    assert len(picture.crop((0, 2300, 1080, 2400)).getcolors(108_000) or ()) > 1000
+
+
+async def test_a_browser_killed_while_it_sends_a_picture() -> None:
+    browser = Chromium.shared()
+    page = await browser.new_page(1080, 2400)
+    group = browser.pid
+    assert group is not None
+    waiting = [asyncio.create_task(page.screenshot()) for _ in range(4)]
+    wire = (await browser._connected())._wire
+    arrived = wire.data_received
+
+    def kill_at_the_first_piece(data: bytes) -> None:
+        arrived(data)
+        if wire._held:
+            os.killpg(group, signal.SIGKILL)
+
+    wire.data_received = kill_at_the_first_piece  # type: ignore[method-assign]
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert any(isinstance(outcome, EnvironmentFailure) for outcome in outcomes)
+    assert await (await browser.new_page(100, 100)).evaluate("1 + 1") == 2
+    assert browser.starts == 2
 
 
 async def start_shared() -> int:

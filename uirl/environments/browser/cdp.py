@@ -1,4 +1,4 @@
-"""Chrome DevTools Protocol over one websocket: calls that always end, events, and a socket whose death is an error."""
+"""Chrome DevTools Protocol over the browser's pipe: calls that always end, events, and a lost browser is an error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
+from uirl.environments.browser.pipe import PipeEnds, Wire
+from uirl.errors import EnvironmentFailure, EpisodeTimeout
 
 EventHandler = Callable[[Mapping[str, Any]], None]
 
@@ -33,27 +34,27 @@ class _Pending:
 
 
 class CdpConnection:
-    """One websocket to one browser, shared by all its pages.
+    """The pipe to one browser, shared by all its pages.
 
-    A page is addressed by its session id; None addresses the browser. Every call has a time limit. When the socket
-    dies, all calls that wait fail at once, and so does every later one.
+    A page is addressed by its session id; None addresses the browser. Every call has a time limit. When the browser
+    ends, all calls that wait fail at once, and so does every later one.
     """
 
-    def __init__(self, socket: Any, *, timeout: float, on_lost: Callable[[], None] | None = None) -> None:
-        """A connection over an open websocket; call it inside a running event loop.
+    def __init__(self, *, timeout: float, on_lost: Callable[[], None] | None = None) -> None:
+        """Not to be used before `open` has given it a pipe; call it inside a running event loop.
 
-        `timeout` is the limit in seconds of a call that names none. `on_lost` is called once, when the socket is gone
+        `timeout` is the limit in seconds of a call that names none. `on_lost` is called once, when the pipe is closed
         or the event loop ends.
         """
         self.timeout = timeout
-        self._socket = socket
+        self._wire = Wire(self._read, self.end)
         self._lost: str | None = None
         self._loop = asyncio.get_running_loop()
         self._on_lost = on_lost
         self._numbers = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._handlers: dict[tuple[str | None, str], EventHandler] = {}
-        self._reader = asyncio.create_task(self._read(), name="cdp-reader")
+        self._keeper: asyncio.Task[None] | None = None
 
     @property
     def lost(self) -> str | None:
@@ -63,27 +64,12 @@ class CdpConnection:
         return self._lost
 
     @classmethod
-    async def open(cls, url: str, *, timeout: float, on_lost: Callable[[], None] | None = None) -> CdpConnection:
-        """A connection to the browser that listens at `url` (ws://...).
-
-        Raises EnvironmentFailure where nothing answers, EpisodeTimeout after `timeout` seconds, ConfigError where the
-        package `websockets` is missing.
-        """
-        try:
-            from websockets.asyncio.client import connect
-            from websockets.exceptions import InvalidHandshake
-        except ImportError as error:
-            raise ConfigError("the browser needs the package 'websockets'; pip install 'uirl[browser]'") from error
-        try:
-            # proxy=None: a proxy in the machine's environment must not stand between us and our own process.
-            socket = await connect(
-                url, max_size=None, compression=None, ping_interval=None, open_timeout=timeout, proxy=None
-            )
-        except TimeoutError as error:
-            raise EpisodeTimeout(f"no connection to the browser at {url} within {timeout} s") from error
-        except (OSError, InvalidHandshake) as error:
-            raise EnvironmentFailure(f"no connection to the browser at {url}: {error}") from error
-        return cls(socket, timeout=timeout, on_lost=on_lost)
+    async def open(cls, ends: PipeEnds, *, timeout: float, on_lost: Callable[[], None] | None = None) -> CdpConnection:
+        """A connection over our ends of the browser's two pipes, which it owns from now on."""
+        connection = cls(timeout=timeout, on_lost=on_lost)
+        await connection._wire.connect(ends)
+        connection._keeper = asyncio.create_task(connection._until_the_loop_ends(), name="cdp")
+        return connection
 
     async def call(
         self,
@@ -110,7 +96,7 @@ class CdpConnection:
             message["sessionId"] = session
         try:
             async with asyncio.timeout(seconds):
-                await self._send(json.dumps(message, allow_nan=False))
+                self._wire.send(json.dumps(message, allow_nan=False).encode())
                 return await waiting.answer
         except TimeoutError as error:
             raise EpisodeTimeout(f"{method}: the page did not answer within {seconds} s") from error
@@ -144,37 +130,30 @@ class CdpConnection:
         try:
             await self.call("Browser.getVersion")
         except EpisodeTimeout:
-            self._end(f"the browser did not answer within {self.timeout} s, and is ended")
+            self.end(f"the browser did not answer within {self.timeout} s, and is ended")
         except EnvironmentFailure:
             pass  # gone already
 
     async def close(self) -> None:
-        """Closes the socket. Calls that wait fail; `on_lost` is called."""
-        self._reader.cancel()
-        await asyncio.gather(self._reader, return_exceptions=True)
+        """Closes the pipe. Calls that wait fail; `on_lost` is called."""
+        self.end("the connection to the browser was closed")
+        if self._keeper is not None:
+            await asyncio.gather(self._keeper, return_exceptions=True)
 
-    async def _send(self, text: str) -> None:
-        from websockets.exceptions import ConnectionClosed
-
+    async def _until_the_loop_ends(self) -> None:
+        """An event loop that ends cancels its tasks, this one among them, and tells nobody else."""
         try:
-            await self._socket.send(text)
-        except ConnectionClosed as error:
-            raise EnvironmentFailure(f"the connection to the browser is gone: {error}") from error
-
-    async def _read(self) -> None:
-        """Hands out answers and events until the socket ends. Cancelled where the event loop shuts down."""
-        from websockets.exceptions import ConnectionClosed
-
-        reason = "the connection to the browser was closed"
-        try:
-            while True:
-                self._receive(json.loads(await self._socket.recv()))
-        except ConnectionClosed:
-            reason = "the browser ended"
-        except Exception as error:  # whatever ended the reader must reach those who wait for it
-            reason = f"the connection to the browser broke: {type(error).__name__}: {error}"
+            await self._loop.create_future()
         finally:
-            self._end(reason)
+            self.end("the connection to the browser was closed")
+
+    def _read(self, message: bytes) -> None:
+        if self._lost is not None:
+            return
+        try:
+            self._receive(json.loads(message))
+        except Exception as error:  # whatever it is must reach those who wait for the browser
+            self.end(f"the connection to the browser broke: {type(error).__name__}: {error}")
 
     def _receive(self, message: Mapping[str, Any]) -> None:
         if "id" not in message:
@@ -193,14 +172,17 @@ class CdpConnection:
         else:
             waiting.answer.set_result(message.get("result", {}))
 
-    def _end(self, reason: str) -> None:
+    def end(self, reason: str) -> None:
+        """Closes the pipe, and says `reason` to the calls that wait and to every later one. Twice is fine."""
         if self._lost is not None:
             return
         self._lost = reason
-        if self._on_lost is not None:
-            self._on_lost()
         with contextlib.suppress(RuntimeError):  # the loop was closed under us: nobody waits, nothing is left to abort
-            self._socket.transport.abort()
+            self._wire.abort()
+            if self._keeper is not None:
+                self._keeper.cancel()
             for waiting in self._pending.values():
                 if not waiting.answer.done():
                     waiting.answer.set_exception(EnvironmentFailure(f"{waiting.method}: {reason}"))
+        if self._on_lost is not None:
+            self._on_lost()

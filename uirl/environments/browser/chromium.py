@@ -6,13 +6,11 @@ import asyncio
 import atexit
 import contextlib
 import os
-import re
 import shutil
 import signal
 import subprocess
 import tempfile
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,14 +18,15 @@ from weakref import WeakValueDictionary
 
 from uirl.environments.browser.cdp import CdpConnection
 from uirl.environments.browser.page import Page
+from uirl.environments.browser.pipe import PipeEnds
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
 
 EXECUTABLES = ("chromium-headless-shell", "chrome-headless-shell", "chromium", "chromium-browser", "google-chrome")
 """Tried in this order; the headless shell needs about half the CPU of the full browser."""
 
 FLAGS = (
-    "--remote-debugging-port=0",
-    # With the pipe the browser ends when our end of it closes: also where this process is killed with -9.
+    # No port, which every process of the machine could use to read files and pages through the browser. With the pipe
+    # it also ends when our end is closed: where this process is killed with -9, too.
     "--remote-debugging-pipe",
     "--disable-gpu",
     # A process less in the way of every picture. Should it crash, the browser goes with it, and is replaced as such.
@@ -59,8 +58,6 @@ DEAD_PROXY = "http://127.0.0.1:9"
 
 SMALL_SHM = 512 * 2**20
 """Bytes of /dev/shm under which pages are shared through the temporary folder (containers often give 64 MiB)."""
-
-_LISTENING = re.compile(r"DevTools listening on (ws://\S+)")
 
 
 def find_executable() -> str:
@@ -165,14 +162,19 @@ class Chromium:
         self._process = process
         self.starts += 1
         try:
-            url = await process.endpoint(self.start_timeout)
-            connection = await CdpConnection.open(url, timeout=self.timeout, on_lost=lambda: self._stopped(process))
-            connection.on(None, "Target.targetCreated", self._on_target)
-            await connection.call("Target.setDiscoverTargets", {"discover": True, "filter": [{"type": "page"}]})
-            return connection
+            connection = await process.connect(
+                self.start_timeout, timeout=self.timeout, on_lost=lambda: self._stopped(process)
+            )
         except BaseException:
             self._stopped(process)
             raise
+        try:
+            connection.on(None, "Target.targetCreated", self._on_target)
+            await connection.call("Target.setDiscoverTargets", {"discover": True, "filter": [{"type": "page"}]})
+        except BaseException as error:
+            connection.end(f"it failed at its start: {error!r}")
+            raise
+        return connection
 
     def _on_target(self, event: Mapping[str, Any]) -> None:
         found = event["targetInfo"]
@@ -194,52 +196,66 @@ class _BrowserProcess:
         self._owner = os.getpid()
         self._profile = Path(tempfile.mkdtemp(prefix="uirl-chromium-"))
         self._log = self._profile / "browser.log"
+        self._last_words = ""
         # The shell puts our two pipes where the browser looks for them: descriptors 3 and 4.
         wiring = 'exec "$@" 3<&0 4>&1 0</dev/null 1>/dev/null'
         flags = [*_flags(executable, self._profile), *own_flags]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", wiring, "sh", executable, *flags, "about:blank"],
+                bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
             )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._ends = PipeEnds(answers=self._process.stdout, calls=self._process.stdin)
         _running.add(self)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    async def endpoint(self, timeout: float) -> str:
-        """The websocket address that the browser prints when it is ready."""
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            text = self._log.read_text(errors="replace")
-            found = _LISTENING.search(text)
-            if found:
-                return found.group(1)
-            if self._process.poll() is not None:
-                raise EnvironmentFailure(
-                    f"{self.executable} ended with code {self._process.returncode} before it was ready: "
-                    f"{text.strip()[-600:] or 'no output'}; does it run by hand with --no-sandbox?"
-                )
-            await asyncio.sleep(0.01)
-        raise EpisodeTimeout(f"{self.executable} was not ready within {timeout} s; is the machine overloaded?")
+    async def connect(self, start_timeout: float, *, timeout: float, on_lost: Callable[[], None]) -> CdpConnection:
+        """A connection to the browser, which answers. Raises EnvironmentFailure where it ends before."""
+        connection = await CdpConnection.open(self._ends, timeout=timeout, on_lost=on_lost)
+        try:
+            await connection.call("Browser.getVersion", timeout=start_timeout)
+        except EpisodeTimeout as error:
+            connection.end("the browser was not ready in time")
+            raise EpisodeTimeout(
+                f"{self.executable} was not ready within {start_timeout:g} s; is the machine overloaded?"
+            ) from error
+        except EnvironmentFailure as error:
+            raise EnvironmentFailure(
+                f"{self.executable} ended with code {self._process.returncode} before it was ready: "
+                f"{self._last_words or 'no output'}; does it run by hand with --no-sandbox?"
+            ) from error
+        except BaseException:
+            connection.end("its start was cut off")
+            raise
+        return connection
+
+    def close_pipes(self) -> None:
+        """Closes our ends, by which the browser knows that it shall end."""
+        for end in self._ends:
+            end.close()
 
     def stop(self) -> None:
         """Ends the whole group, politely for a second, then by force; removes the profile. Twice is fine."""
         if self not in _running or os.getpid() != self._owner:
             return
         _running.discard(self)
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        self.close_pipes()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         with contextlib.suppress(ProcessLookupError):  # nobody is left where the polite way worked
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        with contextlib.suppress(OSError):  # somebody emptied the temporary folder
+            self._last_words = self._log.read_text(errors="replace").strip()[-600:]
         shutil.rmtree(self._profile, ignore_errors=True)
 
 
@@ -276,3 +292,13 @@ _running: set[_BrowserProcess] = set()
 def _stop_all() -> None:
     for process in list(_running):
         process.stop()
+
+
+def _leave_to_the_parent() -> None:
+    # A copy of the pipe in a forked process would keep the browser alive after us.
+    for process in _running:
+        process.close_pipes()
+    _running.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_the_parent)

@@ -1,0 +1,72 @@
+"""The two pipes to a browser that was started with `--remote-debugging-pipe`: messages that end with a zero byte."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+from collections.abc import Callable
+from typing import IO, NamedTuple
+
+CAPACITY = 1 << 20
+"""Bytes of a pipe, where the system gives as many: a picture comes in few pieces."""
+LONGEST_MESSAGE = 1 << 28
+"""Bytes. A page decides how long the answer to a question about it is; the largest pictures take a few million."""
+
+
+class PipeEnds(NamedTuple):
+    """Our ends."""
+
+    answers: IO[bytes]
+    """What the browser writes."""
+    calls: IO[bytes]
+    """What the browser reads."""
+
+
+class Wire(asyncio.Protocol):
+    """Messages in and out of a pair of pipes, in order."""
+
+    def __init__(self, on_message: Callable[[bytes], None], on_end: Callable[[str], None]) -> None:
+        """`on_message` gets each message without its zero byte; `on_end`, when either pipe is gone, the reason."""
+        self._on_message = on_message
+        self._on_end = on_end
+        self._parts: list[bytes] = []  # of a message whose end has not come
+        self._held = 0
+        self._transports: list[asyncio.BaseTransport] = []
+        self._calls: asyncio.WriteTransport | None = None
+
+    async def connect(self, ends: PipeEnds) -> None:
+        """Begins to read; the files are closed with `abort`."""
+        loop = asyncio.get_running_loop()
+        for end in ends:
+            with contextlib.suppress(OSError):  # the user's share of such memory is used up: a small one does as well
+                fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, CAPACITY)
+        self._calls, _ = await loop.connect_write_pipe(lambda: self, ends.calls)
+        reading, _ = await loop.connect_read_pipe(lambda: self, ends.answers)
+        self._transports += [self._calls, reading]
+
+    def send(self, message: bytes) -> None:
+        """Writes a message, now or when the browser has read what was written before."""
+        assert self._calls is not None
+        self._calls.write(message + b"\0")
+
+    def abort(self) -> None:
+        """Closes both pipes; what was not written yet is dropped."""
+        for transport in self._transports:
+            transport.abort() if isinstance(transport, asyncio.WriteTransport) else transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        *ended, rest = data.split(b"\0")
+        for part in ended:
+            message = b"".join([*self._parts, part])
+            self._parts.clear()
+            self._held = 0
+            self._on_message(message)
+        if rest:
+            self._parts.append(rest)
+            self._held += len(rest)
+        if self._held > LONGEST_MESSAGE:
+            self._on_end(f"the browser sent more than {LONGEST_MESSAGE} bytes in one message, and is ended")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._on_end("the browser ended")
