@@ -21,6 +21,7 @@ from uirl.training.channel import Channel, Group, LocalChannel
 from uirl.training.controls import play_controls
 from uirl.training.evaluation import EvaluationReport, evaluate_episodes, require_evidence
 from uirl.training.gates import live_groups
+from uirl.training.history import fold_row
 from uirl.training.progress import percent, report_table, say, step_line
 from uirl.training.record import RunRecord, row_of
 from uirl.training.tasks import TaskSource, UniformTasks
@@ -62,12 +63,13 @@ class RayPPOTrainer:
         self._loop = EventLoopThread()
         self._record: RunRecord | None = None
         self._state: dict[str, Any] = {"step": 0, "episodes": 0, "seconds": 0.0, "warm": None, "before": None}
+        self._state["counts"] = {}  # of the newest entry of the history: see `fold_row`
         self._restored = False
         self._closed = False
         self._parts.collector.on_finished = self._write_down
         self.metrics_history: list[dict[str, Any]] = []
-        """One row per epoch: its number and the means of the metrics of its updates. `policy_loss` is None where no
-        update of the epoch took a step."""
+        """One row per epoch: its number and of every metric the mean over those of its updates that have it.
+        `policy_loss` is None where no update of the epoch took a step."""
 
     @property
     def learner(self) -> Any:
@@ -101,7 +103,7 @@ class RayPPOTrainer:
         if "tasks" not in extra or "state" not in extra:
             raise CheckpointError(f"{path} holds no state of a run; expected one that a trainer saved")
         self.tasks.load_state_dict(extra["tasks"])
-        self._state = dict(extra["state"])
+        self._state = {"counts": {}} | extra["state"]
         self.metrics_history = list(extra["history"])
         self._restored = True
 
@@ -209,7 +211,7 @@ class RayPPOTrainer:
         if training.max_seconds is not None and self._state["seconds"] >= training.max_seconds:
             stop = stop or f"the time limit of {training.max_seconds:g} s was reached"
         written = self._open_record().log(step, row)
-        self._note_epoch(written)
+        self._state["counts"] = fold_row(self.metrics_history, self._state["counts"], written)
         if step % self.config.logging.print_every == 0 or stop or step == steps:
             say(step_line(step, steps, written))
         interval = self.config.checkpoint.save_interval
@@ -302,18 +304,6 @@ class RayPPOTrainer:
                 self.load_checkpoint(newest)
             self._record.start(resume_after=self._state["step"] if self._restored else None)
         return self._record
-
-    def _note_epoch(self, row: Mapping[str, Any]) -> None:
-        """Folds a row into the history: the newest epoch's entry is the mean of its rows so far."""
-        epoch = int(row["epoch"])
-        if not self.metrics_history or self.metrics_history[-1]["epoch"] != epoch:
-            self.metrics_history.append({"epoch": epoch, "updates": 0, "policy_loss": None})
-        entry = self.metrics_history[-1]
-        entry["updates"] += 1
-        for name, value in row.items():
-            if name != "epoch" and value is not None:
-                so_far = entry.get(name)
-                entry[name] = value if so_far is None else so_far + (value - so_far) / entry["updates"]
 
     def _extra(self) -> dict[str, Any]:
         return {"state": dict(self._state), "tasks": self.tasks.state_dict(), "history": self.metrics_history}
