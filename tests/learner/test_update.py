@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.learner.worlds import make_config, sample_trajectories, weights_of, with_version
-from uirl.algorithms import GRPO, PPO, RejectionSampling
+from uirl.algorithms import GRPO, PPO, RejectionSampling, compute_entropy
 from uirl.errors import AlignmentError, ConfigError, NonFiniteError
 from uirl.images import ImageStore
 from uirl.learner import Learner, Policy, collate
@@ -211,6 +211,23 @@ def test_terms_have_the_weights_of_the_config(images, monkeypatch):
         samples = sample_trajectories(learner.policy, images)
         norms.append(gradients_of_first_step(learner, samples, monkeypatch)["value_head.weight"].norm())
     assert float(norms[1]) == pytest.approx(2 * float(norms[0]), rel=1e-4)
+
+
+@pytest.mark.parametrize("coefficient", [0, 0.02])
+def test_the_entropy_costs_a_gradient_only_where_it_weighs_something(coefficient, images, monkeypatch):
+    import uirl.learner.policy as module
+
+    carried = []
+
+    def note(logits: torch.Tensor) -> torch.Tensor:
+        carried.append(logits.requires_grad)
+        return compute_entropy(logits)
+
+    monkeypatch.setattr(module, "compute_entropy", note)
+    learner = make_learner(images, TEXT, f"training.entropy_coef={coefficient}")
+    metrics = learner.update(sample_trajectories(learner.policy, images))
+    assert metrics["entropy"] > 0
+    assert set(carried) == {coefficient > 0}
 
 
 class TestDeadGroups:

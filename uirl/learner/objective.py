@@ -77,8 +77,9 @@ class Objective:
         terms = {"policy_loss": (1.0, policy)}
         assert scores.entropy is not None
         tokens = int(mask.sum())
-        entropy = aggregate_loss(scores.entropy, mask, **self._shares())
-        terms["entropy_loss"] = (-settings.entropy_coef, entropy)
+        if settings.entropy_coef > 0:
+            entropy = aggregate_loss(scores.entropy, mask, **self._shares())
+            terms["entropy_loss"] = (-settings.entropy_coef, entropy)
         metrics.add("entropy", float(scores.entropy.detach()[mask].sum()) / max(tokens, 1), tokens)
         if scores.values is not None and known.values is not None:
             loss, said = compute_value_loss(

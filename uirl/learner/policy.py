@@ -129,8 +129,10 @@ class Policy:
         log_probs: bool = True,
         entropy: bool = False,
         values: bool = False,
+        entropy_gradient: bool = True,
     ) -> TokenScores:
-        """What the policy says about the response tokens of `batch`; carries the gradient.
+        """What the policy says about the response tokens of `batch`; carries the gradient, that of the entropy only
+        with `entropy_gradient`.
 
         `log_probs[b, t] = log softmax(logits[b, t - 1] / temperature)[input_ids[b, t]]`, banned tokens excluded; a
         temperature of 0 counts as 1, as in the engines. Logits are made at the positions that predict a response
@@ -145,7 +147,7 @@ class Policy:
         scored: tuple[Tensor | None, Tensor | None] = (None, None)
         if log_probs or entropy:
             targets = batch.flatten(batch.input_ids)
-            scored = self._score(before, targets, temperature or 1.0, log_probs, entropy)
+            scored = self._score(before, targets, temperature or 1.0, log_probs, entropy, entropy_gradient)
         said = final = None
         if values:
             said = spread(self._values(before))
@@ -220,7 +222,13 @@ class Policy:
     # -- the head ----------------------------------------------------------------------------------------------
 
     def _score(
-        self, hidden: Tensor, targets: Tensor, temperature: float, log_probs: bool, entropy: bool
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        temperature: float,
+        log_probs: bool,
+        entropy: bool,
+        entropy_gradient: bool,
     ) -> tuple[Tensor | None, Tensor | None]:
         """(log-probs, entropies) of `targets` [n] from `hidden` [n, H]."""
 
@@ -229,7 +237,8 @@ class Policy:
             if temperature != 1.0:
                 logits = logits / temperature
             said = [-nn.functional.cross_entropy(logits, targets, reduction="none")] if log_probs else []
-            return tuple(said + ([compute_entropy(logits)] if entropy else []))
+            spread = [compute_entropy(logits if entropy_gradient else logits.detach())] if entropy else []
+            return tuple(said + spread)
 
         vocabulary = self.loaded.model.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
         chunks = list(zip(*(t.split(max(1, LOGITS_PER_CHUNK // vocabulary)) for t in (hidden, targets)), strict=True))

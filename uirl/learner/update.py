@@ -298,7 +298,11 @@ class Learner:
         with self._training(optimizer):
             for batch, members in self._batches(samples, chosen):
                 scores = self.policy.log_probs_and_values(
-                    batch, self.settings.temperature, entropy=True, values=objective.known.values is not None
+                    batch,
+                    self.settings.temperature,
+                    entropy=True,
+                    values=objective.known.values is not None,
+                    entropy_gradient=self.settings.entropy_coef > 0,
                 )
                 assert scores.log_probs is not None
                 own = [samples[i] for i in members]
