@@ -121,6 +121,28 @@ def test_gigpo_compares_turns_that_start_in_the_same_state():
         credit({"a": ["s"]})
 
 
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus_baseline", "turn_level", "gigpo"])
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_kl_penalty_gives_a_dead_group_no_life(estimator, skip):
+    # group g is dead, in h one of two was rewarded; the penalty differs within both
+    samples = [
+        text_sample(trajectory_id=name, group_id=group, rewards=(0, 0, 0, 0, reward))
+        for name, group, reward in (("a", "g", 1), ("b", "g", 1), ("c", "h", 1), ("d", "h", 0))
+    ]
+    view, anchors = response_view(samples), {name: ["s"] for name in "abcd"}
+    penalty = 0.001 * torch.arange(view.rewards.numel()).view_as(view.rewards)
+
+    def credit(rewards):
+        spec = get_algorithm(estimator)
+        return assign_credit(spec, {}, view, rewards, None, None, anchors, skip_dead_groups=skip)
+
+    without, penalised = credit(view.rewards), credit(view.rewards - penalty)
+    assert penalised.live_groups == without.live_groups == 0.5
+    assert torch.equal(penalised.live, without.live)
+    assert torch.equal(penalised.advantages[:2], without.advantages[:2])
+    assert not torch.equal(penalised.advantages[2:], without.advantages[2:])
+
+
 def test_a_group_estimator_wants_group_ids():
     view = response_view([text_sample(trajectory_id="a")])
     with pytest.raises(ConfigError, match="trajectory a has no group_id"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -57,7 +57,8 @@ def assign_credit(
         values: [N, R] of the critic; None without one.
         final_values: [N], the value after the last token; read where an episode was cut by a limit.
         anchors: State keys per turn, for 'gigpo'.
-        skip_dead_groups: Leave out groups whose trajectories all got the same advantage.
+        skip_dead_groups: Leave out groups whose trajectories all got the same advantage from the rewards of the task,
+            before any KL penalty.
 
     Raises ConfigError where the estimator needs groups or anchors that are not there.
     """
@@ -81,16 +82,20 @@ def assign_credit(
         if spec.loss == "policy" and live.any():
             live = torch.ones_like(live)
         return Credit(advantages, returns, live, float(signal.any(1).float().mean()))
-    groups = _live_groups(view.group_ids, advantages, view.mask)
+    # a KL penalty differs within every group: divided by its own deviation it would look like a signal of the task
+    penalised = rewards is not view.rewards
+    of_task = spec.advantage(replace(inputs, token_level_rewards=view.rewards))[0] if penalised else advantages
+    groups = _live_groups(view.group_ids, of_task, view.mask)
     share = sum(groups.values()) / len(groups)
     alive = torch.tensor([groups[group] for group in view.group_ids])
+    advantages = torch.where(alive[:, None], advantages, of_task)
     if not skip_dead_groups:
         alive = alive.any().expand_as(alive)
     return Credit(advantages, returns, alive, share)
 
 
 def _live_groups(group_ids: Sequence[str], advantages: Tensor, mask: Tensor) -> dict[str, bool]:
-    """Whether the advantages of a group differ. Where they do not, all its rewards were equal."""
+    """Whether the advantages of a group differ. Where they do not, none of its episodes did better than another."""
     lowest = advantages.masked_fill(~mask, torch.inf).amin(1).tolist()
     highest = advantages.masked_fill(~mask, -torch.inf).amax(1).tolist()
     bounds: dict[str, tuple[float, float]] = {}
