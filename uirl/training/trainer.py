@@ -34,7 +34,8 @@ class Trainer:
         config: ConfigStore | None = None,
         images: ImageStore | None = None,
     ) -> None:
-        """`batch_size`: trajectories per update. `config`: everything else; None: the defaults."""
+        """`batch_size`: most trajectories of an update; one group that is larger is an update of its own. `config`:
+        everything else; None: the defaults."""
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.model, self.algorithm, self.batch_size = model, algorithm, batch_size
@@ -49,14 +50,18 @@ class Trainer:
         self.learner = Learner(model.policy, self.config, self.images, algorithm=algorithm)
 
     def train_step(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """Updates on the trajectories that are evidence (no failure), `batch_size` at a time and in their order; the
-        mean of the metrics of the updates. Members of a group should stand together."""
-        usable = [self._with_tokens(t) for t in trajectories if t.failure is None]
-        if not usable:
+        """Updates on the trajectories that are evidence (no failure); the mean of the metrics of the updates.
+
+        An estimator that compares within groups gets whole groups: as many as `batch_size` has room for, in the order
+        of their first members. A trajectory that failed keeps its place, so that it moves no other group.
+        """
+        if all(t.failure is not None for t in trajectories):
             raise AlignmentError(f"none of the {len(trajectories)} trajectories is usable; got failures only, or none")
         metrics = Metrics()
-        for start in range(0, len(usable), self.batch_size):
-            metrics.add_all(self.learner.update(samples_of_all(usable[start : start + self.batch_size])))
+        for batch in cut_at_groups(trajectories, self.batch_size, whole=self.algorithm.spec.needs_group):
+            usable = [self._with_tokens(t) for t in batch if t.failure is None]
+            if usable:
+                metrics.add_all(self.learner.update(samples_of_all(usable)))
         return {name: value for name, value in metrics.reduce().items() if value is not None}
 
     def _with_tokens(self, trajectory: Trajectory) -> Trajectory:
@@ -79,3 +84,17 @@ class Trainer:
                 )
             )
         return replace(trajectory, turns=turns)
+
+
+def cut_at_groups(trajectories: Sequence[Trajectory], size: int, *, whole: bool = True) -> list[list[Trajectory]]:
+    """Batches of at most `size` trajectories; with `whole` none holds a part of a group, and one that is larger than
+    `size` is a batch alone. A trajectory without group_id is a group of its own."""
+    groups: dict[str | int, list[Trajectory]] = {}
+    for i, trajectory in enumerate(trajectories):
+        groups.setdefault(trajectory.group_id if whole and trajectory.group_id else i, []).append(trajectory)
+    batches: list[list[Trajectory]] = []
+    for members in groups.values():
+        if not batches or len(batches[-1]) + len(members) > size:
+            batches.append([])
+        batches[-1] += members
+    return batches
