@@ -190,6 +190,52 @@ def test_failures_are_recorded_and_never_learned_from(tmp_path: Path) -> None:
     assert all("the cable was pulled" in t.failure.message for t in bad)
 
 
+class Lottery(Countdown):
+    """One turn; whether the members of a group differ in reward follows from the instance."""
+
+    def __init__(self, live: int, plays: dict[int, int] | None = None) -> None:
+        super().__init__(1)
+        self.live, self.plays = live, {} if plays is None else plays
+
+    def step(self, action: str) -> Any:
+        self.plays[self.seed] = plays = self.plays.get(self.seed, 0) + 1
+        observation, _, done, info = super().step(action)
+        return observation, float(plays % 2) if self.seed % self.live == 0 else 0.0, done, info
+
+    def spawn(self) -> Lottery:
+        return Lottery(self.live, self.plays)
+
+
+@pytest.mark.parametrize(("resamples", "alive"), [(0, 5), (9, 8)])
+def test_dead_groups_are_replaced_and_stay_on_the_record(tmp_path: Path, resamples: int, alive: int) -> None:
+    config = settings(tmp_path, adv_estimator="grpo", group_size=2)
+    config.training.warm_start.enabled = False
+    config.algorithm.max_resamples = resamples
+    trainer = RayPPOTrainer(config, Lottery(2))
+    trainer.fit(num_epochs=1, num_iters_per_epoch=1)
+    trainer.cleanup()
+    (row,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    replaced = int(row["count/replaced_groups"])
+    assert (replaced > 0) == (resamples > 0)
+    assert (row["trajectories"], row["live_groups"], row["skipped"]) == (16, alive / 8, 0)
+    assert row["episodes_total"] == 16 + 2 * replaced
+    # one of two in each group that lives: the mean over everything that was played, not over a selection
+    assert row["reward"] == alive / (16 + 2 * replaced)
+    store = TrajectoryStore(tmp_path / "run" / "trajectories.sqlite", read_only=True)
+    assert store.count(split="train") == 16 + 2 * replaced
+
+
+def test_an_update_keeps_its_size_where_nothing_lives(tmp_path: Path) -> None:
+    config = settings(tmp_path, adv_estimator="grpo", group_size=2)
+    config.training.warm_start.enabled = False
+    config.algorithm.max_resamples = 2
+    trainer = RayPPOTrainer(config, Lottery(1 << 62))
+    trainer.fit(num_epochs=1, num_iters_per_epoch=1)
+    trainer.cleanup()
+    (row,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert (row["trajectories"], row["skipped"], row["episodes_total"]) == (16, 1, 48)
+
+
 def test_an_environment_that_always_fails_stops_the_run_with_its_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,7 +43,8 @@ class AlgorithmConfig(Section):
     scale_step_by_live: bool = False
     """Scale the learning rate of an update by its share of trajectories that carry a signal."""
     max_resamples: Index = 0
-    """How often an update may collect fresh groups in place of dead ones; 0: never."""
+    """How often an update may replace its dead groups by fresh ones, so that it keeps its size; 0: never. Episodes that
+    were replaced stay on the record and in the metrics."""
 
     kl_loss_coef: NonNegative = 0.0
     """Weight of KL(policy, reference) in the loss; above 0 a reference model is loaded."""

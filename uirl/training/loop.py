@@ -144,35 +144,48 @@ class RayPPOTrainer:
     async def _step(self, channel: Channel, per_epoch: int, elapsed: float) -> dict[str, Any]:
         """One update, and the row of metrics it left."""
         clock = time.perf_counter()
-        groups = await self._collect(channel)
+        groups, replaced = await self._collect(channel)
         played = [t for group in groups for t in group.trajectories]
+        everything = played + [t for group in replaced for t in group.trajectories]
         require_evidence(played, "of this update, which leave nothing to learn from,")
-        self.tasks.report(played)
+        self.tasks.report(everything)
         collected = time.perf_counter()
         update = self.learner.update(samples_of_all(played))
         updated = time.perf_counter()
         await self._publish(channel)
         self._state["step"] += 1
-        self._state["episodes"] += len(played)
-        row = row_of(played, update, self._parts.engine.stats())
+        self._state["episodes"] += len(everything)
+        row = row_of(everything, update, self._parts.engine.stats())
         row["epoch"] = (self._state["step"] - 1) // per_epoch
         row["episodes_total"] = self._state["episodes"]
-        row["count/failed_episodes"] = sum(t.failure is not None for g in groups for t in g.trajectories + g.attempts)
+        attempts = [t for group in groups + replaced for t in group.attempts]
+        row["count/failed_episodes"] = sum(t.failure is not None for t in everything + attempts)
+        row["count/replaced_groups"] = len(replaced)
         row["time/collect"], row["time/update"] = collected - clock, updated - collected
         row["time/record"] = time.perf_counter() - updated
         row["time/elapsed"] = elapsed + time.perf_counter() - clock
         return row
 
-    async def _collect(self, channel: Channel) -> list[Group]:
-        """The groups of one update; more of them where too few hold any signal."""
-        training, gate = self.config.training, self.config.algorithm
-        size = training.episodes_per_group
+    async def _collect(self, channel: Channel) -> tuple[list[Group], list[Group]]:
+        """(the groups of one update, the dead ones that fresh ones replaced).
+
+        The update keeps its size. Where no fresh group lives either, the last dead ones stay in it. Replaced groups are
+        on the record and in the metrics like all others: left out, a success rate would be that of a selection.
+        """
+        training, spec = self.config.training, self.learner.settings.spec
+        size, gamma = training.episodes_per_group, training.gamma if spec.needs_turns else None
         groups = await channel.exchange(self.tasks.groups(training.batch_size // size, size))
-        for _ in range(gate.max_resamples if size > 1 else 0):
-            if len(live_groups(groups)) >= gate.min_live_groups * len(groups):
+        replaced: list[Group] = []
+        for _ in range(self.config.algorithm.max_resamples if spec.needs_group else 0):
+            alive = {group.id for group in live_groups(groups, turn_gamma=gamma)}
+            dead = [i for i, group in enumerate(groups) if group.id not in alive]
+            if not dead:
                 break
-            groups += await channel.exchange(self.tasks.groups(training.batch_size // size, size))
-        return groups
+            fresh = await channel.exchange(self.tasks.groups(len(dead), size))
+            for i, group in zip(dead, fresh, strict=True):
+                replaced.append(groups[i])
+                groups[i] = group
+        return groups, replaced
 
     async def _publish(self, channel: Channel) -> None:
         weights, adapter = self.learner.policy.update_for(self._parts.engine)
