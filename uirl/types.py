@@ -78,6 +78,9 @@ class Observation:
     """For the log and the verifier. Never shown to the agent."""
     tool_results: tuple[ToolResult, ...] = ()
     """Answers to the calls of the previous action: shown before `text`, each as a message of the role 'tool'."""
+    state_key: str | None = None
+    """Names the state, equal in equal states: what 'gigpo' compares turns by. Never shown to the agent. None: text,
+    pictures and tool results are the state."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):

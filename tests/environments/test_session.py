@@ -141,6 +141,27 @@ def test_step_accepts_every_shape(make: Make, answer: Any, terminated: bool, tru
     assert (type(result.reward), type(result.terminated)) == (float, bool)
 
 
+@pytest.mark.parametrize("make", KINDS)
+def test_the_environments_word_on_the_state_is_on_the_observation(make: Make) -> None:
+    keys = iter(["first", "second"])
+    env = make()
+    env.state_key = lambda: next(keys)  # type: ignore[method-assign]
+    first, result = first_turn(env)
+    assert (first.state_key, result.observation.state_key) == ("first", "second")
+    ended = make(on_step=("over", 1.0, True, {}))
+    ended.state_key = iter(["first"]).__next__  # type: ignore[method-assign]
+    assert first_turn(ended)[1].observation.state_key is None, "after the end nobody acts"
+    said = make(on_reset=Observation("start", state_key="from a server"))
+    assert first_turn(said)[0].state_key == "from a server"
+
+
+def test_a_state_key_that_is_no_text_is_a_failure() -> None:
+    env = Answers()
+    env.state_key = lambda: 3  # type: ignore[assignment, method-assign, return-value]
+    with pytest.raises(EnvironmentFailure, match=r"Answers.state_key returned 3 \(int\); expected a str"):
+        first_turn(env)
+
+
 def test_info_is_carried_and_success_survives_the_last_step() -> None:
     _, result = first_turn(
         Answers("start", (Observation("end", (), {"seen": 1}), True, True, {"success": np.bool_(True)}))

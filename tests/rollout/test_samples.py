@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from tests.inference.pictures import picture
 from uirl.algorithms import get_algorithm
 from uirl.errors import AlignmentError
+from uirl.images import screenshot
 from uirl.learner import response_view
 from uirl.learner.credit import assign_credit
-from uirl.rollout.samples import samples_of, samples_of_all
-from uirl.types import Failure, Observation, Trajectory, Turn
+from uirl.rollout.samples import anchors_of, samples_of, samples_of_all
+from uirl.types import Failure, Observation, ToolResult, Trajectory, Turn
 
 
 def turn(reward: float = 0.0, **changes: object) -> Turn:
@@ -67,3 +69,32 @@ def test_the_samples_of_two_segments() -> None:
 def test_a_trajectory_without_tokens_is_refused(turns: list[Turn]) -> None:
     with pytest.raises(AlignmentError, match="filled by hand"):
         samples_of(trajectory("a", *turns))
+
+
+RED = picture(1)
+ANSWER = ToolResult("look", {"at": 3}, True, {"seen": [1, 2]}, "c1", 0.25)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (Observation("a"), Observation("a"), True),
+        (Observation("a"), Observation("b"), False),
+        # what nobody shows the agent is no part of the state; nor is how long a tool took, or the call's id
+        (Observation("a", info={"clock": 1}), Observation("a", info={"clock": 2}), True),
+        (Observation("", (RED,)), Observation("", (screenshot(RED).hash,)), True),
+        (Observation("", (RED,)), Observation("", (picture(2),)), False),
+        (Observation("", (RED,)), Observation("", (RED, RED)), False),
+        (Observation(tool_results=(ANSWER,)), Observation(tool_results=(replace(ANSWER, seconds=9, id="x"),)), True),
+        (Observation(tool_results=(ANSWER,)), Observation(tool_results=(replace(ANSWER, success=False),)), False),
+        # the environment's own key decides alone
+        (Observation("a", state_key="s"), Observation("b", state_key="s"), True),
+        (Observation("a", state_key="s"), Observation("a", state_key="t"), False),
+        (Observation("\ud800"), Observation("\ud800"), True),
+    ],
+)
+def test_a_state_is_what_the_agent_saw_or_what_the_environment_calls_it(
+    one: Observation, other: Observation, same: bool
+) -> None:
+    first, second = anchors_of([trajectory("a", Turn(one), Turn(other))])["a"]
+    assert (first == second) == same

@@ -15,7 +15,7 @@ def full_trajectory(id: str = "t-1") -> Trajectory:
         ToolResult("wait"),
     )
     first = Turn(
-        observation=Observation("press red", shots, {"stage": 0, "score": 0.1 + 0.2}, results),
+        observation=Observation("press red", shots, {"stage": 0, "score": 0.1 + 0.2}, results, "stage 0"),
         context_ids=(1, 2, 2**31 - 1),
         response_ids=(7, 8),
         rollout_log_probs=(-0.1, -1e-30),  # not float32: stored with all digits

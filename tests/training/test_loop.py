@@ -9,14 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from tests.rollout.worlds import Countdown, Fragile
 from uirl import ConfigStore, GuessNumberEnvironment, RayPPOTrainer, TrajectoryStore, read_metrics
+from uirl.config.training import Estimator
 from uirl.errors import CheckpointError, ConfigError, RolloutFailure, StorageError
 from uirl.learner import export_hf, load_policy
+from uirl.rollout.samples import anchors_of
 from uirl.training import measure
 
 ROOT = Path(__file__).parents[2]
@@ -70,10 +72,7 @@ def test_a_run_leaves_a_whole_record(tmp_path: Path) -> None:
     assert report.success == stored["success_after"]
 
 
-@pytest.mark.parametrize(
-    "estimator",
-    ["gae", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "turn_level", "rejection_sampling"],
-)
+@pytest.mark.parametrize("estimator", get_args(Estimator))
 def test_every_estimator_takes_a_step(tmp_path: Path, estimator: str) -> None:
     config = settings(tmp_path, adv_estimator=estimator)
     trainer = RayPPOTrainer(config)
@@ -81,6 +80,21 @@ def test_every_estimator_takes_a_step(tmp_path: Path, estimator: str) -> None:
     trainer.cleanup()
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert any(row["skipped"] == 0 for row in rows)
+
+
+def test_the_states_that_gigpo_compares_are_those_of_the_stored_trajectories(tmp_path: Path) -> None:
+    config = settings(tmp_path, adv_estimator="gigpo", group_size=4)
+    config.training.warm_start.enabled = False
+    trainer = RayPPOTrainer(config)
+    update, given = trainer.learner.update, {}
+    trainer.learner.update = lambda samples, anchors: given.update(anchors) or update(samples, anchors=anchors)
+    trainer.fit(num_epochs=1, num_iters_per_epoch=1)
+    trainer.cleanup()
+    store = TrajectoryStore(tmp_path / "run" / "trajectories.sqlite", read_only=True)
+    stored = [t for t in store if t.id.startswith("train")]
+    assert anchors_of(stored) == given
+    assert {keys[0] for keys in given.values()} == {"key 1-4, 2 left"}, "every episode starts in the same state"
+    assert {keys[1] for keys in given.values() if len(keys) > 1} - {"key 1-4, 2 left"}
 
 
 def digits(path: Path) -> list[dict[str, Any]]:

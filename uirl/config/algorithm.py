@@ -34,7 +34,8 @@ class AlgorithmConfig(Section):
     whiten_advantages: bool = True
     """'gae' and 'reinforce_plus_plus' scale the advantages of an update to mean 0 and deviation 1."""
     step_weight: NonNegative = 1.0
-    """'gigpo': weight of the credit between turns that start from the same state, beside that between episodes."""
+    """'gigpo': weight of the credit between turns that start from the same state, beside that between episodes. A state
+    is what the agent sees, or what the environment's `state_key()` says."""
     skip_dead_groups: bool = True
     """Estimators that compare within a group leave out groups whose episodes all have the same reward: they carry no
     signal, yet Adam steps on what is left of the batch in full size."""

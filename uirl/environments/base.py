@@ -73,6 +73,12 @@ class BaseEnvironment(ABC):
         """What a demonstrator would do now, for a warm start; None: this environment has no demonstrator."""
         return None
 
+    def state_key(self) -> str | None:
+        """The current state as text, equal in equal states: what 'gigpo' compares the turns of a group by. None: what
+        the agent sees is the state. Worth writing where one observation does not tell the whole state ("higher"), or
+        tells more than it (a clock)."""
+        return None
+
     def controls(self) -> Mapping[str, BaseEnvironment | Action | str]:
         """Name -> a variant of this environment in which a policy that uses what it should must fail (a blank
         picture, no instruction), or an action that, repeated, must fail. Evaluated beside a trained policy."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from uirl.environments.base import BaseEnvironment
@@ -55,7 +56,7 @@ class EnvironmentSession:
         if seed is None and task is not None:
             seed = task.seed
         arguments = reset_arguments(self.env, task, seed)
-        observation: Observation = await self._call("reset", read_reset, **arguments)
+        observation: Observation = await self._call("reset", self._read_reset, **arguments)
         self._state = "running"
         return observation
 
@@ -73,7 +74,7 @@ class EnvironmentSession:
         if self._state != "running":
             when = "after the end of the episode" if self._state == "done" else "first"
             raise ContractError(f"{self._name}: step was called {when}; expected reset() before it")
-        result: StepResult = await self._call("step", read_step, action.text if self._takes_text else action)
+        result: StepResult = await self._call("step", self._read_step, action.text if self._takes_text else action)
         if result.done:
             self._state = "done"
         return result
@@ -123,6 +124,23 @@ class EnvironmentSession:
                 await self._call("close", lambda value, where: None)
         finally:
             self._worker.stop()
+
+    def _read_reset(self, value: Any, where: str) -> Observation:
+        return self._with_key(read_reset(value, where))
+
+    def _read_step(self, value: Any, where: str) -> StepResult:
+        result = read_step(value, where)
+        # after the end nobody acts: there is no state to compare
+        return result if result.done else replace(result, observation=self._with_key(result.observation))
+
+    def _with_key(self, observation: Observation) -> Observation:
+        """The observation with the environment's word on the state, where it has one."""
+        key = self.env.state_key()
+        if key is not None and not isinstance(key, str):
+            raise EnvironmentFailure(
+                f"{self._name}.state_key returned {key!r:.60} ({type(key).__name__}); expected a str, or None"
+            )
+        return observation if key is None else replace(observation, state_key=key)
 
     @property
     def _name(self) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterable
 
 from uirl.errors import AlignmentError
+from uirl.images import screenshot
 from uirl.types import Sample, Trajectory, Turn
 
 
@@ -34,6 +37,24 @@ def samples_of(trajectory: Trajectory) -> list[Sample]:
 def samples_of_all(trajectories: Iterable[Trajectory]) -> list[Sample]:
     """The samples of every trajectory that is evidence, in order."""
     return [sample for t in trajectories if t.failure is None for sample in samples_of(t)]
+
+
+def anchors_of(trajectories: Iterable[Trajectory]) -> dict[str, list[str]]:
+    """Trajectory id -> for each turn the key of the state in which it started, equal for equal states.
+
+    It follows from the record alone, so that stored trajectories give the same.
+    """
+    return {t.id: [_state_of(turn) for turn in t.turns] for t in trajectories}
+
+
+def _state_of(turn: Turn) -> str:
+    """The environment's own key, else a digest of what the agent saw."""
+    seen = turn.observation
+    if seen.state_key is not None:
+        return f"key {seen.state_key}"
+    pictures = [shot if isinstance(shot, str) else screenshot(shot).hash for shot in seen.images]
+    answers = [(result.name, result.success, result.text) for result in seen.tool_results]
+    return hashlib.blake2b(json.dumps([seen.text, pictures, answers]).encode(), digest_size=16).hexdigest()
 
 
 def _sample(trajectory: Trajectory, number: int, turns: list[tuple[int, Turn]], *, last: bool) -> Sample:

@@ -67,6 +67,7 @@ def encode_turn(turn: Turn, images: Sequence[str], where: str) -> TurnRow:
     info = plain(turn.observation.info, f"{where}.observation.info")
     record["observation"] = {"text": turn.observation.text, "images": list(images), "info": info}
     record["observation"]["tool_results"] = plain(turn.observation.tool_results, f"{where}.observation.tool_results")
+    record["observation"]["state_key"] = turn.observation.state_key
     record["action"] = plain(turn.action, f"{where}.action")
     try:
         packed = (_pack_ids(turn.context_ids), _pack_ids(turn.response_ids), _pack_floats(turn.rollout_log_probs))

@@ -15,7 +15,7 @@ from uirl.errors import CheckpointError, ConfigError
 from uirl.event_loop import EventLoopThread
 from uirl.learner import Policy, latest_checkpoint, load_checkpoint, save_checkpoint
 from uirl.rollout.episode import RewardFunction
-from uirl.rollout.samples import samples_of_all
+from uirl.rollout.samples import anchors_of, samples_of_all
 from uirl.training.assembly import Assembly, assemble, sampling_of
 from uirl.training.channel import Channel, Group, LocalChannel
 from uirl.training.controls import play_controls
@@ -150,7 +150,8 @@ class RayPPOTrainer:
         require_evidence(played, "of this update, which leave nothing to learn from,")
         self.tasks.report(everything)
         collected = time.perf_counter()
-        update = self.learner.update(samples_of_all(played))
+        anchors = anchors_of(played) if self.learner.settings.spec.needs_anchors else None
+        update = self.learner.update(samples_of_all(played), anchors=anchors)
         updated = time.perf_counter()
         await self._publish(channel)
         self._state["step"] += 1

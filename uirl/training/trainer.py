@@ -12,7 +12,7 @@ from uirl.images import ImageStore
 from uirl.inference.messages import Message
 from uirl.learner import Learner, VLMWrapper
 from uirl.metrics import Metrics
-from uirl.rollout.samples import samples_of_all
+from uirl.rollout.samples import anchors_of, samples_of_all
 from uirl.types import Trajectory, Turn
 
 
@@ -61,7 +61,8 @@ class Trainer:
         for batch in cut_at_groups(trajectories, self.batch_size, whole=self.algorithm.spec.needs_group):
             usable = [self._with_tokens(t) for t in batch if t.failure is None]
             if usable:
-                metrics.add_all(self.learner.update(samples_of_all(usable)))
+                anchors = anchors_of(usable) if self.algorithm.spec.needs_anchors else None
+                metrics.add_all(self.learner.update(samples_of_all(usable), anchors=anchors))
         return {name: value for name, value in metrics.reduce().items() if value is not None}
 
     def _with_tokens(self, trajectory: Trajectory) -> Trajectory:

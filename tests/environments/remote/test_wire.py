@@ -71,6 +71,13 @@ def test_observations_come_back_as_they_were(text: str, info: dict[str, Any], re
     assert read_observation(sent(write_observation(observation, info=False))).info == {}
 
 
+def test_the_key_of_a_state_travels_to_a_trainer_alone() -> None:
+    seen = Observation("look", state_key="room 3")
+    assert read_observation(sent(write_observation(seen, info=True))) == seen
+    assert "state_key" not in write_observation(seen, info=False)
+    assert "state_key" not in write_observation(Observation("look"), info=True), "older readers know no such field"
+
+
 def test_what_an_agent_must_not_see_is_not_written() -> None:
     result = StepResult(Observation("x", (), {"answer": 42}), 1.0, True)
     assert write_step(result, graded=True)["reward"] == 1.0

@@ -148,6 +148,7 @@ def read_observation(value: Any, where: str = "observation") -> Observation:
         images=fields.items("images", _read_image),
         info=fields.take("info", dict, {}),
         tool_results=fields.items("tool_results", read_result),
+        state_key=fields.take("state_key", str, None),
     )
     fields.done()
     return observation
@@ -232,6 +233,8 @@ def write_observation(observation: Observation, *, info: bool, inline: bool = Tr
         "images": [write_image(image, inline=inline) for image in observation.images],
         "tool_results": [write_result(result) for result in observation.tool_results],
     }
+    if info and observation.state_key is not None:
+        written["state_key"] = observation.state_key
     return written | ({"info": plain(observation.info, "info")} if info else {})
 
 

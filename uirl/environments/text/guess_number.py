@@ -83,6 +83,10 @@ class GuessNumberEnvironment(BaseEnvironment):
         """The demonstrator's guess; asked twice in one turn it says the same."""
         return str((self._low + self._high) // 2 if self._whim is None else self._whim)
 
+    def state_key(self) -> str:
+        """ "higher" alone does not tell what is left."""
+        return self.get_state_description()
+
     def controls(self) -> dict[str, BaseEnvironment | Action | str]:
         """The middle number, every time."""
         return {"constant_guess": str((self.n + 1) // 2)}

@@ -84,6 +84,10 @@ class SimpleGameEnvironment(BaseEnvironment):
             return f"go {way}"
         return "take treasure" if "chest" in self._paid else "open chest"
 
+    def state_key(self) -> str:
+        """Where the player is, what was opened and what he carries; an answer tells one of these."""
+        return f"{self._room} {sorted(self._paid)} {sorted(self._bag)}"
+
     def _begin(self, rng: random.Random) -> None:
         self._house: House = build_house(rng, self._rooms)
         self._room = 0
