@@ -3,10 +3,11 @@
 | what went wrong | who is told | what happens |
 |---|---|---|
 | the model's own mistake: bad JSON, unknown action, click outside | the model, in the next observation | the episode goes on |
+| the model's own length: turns, tokens, a context that is full | `stop_reason` | the episode ends and is learned from |
 | `EnvironmentFailure`, `EngineFailure`, `JudgeFailure`, `EpisodeTimeout` | the trajectory's `failure` | the episode is excluded from every advantage, its group is repaired |
 | `ConfigError`, `ContractError`, `CheckpointError`, `StorageError`, `AlignmentError`, `NonFiniteError` | the person | the run stops and names the place; what was written stays readable |
 
-A failure is never a reward of zero.
+A failure is never a reward of zero. docs/failures.md lists what raises which, and who can cause it.
 """
 
 from __future__ import annotations
@@ -59,6 +60,14 @@ class EngineFailure(RolloutFailure):
     """The engine could not generate."""
 
     kind = "engine"
+
+
+class PromptTooLong(EngineFailure):
+    """A prompt leaves no room for a reply. Where the policy replied before, its own words filled the context and the
+    episode ends as 'token_budget', which is evidence; before the first reply nobody's words did, and it is a failure.
+    """
+
+    kind = "prompt"
 
 
 class JudgeFailure(RolloutFailure):

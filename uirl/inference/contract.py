@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from uirl.errors import EngineFailure, PromptTooLong
 from uirl.images import Screenshot
 from uirl.inference.messages import Message
 
@@ -71,6 +72,22 @@ class Generation:
     """Prompt tokens that came from the kept KV cache."""
 
 
+def room_for_reply(prompt_ids: Sequence[int], limit: int, source: str) -> int:
+    """Tokens that a reply may take where prompt and reply together may take `limit`, at least 1.
+
+    `source` says where the limit comes from. Raises PromptTooLong where no token is left, EngineFailure for an empty
+    prompt.
+    """
+    if not prompt_ids:
+        raise EngineFailure("a prompt of 0 tokens cannot be answered; expected at least 1")
+    if len(prompt_ids) >= limit:
+        raise PromptTooLong(
+            f"a prompt of {len(prompt_ids)} tokens cannot be answered; expected 1 to {limit - 1} ({source}). Shorten "
+            "what the policy is shown (rollout.token_budget, rollout.max_images, the environment's observations)."
+        )
+    return limit - len(prompt_ids)
+
+
 class InferenceEngine(ABC):
     """What samples from the policy. Calls of many episodes run together; none waits for another."""
 
@@ -84,7 +101,8 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     async def generate(self, request: GenerationRequest) -> Generation:
-        """One response. Raises `EngineFailure` where the engine cannot answer."""
+        """One response. Raises `PromptTooLong` where the prompt leaves no room for one (`room_for_reply`),
+        `EngineFailure` where the engine cannot answer for another reason."""
 
     @abstractmethod
     async def update_weights(

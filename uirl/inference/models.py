@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from uirl.images import Screenshot
 from uirl.inference.templates import TEMPLATES
 from uirl.inference.tiny import TINY_MODELS, build_tiny
 from uirl.inference.vision import QWEN_FAMILY, VisionInputs
+
+if TYPE_CHECKING:
+    from uirl.inference.attention import AttentionSpans
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -37,6 +40,8 @@ class LoadedModel:
     end_ids: tuple[int, ...]
     """Tokens that end a response."""
     name: str
+    spans: AttentionSpans | None = None
+    """What its layers see, once an embedded engine has proved it; None: nobody has asked (`proven_spans`)."""
 
     @property
     def config(self) -> Any:
@@ -150,6 +155,8 @@ def hidden_states(
     mask and a cache. Without a mask, sequences are right-padded and attention is causal."""
     positions = position_ids if loaded.axes == 3 else position_ids[0]
     backbone: Any = loaded.model.base_model
+    if backbone is loaded.model:  # Llama 4 names another base model than it has
+        backbone = loaded.model.model
     kwargs.setdefault("use_cache", False)
     output = backbone(input_ids=input_ids, position_ids=positions, **loaded.pixel_inputs(shots), **kwargs)
     return output.last_hidden_state

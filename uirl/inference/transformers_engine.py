@@ -21,7 +21,8 @@ from torch import Tensor
 
 from uirl.errors import ContractError, EngineFailure
 from uirl.images import Screenshot
-from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, Weights
+from uirl.inference.attention import Masks, context_limit, proven_spans
+from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, Weights, room_for_reply
 from uirl.inference.models import LoadedModel, hidden_states, project
 from uirl.inference.sampling import BatchSampling
 from uirl.inference.slots import SlotCache, rows_for_admission, rows_for_retirement
@@ -79,7 +80,8 @@ class TransformersInferenceEngine(InferenceEngine):
         self._max_rows = max_batch_size
         self._keep = kv_cache
         self._max_prefill = max_prefill_tokens
-        self._max_context = _context_limit(loaded, max_context)
+        self._spans = proven_spans(loaded)
+        self._max_context, self._limited_by = context_limit(loaded, max_context)
         self._waiting: deque[_Sequence] = deque()
         self._active: list[_Sequence] = []
         self._parked: OrderedDict[str, _Parked] = OrderedDict()
@@ -106,12 +108,7 @@ class TransformersInferenceEngine(InferenceEngine):
     async def generate(self, request: GenerationRequest) -> Generation:
         if self._closed:
             raise EngineFailure("the engine is closed; make a new one")
-        room = self._max_context - len(request.prompt_ids)
-        if not request.prompt_ids or room < 1:
-            raise EngineFailure(
-                f"a prompt of {len(request.prompt_ids)} tokens cannot be answered; expected 1 to "
-                f"{self._max_context - 1} (inference.max_context). Shorten the context window (rollout.token_budget)."
-            )
+        room_for_reply(request.prompt_ids, self._max_context, self._limited_by)
         sequence = _Sequence(request, asyncio.get_running_loop().create_future(), version=self.policy_version)
         sequence.uniforms.seed(request.sampling.seed)
         self._waiting.append(sequence)
@@ -270,8 +267,7 @@ class TransformersInferenceEngine(InferenceEngine):
         # the admitted rows stand side by side: read without a copy
         block = slice(admitted[0].row, admitted[-1].row + 1)
         self._cache.aim(block, rows[:, None].expand_as(at)[mask], at[mask], mask, span)
-        visible = torch.arange(span, device=device)[None, None] <= at[:, :, None]
-        logits = self._forward(ids, positions, visible, shots)
+        logits = self._forward(ids, positions, self._spans.masks(at, span), shots)
         self._count("prefill_tokens", sum(counts))
         self._count("reused_tokens", sum(s.reused for s in admitted))
         self._count("prefill_seconds", time.perf_counter() - started)
@@ -302,9 +298,9 @@ class TransformersInferenceEngine(InferenceEngine):
         positions = np.array([s.next_position for s in active])
         span = max(s.cached for s in active) + 1
         self._cache.aim(slice(0, n), torch.arange(n, device=device), columns, None, span)
-        visible = torch.arange(span, device=device)[None, None] <= columns[:, None, None]
+        masks = self._spans.masks(columns[:, None], span)
         where = np.broadcast_to(positions[None, :, None], (self.loaded.axes, n, 1))
-        logits = self._forward(ids, where.copy(), visible, [])
+        logits = self._forward(ids, where.copy(), masks, [])
         for sequence in active:
             sequence.cached += 1
             sequence.next_position += 1
@@ -312,15 +308,15 @@ class TransformersInferenceEngine(InferenceEngine):
         self._count("decode_seconds", time.perf_counter() - started)
         self._take(active, self._batch, logits)
 
-    def _forward(self, ids: np.ndarray, positions: np.ndarray, visible: Tensor, shots: list[Screenshot]) -> Tensor:
-        """Logits [B, V] behind the last column. `visible` [B, n, span]: what each token sees."""
+    def _forward(self, ids: np.ndarray, positions: np.ndarray, masks: Masks, shots: list[Screenshot]) -> Tensor:
+        """Logits [B, V] behind the last column. `masks`: what each token sees."""
         device = self.loaded.device
         hidden = hidden_states(
             self.loaded,
             torch.from_numpy(ids).to(device),
             torch.from_numpy(positions).to(device),
             shots,
-            attention_mask=visible[:, None],
+            attention_mask=masks,
             past_key_values=self._cache,
             use_cache=True,
         )
@@ -381,19 +377,6 @@ class TransformersInferenceEngine(InferenceEngine):
 
     def _count(self, name: str, value: float) -> None:
         self._stats[name] = self._stats.get(name, 0.0) + value
-
-
-def _context_limit(loaded: LoadedModel, asked: int | None) -> int:
-    config = getattr(loaded.config, "text_config", loaded.config)
-    limit = int(getattr(config, "max_position_embeddings", 4096))
-    types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if not types <= {"full_attention", "sliding_attention"}:
-        raise ContractError(
-            f"{loaded.name} has layers of type {', '.join(sorted(types))}; the embedded engine knows full and sliding "
-            "attention. Use inference.backend=vllm."
-        )
-    window = getattr(config, "sliding_window", None) if "sliding_attention" in types else None
-    return min(limit, window or limit, asked or limit)
 
 
 def _round_up(n: int, step: int) -> int:
