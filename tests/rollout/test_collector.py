@@ -6,6 +6,8 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from tests.rollout.worlds import Countdown, Fragile, collector, play_with, scripted, specs
 from uirl.rollout import ExpertPlayer
 from uirl.rollout.episode import Response
@@ -54,8 +56,11 @@ async def test_an_instance_that_failed_is_closed_and_a_whole_one_is_used_again(l
     assert len(closed) == 2
 
 
-async def test_so_many_episodes_are_under_way_and_no_more(lm) -> None:
-    runner = collector(lm, Countdown(), parallel=2)
+@pytest.mark.parametrize(("parallel", "held", "most"), [(2, None, 2), (6, 2, 2), (2, 6, 2)])
+async def test_so_many_episodes_are_under_way_and_no_more(lm, parallel: int, held: int | None, most: int) -> None:
+    env = Countdown()
+    env.max_parallel = held
+    runner = collector(lm, env, parallel=parallel)
     under_way: list[int] = [0]
 
     class Slow(ExpertPlayer):
@@ -67,4 +72,4 @@ async def test_so_many_episodes_are_under_way_and_no_more(lm) -> None:
 
     played = await runner.collect(specs(6), lambda spec: Slow(runner.chat, runner.parser))
     assert [t.id for t in played] == [f"g-{i}" for i in range(6)]
-    assert max(under_way) == 2
+    assert max(under_way) == runner.at_once == most

@@ -13,7 +13,8 @@ class RolloutConfig(Section):
     key: ClassVar[str] = "rollout"
 
     parallel: Count = 256
-    """Episodes played at the same time."""
+    """Most episodes played at the same time. An environment whose instances are costly may hold fewer
+    (`max_parallel`): a browser opens the pages for which the machine has memory and cores."""
     max_turns: Count | None = None
     """Turns after which an episode is cut; None: `inference.max_turns` (1 where `inference.multi_turn` is false). An
     environment's own limit holds as well."""

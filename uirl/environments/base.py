@@ -34,6 +34,9 @@ class BaseEnvironment(ABC):
     does not ask it to succeed."""
     max_turns: int | None = None
     """Turns after which an episode of this environment is over; None: the run's limit alone."""
+    max_parallel: int | None = None
+    """Instances that can be in use at the same time, where each costs much (a browser page, a phone); a run that asks
+    for more episodes at a time plays so many. None: as many as the run asks for."""
     scored_at_end: bool = False
     """True: what an episode was worth is known only where the environment ends it. One that the run cuts before (turns,
     tokens, time) is then a failure: it has no score, which is not a score of 0."""

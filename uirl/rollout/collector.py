@@ -33,7 +33,7 @@ class Collector:
     window: ContextWindow = field(default_factory=ContextWindow)
     reward_fn: RewardFunction | None = None
     parallel: int = 256
-    """Episodes at a time."""
+    """Most episodes at a time; see `at_once`."""
     retries: int = 1
     """How often an episode that failed is run again before its group goes without it."""
     step_timeout: float = 60.0
@@ -45,10 +45,16 @@ class Collector:
     _idle: list[EnvironmentSession] = field(default_factory=list)
     _free: asyncio.Semaphore | None = None
 
+    @property
+    def at_once(self) -> int:
+        """Episodes at a time: `parallel`, or fewer where the environment has a `max_parallel`."""
+        most = self.environment.max_parallel
+        return self.parallel if most is None else min(self.parallel, most)
+
     async def collect(self, specs: Sequence[EpisodeSpec], make_player: MakePlayer) -> list[Trajectory]:
         """The trajectories of all `specs`, in their order; then those of failed attempts that were repeated."""
         if self._free is None:
-            self._free = asyncio.Semaphore(self.parallel)
+            self._free = asyncio.Semaphore(self.at_once)
         free = self._free
         attempts: list[Trajectory] = []
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.browser.accessibility import tree_text
 from uirl.environments.browser.acting import origin_of, perform
+from uirl.environments.browser.capacity import pages_that_fit
 from uirl.environments.browser.chromium import Chromium, find_executable
 from uirl.environments.browser.marks import CLICKABLE, Mark, draw_marks, read_marks
 from uirl.environments.browser.page import Page
@@ -132,6 +133,11 @@ class PageEnvironment(BaseEnvironment):
         self._marked: list[Mark] = []
         self._seen = Observation()
         self._hidden: Literal["", "picture", "goal"] = ""
+
+    @property
+    def max_parallel(self) -> int:  # type: ignore[override]
+        """The pages for which this machine has memory and cores."""
+        return pages_that_fit(*self._frame.page, self._frame.zoom)
 
     def plan(self, task: Task | None, seed: int) -> None:
         """Makes the instance of an episode, before it has a page: what the page may reach can depend on it."""
