@@ -168,3 +168,60 @@ def test_check_says_in_plain_words_what_is_wrong(
     monkeypatch.setattr(TransformersInferenceEngine, "_take", shifted)
     assert main(["check", *QUICK]) == 1
     assert "FAIL  engine and learner agree: largest difference" in capsys.readouterr().out
+
+
+WIN = """
+from uirl import BaseEnvironment
+
+
+class Win(BaseEnvironment):
+    runs_inline = True
+
+    def reset(self, seed=None):
+        return "go"
+
+    def step(self, action):
+        return "won", 1.0, True, {"success": True}
+
+    def get_state_description(self):
+        return "go"
+"""
+
+
+def test_a_class_beside_the_config_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    project.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (project / "beside_the_config.py").write_text(WIN)
+    (project / "json.py").write_text("raise RuntimeError('hides the library')")
+    (project / "win.yaml").write_text("environment: {name: 'beside_the_config:Win'}\n")
+    monkeypatch.chdir(elsewhere)
+    where = f"logging.runs_dir={elsewhere / 'runs'}"
+    tiny = [word for word in QUICK if not word.startswith("environment.")]
+    assert main(["train", str(project / "win.yaml"), where, *tiny, "training.warm_start.enabled=false"]) == 0
+    assert sys.path.index(str(project)) > sys.path.index(next(p for p in sys.path if p.endswith("site-packages")))
+
+
+def test_a_run_is_measured_where_its_class_is_found_and_never_with_code_from_inside_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "in_this_folder.py").write_text(WIN)
+    monkeypatch.chdir(tmp_path)
+    tiny = [word for word in QUICK if not word.startswith("environment.")]
+    named = ["environment.name=in_this_folder:Win", "training.warm_start.enabled=false"]
+    assert main(["train", *tiny, *named, "logging.run_name=win"]) == 0
+    run = tmp_path / "runs" / "win"
+    assert main(["eval", "runs/win", "--episodes", "4"]) == 0
+    # a downloaded run with code in it, opened from inside
+    (tmp_path / "in_this_folder.py").rename(run / "in_this_folder.py")
+    sys.modules.pop("in_this_folder")
+    sys.path[:] = [p for p in sys.path if Path(p) != tmp_path]
+    monkeypatch.chdir(run)
+    capsys.readouterr()
+    assert main(["eval", ".", "--episodes", "4"]) == 2
+    assert "No module named 'in_this_folder'" in capsys.readouterr().err
+    assert "in_this_folder" not in sys.modules

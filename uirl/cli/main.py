@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from uirl.cli import serve, serve_model, verl
+from uirl.cli.imports import make_importable
 from uirl.errors import UirlError
 
 if TYPE_CHECKING:
@@ -75,10 +76,11 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def _split(options: argparse.Namespace) -> tuple[str | None, list[str]]:
-    """(path of the config or None, overrides)."""
+    """(path of the config or None, overrides); modules beside the config can be imported from here on."""
     paths = [a for a in [options.config] if a is not None] + [a for a in options.overrides if "=" not in a]
     if len(paths) > 1:
         raise UirlError(f"expected one config file, got {len(paths)}: {', '.join(paths)}")
+    make_importable(config=paths[0] if paths else None)
     return (paths[0] if paths else None), [a for a in options.overrides if "=" in a]
 
 
@@ -129,6 +131,7 @@ def _eval(options: argparse.Namespace) -> int:
     words = [word for word in (options.checkpoint, options.path) if word is not None]
     if not words:
         raise UirlError("expected a run directory or a checkpoint, as in: uirl eval runs/screen")
+    make_importable(opened=words[0])
     report = measure(
         words[0],
         tasks_path=options.tasks,

@@ -6,6 +6,7 @@ import argparse
 import functools
 from typing import Any
 
+from uirl.cli.imports import make_importable
 from uirl.errors import ConfigError
 
 
@@ -34,6 +35,7 @@ def _serve(options: argparse.Namespace) -> int:
     from uirl.environments.remote.serve import serve_environment
     from uirl.environments.remote.server.settings import ServerSettings
 
+    make_importable()
     settings = ServerSettings(
         environment=options.env,
         options=dict(_option(text) for text in options.option),

@@ -20,8 +20,9 @@ class EnvironmentConfig(Section):
     key: ClassVar[str] = "environment"
 
     name: str = "screen"
-    """Name in the table of environments, or 'package.module:Class'. A run whose environment was an object from code
-    writes 'object:package.module:Class' here; such a config cannot be played by name until another one is set."""
+    """Name in the table of environments, or 'package.module:Class', from a module beside the config, in the current
+    folder or in PYTHONPATH. A run whose environment was an object from code writes
+    'object:package.module:Class' here; such a config cannot be played by name until another one is set."""
     options: Options = Field(default_factory=dict)
     """Arguments of the environment, which checks them itself. Your own parameters go here."""
     eval_options: Options = Field(default_factory=dict)

@@ -37,7 +37,11 @@ def environment_class(name: str) -> type[BaseEnvironment]:
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"environment {name!r} cannot be loaded: {error}; expected 'package.module:Class'") from error
+        raise ConfigError(
+            f"environment {name!r} cannot be loaded: {error}; expected 'package.module:Class'. A module of your own is "
+            "looked for beside the config file that is named on the command line, in the current folder, and in "
+            "PYTHONPATH"
+        ) from error
     if not (isinstance(found, type) and issubclass(found, BaseEnvironment)):
         raise ConfigError(f"environment {name!r} is {found!r}; expected a subclass of uirl.BaseEnvironment")
     return found

@@ -1,0 +1,19 @@
+"""Where the command finds your own classes: 'my_module:MyEnvironment' in a config."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def make_importable(*, config: str | None = None, opened: str | None = None) -> None:
+    """Puts the current folder, and that of the `config` file the person named, at the end of Python's search path.
+
+    At the end, so that a file of yours never hides an installed package. `opened`: a run or checkpoint that is only
+    read and may be somebody else's: from inside of it the current folder is not searched.
+    """
+    here = Path.cwd()
+    folders = [] if opened is not None and Path(opened).resolve() in (here, *here.parents) else [here]
+    if config is not None:
+        folders.append(Path(config).resolve().parent)
+    sys.path += [str(folder) for folder in folders if str(folder) not in sys.path]
