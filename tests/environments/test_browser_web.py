@@ -55,6 +55,30 @@ class Copy(WebEnvironment):
         return Action.of("keys", keys="enter") if typed else Action.of("type", text=self.word)
 
 
+class Shop(WebEnvironment):
+    """A folder for the app, content per episode, and a demonstrator that knows where to click."""
+
+    actions = ("click", "scroll")
+    page_size = (200, 100)
+    goal = "Buy what is on the list."
+    state = "({list: document.title, bought: document.body.dataset.bought === 'yes'})"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(say_target=True)
+        self.folder = folder
+        self.targets = {"buy": "#buy", "hidden": "#hidden", "absent": "#absent"}
+
+    def prepare(self, rng: random.Random, task: Task | None) -> None:
+        self.wanted = rng.choice(["apples", "pears"])
+        self.files = {"/list.js": f"document.title = '{self.wanted}'"}
+
+    def outcome(self, state: Mapping[str, Any]) -> bool | None:
+        return True if state["bought"] and state["list"] == self.wanted else None
+
+    def expert_action(self) -> Action | None:
+        return None if self.page_state["bought"] else self.click_on("buy")
+
+
 SEND, TYPE_RED = Action.of("click", x=20, y=60), Action.of("type", text="red")
 
 
@@ -349,3 +373,35 @@ async def test_a_page_may_be_kept_or_made_anew() -> None:
 
     assert await stored(Kept()) == [None, "1"]
     assert await stored(Copy()) == [None, None]
+
+
+async def test_a_folder_takes_content_per_episode_and_a_demonstrator_finds_its_targets(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text(
+        """<button id=buy style="position:absolute;left:120px;top:60px;width:60px;height:20px"
+        onclick="document.body.dataset.bought = 'yes'">Buy</button>
+        <p id=hidden style="display:none">no</p><script src="/list.js"></script>"""
+    )
+    (tmp_path / "list.js").write_text("document.title = 'the file of the folder'")
+    env = Shop(tmp_path)
+    for seed in (1, 2, 3):
+        await env.reset(seed=seed)
+        assert env.page_state["list"] == env.wanted
+        assert env.click_on("hidden") is None
+        assert env.click_on("absent") is None
+        action = env.expert_action()
+        assert action is not None
+        assert action.tool_calls[0].arguments == {"target": "buy", "x": 150, "y": 70}
+        result = await env.step(action)
+        assert result.observation.info["success"] is True
+        assert env.expert_action() is None
+    with pytest.raises(ConfigError, match="did you mean 'buy'"):
+        env.click_on("by")
+    await env.close()
+
+
+async def test_files_do_not_go_with_a_server() -> None:
+    env = Shop(Path())
+    env.folder, env.url = "", "http://127.0.0.1:9"
+    with pytest.raises(ConfigError, match="the server at url has its own"):
+        await env.reset(seed=1)
+    await env.close()

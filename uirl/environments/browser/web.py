@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,10 +14,15 @@ from uirl.environments.browser.environment import Judgement, PageEnvironment
 from uirl.environments.browser.page import Page
 from uirl.environments.browser.site import ORIGIN, Site
 from uirl.environments.ui_actions import Answer, Terminate, UIAction
-from uirl.errors import ConfigError, EnvironmentFailure
-from uirl.types import Task
+from uirl.errors import ConfigError, EnvironmentFailure, did_you_mean
+from uirl.types import Action, Task
 
 State = Mapping[str, Any]
+_PLACES = """Object.fromEntries(Object.entries(%s).flatMap(([name, selector]) => {
+    const box = document.querySelector(selector)?.getBoundingClientRect();
+    return box && box.width && box.height ? [[name, [box.x + box.width / 2, box.y + box.height / 2]]] : [];
+}))"""
+"""Name -> middle of the first element of each selector, in CSS pixels of the window; without those not drawn."""
 
 
 class WebEnvironment(PageEnvironment):
@@ -42,6 +48,10 @@ class WebEnvironment(PageEnvironment):
     watch: str = ""
     """JavaScript that runs in every document before the page's own: for what only happens once, such as a form that
     is sent. Its variables are there for `state`."""
+    files: Mapping[str, str | bytes] = MappingProxyType({})
+    """Content by path ('/data.json') that answers before the files of `folder` do: what differs between episodes."""
+    targets: Mapping[str, str] = MappingProxyType({})
+    """Name -> CSS selector of what a demonstrator clicks: see `click_on`."""
     trusts_page: ClassVar[bool] = False
     """True: `state` is read among the page's own scripts and sees their variables; they can then say what they like."""
     keeps_page = False
@@ -51,6 +61,22 @@ class WebEnvironment(PageEnvironment):
     """The status of the `terminate` action; None: none was given."""
 
     _state: State = MappingProxyType({})
+    _places: Mapping[str, tuple[float, float]] = MappingProxyType({})
+
+    @property
+    def page_state(self) -> State:
+        """The newest `state`, as `outcome` was told it; empty before the first reset."""
+        return self._state
+
+    def click_on(self, name: str) -> Action | None:
+        """A click on the middle of a target, as a policy writes it; None: the target is not in the picture now.
+
+        Raises ConfigError for a name that `targets` does not have.
+        """
+        if name not in self.targets:
+            raise ConfigError(f"{type(self).__name__}.targets has no {name!r}; {did_you_mean(name, self.targets)}")
+        place = self._places.get(name)
+        return None if place is None else self.act_at(*place, target=name)
 
     def prepare(self, rng: random.Random, task: Task | None) -> None:
         """Makes the instance of an episode: set `html`, `goal` and what `reward` needs, by `rng` alone."""
@@ -90,7 +116,7 @@ class WebEnvironment(PageEnvironment):
         """Loads the instance."""
         await page.goto(self._address())
         await page.forget_history()
-        self._state = {}
+        self._state, self._places = {}, {}
         return self.goal or (task.goal if task is not None else "")
 
     async def judge(self, page: Page, action: UIAction | None) -> Judgement:
@@ -113,6 +139,8 @@ class WebEnvironment(PageEnvironment):
         """
         guarded = f"(async () => location.protocol === 'chrome-error:' ? {{}} : {{state: await ({self.state})}})()"
         read = await page.evaluate(guarded, apart=not self.trusts_page)
+        if self.targets:
+            self._places = await page.evaluate(_PLACES % json.dumps(dict(self.targets)), apart=True)
         if "state" not in read and page.unreachable is not None and origin_of(page.unreachable) in self.reachable():
             raise EnvironmentFailure(f"the app does not answer: {page.unreachable} cannot be opened")
         state = read.get("state", self._state)
@@ -127,10 +155,13 @@ class WebEnvironment(PageEnvironment):
         given = [name for name in ("html", "folder", "url") if getattr(self, name)]
         if len(given) != 1:
             raise ConfigError(f"{type(self).__name__} needs one of html, folder and url; got {given or 'none'}")
+        if self.url and self.files:
+            raise ConfigError(f"{type(self).__name__}: files go with html or folder; the server at url has its own")
         if self.url:
             if origin_of(self.url) is None:
                 raise ConfigError(f"{type(self).__name__}.url must be an http address, got {self.url!r}")
             return self.url
-        self._site.files = {"/": self.html.encode()} if self.html else {}
+        files = {**self.files, **({"/": self.html} if self.html else {})}
+        self._site.files = {path: text.encode() if isinstance(text, str) else text for path, text in files.items()}
         self._site.folder = Path(self.folder).resolve() if self.folder else None
         return f"{self._site.origin}/"
