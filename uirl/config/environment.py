@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from uirl.config.section import Options, Positive, Section
+from uirl.config.section import Options, PathText, Positive, Section
 from uirl.errors import ConfigError
 
 OBJECT = "object:"
@@ -26,7 +26,13 @@ class EnvironmentConfig(Section):
     options: Options = Field(default_factory=dict)
     """Arguments of the environment, which checks them itself. Your own parameters go here."""
     eval_options: Options = Field(default_factory=dict)
-    """Entries that replace those of `options` in evaluation."""
+    """Entries that replace those of `options` in evaluation, such as another set of tasks."""
+    tasks: PathText | None = None
+    """JSON file of the tasks to train on: a list of goals, or of mappings with `id`, `goal`, `checks`, `tags`, `seed`.
+    None: the environment's own tasks."""
+    eval_tasks: PathText | None = None
+    """JSON file of the tasks of evaluations. None: those that `eval_options` choose, else the training tasks on
+    held-out instances."""
     step_timeout: Positive | None = 30.0
     """Longest `step`, in seconds; then the episode is a recorded failure. None: wait for ever."""
     reset_timeout: Positive | None = 120.0

@@ -19,8 +19,7 @@ from uirl.parsers import create_parser
 from uirl.rollout.collector import Collector, MakePlayer
 from uirl.rollout.conversation import ContextWindow
 from uirl.rollout.episode import EnginePlayer, EpisodeLimits, RewardFunction
-from uirl.training.tasks import tasks_of
-from uirl.types import Task
+from uirl.training.task_sets import TaskSets, task_sets
 
 
 @dataclass(slots=True)
@@ -30,7 +29,7 @@ class Assembly:
     config: ConfigStore
     environment: BaseEnvironment
     eval_environment: BaseEnvironment
-    tasks: list[Task]
+    tasks: TaskSets
     learner: Learner
     engine: InferenceEngine
     chat: ChatRenderer
@@ -65,8 +64,10 @@ def assemble(
     reward_fn: RewardFunction | None = None,
     dataset: Iterable[Any] | None = None,
     policy: Policy | None = None,
+    eval_dataset: Iterable[Any] | None = None,
 ) -> Assembly:
-    """The parts of a run. `environment` None: the one the config names; `policy` None: the one the config loads."""
+    """The parts of a run. `environment` None: the one the config names; `policy` None: the one the config loads;
+    `dataset` and `eval_dataset`: see `task_sets`."""
     if config.ray.use_ray:
         raise ConfigError(
             "ray.use_ray=true, but this version runs its actors in the learner's process; set it to false. (A key that "
@@ -81,7 +82,7 @@ def assemble(
         settings.require_named()
         environment = create_environment(settings.name, settings.options_for("train"), settings)
     evaluation = create_environment(settings.name, settings.options_for("eval"), settings) if own else environment
-    tasks = tasks_of(environment, dataset)
+    tasks = task_sets(settings, environment, evaluation, dataset, eval_dataset)
     policy = policy or Policy.from_config(config)
     images = ImageStore()
     learner = Learner(policy, config, images)

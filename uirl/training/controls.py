@@ -24,7 +24,8 @@ async def play_controls(parts: Assembly, *, episodes: int) -> dict[str, float]:
             text = parser.render(control) if isinstance(control, Action) else control
             player = _always(ConstantPlayer(parts.chat, text))
         seed = parts.config.training.seed
-        report = await evaluate_episodes(collector, player, parts.tasks, episodes=episodes, split="test", seed=seed)
+        tasks = parts.tasks.evaluation
+        report = await evaluate_episodes(collector, player, tasks, episodes=episodes, split="test", seed=seed)
         if isinstance(control, BaseEnvironment):
             await collector.close()
         value = report.success if report.success is not None else report.reward

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from uirl.training.gates import live_groups
 from uirl.training.history import fold_row
 from uirl.training.progress import percent, report_table, say, step_line
 from uirl.training.record import RunRecord, row_of
+from uirl.training.task_sets import EVAL_TASKS
 from uirl.training.tasks import TaskSource, UniformTasks
 from uirl.training.warm_start import warm_start
 from uirl.types import Trajectory
@@ -33,7 +35,9 @@ class RayPPOTrainer:
     """Trains a policy in an environment, as the config says; the algorithm is `training.adv_estimator`.
 
     `environment` None: the one the config names. `reward_fn(trajectory)` or `reward_fn(trajectory, environment)` gives
-    the total reward of an episode; None: the environment's rewards. `dataset`: the tasks; None: the environment's own.
+    the total reward of an episode; None: the environment's rewards. `dataset`: the tasks; None: those the config names,
+    else the environment's own. `eval_dataset`: the tasks of every evaluation; None: those the config names or chooses
+    (`environment.eval_tasks`, `eval_options`), else the training tasks on held-out instances.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class RayPPOTrainer:
         *,
         policy: Policy | None = None,
         tasks: TaskSource | None = None,
+        eval_dataset: Iterable[Any] | None = None,
     ) -> None:
         if not isinstance(config, ConfigStore):
             raise ConfigError(
@@ -56,9 +61,9 @@ class RayPPOTrainer:
         self.config = config.check(training=True)
         if config.training.threads is not None:
             torch.set_num_threads(config.training.threads)
-        self._parts: Assembly = assemble(config, environment, reward_fn, dataset, policy)
+        self._parts: Assembly = assemble(config, environment, reward_fn, dataset, policy, eval_dataset)
         draws = config.training.seed if config.inference.seed is None else config.inference.seed
-        own = UniformTasks(self._parts.tasks, seed=draws, instance_seed=config.training.seed)
+        own = UniformTasks(self._parts.tasks.train, seed=draws, instance_seed=config.training.seed)
         self.tasks: TaskSource = tasks or own
         self._loop = EventLoopThread()
         self._record: RunRecord | None = None
@@ -127,6 +132,7 @@ class RayPPOTrainer:
         if not parts.engine.takes_weights:
             await self._publish(channel)  # the engine says why not, before there is a run directory
         say(f"run directory {self._open_record().path}")
+        say(parts.tasks.told)
         await self._publish(channel)
         try:
             await self._begin()
@@ -289,7 +295,7 @@ class RayPPOTrainer:
         report = await evaluate_episodes(
             parts.eval_collector,
             player,
-            parts.tasks,
+            parts.tasks.evaluation,
             episodes=episodes,
             tries=tries,
             split=split,
@@ -317,6 +323,9 @@ class RayPPOTrainer:
             if newest is not None:
                 self.load_checkpoint(newest)
             self._record.start(resume_after=self._state["step"] if self._restored else None)
+            if not self._parts.tasks.own:
+                tasks = [asdict(task) for task in self._parts.tasks.evaluation]
+                self._record.directory.write_json(EVAL_TASKS, tasks)
         return self._record
 
     def _extra(self) -> dict[str, Any]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment
-from uirl.errors import CheckpointError, ConfigError
+from uirl.errors import CheckpointError
 from uirl.event_loop import EventLoopThread
 from uirl.learner import Policy, latest_checkpoint, load_policy
 from uirl.rollout.episode import RewardFunction
 from uirl.training.assembly import assemble
 from uirl.training.evaluation import EvaluationReport, evaluate_episodes, require_evidence
-from uirl.training.tasks import tasks_of
+from uirl.training.task_sets import read_tasks, stored_tasks
 
 
 def measure(
@@ -31,15 +30,18 @@ def measure(
 ) -> EvaluationReport:
     """The report on the policy at `path`: a run directory (its newest checkpoint), a checkpoint, or a HF folder.
 
-    The config is the one stored with the run, with `overrides`. Instances are the held-out ones of the split 'test',
-    the same that the summary of a run reports on. Raises CheckpointError where there is nothing to load, and
-    RolloutFailure where every episode failed.
+    The config is the one stored with the run, with `overrides`. Tasks are those of the file `tasks_path`, else those
+    the run itself is measured on, unless `overrides` change its environment. Instances are the held-out ones of the
+    split 'test', the same that the summary of a run reports on. Raises CheckpointError where there is nothing to load,
+    and RolloutFailure where every episode failed.
     """
-    folder, config = locate(Path(path))
-    config = config.override([*overrides])
+    folder, stored = locate(Path(path))
+    config = stored.override([*overrides])
+    tasks = _tasks_for(Path(path), tasks_path, same=config.environment == stored.environment)
+    if tasks is not None:
+        config.environment.tasks = None  # the file of the training tasks may lie on another machine
     policy = policy_at(folder, config)
-    tasks = read_tasks(Path(tasks_path)) if tasks_path is not None else None
-    parts = assemble(config, environment, reward_fn, tasks, policy)
+    parts = assemble(config, environment, reward_fn, policy=policy, eval_dataset=tasks)
     loop = EventLoopThread()
 
     async def play() -> EvaluationReport:
@@ -48,7 +50,7 @@ def measure(
             return await evaluate_episodes(
                 parts.eval_collector,
                 parts.player(temperature=asked),
-                parts.tasks if tasks is not None else tasks_of(parts.eval_environment),
+                parts.tasks.evaluation,
                 episodes=episodes,
                 tries=tries,
                 split="test",
@@ -63,6 +65,14 @@ def measure(
         loop.close()
     require_evidence(report.trajectories, "of the evaluation")
     return report
+
+
+def _tasks_for(path: Path, tasks_path: str | Path | None, *, same: bool) -> list[Any] | None:
+    """The tasks that a file says; None: the config says which. `same`: the environment is that of the run."""
+    if tasks_path is not None:
+        return read_tasks(Path(tasks_path))
+    stored = stored_tasks(path) if same else None
+    return None if stored is None else read_tasks(stored)
 
 
 def locate(path: Path) -> tuple[Path, ConfigStore]:
@@ -92,15 +102,3 @@ def policy_at(folder: Path, config: ConfigStore) -> Policy:
         config.model.local_path = str(folder)
         return Policy.from_config(config)  # with a fresh critic where the estimator wants one: nobody asks it here
     return load_policy(folder)
-
-
-def read_tasks(path: Path) -> list[Any]:
-    """The tasks in a JSON file: a list of goals or of mappings of `Task` fields. Raises ConfigError."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read tasks from {path}: {error}; expected a JSON list") from error
-    items = data.get("tasks") if isinstance(data, dict) else data
-    if not isinstance(items, list) or not items:
-        raise ConfigError(f"{path} holds no list of tasks; expected [{{'id': ..., 'goal': ...}}, ...]")
-    return items

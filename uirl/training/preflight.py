@@ -79,7 +79,7 @@ def _check_world(parts: Assembly, findings: list[Finding]) -> None:
 
 
 async def _check_episodes(parts: Assembly, findings: list[Finding]) -> None:
-    source = UniformTasks(parts.tasks, seed=parts.config.training.seed, split="check")
+    source = UniformTasks(parts.tasks.train, seed=parts.config.training.seed, split="check")
     specs = [spec for group in source.groups(4, 2) for spec in group]
     recorded = _Recorder(parts)
     try:

@@ -25,7 +25,7 @@ class Demonstrations:
 
     def __init__(self, parts: Assembly, size: int, seed: int) -> None:
         self._parts, self._size, self._seed = parts, size, seed
-        self._tasks = UniformTasks(parts.tasks, seed=seed, split="demonstration")
+        self._tasks = UniformTasks(parts.tasks.train, seed=seed, split="demonstration")
         self._made: list[Sample] = []
         self._rng = random.Random(derive_seed(seed, "demonstrations"))
         self.episodes = 0
@@ -65,7 +65,7 @@ async def warm_start(parts: Assembly, say: Callable[[str], None]) -> dict[str, A
             report = await evaluate_episodes(
                 parts.eval_collector,
                 parts.player(),
-                parts.tasks,
+                parts.tasks.evaluation,
                 episodes=settings.evaluate_episodes,
                 split="warm-start",
                 seed=derive_seed(seed, step),

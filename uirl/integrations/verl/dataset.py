@@ -15,6 +15,7 @@ from uirl.integrations.verl.curriculum import CurriculumTasks
 from uirl.integrations.verl.registration import AGENT
 from uirl.integrations.verl.settings import Settings
 from uirl.training.evaluation import HELD_OUT_SEED
+from uirl.training.task_sets import task_sets
 from uirl.training.tasks import TaskSource, UniformTasks, tasks_of
 from uirl.types import Task, Trajectory
 
@@ -51,7 +52,8 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         Args:
             environment: Whose tasks; None: the one that `data.uirl` names.
             tokenizer: Not needed: prompts are rendered by the agent loop, turn by turn.
-            tasks: `Task`s, mappings of their fields or goals; None: those of the environment.
+            tasks: `Task`s, mappings of their fields or goals; None: those that the config names or chooses for the
+                split, else the environment's.
             source: Hands out the groups; None: `curriculum` or every task equally often.
             curriculum: An object with `sample_task()`, which returns a task's id, and `update_success_rate(task,
                 success, step)`; None: none.
@@ -76,7 +78,7 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         self.name = self._named or type(world).__name__
         self._instances = store.training.seed if config is not None else seed
         self._draws = self._instances if config is None or store.inference.seed is None else store.inference.seed
-        own = tasks_of(world, given.tasks if tasks is None else tasks)
+        own = self._tasks(world, settings, given, environment) if tasks is None else tasks_of(world, tasks)
         if self.split == "train" and curriculum is None:
             curriculum = given.curriculum
         self.source = source or self._source(own, curriculum)
@@ -122,6 +124,16 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.source.load_state_dict(state["source"])
 
+    def _tasks(
+        self, world: BaseEnvironment, settings: EnvironmentConfig, given: Given, environment: BaseEnvironment | None
+    ) -> list[Task]:
+        """The tasks of this split, as the local trainer chooses them."""
+        trained, named = world, environment is None and given.environment is None
+        if self.split != "train" and given.tasks is not None and settings.eval_options and named:
+            trained = create_environment(settings.name, settings.options_for("train"), settings)
+        sets = task_sets(settings, trained, world, given.tasks, given.eval_tasks)
+        return sets.train if self.split == "train" else sets.evaluation
+
     def _source(self, tasks: Sequence[Any], curriculum: Any | None) -> TaskSource:
         if curriculum is not None:
             return CurriculumTasks(tasks, curriculum, seed=self._draws, split=self.split, instance_seed=self._instances)
@@ -155,6 +167,7 @@ class Given:
     environment: BaseEnvironment | None = None
     tasks: tuple[Task, ...] | None = None
     curriculum: Any = None
+    eval_tasks: tuple[Task, ...] | None = None
 
 
 _given: list[Given] = [Given()]

@@ -23,12 +23,11 @@ from uirl.integrations.verl.settings import Settings
 from uirl.integrations.verl.worlds import close_environments
 
 
-def run(config: Any, environment: Any, reward_fn: Any, tasks: Any, curriculum: Any) -> None:
+def run(config: Any, reward_fn: Any, given: Given) -> None:
     """Nothing, once verl's trainer has come to its end. Raises what broke it."""
     refuse_trl()
-    objects = None if environment is None and reward_fn is None else pack(environment, reward_fn)
-    given = pack(Given(environment, tasks, curriculum), None)
-    runner = _Bound(objects, given)
+    objects = None if given.environment is None and reward_fn is None else pack(given.environment, reward_fn)
+    runner = _Bound(objects, pack(given, None))
     before = _Traces.now()
     try:
         run_ppo(config, runner)

@@ -53,6 +53,7 @@ class CustomRayPPOTrainer:
         multi_turn_engine: MultiTurnInferenceEngine | None = None,
         use_v1: bool = True,
         overrides: Mapping[str, Any] | None = None,
+        eval_dataset: Iterable[Any] | None = None,
     ) -> None:
         """Wires everything and checks it; starts nothing.
 
@@ -62,13 +63,15 @@ class CustomRayPPOTrainer:
             tokenizer: The tokenizer whose chat template to use; None: the model's own.
             reward_fn: Total reward of an episode from its trajectory (and the environment); None: what the environment
                 pays.
-            dataset: Tasks; None: those of the environment.
+            dataset: Tasks; None: those that the config names, else the environment's.
             curriculum: Says which task comes next (`uirl.integrations.verl.curriculum.Curriculum`); None: every task
                 equally often.
             multi_turn_engine: Its turns, system prompt and tools are those of the episodes; verl's servers sample in
                 the place of its own engine. None: the config's turns, the environment as it is.
             use_v1: False: verl's legacy trainer, as long as verl has it.
             overrides: verl's own keys; they win.
+            eval_dataset: Tasks of the validation; None: those that the config names or chooses, else those of training
+                on held-out instances.
 
         Raises ConfigError for what cannot work.
         """
@@ -91,6 +94,7 @@ class CustomRayPPOTrainer:
         settings = self.store.environment
         world = environment or create_environment(settings.name, settings.options_for("train"), settings)
         self._tasks = None if dataset is None else tuple(tasks_of(world, dataset))
+        self._eval_tasks = None if eval_dataset is None else tuple(tasks_of(world, eval_dataset))
         if environment is None:
             _close(world)  # it was made to see that it can be made
         if tokenizer is not None:
@@ -106,6 +110,7 @@ class CustomRayPPOTrainer:
         import ray
         from omegaconf import OmegaConf
 
+        from uirl.integrations.verl.dataset import Given
         from uirl.integrations.verl.running import run
 
         running = ray.is_initialized()
@@ -114,7 +119,8 @@ class CustomRayPPOTrainer:
             self._place_model(directory.path / "model")
             write_atomically(directory.path / "verl.yaml", OmegaConf.to_yaml(self.config))
             try:
-                run(self.config, self._environment, self._reward_fn, self._tasks, self._curriculum)
+                given = Given(self._environment, self._tasks, self._curriculum, self._eval_tasks)
+                run(self.config, self._reward_fn, given)
             finally:
                 if not running:
                     ray.shutdown()
