@@ -63,11 +63,24 @@ def test_pictures_take_as_many_tokens_as_the_model_gives_them(vlm: LoadedModel) 
     assert ids == chat.whole([*messages, Message("assistant", "ok"), Message("user", "", (small,))])
 
 
-def test_image_tokens_in_the_text_are_refused(vlm: LoadedModel, lm: LoadedModel) -> None:
-    with pytest.raises(ContractError, match="image token as text"):
-        ChatRenderer(vlm).whole([Message("user", "look <|image_pad|>", (picture(1),))])
+def test_pictures_for_a_text_model_are_refused(lm: LoadedModel) -> None:
     with pytest.raises(ContractError, match="text model"):
         ChatRenderer(lm).whole([Message("user", "look", (picture(1),))])
+
+
+def test_a_template_that_drops_pictures_is_refused(vlm: LoadedModel) -> None:
+    dropping = TEMPLATES["chatml"].replace("<|image_pad|>", "picture")
+    with pytest.raises(ContractError, match="drops pictures"):
+        ChatRenderer(with_template(vlm, dropping)).whole([Message("user", "look", (picture(1),))])
+
+
+def test_a_reply_that_was_cut_off_may_be_told_again(lm: LoadedModel) -> None:
+    chat = ChatRenderer(lm)
+    for text in ("ok7", "ok7 higher", "a\nb"):
+        user, answer = Message("user", "guess"), Message("user", text)
+        cut = chat.whole([user]) + lm.tokenizer("ok7", add_special_tokens=False)["input_ids"]
+        grown = cut + chat.following([answer], after_end=False)
+        assert grown == chat.whole([user, Message("assistant", "ok7"), answer])
 
 
 def test_a_template_that_rewrites_history_is_noticed(lm: LoadedModel) -> None:

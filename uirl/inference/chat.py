@@ -4,22 +4,32 @@ The ids of a conversation only ever grow: what one more message adds is rendered
 were sampled, which are never decoded and encoded again. At construction the renderer proves that the chat template
 allows this (what a message adds does not depend on what came before); where it does not, `incremental` is False and
 every turn renders the whole conversation and starts a new segment.
+
+Texts, names, arguments and schemas are content: the words of control tokens in them stay letters, see
+`uirl.inference.control_tokens`. A template reads content as it is, but for those words: where it looks for one of them
+in content, it finds none.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
+
+from jinja2 import TemplateError
 
 from uirl.errors import ContractError
 from uirl.images import Screenshot
+from uirl.inference.bounded_cache import BoundedCache
+from uirl.inference.control_tokens import ControlTokens
 from uirl.inference.messages import Message
 from uirl.inference.models import LoadedModel
 from uirl.inference.templates import TEMPLATES
 
-_PROBE_REPLY = "ok7"
+_PROBE_REPLY = f"ok{secrets.randbits(128)}"
+"""Nothing that is said later holds it: where it stands, the reply ends."""
+_SUFFIX_BYTES = 4 * 2**20
 _PROBES = (
     [Message("user", "one")],
     [Message("system", "be brief"), Message("user", "two")],
@@ -30,9 +40,16 @@ _PROBES = (
 class ChatRenderer:
     """The chat template of one model, as token ids."""
 
-    def __init__(self, loaded: LoadedModel, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        controls: ControlTokens | None = None,
+    ) -> None:
         """`tools`: JSON schemas of the functions the policy may call, which the template writes where its model was
-        taught to find them. Raises ContractError for a template that does not show them."""
+        taught to find them. `controls`: those of another renderer of the same model, shared. Raises ContractError for a
+        template that does not show the tools."""
         if not loaded.tokenizer.chat_template:
             raise ContractError(
                 f"{loaded.name}: the tokenizer has no chat template; set model.chat_template to one of "
@@ -40,21 +57,22 @@ class ChatRenderer:
             )
         self._loaded = loaded
         self._tokenizer = loaded.tokenizer
+        self.controls = controls if controls is not None else _controls_of(loaded)
         self._tools = [dict(tool) for tool in tools]
+        self._hidden_tools = self.controls.hide_all(self._tools) or None
         if self._tools and not self.can_show(loaded, self._tools):
             raise ContractError(
                 f"{loaded.name}: the chat template does not show tools to the policy; describe them in the system "
                 "prompt instead (environment option describe='prompt'), or set model.chat_template to one that "
                 "knows tools"
             )
-        self._suffix = lru_cache(4096)(self._render_suffix)
-        self._encode = lru_cache(4096)(self._encode_text)
+        self._suffixes: BoundedCache[str] = BoundedCache(_SUFFIX_BYTES)
         self.end_text, self.incremental = self._prove_incremental()
 
     def whole(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a whole conversation, with the prompt for the next reply."""
         text = self._text(messages, prompt=True)
-        return self._expand(self._encode(text), [shot for m in messages for shot in m.images])
+        return self._expand(self.controls.encode(text), [shot for m in messages for shot in m.images])
 
     def following(self, messages: Sequence[Message], *, after_end: bool) -> list[int]:
         """Ids that `messages` add after a reply, with the prompt for the next one.
@@ -63,20 +81,31 @@ class ChatRenderer:
         """
         if not self.incremental:
             raise ContractError("this chat template rewrites history; render the whole conversation instead")
-        text = self._suffix(tuple(_bare(m) for m in messages), after_end)
-        return self._expand(self._encode(text), [shot for m in messages for shot in m.images])
+        key = (tuple(_bare(m) for m in messages), after_end)
+        text = self._suffixes.get(key, lambda: self._render_suffix(*key), lambda text: 8 * len(text))
+        return self._expand(self.controls.encode(text), [shot for m in messages for shot in m.images])
 
-    def demonstration(self, reply: str) -> list[int]:
-        """Ids of a reply as the policy would have sampled it, with its end token."""
-        return self._encode_text(reply + self.end_text)
+    def demonstration(self, reply: str, own: Sequence[str] = ()) -> list[int]:
+        """Ids of a reply as the policy would have sampled it, with its end token.
+
+        `own`: words of control tokens that the format of the reply writes (`ActionParser.control_words`); those of all
+        others in it are letters.
+        """
+        return self.controls.encode(self.controls.hide_reply(reply, own) + self.end_text)
+
+    def check_sampled(self, ids: Sequence[int]) -> None:
+        """See `LoadedModel.check_sampled`."""
+        self._loaded.check_sampled(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a reply, without special tokens."""
         return self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
+        """What the template makes of hidden messages."""
+        hidden = [self.controls.hide(m.as_hf()) for m in messages]
         return self._tokenizer.apply_chat_template(
-            [m.as_hf() for m in messages], tools=self._tools or None, tokenize=False, add_generation_prompt=prompt
+            hidden, tools=self._hidden_tools, tokenize=False, add_generation_prompt=prompt
         )
 
     @staticmethod
@@ -85,9 +114,6 @@ class ChatRenderer:
         messages = [message.as_hf() for message in _PROBES[1]]
         text = loaded.tokenizer.apply_chat_template(messages, tools=[dict(tool) for tool in tools], tokenize=False)
         return all(name in text for name in _names(tools))
-
-    def _encode_text(self, text: str) -> list[int]:
-        return self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _expand(self, ids: list[int], shots: Sequence[Screenshot]) -> list[int]:
         """Each image token becomes as many as the picture takes."""
@@ -101,8 +127,8 @@ class ChatRenderer:
         at = [i for i, token in enumerate(ids) if token == vision.image_token_id]
         if len(at) != len(shots):
             raise ContractError(
-                f"the rendered text holds {len(at)} image token(s) for {len(shots)} picture(s): either the chat "
-                "template drops pictures or an observation contains the image token as text"
+                f"the rendered text holds {len(at)} image token(s) for {len(shots)} picture(s): the chat template "
+                "drops pictures, or writes placeholders of its own"
             )
         out: list[int] = []
         before = 0
@@ -159,6 +185,24 @@ class ChatRenderer:
         except ContractError:
             return False
         return len(texts) == 1 and grows
+
+
+def _controls_of(loaded: LoadedModel) -> ControlTokens:
+    """The control tokens of a model: also those that its tokenizer does not flag, and its chat template builds with."""
+
+    def rendered(*messages: Message) -> str:
+        try:
+            return loaded.tokenizer.apply_chat_template([m.as_hf() for m in messages], tokenize=False)
+        except (TemplateError, TypeError):  # not every template takes every role
+            return ""
+
+    asked = (Message("user", "1"), Message("assistant", _PROBE_REPLY))
+    turns = rendered(Message("system", "1"), *asked, Message("user", "2")) or rendered(*asked)
+    result = rendered(*asked, Message("tool", "12", name="probe", call_id="probe1234")).rpartition(_PROBE_REPLY)[2]
+    # a tokenizer may also keep words, runs of spaces or tags of HTML as tokens of their own: they are no control tokens
+    added = [token.content for token in loaded.tokenizer.added_tokens_decoder.values()]
+    words = [word for word in added if any(map(str.isalpha, word)) and not word.strip().isalnum()]
+    return ControlTokens(loaded, [word for word in words if word in turns], [word for word in words if word in result])
 
 
 def _bare(message: Message) -> Message:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from uirl.errors import CheckpointError, ConfigError, ContractError
+from uirl.errors import CheckpointError, ConfigError, ContractError, EngineFailure
 from uirl.images import Screenshot
 from uirl.inference.templates import TEMPLATES
 from uirl.inference.tiny import TINY_MODELS, build_tiny
@@ -73,6 +73,15 @@ class LoadedModel:
         if shots and not self.vision:
             raise ContractError(f"{self.name} is a text model, but {len(shots)} image(s) were given; use a VL model")
         return self.vision.forward_inputs(shots, self.device, self.dtype) if self.vision else {}
+
+    def check_sampled(self, ids: Sequence[int]) -> None:
+        """Nothing for a reply that can stand in a sequence. Raises EngineFailure for one with the placeholder of a
+        picture, which no picture belongs to: an engine that bans `banned_ids` does not sample it."""
+        if self.vision is not None and self.vision.image_token_id in ids:
+            raise EngineFailure(
+                f"the engine sampled the placeholder of a picture (token {self.vision.image_token_id}), which is no "
+                "part of a reply; does it ban the model's placeholder tokens?"
+            )
 
     def save(self, folder: Path) -> None:
         """Writes a folder that `load_model` and plain HF `from_pretrained` read."""

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 from uirl.errors import ContractError, EngineFailure
 from uirl.inference.chat import ChatRenderer
 from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, SamplingParams, Weights
+from uirl.inference.control_tokens import ControlTokens
 from uirl.inference.http_client import HTTPClient, Once
 from uirl.inference.models import LoadedModel
 from uirl.inference.openai_probe import TokenAbility, choose_model, probe_chat, probe_text, probe_tokens, read_pick
@@ -74,6 +75,7 @@ class OpenAIInferenceEngine(InferenceEngine):
         self._text = Once(self._probe_text)
         self._chat = Once(self._probe_chat)
         self._renderer: ChatRenderer | None = None
+        self._controls = ControlTokens(loaded)
         self._stats: dict[str, float] = {}
 
     @classmethod
@@ -200,11 +202,24 @@ class OpenAIInferenceEngine(InferenceEngine):
     async def _text_body(self, request: GenerationRequest) -> dict[str, Any]:
         return {
             "model": await self._model.get(),
-            "prompt": self.loaded.tokenizer.decode(list(request.prompt_ids), clean_up_tokenization_spaces=False),
+            "prompt": self._as_text(request.prompt_ids),
             "max_tokens": self._room(request),
             **self._sampling(request.sampling),
             **self._stop_words(request.sampling),
         }
+
+    def _as_text(self, ids: Sequence[int]) -> str:
+        """The text of a prompt. Raises EngineFailure where content spells a control token: in a text that the server
+        encodes, nothing tells it from one."""
+        text: str = self.loaded.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+        again = self.loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if self._controls.among(again) != self._controls.among(ids):
+            raise EngineFailure(
+                f"{self._client.base_url} takes prompts as text alone, and content of this one spells a control token "
+                f"({', '.join(self._controls.found_in(text)[:5])}), which would count there; use a server that takes "
+                "messages or token ids"
+            )
+        return text
 
     def _encoded(self, text: str, *, ended: bool) -> list[int]:
         """The text in our tokens, with the end token that the chat template wants where the reply is complete."""
@@ -212,7 +227,7 @@ class OpenAIInferenceEngine(InferenceEngine):
         if ended and tokenizer.chat_template:
             self._renderer = self._renderer or ChatRenderer(self.loaded)
             return self._renderer.demonstration(text)
-        ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        ids = self._controls.encode(self._controls.hide_reply(text))
         return [*ids, self.loaded.end_ids[0]] if ended else ids
 
     # -- parts of both -----------------------------------------------------------------------------------------

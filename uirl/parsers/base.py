@@ -14,6 +14,10 @@ where it finds every other decision, whatever the format."""
 class ActionParser(ABC):
     """Reads what the policy wrote. A reply that cannot be read is an `Action` with a `parse_error`."""
 
+    control_words: tuple[str, ...] = ()
+    """Words that `render` writes and that are control tokens of the models taught this format; nothing else in what it
+    renders may spell one of them."""
+
     @abstractmethod
     def parse(self, text: str) -> Action:
         """The action in `text`; never raises."""

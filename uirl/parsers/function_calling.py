@@ -31,6 +31,7 @@ class FunctionCallingParser(ActionParser):
             raise ConfigError(f"unknown style of function calls {style!r}; {did_you_mean(style, STYLES)}")
         self.style = style
         self._format = STYLES[style]
+        self.control_words = self._format.control_words
 
     def parse(self, text: str) -> Action:
         """The action in `text`, in linear time; never raises."""

@@ -96,4 +96,5 @@ MISTRAL = Format(
     read_calls,
     _write,
     'Call tools by writing [TOOL_CALLS] [{"name": NAME, "arguments": {...}}, ...].',
+    control_words=("[TOOL_CALLS]",),
 )

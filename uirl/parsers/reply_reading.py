@@ -30,6 +30,8 @@ class Format:
     """(thought, at least one call) -> a reply."""
     description: str
     """One sentence for a system prompt."""
+    control_words: tuple[str, ...] = ()
+    """What `write` begins a call with, where that is a control token; `write_marked` keeps it out of arguments."""
 
 
 def read_reply(form: Format, text: str) -> Action:

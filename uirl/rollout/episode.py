@@ -106,7 +106,8 @@ class ExpertPlayer(Player):
                 f"{type(session.env).__name__}.expert_action() returned None; a warm start needs a demonstrator "
                 "(set training.warm_start.enabled=false to go without)"
             )
-        return Response(tuple(self._chat.demonstration(self._parser.render(action))))
+        reply = self._parser.render(action)
+        return Response(tuple(self._chat.demonstration(reply, self._parser.control_words)))
 
 
 class ConstantPlayer(Player):
@@ -163,7 +164,13 @@ async def run_episode(
 
 async def play_turn(episode: Episode, talk: Conversation, player: Player, chat: ChatRenderer) -> Observation:
     """One model call and one step; the next observation."""
-    context = talk.context()
+    try:
+        context = talk.context()
+    except ContractError as error:
+        if not episode.record.turns:
+            raise
+        # the first prompt could be shown: what came up later is the doing of this episode, and ends no run
+        raise EnvironmentFailure(f"what the environment showed cannot be made a prompt: {error}") from error
     room = episode.room(context)
     if room < 1:
         episode.record.stop_reason = "token_budget"
@@ -171,6 +178,7 @@ async def play_turn(episode: Episode, talk: Conversation, player: Player, chat: 
     started = time.perf_counter()
     response = await player.respond(context, episode.session, episode.draw_seed(), room)
     episode.add("generate_seconds", time.perf_counter() - started)
+    chat.check_sampled(response.token_ids)
     text = chat.decode(response.token_ids)
     talk.reply(response.token_ids, text, ended=response.finish_reason == "stop")
     return await episode.act(text, response, context)

@@ -275,7 +275,8 @@ class MultiTurnInferenceEngine:
     def format_conversation(
         self, messages: Sequence[Message | dict[str, Any]] | None = None, template: str | None = None
     ) -> str:
-        """The conversation as the text a model reads, with the prompt for the next reply.
+        """The conversation as the text a model reads, with the prompt for the next reply: to look at. In the text,
+        content that spells a control token looks like one; the ids of a conversation are `ChatRenderer.whole`.
 
         `template`: 'chatml', 'llama-2', 'llama-3' or a Jinja string; None: the tokenizer's own. `messages` None: those
         of the current conversation.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -91,6 +92,7 @@ async def _check_episodes(parts: Assembly, findings: list[Finding]) -> None:
             return
         checks: list[Callable[[], Coroutine[Any, Any, Finding]]] = [
             lambda: _token_identity(usable, recorded.requests),
+            lambda: _control_words(parts, recorded.requests),
             lambda: _log_prob_agreement(parts, usable),
             lambda: _update_reaches_engine(parts, usable),
             lambda: _resume(parts, samples_of_all(usable)),
@@ -141,6 +143,24 @@ async def _token_identity(played: Sequence[Trajectory], requests: dict[str, list
             ids += turn.response_ids
             turns += 1
     return Finding("token identity", True, f"what is recorded is what the engine was fed, in {turns} turns")
+
+
+async def _control_words(parts: Assembly, requests: dict[str, list[GenerationRequest]]) -> Finding:
+    """Which control tokens are spelled by what the policy is shown, and where the first stands."""
+    shown = [("the tools", json.dumps(parts.environment.tool_schemas(), ensure_ascii=False))]
+    for message in (m for asked in requests.values() for request in asked for m in request.messages):
+        if message.role != "assistant":
+            shown.append((f"a {message.role} message", message.text))
+    found: dict[str, str] = {}
+    for where, text in shown:
+        for word in parts.chat.controls.found_in(text):
+            at = text.index(word)
+            found.setdefault(word, f"{word} in {where}, after {text[max(0, at - 20) : at]!r}")
+    if not found:
+        return Finding("control tokens in content", True, "none")
+    places = "; ".join(found[word] for word in sorted(found)[:5])
+    detail = f"{places}: the policy reads letters, not control tokens; they are the chat template's alone"
+    return Finding("control tokens in content", True, detail)
 
 
 async def _log_prob_agreement(parts: Assembly, played: Sequence[Trajectory]) -> Finding:

@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from uirl.errors import ContractError
+from uirl.errors import ContractError, EnvironmentFailure
 from uirl.inference.chat import ChatRenderer
 from uirl.inference.models import LoadedModel
 from uirl.rollout.endpoint.problems import bad_request
@@ -26,7 +26,9 @@ class Renderers:
         """The renderer that shows `tools`, whose key is `key`. Raises a 400 where the template cannot."""
         if key not in self._kept:
             with rendering("tools" if tools else "messages"):
-                self._kept[key] = ChatRenderer(self._loaded, tools)
+                known = next(iter(self._kept.values()), None)
+                controls = None if known is None else known.controls
+                self._kept[key] = ChatRenderer(self._loaded, tools, controls=controls)
         self._kept.move_to_end(key)
         while len(self._kept) > self._capacity:
             self._kept.popitem(last=False)
@@ -42,5 +44,5 @@ def rendering(param: str) -> Iterator[None]:
     try:
         yield
     # TypeError: templates add and index what they are given, and raise whatever Python raises
-    except (ContractError, TemplateError, TypeError) as error:
+    except (ContractError, EnvironmentFailure, TemplateError, TypeError, RecursionError) as error:
         raise bad_request(f"the chat template of this model cannot show that: {error}", param) from error

@@ -84,6 +84,8 @@ class ModelService:
                 ids, text = call.prompt, tokenizer.decode(call.prompt)
                 if max(ids) >= len(tokenizer):
                     raise bad_request(f"token {max(ids)} is none of this model's {len(tokenizer)}", "prompt")
+            if self.loaded.vision is not None and self.loaded.vision.image_token_id in ids:
+                raise bad_request("holds the placeholder of a picture; pictures go to /chat/completions", "prompt")
             prompt = transcript.token_prompt(ids, text, (Message("user", text),))
 
             def decode(ids: object) -> str:
@@ -153,6 +155,8 @@ class ModelService:
             raise
         if any(generation.finish_reason == "abort" for generation in made):
             raise EngineFailure("the engine gave the reply up before its end")
+        for generation in made:
+            self.loaded.check_sampled(generation.token_ids)
         return list(made)
 
     @contextmanager
