@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
+import weakref
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Screenshot:
     """An encoded picture (PNG or JPEG, as it was captured) and the hash of its bytes."""
 
@@ -57,30 +60,48 @@ def screenshot(picture: Any) -> Screenshot:
 
 
 class ImageStore:
-    """Screenshots by hash, the newest `capacity` in memory. `get` raises KeyError for one that was dropped."""
+    """Screenshots by hash: the newest `capacity`, all that came while somebody was `holding`, and those of which
+    somebody else still has the `Screenshot`. `get` raises KeyError for one that was dropped."""
 
     def __init__(self, capacity: int = 100_000) -> None:
         self._capacity = capacity
         self._kept: OrderedDict[str, Screenshot] = OrderedDict()
+        self._alive: weakref.WeakValueDictionary[str, Screenshot] = weakref.WeakValueDictionary()
+        self._holders = 0
 
     def put(self, picture: Any) -> Screenshot:
-        """The screenshot of `picture`, kept under its hash."""
+        """The screenshot of `picture`, kept under its hash; the one that is there already, where there is one."""
         shot = screenshot(picture)
+        shot = self._alive.setdefault(shot.hash, shot)
         self._kept[shot.hash] = shot
         self._kept.move_to_end(shot.hash)
-        while len(self._kept) > self._capacity:
-            self._kept.popitem(last=False)
+        self._shrink()
         return shot
 
     def get(self, hash: str) -> Screenshot:
+        shot = self._alive.get(hash)
+        if shot is None:
+            raise KeyError(f"image {hash} is not in the store ({len(self._kept)} kept)")
+        return shot
+
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[None]:
+        """A context in which nothing is dropped: what is collected in it can be learned from in it."""
+        self._holders += 1
         try:
-            return self._kept[hash]
-        except KeyError:
-            raise KeyError(f"image {hash} is not in the store ({len(self._kept)} kept)") from None
+            yield
+        finally:
+            self._holders -= 1
+            self._shrink()
 
     def clear(self) -> None:
         """Nothing; forgets every screenshot."""
         self._kept.clear()
+        self._alive.clear()
 
     def __len__(self) -> int:
         return len(self._kept)
+
+    def _shrink(self) -> None:
+        while len(self._kept) > self._capacity and not self._holders:
+            self._kept.popitem(last=False)

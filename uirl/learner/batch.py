@@ -111,8 +111,8 @@ def _picture(sample: Sample, hash: str, images: ImageStore) -> Screenshot:
         return images.get(hash)
     except KeyError as error:
         raise AlignmentError(
-            f"{describe(sample)} shows image {hash}, which is gone from the store ({len(images)} kept); keep as many "
-            "images as an update has (ImageStore(capacity=...))"
+            f"{describe(sample)} shows image {hash}, which is gone from the store ({len(images)} kept); collect and "
+            "learn within ImageStore.holding()"
         ) from error
 
 

@@ -140,7 +140,8 @@ class RayPPOTrainer:
             earlier = self._state["seconds"]
             stop = None
             while self._state["step"] < epochs * per_epoch and stop is None:
-                row = await self._step(channel, per_epoch, earlier + time.perf_counter() - started)
+                with parts.images.holding():  # from the first episode of an update to its last gradient
+                    row = await self._step(channel, per_epoch, earlier + time.perf_counter() - started)
                 self._state["seconds"] = earlier + time.perf_counter() - started
                 stop = await self._after_step(row, epochs * per_epoch, per_epoch)
             return await self._finish(stop or "all epochs are done")
@@ -292,19 +293,20 @@ class RayPPOTrainer:
         """The report on held-out episodes; with a `label` they are part of the record."""
         parts, seed = self._parts, self.config.training.seed
         player = parts.player(temperature=self.config.training.eval_temperature)
-        report = await evaluate_episodes(
-            parts.eval_collector,
-            player,
-            parts.tasks.evaluation,
-            episodes=episodes,
-            tries=tries,
-            split=split,
-            seed=seed,
-            label=label,
-        )
-        parts.engine.stats()
-        if label is not None and not self._open_record().holds(label):
-            self._open_record().add(report.trajectories, step=self._state["step"], split=split)
+        with parts.images.holding():
+            report = await evaluate_episodes(
+                parts.eval_collector,
+                player,
+                parts.tasks.evaluation,
+                episodes=episodes,
+                tries=tries,
+                split=split,
+                seed=seed,
+                label=label,
+            )
+            parts.engine.stats()
+            if label is not None and not self._open_record().holds(label):
+                self._open_record().add(report.trajectories, step=self._state["step"], split=split)
         return report
 
     def _write_down(self, trajectory: Trajectory) -> None:

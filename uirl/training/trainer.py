@@ -59,10 +59,11 @@ class Trainer:
             raise AlignmentError(f"none of the {len(trajectories)} trajectories is usable; got failures only, or none")
         metrics = Metrics()
         for batch in cut_at_groups(trajectories, self.batch_size, whole=self.algorithm.spec.needs_group):
-            usable = [self._with_tokens(t) for t in batch if t.failure is None]
-            if usable:
-                anchors = anchors_of(usable) if self.algorithm.spec.needs_anchors else None
-                metrics.add_all(self.learner.update(samples_of_all(usable), anchors=anchors))
+            with self.images.holding():
+                usable = [self._with_tokens(t) for t in batch if t.failure is None]
+                if usable:
+                    anchors = anchors_of(usable) if self.algorithm.spec.needs_anchors else None
+                    metrics.add_all(self.learner.update(samples_of_all(usable), anchors=anchors))
         return {name: value for name, value in metrics.reduce().items() if value is not None}
 
     def _with_tokens(self, trajectory: Trajectory) -> Trajectory:

@@ -9,6 +9,7 @@ from typing import Any
 
 from uirl.config.training import WarmStartConfig
 from uirl.errors import EnvironmentFailure
+from uirl.images import Screenshot
 from uirl.rollout.episode import ExpertPlayer, derive_seed
 from uirl.rollout.samples import samples_of_all
 from uirl.training.assembly import Assembly
@@ -27,6 +28,7 @@ class Demonstrations:
         self._parts, self._size, self._seed = parts, size, seed
         self._tasks = UniformTasks(parts.tasks.train, seed=seed, split="demonstration")
         self._made: list[Sample] = []
+        self._pictures: dict[str, Screenshot] = {}  # of what was made: held, the store may not lose them
         self._rng = random.Random(derive_seed(seed, "demonstrations"))
         self.episodes = 0
         self.successes = 0
@@ -38,7 +40,10 @@ class Demonstrations:
         parts = self._parts
         player = ExpertPlayer(parts.chat, parts.collector.parser)
         specs = [group[0] for group in self._tasks.groups(min(count, self._size - self.episodes), 1)]
-        played = (await parts.collector.collect(specs, lambda spec: player))[: len(specs)]
+        with parts.images.holding():
+            played = (await parts.collector.collect(specs, lambda spec: player))[: len(specs)]
+            shown = {hash for t in played for turn in t.turns for hash in turn.context_images}
+            self._pictures |= {hash: parts.images.get(hash) for hash in shown}
         failed = next((t.failure for t in played if t.failure is not None), None)
         if failed is not None:
             raise EnvironmentFailure(f"a demonstration failed: {failed.message}")
