@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: train test test-verl test-vllm check format setup browser clean
+.PHONY: train test mutants test-verl test-vllm check format setup browser clean
 
 train: setup browser
 	$(BIN)/uirl train configs/screen.yaml
@@ -15,6 +15,17 @@ train: setup browser
 # two at a time, a file each
 test: setup browser check
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# which small changes to the code no test notices: SAMPLE of them (0: all), drawn by SEED from MUTATE, each with those tests
+# of RELATED that reach it (BUDGET seconds of them at most); 300 take about ten minutes of one core
+MUTATE ?= uirl/rollout uirl/learner uirl/algorithms uirl/training uirl/storage
+RELATED ?= tests/rollout tests/learner tests/algorithms tests/training tests/storage tests/cli
+SAMPLE ?= 300
+SEED ?= 0
+BUDGET ?= 20
+mutants: setup
+	nice -n 10 $(BIN)/python scripts/mutants.py $(MUTATE) --tests $(RELATED) --skip 'learning|killed|full_disk' \
+	  --sample $(SAMPLE) --seed $(SEED) --budget $(BUDGET)
 
 check: setup
 	$(BIN)/ruff format --check .
