@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from uirl.config import yaml_text
 from uirl.config.problems import nested_section, unknown_key
+from uirl.config.vocabulary import WORDS, translate_key
 from uirl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +25,12 @@ def apply_overrides(tree: type[Section], values: dict[str, Any], assignments: It
         key = key.strip()
         if not equals or not key:
             raise ConfigError(f"got {assignment!r}, expected section.key=value, as in training.learning_rate=1e-4")
-        _assign(tree, values, key, yaml_text.parse(text, f"the value of {key}"))
+        value = yaml_text.parse(text, f"the value of {key}")
+        if key in WORDS:
+            for ours, meant in translate_key(key, value, values["environment"]["name"]).items():
+                _assign(tree, values, ours, meant)
+        else:
+            _assign(tree, values, key, value)
 
 
 def _assign(tree: type[Section], values: dict[str, Any], key: str, value: Any) -> None:

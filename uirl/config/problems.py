@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from uirl.config.vocabulary import WORDS
 from uirl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ FOREIGN_NAMES = {
     "eps_high": "training.clip_ratio_high",
     "clip_eps_high": "training.clip_ratio_high",
     "num_generations": "training.group_size",
-    "num_iterations": "training.num_iters_per_epoch",
+    "num_iterations": "training.num_iterations",
     "ppo_epochs": "training.update_epochs",
     "grad_clip": "training.max_grad_norm",
     "vf_coef": "training.value_coef",
@@ -165,12 +166,14 @@ def _probably_meant(section: type[Section], name: str) -> str:
 
     known = [key for key, _ in walk(ConfigStore)]
     own = {field: dotted(section.key, field) for field in section.model_fields}
+    words = [*WORDS, *{word.partition(".")[0] for word in WORDS}]
+    near = {word.rpartition(".")[2]: word for word in words if word.rpartition(".")[0] == section.key} | own
     full, last = dotted(section.key, name), name.rpartition(".")[2]
     above = {full.rsplit(".", depth)[0] for depth in range(1, full.count(".") + 1)}
     meant = (
         [FOREIGN_NAMES[foreign] for foreign in (full, last) if foreign in FOREIGN_NAMES][:1]
         or [key for key in known if key.rpartition(".")[2] == last]
-        or [own[field] for field in get_close_matches(name, own, n=1, cutoff=0.7)]
+        or [near[field] for field in get_close_matches(name, near, n=1, cutoff=0.7)]
         or get_close_matches(full, [key for key in known if key not in above], n=1, cutoff=0.7)
     )
     return f"did you mean {' or '.join(map(repr, meant))}?" if meant else "known: " + ", ".join(own.values())

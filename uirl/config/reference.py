@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic.fields import FieldInfo
 
 from uirl.config.problems import describe, nested_section
+from uirl.config.vocabulary import WORDS
 
 if TYPE_CHECKING:
     from uirl.config.section import Section
@@ -22,7 +23,17 @@ combinations that cannot work are errors that say what to do. `null` means what 
 
 def markdown(tree: type[Section]) -> str:
     """The reference of all sections below `tree`, one table each."""
-    return _HEAD + "".join(_section(inner) for inner in _sections(tree))
+    return _HEAD + "".join(_section(inner) for inner in _sections(tree)) + _other_words()
+
+
+def _other_words() -> str:
+    rows = [f"| `{key}` | {_cell(word.means)} |" for key, word in WORDS.items()]
+    head = (
+        "\n## Other words\n\nThe YAML of the project's founding documents is read as it stands: in files and on the "
+        "command line these\nkeys are translated into ours, which is said once in the log. Beside our own key of that "
+        "meaning they are an error.\n\n| key | is read as |\n|---|---|\n"
+    )
+    return head + "\n".join(rows) + "\n"
 
 
 def _sections(tree: type[Section]) -> list[type[Section]]:

@@ -24,6 +24,7 @@ from uirl.config.relations import broken_for_training, broken_relations
 from uirl.config.rollout import RolloutConfig
 from uirl.config.section import Section
 from uirl.config.training import TrainingConfig
+from uirl.config.vocabulary import translate_file
 from uirl.errors import ConfigError
 from uirl.files import write_atomically
 
@@ -123,7 +124,8 @@ def _read(path: str | os.PathLike[str]) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the config {path}: {error}; expected a YAML file in UTF-8") from error
     values = yaml_text.parse(text, str(path))
-    return {} if values is None else values
+    with _naming(path):
+        return translate_file(values, ConfigStore.model_fields) if isinstance(values, dict) else values or {}
 
 
 @contextlib.contextmanager
