@@ -253,7 +253,7 @@ def test_what_a_server_lacks_is_a_failure_of_its_episodes(lm: LoadedModel) -> No
 def test_answers_that_are_no_json(lm: LoadedModel) -> None:
     with faulty_native() as (url, faulty):
         faulty.rule = lambda method, path: "text" if path.endswith("/step") else None
-        expect_failures(play(lm, native(url)), "environment", "no JSON", turn=0)
+        expect_failures(play(lm, native(url)), "environment", "not JSON", turn=0)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +375,7 @@ def test_more_episodes_than_a_server_takes(lm: LoadedModel) -> None:
     ending = Clicking()
     ending.max_turns = 2
     with serving(ending, sessions=1) as served:
-        first = served.sessions.open("native", leased=False)
+        first = served.sessions.open("native", graders=False, leased=False)
 
         def give_way() -> None:
             until(lambda: served.sessions.counters.count("uirl_sessions_refused_total") > 0)
@@ -389,7 +389,7 @@ def test_more_episodes_than_a_server_takes(lm: LoadedModel) -> None:
         assert [(t.failure, t.stop_reason) for t in trajectories] == [(None, "max_turns")] * 3
         assert served.sessions.counters.count("uirl_sessions_opened_total") == 1 + 3
         assert served.sessions.warm == 1
-        held = served.sessions.open("native", leased=False)
+        held = served.sessions.open("native", graders=False, leased=False)
         expect_failures(play(lm, native(served.url, patience=0.3)), "environment", "all 1 sessions are taken")
         assert served.active == 1
         asyncio.run(served.sessions.close(held, "client"))

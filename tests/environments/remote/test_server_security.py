@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import re
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -13,6 +16,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+import uirl
 from tests.environments.remote.running import Served, serving
 from uirl.cli.main import main
 from uirl.environments.remote.server.settings import ServerSettings
@@ -26,6 +30,8 @@ GRADER_ROUTES = [
     ("GET", "/session/{number}/progress"),
     ("GET", "/proxy/{number}/progress"),
 ]
+GUIDE = (Path(uirl.__file__).parents[1] / "docs" / "env_servers.md").read_text()
+WHO = ("nobody", "agent", "agent, in a grader's session", "grader")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +57,7 @@ def trusting() -> Iterator[Served]:
 
 
 def routes(served: Served) -> list[tuple[str, str]]:
-    """Every route of the application, its parameters filled in."""
+    """(method, path) of every route of the application, those of sockets included."""
     found = []
     stack = list(served.app.routes)
     while stack:
@@ -59,10 +65,65 @@ def routes(served: Served) -> list[tuple[str, str]]:
         inner = getattr(route, "original_router", None) or getattr(route, "router", None)
         if inner is not None:
             stack += inner.routes
-        elif getattr(route, "methods", None):
-            path = route.path.replace("{id}", "1").replace("{hash}", "0" * 32).replace("{number}", "1")
-            found += [(method, path) for method in route.methods]
+        else:
+            found += [(method, route.path) for method in getattr(route, "methods", None) or {"GET"}]
     return found
+
+
+def told_in_the_guide() -> dict[tuple[str, str], dict[str, bool]]:
+    """(method, path) -> who -> whether it is opened, as docs/env_servers.md says."""
+    rows = re.findall(r"^\| `(GET|POST|PUT|DELETE) (/\S*)`[^|]*\|(.*)\|$", GUIDE, re.MULTILINE)
+    table = {}
+    for method, path, cells in rows:
+        said = [{"yes": True, "no": False}[cell.strip()] for cell in cells.split("|")]
+        table[method, path] = dict(zip(WHO, said, strict=True))
+    return table
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_a_token_opens_the_doors_of_its_holder_alone(single: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every route of the application x everybody who may ask, against the table of the guide."""
+    monkeypatch.setenv("ENV_TOKEN", AGENT)
+    monkeypatch.setenv("ENV_GRADER", GRADER)
+    options = {"options": {"retries": 3}, "sessions": 256}
+    with serving("screen", token_env="ENV_TOKEN", grader_token_env="ENV_GRADER", single=single, **options) as served:
+        table = told_in_the_guide()
+        if single:
+            table = {key: value for key, value in table.items() if not re.match("/(session|status|vnc|proxy)", key[1])}
+            table["GET", "/act"], table["GET", "/progress"] = (
+                dict(zip(WHO, (False, True, True, True), strict=True)),
+                dict(zip(WHO, (False, False, False, True), strict=True)),
+            )
+        assert sorted(routes(served)) == sorted(table)
+        with served.http(AGENT) as agent, served.http(GRADER) as grader, served.http() as nobody:
+            for (method, path), expected in table.items():
+                for who in WHO:
+                    opener = agent if who in ("nobody", "agent") else grader
+                    client = {"nobody": nobody, "grader": grader}.get(who, agent)
+                    assert opened(client, opener, method, path) == expected[who], (method, path, who)
+            assert agent.post("/v1/sessions").status_code == 201
+
+
+def opened(client: httpx.Client, opener: httpx.Client, method: str, path: str) -> bool:
+    """Whether `client` gets through a route that is about a session of `opener`."""
+    address = path
+    if path.startswith(("/v1/sessions/", "/view/screens")):
+        made = opener.post("/v1/sessions", json={"seed": 3}).json()
+        shot = made["observation"]["images"][0]["hash"]
+        address = path.format(id=made["session"], hash=shot, number=made["number"])
+    elif "{" in path:
+        address = path.format(id=opener.post("/session").json()["session_ids"][0])
+    if path == "/ws":
+        key = {name: client.headers[name] for name in ("authorization",) if name in client.headers}
+        url = str(client.base_url).rstrip("/").replace("http", "ws") + "/ws"
+        with contextlib.suppress(InvalidStatus), connect(url, additional_headers=key):
+            return True
+        return False
+    body = CLICK if path.endswith("/step") else None
+    params = {"action_type": "screenshot"} if path.endswith("/act") else {}
+    status = client.request(method, address, json=body, params=params).status_code
+    assert status < 300 or status in (401, 403), (status, method, path)
+    return status < 300
 
 
 @pytest.mark.parametrize("token", [None, "wrong"])
@@ -71,7 +132,7 @@ def test_without_its_token_every_route_but_health_is_closed(guarded: Served, tok
         asked = routes(guarded)
         assert len(asked) > 25
         for method, path in asked:
-            answer = http.request(method, path)
+            answer = http.request(method, path.format(id="1", hash="0" * 32, number="1"))
             if path == "/health":
                 assert answer.status_code == 200
                 continue
@@ -306,3 +367,25 @@ def _raw(url: str, request: bytes) -> tuple[int, bytes]:
         while piece := door.recv(65536):
             said += piece
     return int(said.split(b" ")[1]), said
+
+
+def test_a_graders_session_is_the_graders(guarded: Served) -> None:
+    """An agent plays it, and neither chooses its instance nor ends it before the verdict."""
+    with guarded.http(AGENT) as agent, guarded.http(GRADER) as grader:
+        session = grader.post("/v1/sessions", json={"seed": 3}).json()["session"]
+        at = f"/v1/sessions/{session}"
+        refused = [
+            agent.post(at + "/reset", json={"seed": 4}),
+            agent.post(at + "/step", json={**CLICK, "close": "after"}),
+            agent.delete(at),
+        ]
+        assert [answer.status_code for answer in refused] == [403, 403, 403]
+        assert "open a session of your own" in refused[0].json()["error"]["message"]
+        assert agent.post(at + "/step", json=CLICK).json()["turn"] == 1
+        verdict = grader.get(at + "/verdict").json()
+        assert (verdict["seed"], verdict["turns"], verdict["opened_by"]) == (3, 1, "grader")
+        assert [one["seed"] for one in agent.get("/v1/sessions").json()["sessions"]] == [None]
+        grader.delete(at)
+        mine = agent.post("/v1/sessions", json={"seed": 5}).json()["session"]
+        assert grader.get(f"/v1/sessions/{mine}/verdict").json()["opened_by"] == "agent"
+        agent.delete(f"/v1/sessions/{mine}")

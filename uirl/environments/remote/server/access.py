@@ -120,6 +120,15 @@ def require_grader(connection: HTTPConnection) -> None:
         )
 
 
+def require_owner(connection: HTTPConnection, opened_by_grader: bool) -> None:
+    """Raises NotAllowed where an agent would reset or close the session of a grader."""
+    if opened_by_grader and not may_grade(connection):
+        raise NotAllowed(
+            "a grader opened this session: only a grader resets or closes it, for its verdict is about the instance "
+            "that the grader chose; open a session of your own"
+        )
+
+
 def may_grade(connection: HTTPConnection) -> bool:
     """Whether the request may see rewards, progress and checks."""
     return bool(connection.scope.get("state", {}).get("grader", False))

@@ -1,7 +1,8 @@
 """The native API, `/v1`: sessions with leases, whole actions in, everything an environment shows out.
 
 Agent rights play: create, reset, step, look, heartbeat, close. Grader rights also see rewards and `info`, verdicts,
-demonstrations and the checks of tasks, and may send such checks.
+seeds, demonstrations and the checks of tasks, and may send such checks. A session that a grader opened can be played by
+an agent who is told its id, and is reset and closed by graders alone.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from fastapi import APIRouter, Request, Response
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.remote import wire
 from uirl.environments.remote.pictures import media_type
-from uirl.environments.remote.server.access import may_grade, require_grader
+from uirl.environments.remote.server.access import may_grade, require_grader, require_owner
 from uirl.environments.remote.server.problems import NoSession, NotAllowed, OutOfTurn
 from uirl.environments.remote.server.sessions import Lease, Sessions
 from uirl.environments.remote.wire import Fields, plain, read_action, read_task, write_action
+from uirl.limits import shown
 from uirl.types import Action, Task
 
 PROTOCOL = 1
@@ -66,7 +68,7 @@ class Native:
         fields = Fields(await _body(request), "body")
         variant, reset = fields.take("variant", str, None), fields.take("reset", bool, False)
         task, seed = self._episode_of(fields, request)
-        lease = self.sessions.open("native", variant=variant)
+        lease = self.sessions.open("native", graders=may_grade(request), variant=variant)
         said: dict[str, Any] = {
             "session": lease.id,
             "number": lease.number,
@@ -91,6 +93,7 @@ class Native:
     async def reset(self, id: str, request: Request) -> Response:
         """The first observation of a new episode."""
         lease = self._lease(id)
+        require_owner(request, lease.graders)
         fields = Fields(await _body(request), "body")
         task, seed = self._episode_of(fields, request)
         await self.sessions.reset(lease, task, seed)
@@ -105,7 +108,9 @@ class Native:
         turn, close = fields.take("turn", int, None), fields.take("close", str, "never")
         fields.done()
         if close not in ("never", "done", "after"):
-            raise wire.WireError(f"body.close is {close!r:.40}; expected 'never', 'done' or 'after'")
+            raise wire.WireError(f"body.close is {shown(close, 40)}; expected 'never', 'done' or 'after'")
+        if close != "never":
+            require_owner(request, lease.graders)
         inline = _inline(request)
         result = await self.sessions.step(lease, action, turn)
         said = {**wire.write_step(result, graded=may_grade(request), inline=inline), "turn": lease.turns}
@@ -152,9 +157,11 @@ class Native:
         said = {**describe_lease(lease, graded=True), "info": plain(info, "info")}
         return answer(said)
 
-    async def close(self, id: str) -> Response:
+    async def close(self, id: str, request: Request) -> Response:
         """Ends a session."""
-        await self.sessions.close(self._lease(id), "client")
+        lease = self._lease(id)
+        require_owner(request, lease.graders)
+        await self.sessions.close(lease, "client")
         return answer({"closed": id})
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -202,7 +209,7 @@ def describe_environment(name: str, environment: BaseEnvironment) -> dict[str, A
 
 
 def describe_lease(lease: Lease, *, graded: bool) -> dict[str, Any]:
-    """A session at a glance; `graded`: with its id and what it earned."""
+    """A session at a glance; `graded`: with its id, its seed, whose it is and what it earned."""
     said: dict[str, Any] = {
         "number": lease.number,
         "door": lease.door,
@@ -210,7 +217,7 @@ def describe_lease(lease: Lease, *, graded: bool) -> dict[str, Any]:
         "episodes": lease.episodes,
         "turns": lease.turns,
         "task": lease.task.id if lease.task else None,
-        "seed": lease.seed,
+        "seed": lease.seed if graded else None,  # with it an agent could play the instance beforehand
         "terminated": lease.terminated,
         "truncated": lease.truncated,
         "broken": lease.session.broken,
@@ -218,7 +225,8 @@ def describe_lease(lease: Lease, *, graded: bool) -> dict[str, Any]:
         "text": lease.observation.text[:500] if lease.observation else "",
     }
     if graded:
-        said |= {"session": lease.id, "total_reward": lease.total_reward, "success": lease.success}
+        said |= {"session": lease.id, "opened_by": "grader" if lease.graders else "agent"}
+        said |= {"total_reward": lease.total_reward, "success": lease.success}
     return said
 
 

@@ -21,6 +21,7 @@ from uirl.environments.remote.server.problems import Full, NotAllowed, Refusal, 
 from uirl.environments.remote.server.sessions import Lease, Sessions
 from uirl.environments.remote.wire import Fields, WireError, dumps, loads, plain, read_action, read_task, write_result
 from uirl.errors import ContractError, RolloutFailure
+from uirl.limits import shown
 from uirl.types import Action, Observation, Task, ToolCall
 
 _CALL = {
@@ -89,7 +90,7 @@ class OpenEnv:
         """One session, from the first frame to the end of the connection."""
         await socket.accept()
         try:
-            lease = self.sessions.open("openenv", leased=False)
+            lease = self.sessions.open("openenv", graders=may_grade(socket), leased=False)
         except Full as full:
             more = {"active_sessions": full.active, "max_sessions": full.capacity}
             await _fail(socket, "CAPACITY_REACHED", str(full), **more)
@@ -152,7 +153,7 @@ class Connection:
         handler = {"reset": self._reset, "step": self._step, "state": self._state, "mcp": self._mcp}.get(str(kind))
         if handler is None:
             known = "expected reset, step, state, mcp or close"
-            await _fail(self._socket, "UNKNOWN_TYPE", f"unknown message type {kind!r:.60}; {known}")
+            await _fail(self._socket, "UNKNOWN_TYPE", f"unknown message type {shown(kind)}; {known}")
             return True
         try:
             reply = await handler(frame.get("data") or {})
@@ -170,7 +171,7 @@ class Connection:
 
     async def _reset(self, data: Any) -> dict[str, Any]:
         if not isinstance(data, Mapping):
-            raise WireError(f"data is {data!r:.60}; expected an object")
+            raise WireError(f"data is {shown(data)}; expected an object")
         wanted = Fields({key: data.get(key) for key in ("seed", "episode_id", "task", "task_id", "task_name")}, "data")
         seed = wanted.take("seed", int, None)
         self._episode = wanted.take("episode_id", str, None) or secrets.token_hex(8)
@@ -204,7 +205,7 @@ class Connection:
         for task in self._sessions.environment.tasks() or ():
             if task.id == name:
                 return task
-        raise WireError(f"the environment has no task {name!r:.60}")
+        raise WireError(f"the environment has no task {shown(name)}")
 
     def _shown(self, seen: Observation, reward: float | None, terminated: bool, truncated: bool) -> dict[str, Any]:
         ends = {"terminated": terminated, "truncated": truncated}

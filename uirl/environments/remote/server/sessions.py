@@ -21,6 +21,7 @@ from uirl.environments.remote.wire import WireError
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
 from uirl.images import Screenshot
+from uirl.limits import shown
 from uirl.types import Action, Observation, StepResult, Task
 
 WARM = 60.0
@@ -72,6 +73,9 @@ class Lease:
     """Whether it ends without calls; False: the protocol has no heartbeat, or a socket is one."""
     idles: bool
     """Whether it ends when nobody plays."""
+    graders: bool = False
+    """Whether a grader opened it: an agent may then play it, and neither reset nor close it, for the verdict is about
+    the instance that the grader chose."""
     opened: datetime = field(default_factory=lambda: datetime.now(UTC))
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     over: str | None = None
@@ -156,11 +160,13 @@ class Sessions:
         """Instances that wait for a session."""
         return len(self._warm)
 
-    def open(self, door: str, *, leased: bool = True, idles: bool = True, variant: str | None = None) -> Lease:
+    def open(
+        self, door: str, *, graders: bool, leased: bool = True, idles: bool = True, variant: str | None = None
+    ) -> Lease:
         """A new session; its environment is made, or taken over from one that is over, but not reset.
 
-        `variant`: name of one of the environment's controls. Raises Full, Refusal for an unknown variant, and
-        EnvironmentFailure where the environment cannot be copied.
+        `graders`: whether a grader opens it. `variant`: name of one of the environment's controls. Raises Full, Refusal
+        for an unknown variant, and EnvironmentFailure where the environment cannot be copied.
         """
         if self._closed or len(self._active) >= self.settings.sessions:
             self.counters.add("uirl_sessions_refused_total")
@@ -169,7 +175,8 @@ class Sessions:
         now = self._clock()
         session = self._warm.pop()[1] if self._warm and variant is None else self._session(spawn)
         self._opened += 1
-        lease = Lease(secrets.token_urlsafe(18), self._opened, door, session, spawn, variant, now, now, leased, idles)
+        id = secrets.token_urlsafe(18)
+        lease = Lease(id, self._opened, door, session, spawn, variant, now, now, leased, idles, graders)
         self._active[lease.id] = lease
         self.counters.add("uirl_sessions_opened_total", door=door)
         return lease
@@ -293,7 +300,7 @@ class Sessions:
             return self.environment
         found = self.environment.controls().get(variant)
         if not isinstance(found, BaseEnvironment):
-            raise Refusal(f"the environment has no variant {variant!r:.60}")
+            raise Refusal(f"the environment has no variant {shown(variant)}")
         return found
 
     def _refuse_before_reset(self, lease: Lease) -> None:

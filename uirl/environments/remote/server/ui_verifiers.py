@@ -26,7 +26,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
 
 from uirl.environments.remote.pictures import as_png
-from uirl.environments.remote.server.access import require_grader
+from uirl.environments.remote.server.access import may_grade, require_grader, require_owner
 from uirl.environments.remote.server.problems import Full
 from uirl.environments.remote.server.sessions import RETRY_AFTER, Lease, Sessions
 from uirl.errors import EnvironmentFailure, RolloutFailure
@@ -103,7 +103,7 @@ class UIVerifiers:
 
     async def start_single(self) -> None:
         """Opens the one session of protocol S, before the port answers."""
-        await self._open(None)
+        await self._open(None, graders=True)
 
     def router(self) -> APIRouter:
         """The routes: those of S where the process is one session, else those of M and of its proxy."""
@@ -141,7 +141,7 @@ class UIVerifiers:
         return {str(one.id): one.info() for one in self._numbered.values()}
 
     async def create(
-        self, type: str = "simple_data_entry", n: int = Query(default=1), seed: int | None = None
+        self, request: Request, type: str = "simple_data_entry", n: int = Query(default=1), seed: int | None = None
     ) -> dict[str, Any]:
         if type not in self.types:
             known = " or ".join(repr(name) for name in sorted(self.types))
@@ -151,7 +151,7 @@ class UIVerifiers:
         started: list[Numbered] = []
         try:
             for i in range(n):
-                started.append(await self._open(None if seed is None else seed + i))
+                started.append(await self._open(None if seed is None else seed + i, graders=may_grade(request)))
         except BaseException:  # nobody is told the ids of those that did start
             for one in started:
                 await self.sessions.close(one.lease, "reset: another session of the request failed")
@@ -179,8 +179,10 @@ class UIVerifiers:
         progress = self._running(id).lease.progress
         return {"num_correct_submissions": len(progress.rows), "num_incorrect_submissions": progress.wrong}
 
-    async def delete(self, id: int) -> dict[str, Any]:
-        await self.sessions.close(self._running(id).lease, "client")
+    async def delete(self, id: int, request: Request) -> dict[str, Any]:
+        lease = self._running(id).lease
+        require_owner(request, lease.graders)
+        await self.sessions.close(lease, "client")
         return {"deleted": id}
 
     async def vnc(self) -> None:
@@ -219,18 +221,19 @@ class UIVerifiers:
 
     # -- both ----------------------------------------------------------------------------------------------------
 
-    async def _open(self, seed: int | None) -> Numbered:
+    async def _open(self, seed: int | None, *, graders: bool) -> Numbered:
         self._count += 1
-        one = await self._started(seed if seed is not None else self._next_seed())
+        one = await self._started(seed if seed is not None else self._next_seed(), graders)
         self._numbered[one.id] = one
         ended = [number for number, old in self._numbered.items() if old.stop]
         for number in ended[: max(0, len(ended) - REMEMBERED)]:
             del self._numbered[number]
         return one
 
-    async def _started(self, seed: int | None) -> Numbered:
+    async def _started(self, seed: int | None, graders: bool) -> Numbered:
         """A session that has been reset; one that does not start is tried again, in a fresh instance."""
-        lease = self.sessions.open("ui-verifiers", leased=False, idles=not self.sessions.settings.single)
+        single = self.sessions.settings.single
+        lease = self.sessions.open("ui-verifiers", graders=graders, leased=False, idles=not single)
         one = Numbered(self._count, lease, datetime.now(UTC))
         lease.on_close = lambda: setattr(one, "stop", datetime.now(UTC))
         try:
