@@ -22,6 +22,8 @@ from uirl.errors import UirlError
 
 MAX_PIXELS = 50_000_000
 """Of one picture: 7000 x 7000. A screen of 4K has 8 million."""
+MAX_CALLS = 100
+"""Calls in one action: no model means more, and each costs a check and an answer."""
 MAX_BITS = 14_000
 """Of a whole number: Python writes no more than 4300 digits."""
 

@@ -243,26 +243,32 @@ def test_plain_results(value: Any, plain: Any) -> None:
     assert json.loads(json.dumps(result)) == plain
 
 
-LOOP: list[Any] = []
-LOOP.append(LOOP)
-
-
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (object(), "returned <object .*expected what JSON holds"),
-        ({"a": [1, {2}]}, r"returned \{2\} \(set\) at \['a'\]\[1\]"),
-        (float("nan"), "returned nan"),
-        ({1: 2}, "a dict with the key 1"),
-        (b"x", "returned b'x'"),
+        (object(), "tool 'give' returned what cannot be kept: the result is <object .*expected what JSON holds"),
+        ({"a": [1, {2}]}, r"the result\.a\[1\] is \{2\} \(set\)"),
+        (float("nan"), "the result is nan"),
+        ({1: 2}, "the result has the key 1"),
+        (b"x", "the result is b'x'"),
         pytest.param(10**5000, "an int of 16610 bits", id="huge"),  # pytest cannot print it either
         ("\ud800", "half a character"),
-        (LOOP, "nested more than"),
     ],
 )
 def test_other_results_are_ours_to_mend(value: Any, words: str) -> None:
     with pytest.raises(EnvironmentFailure, match=words):
         returning(value).execute_tool("give")
+
+
+def test_results_beyond_the_limits_are_the_policys_to_avoid() -> None:
+    """A policy that could break a tool by asking for much would turn lost episodes into no evidence."""
+    loop: list[Any] = []
+    loop.append(loop)
+    for value, words in ((loop, "too deep"), ([0] * 300_000, "too many values")):
+        success, text = returning(value).execute_tool("give")
+        assert not success
+        assert words in text
+        assert "ask for less" in text
 
 
 def test_long_results_are_cut_and_say_so() -> None:

@@ -11,6 +11,7 @@ from uirl.environments.base import BaseEnvironment
 from uirl.environments.results import STEP_SHAPES, read_reset, read_step
 from uirl.environments.worker import TimedOut, Worker, within
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
+from uirl.limits import shown
 from uirl.types import Action, Observation, StepResult, Task
 
 
@@ -26,7 +27,7 @@ class EnvironmentSession:
         """`step_timeout` and `reset_timeout` are seconds. Raises ContractError for what is no `BaseEnvironment`."""
         if not isinstance(env, BaseEnvironment):
             raise ContractError(
-                f"an environment must be an instance of a BaseEnvironment subclass, got {env!r:.80}; "
+                f"an environment must be an instance of a BaseEnvironment subclass, got {shown(env, 80)}; "
                 "a Gymnasium environment goes through GymnasiumEnvironment"
             )
         self._limits = {"step_timeout": step_timeout, "reset_timeout": reset_timeout}
@@ -91,7 +92,7 @@ class EnvironmentSession:
             expected = (
                 "a str or an Action" if self._takes_text else "an Action (for example Action.of('click', x=3, y=4))"
             )
-            raise EnvironmentFailure(f"{where} returned {value!r:.60} ({type(value).__name__}); expected {expected}")
+            raise EnvironmentFailure(f"{where} returned {shown(value)} ({type(value).__name__}); expected {expected}")
 
         action: Action | None = await self._call("expert_action", read)
         return action
@@ -103,7 +104,7 @@ class EnvironmentSession:
         def read(value: Any, where: str) -> str:
             if isinstance(value, str):
                 return value
-            raise EnvironmentFailure(f"{where} returned {value!r:.60} ({type(value).__name__}); expected a str")
+            raise EnvironmentFailure(f"{where} returned {shown(value)} ({type(value).__name__}); expected a str")
 
         text: str = await self._call("get_state_description", read)
         return text

@@ -41,6 +41,7 @@ from uirl.environments.ui_vocabulary import (
     Wait,
 )
 from uirl.errors import ConfigError, did_you_mean
+from uirl.limits import shown
 from uirl.types import Action, ToolCall
 
 __all__ = [
@@ -108,13 +109,13 @@ class ActionSpace:
         """The same for one call."""
         if call.name not in self.names:
             known = repr(self.names[0]) if len(self.names) == 1 else ", ".join(self.names)
-            return f"unknown action {call.name!r:.40}; expected {known}"
+            return f"unknown action {shown(call.name, 40)}; expected {known}"
         spec = ACTIONS[call.name]
         arguments = {name: value for name, value in call.arguments.items() if name != "target"}
         known_names = spec.arguments + (("mark",) if self.marks and call.name in CLICKS else ())
         for name in arguments:
             if name not in known_names:
-                return f"{call.name} has no argument {name!r:.40}; expected {', '.join(known_names) or 'none'}"
+                return f"{call.name} has no argument {shown(name, 40)}; expected {', '.join(known_names) or 'none'}"
         try:
             return _READERS[call.name](_Arguments(self, call.name, arguments))
         except _Mistake as mistake:
@@ -326,4 +327,4 @@ def _is_number(value: Any) -> bool:
 def _shown(value: Any) -> str:
     if isinstance(value, int) and abs(value) > 10**40:
         return "a number of more than 40 digits"  # Python refuses to write very long ones
-    return f"{value!r:.40}"
+    return shown(value, 40)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from uirl.errors import did_you_mean
+from uirl.limits import shown
 
 MODIFIERS = ("ctrl", "alt", "shift", "meta")
 NAMED_KEYS = (
@@ -51,4 +52,4 @@ def _read_key(part: str) -> str:
         return name
     if not written:
         raise ValueError("keys is a chord such as 'enter' or 'ctrl+a'; got an empty name between two '+'")
-    raise ValueError(f"unknown key {written!r:.40}; {did_you_mean(name[:40], _KNOWN)}")
+    raise ValueError(f"unknown key {shown(written, 40)}; {did_you_mean(name[:40], _KNOWN)}")

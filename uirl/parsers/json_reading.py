@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-from typing import Any
+from typing import Any, NoReturn
 
+from uirl import limits
+from uirl.limits import MAX_CALLS
 from uirl.types import ToolCall
 
-MAX_OBJECTS = 100
+MAX_OBJECTS = MAX_CALLS
 """Places of one reply where a value or a call is tried. A bound, so that no reply costs more than linear time."""
 MAX_DEPTH = 32
 """Levels of nesting in the arguments of a call. Deeper ones could not be written to every store."""
 
-_LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_KEPT = limits.Limits(depth=MAX_DEPTH)
 _BLANK_TO_THE_END = re.compile(r"\s*\Z")
 
 
@@ -30,7 +31,7 @@ class Malformed(Unreadable):
         self.end = end
 
 
-def _no_constant(name: str) -> Any:
+def _no_constant(name: str) -> NoReturn:
     raise Unreadable(f"{name} is not JSON; use a finite number")
 
 
@@ -52,7 +53,7 @@ def read_value(text: str, position: int) -> tuple[Any, int]:
     except ValueError:
         raise Unreadable("a number of thousands of digits") from None
     except RecursionError:
-        raise Unreadable(f"JSON nested more than {MAX_DEPTH} deep") from None
+        raise Unreadable(f"the JSON is nested too deep; expected at most {MAX_DEPTH} levels") from None
     return value, end
 
 
@@ -93,26 +94,10 @@ def read_long_form(value: dict[str, Any], name_key: str, argument_keys: tuple[st
 
 def check_plain(value: Any) -> None:
     """Raises Unreadable for what JSON lets through and stores, wires and environments cannot hold."""
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        if not level:
-            return
-        kinds = set(map(type, level))
-        if str in kinds and _LONE_SURROGATE.search("".join(item for item in level if type(item) is str)):
-            raise Unreadable("half a character (a lone \\ud800-\\udfff escape); expected whole characters")
-        if float in kinds and not all(math.isfinite(item) for item in level if type(item) is float):
-            raise Unreadable("a number beyond 1e308; use a finite number")
-        inner: list[Any] = []
-        if dict in kinds or list in kinds:
-            for item in level:
-                if type(item) is dict:
-                    inner += item
-                    inner += item.values()
-                elif type(item) is list:
-                    inner += item
-        level = inner
-    if level:
-        raise Unreadable(f"JSON nested more than {MAX_DEPTH} deep")
+    try:
+        limits.check_plain(value, _KEPT, whole=True)
+    except limits.InputError as error:
+        raise Unreadable(str(error)) from None
 
 
 def write_value(value: Any, *, compact: bool) -> str:
@@ -124,4 +109,4 @@ def write_value(value: Any, *, compact: bool) -> str:
 
 
 def _shown(value: Any) -> str:
-    return json.dumps(value)[:40]
+    return json.dumps(limits.sample(value, 41))[:40]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from uirl.limits import shown
 from uirl.parsers.base import ANSWER, ActionParser
 from uirl.parsers.json_reading import Unreadable
 from uirl.parsers.qwen_style import CLOSE, OPEN, find_block, long_form, read_block
@@ -99,7 +100,7 @@ def _read_action(call: ToolCall) -> ToolCall:
     if name == MOBILE_USE:
         name = arguments.pop("action", None)
         if name not in ACTIONS:
-            raise Unreadable(f"unknown action {name!r:.40}; expected one of {', '.join(ACTIONS)}")
+            raise Unreadable(f"unknown action {shown(name, 40)}; expected one of {', '.join(ACTIONS)}")
     if name in ACTIONS:
         arguments |= {key: _read_coordinate(arguments[key], key) for key in _COORDINATES if key in arguments}
     return ToolCall(name, arguments, call.id)
@@ -108,9 +109,9 @@ def _read_action(call: ToolCall) -> ToolCall:
 def _read_coordinate(value: Any, key: str) -> list[float]:
     numbers = value if isinstance(value, list) else []
     if len(numbers) not in (2, 4) or not all(type(n) in (int, float) for n in numbers):
-        raise Unreadable(f'"{key}" must be [x,y], got {value!r:.40}')
+        raise Unreadable(f'"{key}" must be [x,y], got {shown(value, 40)}')
     if not all(0 <= n <= GRID for n in numbers):
-        raise Unreadable(f'"{key}" must lie between 0 and {GRID}, got {value!r:.40}')
+        raise Unreadable(f'"{key}" must lie between 0 and {GRID}, got {shown(value, 40)}')
     return numbers if len(numbers) == 2 else [_middle(numbers[0], numbers[2]), _middle(numbers[1], numbers[3])]
 
 

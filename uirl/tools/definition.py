@@ -16,6 +16,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from uirl.errors import ConfigError, ContractError, did_you_mean
+from uirl.limits import clip, sample, shown
 from uirl.tools.signature import CallSignature
 
 MAX_PROBLEMS = 3
@@ -47,11 +48,11 @@ class ToolDefinition:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ConfigError(
-                f"ToolDefinition.name is {self.name!r:.80}; expected a name of letters, digits and _ . : / -, "
+                f"ToolDefinition.name is {shown(self.name, 80)}; expected a name of letters, digits and _ . : / -, "
                 "e.g. 'calculator'"
             )
         if not isinstance(self.description, str):
-            raise ConfigError(f"the description of tool {self.name!r} is {self.description!r:.60}; expected a str")
+            raise ConfigError(f"the description of tool {self.name!r} is {shown(self.description)}; expected a str")
         self._check_parameters()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ToolDefinition:
@@ -112,7 +113,7 @@ class ToolDefinition:
     def _check_parameters(self) -> None:
         if not isinstance(self.parameters, Mapping) or self.parameters.get("type") != "object":
             raise ConfigError(
-                f"the parameters of tool {self.name!r} are {self.parameters!r:.80}; expected a JSON Schema "
+                f"the parameters of tool {self.name!r} are {shown(self.parameters, 80)}; expected a JSON Schema "
                 '{"type": "object", "properties": {...}}'
             )
         try:
@@ -186,7 +187,7 @@ def _shown(value: Any) -> str:
 
 def _short(value: Any) -> str:
     try:
-        text = json.dumps(value, ensure_ascii=False, default=repr)
-    except ValueError:  # an int of more digits than Python writes
+        text = json.dumps(sample(value, 61), ensure_ascii=False, default=repr)
+    except (ValueError, TypeError):
         return f"a {type(value).__name__} that cannot be written"
-    return text if len(text) <= 60 else text[:57] + "..."
+    return clip(text)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from uirl.errors import ContractError, EnvironmentFailure
+from uirl.limits import shown
 from uirl.tools.base import Tool, ToolError
 from uirl.tools.definition import ToolDefinition
 from uirl.types import Action, Observation, ToolCall
@@ -30,7 +31,7 @@ class EnvironmentStepTool(Tool):
         """`takes_action`: `step` gets an `Action` with one call, made of `action` and `arguments`; False: a str.
         None: as the environment's `action_format` says ('text' or none at all: a str)."""
         if not callable(getattr(environment, "step", None)):
-            raise ContractError(f"{environment!r:.60} has no step(action); EnvironmentStepTool cannot act on it")
+            raise ContractError(f"{shown(environment)} has no step(action); EnvironmentStepTool cannot act on it")
         self.environment = environment
         self.takes_action = getattr(environment, "action_format", "text") != "text"
         if takes_action is not None:
@@ -95,7 +96,7 @@ def _read(step: Any, where: str) -> tuple[str, float, bool]:
         observation, reward = step.observation, step.reward
         done = bool(step.terminated) or bool(getattr(step, "truncated", False))
     else:
-        got = f"a tuple of {len(step)}" if isinstance(step, tuple) else f"{step!r:.60} ({type(step).__name__})"
+        got = f"a tuple of {len(step)}" if isinstance(step, tuple) else f"{shown(step)} ({type(step).__name__})"
         raise EnvironmentFailure(
             f"{where} returned {got}; expected (observation, reward, done, info), (observation, reward, terminated, "
             "truncated, info), or an object with observation, reward, terminated and truncated"
@@ -103,7 +104,7 @@ def _read(step: Any, where: str) -> tuple[str, float, bool]:
     try:
         return _as_text(observation, where), float(reward), done
     except (TypeError, ValueError) as error:
-        raise EnvironmentFailure(f"{where} returned the reward {reward!r:.60}; expected a number") from error
+        raise EnvironmentFailure(f"{where} returned the reward {shown(reward)}; expected a number") from error
 
 
 def _as_text(observation: Any, where: str) -> str:
@@ -117,5 +118,5 @@ def _as_text(observation: Any, where: str) -> str:
         images = len(observation.get("images", ())) + ("image" in observation)
     note = f"[{images} picture{'s' if images != 1 else ''}, not shown: a tool returns text]" if images else ""
     if not isinstance(text, str):
-        raise EnvironmentFailure(f"{where} returned {text!r:.60} as observation text; expected a str")
+        raise EnvironmentFailure(f"{where} returned {shown(text)} as observation text; expected a str")
     return "\n".join(part for part in (text, note) if part)

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from uirl.errors import ConfigError
+from uirl.limits import shown
 from uirl.tools.base import Tool, ToolError
 
 MOST_KEYS_COMPARED = 1000
@@ -24,7 +25,7 @@ class LookupTool(Tool):
         """`table`: text keys and plain data. `description` empty: says only that it looks up keys."""
         wrong = [key for key in table if not isinstance(key, str)]
         if wrong:
-            raise ConfigError(f"LookupTool got the key {wrong[0]!r:.40}; expected text keys")
+            raise ConfigError(f"LookupTool got the key {shown(wrong[0], 40)}; expected text keys")
         self.name, self.description = name, description or type(self).description
         self._table = dict(table)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure, EpisodeTimeout, RolloutFailure, did_you_mean
+from uirl.limits import shown
 from uirl.tools.base import FunctionTool, Tool, ToolError
 from uirl.tools.execution import LoopThread, TimedOut, execute, runs_without_loop
 from uirl.tools.results import cut, read_result
@@ -153,7 +154,7 @@ class ToolRegistry:
             raise ConfigError(f"got the class {tool.__name__}; expected an instance: register({tool.__name__}(...))")
         if callable(tool):
             return FunctionTool(tool)
-        raise ConfigError(f"got {tool!r:.60} ({type(tool).__name__}); expected a Tool or a function")
+        raise ConfigError(f"got {shown(tool)} ({type(tool).__name__}); expected a Tool or a function")
 
     async def _answer(self, tool: Tool | None, call: ToolCall) -> Any:
         """The result as plain data. Raises `ToolError` for the policy's mistakes, failures for ours."""

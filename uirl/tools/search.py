@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from uirl.errors import ConfigError
+from uirl.limits import shown
 from uirl.tools.base import Tool, ToolError
 
 K1, B = 1.5, 0.75
@@ -105,6 +106,6 @@ def _read_document(document: Any) -> tuple[str, str]:
     if isinstance(document, tuple) and len(document) == 2 and all(isinstance(part, str) for part in document):
         return document
     raise ConfigError(
-        f"SearchTool got the document {document!r:.80}; expected a text, (title, text), or a dict with 'text' "
+        f"SearchTool got the document {shown(document, 80)}; expected a text, (title, text), or a dict with 'text' "
         "and 'title'"
     )

@@ -13,6 +13,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
 from uirl.errors import ContractError
+from uirl.limits import shown
 
 _SECTION = re.compile(
     r"^(Args|Arguments|Parameters|Returns?|Yields?|Raises|Examples?|Notes?|See Also|Attributes|Warnings?):\s*$", re.M
@@ -108,7 +109,7 @@ class CallSignature:
             return adapter.dump_python(parameter.default, mode="json", warnings="error")
         except ValueError as error:
             raise ContractError(
-                f"parameter {parameter.name!r} of {self._name} has the default {parameter.default!r:.60}, which its "
+                f"parameter {parameter.name!r} of {self._name} has the default {shown(parameter.default)}, which its "
                 "type hint does not allow"
             ) from error
 

@@ -89,7 +89,7 @@ async def test_no_answer_is_a_time_out_and_not_sent_again(server: tuple[str, Fau
 async def test_an_answer_that_is_no_json(server: tuple[str, Faulty]) -> None:
     url, faulty = server
     faulty.rule = lambda method, path: "text"
-    with pytest.raises(EnvironmentFailure, match="answered 'Internal Server Error': no JSON"):
+    with pytest.raises(EnvironmentFailure, match="answered 'Internal Server Error': the text is not JSON"):
         await sent(url, again=True)
 
 
@@ -186,5 +186,5 @@ def test_the_first_answer_that_makes_sense(server: tuple[str, Faulty]) -> None:
     ):
         client.first_answer(urls, "/thing", read, "nobody knows", "Start one.")
     faulty.rule = lambda method, path: "text"
-    with pytest.raises(EnvironmentFailure, match="WireError: no JSON"):
+    with pytest.raises(EnvironmentFailure, match="WireError: the text is not JSON"):
         client.first_answer(urls, "/thing", read, "nobody knows", "Start one.")

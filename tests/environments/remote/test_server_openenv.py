@@ -74,8 +74,8 @@ def test_an_episode(screen: Served) -> None:
 @pytest.mark.parametrize(
     ("frame", "code", "words"),
     [
-        ("{bad", "INVALID_JSON", "no JSON"),
-        ("[" * 50_000, "INVALID_JSON", "no JSON"),
+        ("{bad", "INVALID_JSON", "not JSON"),
+        ("[" * 50_000, "INVALID_JSON", "too deep"),
         ('{"type":"nope"}', "UNKNOWN_TYPE", "unknown message type 'nope'"),
         ("[]", "UNKNOWN_TYPE", "unknown message type None"),
         ('{"type":"step","data":{"zzz":1}}', "VALIDATION_ERROR", "unknown field 'zzz'"),

@@ -254,7 +254,9 @@ async def test_progress_that_is_no_json(many: tuple[str, FastAPI]) -> None:
         environment = client(url)
         await environment.reset()
         faulty.rule = lambda method, path: "text" if path.endswith("/progress") else None
-        with pytest.raises(EnvironmentFailure, match="/progress answered 'Internal Server Error': no JSON"):
+        with pytest.raises(
+            EnvironmentFailure, match="/progress answered 'Internal Server Error': the text is not JSON"
+        ):
             await environment.step(click((5, 5)))
         await environment.close()
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.inference.pictures import picture
 from uirl.environments.remote.pictures import as_png, media_type, whole
 from uirl.environments.remote.wire import (
-    DEEPEST,
     WireError,
     dumps,
     loads,
@@ -28,6 +27,7 @@ from uirl.environments.remote.wire import (
 )
 from uirl.errors import EnvironmentFailure
 from uirl.images import Screenshot, screenshot
+from uirl.limits import LIMITS, MAX_CALLS
 from uirl.types import Action, Observation, StepResult, Task, ToolCall, ToolResult
 
 anything = st.recursive(
@@ -112,11 +112,11 @@ def deep(levels: int) -> Any:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ({"a": {"b": object()}}, r"info\.a\.b is a object, which cannot travel"),
-        ({"a": [1, float("nan")]}, r"info\.a\[1\] is nan, which JSON does not have"),
+        ({"a": {"b": object()}}, r"info\.a\.b is <object .* \(object\); expected what JSON holds"),
+        ({"a": [1, float("nan")]}, r"info\.a\[1\] is nan \(float\); expected what JSON holds"),
         ({"a": {1: 2}}, r"info\.a has the key 1; expected text"),
-        ({"a": b"bytes"}, "is a bytes, which cannot travel"),
-        ({"a": deep(DEEPEST + 1)}, f"nested deeper than {DEEPEST} levels"),
+        ({"a": b"bytes"}, r"is b'bytes' \(bytes\)"),
+        ({"a": deep(LIMITS.depth + 1)}, f"nested too deep; expected at most {LIMITS.depth} levels"),
     ],
 )
 def test_values_that_cannot_travel(value: Any, message: str) -> None:
@@ -124,10 +124,19 @@ def test_values_that_cannot_travel(value: Any, message: str) -> None:
         plain(value, "info")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"a": ' + "1" * 5000 + "}", "\ud800"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[" * 100_000, '{"a": ' + "1" * 5000 + "}", "\ud800", "NaN", "[Infinity]", "[1e999]", "[-1e999]"]
+)
 def test_what_is_no_json(text: str) -> None:
-    with pytest.raises(WireError, match="no JSON"):
+    with pytest.raises(WireError, match=r"not JSON|too deep|beyond 1e308"):
         loads(text.encode("utf-8", "surrogatepass"))
+
+
+def test_an_action_has_no_more_calls_than_are_meant() -> None:
+    call = {"name": "click"}
+    assert len(read_action({"tool_calls": [call] * MAX_CALLS}).tool_calls) == MAX_CALLS
+    with pytest.raises(WireError, match=r"action\.tool_calls has 101 items; expected at most 100"):
+        read_action({"tool_calls": [call] * (MAX_CALLS + 1)})
 
 
 async def test_pictures_are_looked_at_to_the_last_pixel() -> None:

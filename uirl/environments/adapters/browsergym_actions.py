@@ -9,6 +9,7 @@ from typing import Any
 
 from uirl.environments.browser.pointer import NOTCH
 from uirl.errors import did_you_mean
+from uirl.limits import shown
 from uirl.types import ToolCall
 
 LONGEST = 20_000
@@ -178,25 +179,25 @@ FUNCTIONS: dict[str, Callable[..., Iterator[ToolCall]]] = {
 
 def _button(button: str) -> str:
     if button not in ("left", "right"):
-        raise Unreadable(f"ValueError: the button is 'left' or 'right', got {button!r:.40}")
+        raise Unreadable(f"ValueError: the button is 'left' or 'right', got {shown(button, 40)}")
     return "click" if button == "left" else "right_click"
 
 
 def _left(button: str) -> None:
     if button != "left":
-        raise Unreadable(f"ValueError: only the left button clicks twice, got {button!r:.40}")
+        raise Unreadable(f"ValueError: only the left button clicks twice, got {shown(button, 40)}")
 
 
 def _mark(bid: Any) -> int:
     digits = str(bid).strip("[] ")
     if isinstance(bid, bool) or not (digits.isascii() and digits.isdigit() and len(digits) <= 4):
-        raise Unreadable(f"ValueError: a bid is a number on the picture, such as '3', got {bid!r:.40}")
+        raise Unreadable(f"ValueError: a bid is a number on the picture, such as '3', got {shown(bid, 40)}")
     return int(digits)
 
 
 def _number(value: Any, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e6:
-        raise Unreadable(f"ValueError: {name} is a number, got {value!r:.40}")
+        raise Unreadable(f"ValueError: {name} is a number, got {shown(value, 40)}")
     return float(value)
 
 

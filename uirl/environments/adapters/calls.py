@@ -17,6 +17,7 @@ from uirl.environments.table import create_environment
 from uirl.environments.tool_use.environment import ANSWER, ToolEnvironment
 from uirl.environments.ui_actions import ActionSpace
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
+from uirl.limits import shown
 from uirl.tools.definition import ToolDefinition
 from uirl.types import Action, Observation, StepResult, Task, ToolCall
 
@@ -176,7 +177,7 @@ class CalledEpisode:
 
     def _action(self, name: str, arguments: Mapping[str, Any]) -> Action:
         if name not in self.functions:
-            raise ValueError(f"there is no function {name!r:.40}; expected {', '.join(self.functions)}")
+            raise ValueError(f"there is no function {shown(name, 40)}; expected {', '.join(self.functions)}")
         given = {key: value for key, value in arguments.items() if value is not None}
         if name == ACT and self._own_schemas and self._env.action_format == "text":
             problem = self.functions[name].check(given)
@@ -207,5 +208,5 @@ def _read(schema: Mapping[str, Any]) -> ToolDefinition:
         return ToolDefinition(function["name"], function.get("description", ""), parameters)
     except (KeyError, AttributeError) as error:
         raise ConfigError(
-            f"a function has no name: {schema!r:.80}; expected {{'name': ..., 'parameters': ...}}"
+            f"a function has no name: {shown(schema, 80)}; expected {{'name': ..., 'parameters': ...}}"
         ) from error

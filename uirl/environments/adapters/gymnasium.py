@@ -13,6 +13,7 @@ from typing import Any
 
 from uirl.environments.base import BaseEnvironment
 from uirl.errors import ConfigError, did_you_mean
+from uirl.limits import shown
 from uirl.types import Observation
 
 VIEWS = ("auto", "text", "image", "ansi", "rgb")
@@ -223,7 +224,7 @@ def _read_source(env: Any, view: str, options: dict[str, Any]) -> tuple[Callable
         return (partial(gymnasium.make, env.spec) if env.spec is not None else None), env, env.spec
     if callable(env):
         return env, None, None
-    raise ConfigError(f"gymnasium: expected an id, a function or a gymnasium.Env, got {env!r:.80}")
+    raise ConfigError(f"gymnasium: expected an id, a function or a gymnasium.Env, got {shown(env, 80)}")
 
 
 def _is_image(value: Any) -> bool:

@@ -24,6 +24,7 @@ from uirl.environments.ui_vocabulary import (
     Wait,
 )
 from uirl.errors import did_you_mean
+from uirl.limits import shown
 from uirl.types import Action, ToolCall
 
 APPS = (
@@ -107,7 +108,8 @@ class PhoneSpace:
         if call.name in self.tools:
             return UseTool(call)
         if call.name not in self.names:
-            return f"unknown action {call.name!r:.40}; expected one of {', '.join([*self.names, *sorted(self.tools)])}"
+            known = ", ".join([*self.names, *sorted(self.tools)])
+            return f"unknown action {shown(call.name, 40)}; expected one of {known}"
         try:
             return _READERS[call.name](_Arguments(self, call.name, call.arguments))
         except _Mistake as mistake:
@@ -165,7 +167,7 @@ class _Arguments:
         value = self.given.get(name)
         pair = list(value) if isinstance(value, (list, tuple)) else []
         if len(pair) != 2 or not all(_is_number(n) and 0 <= n <= GRID for n in pair):
-            raise _Mistake(f'{self.action} needs "{name}": [x,y] between 0 and {GRID}; got {value!r:.40}')
+            raise _Mistake(f'{self.action} needs "{name}": [x,y] between 0 and {GRID}; got {shown(value, 40)}')
         lengths = (self.space.width, self.space.height)
         x, y = (min(int(n / GRID * length), length - 1) for n, length in zip(pair, lengths, strict=True))
         return x, y
@@ -173,7 +175,7 @@ class _Arguments:
     def text(self, name: str = "text") -> str:
         value = self.given.get(name)
         if not isinstance(value, str) or not value:
-            raise _Mistake(f"{self.action} needs a {name}; got {value!r:.40}")
+            raise _Mistake(f"{self.action} needs a {name}; got {shown(value, 40)}")
         if len(value) > MAX_TEXT:
             raise _Mistake(f"{self.action} takes at most {MAX_TEXT} characters; got {len(value)}")
         if any("\ud800" <= character <= "\udfff" for character in value):
@@ -183,7 +185,7 @@ class _Arguments:
     def choice(self, name: str, known: tuple[str, ...]) -> Any:
         value = self.given.get(name)
         if not isinstance(value, str) or value.lower() not in known:
-            raise _Mistake(f"{self.action} needs {name}, one of {', '.join(known)}; got {value!r:.40}")
+            raise _Mistake(f"{self.action} needs {name}, one of {', '.join(known)}; got {shown(value, 40)}")
         return value.lower()
 
 
@@ -202,7 +204,7 @@ def _open(arguments: _Arguments) -> PhoneAction:
     wanted = arguments.text()
     known = {app.lower(): app for app in arguments.space.apps}
     if wanted.lower() not in known:
-        raise _Mistake(f"there is no app {wanted!r:.40}; {did_you_mean(wanted[:40], arguments.space.apps)}")
+        raise _Mistake(f"there is no app {shown(wanted, 40)}; {did_you_mean(wanted[:40], arguments.space.apps)}")
     return OpenApp(known[wanted.lower()])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from uirl.environments.remote.http import EnvironmentClient
 from uirl.errors import ConfigError, EnvironmentFailure
+from uirl.limits import shown
 from uirl.types import Task
 
 NEEDS_USER = "agent-user-interaction"
@@ -80,7 +81,7 @@ class Choice:
 def read_list(said: Any, where: str) -> list[PhoneTask]:
     """The tasks of what a server listed. Raises EnvironmentFailure for what is no list of tasks."""
     if not isinstance(said, list) or not said:
-        raise EnvironmentFailure(f"{where} answered {said!r:.80}; expected a list of tasks")
+        raise EnvironmentFailure(f"{where} answered {shown(said, 80)}; expected a list of tasks")
     return [_read(item, where) for item in said]
 
 
@@ -94,12 +95,12 @@ def ask_any(client: EnvironmentClient, urls: Sequence[str]) -> list[PhoneTask]:
 def _read(item: Any, where: str) -> PhoneTask:
     name = item.get("name") if isinstance(item, dict) else None
     if not isinstance(name, str) or not name:
-        raise EnvironmentFailure(f"{where} lists {item!r:.80}; expected a task with a name")
+        raise EnvironmentFailure(f"{where} lists {shown(item, 80)}; expected a task with a name")
     return PhoneTask(name, _words(item, "tags", where), _words(item, "apps", where))
 
 
 def _words(item: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
     value = item.get(key) or ()
     if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
-        raise EnvironmentFailure(f"{where}: {key} of {item['name']!r:.60} is {value!r:.60}; expected words")
+        raise EnvironmentFailure(f"{where}: {key} of {shown(item['name'])} is {shown(value)}; expected words")
     return tuple(value)

@@ -12,6 +12,7 @@ from uirl.environments.remote.pictures import whole
 from uirl.environments.remote.wire import WireError, from_base64
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.images import Screenshot
+from uirl.limits import shown
 
 SUITE = "mobile_world"
 UNHEALTHY = "Device is not healthy"
@@ -72,9 +73,9 @@ class PhoneServer:
                 raise DeviceUnhealthy(str(refused)) from None
             raise
         if not isinstance(said, dict) or not isinstance(said.get("ok"), bool):
-            raise EnvironmentFailure(f"{self.url} is no MobileWorld server: GET /health said {said!r:.80}")
+            raise EnvironmentFailure(f"{self.url} is no MobileWorld server: GET /health said {shown(said, 80)}")
         if not said["ok"]:
-            raise DeviceUnhealthy(f"{self.url}/health says that a device is not well: {said!r:.200}")
+            raise DeviceUnhealthy(f"{self.url}/health says that a device is not well: {shown(said, 200)}")
 
     async def prepare(self) -> None:
         """Chooses the suite of tasks and connects the device: once in the life of a server."""
@@ -88,7 +89,7 @@ class PhoneServer:
     async def goal(self, task: str) -> str:
         said = await self._ask("GET", "/task/goal", params={"task_name": task})
         if not isinstance(said, str) or not said:
-            raise EnvironmentFailure(f"{self.url}/task/goal answered {said!r:.80}; expected a text")
+            raise EnvironmentFailure(f"{self.url}/task/goal answered {shown(said, 80)}; expected a text")
         return said
 
     async def begin(self, task: str) -> None:
@@ -101,7 +102,7 @@ class PhoneServer:
         encoded = said.get("b64_png") if isinstance(said, dict) else None
         where = f"{self.url}/screenshot"
         if not isinstance(encoded, str):
-            raise EnvironmentFailure(f"{where} answered {said!r:.80}; expected b64_png")
+            raise EnvironmentFailure(f"{where} answered {shown(said, 80)}; expected b64_png")
         try:
             data = from_base64(encoded, "b64_png")
         except WireError as error:
@@ -113,7 +114,7 @@ class PhoneServer:
         body = {"device": self.device, "action": dict(action)}
         said = await self._ask("POST", "/step", json=body, again=False)
         if not isinstance(said, dict) or "result" not in said:
-            raise EnvironmentFailure(f"{self.url}/step answered {said!r:.80}; expected a result")
+            raise EnvironmentFailure(f"{self.url}/step answered {shown(said, 80)}; expected a result")
         result = said["result"]
         return result if isinstance(result, str) else ""
 
@@ -123,7 +124,7 @@ class PhoneServer:
         value: Any = said.get("score") if isinstance(said, dict) else None
         known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         if not known or not 0 <= value <= 1:
-            raise EnvironmentFailure(f"{self.url}/task/eval answered {said!r:.120}; expected a score from 0 to 1")
+            raise EnvironmentFailure(f"{self.url}/task/eval answered {shown(said, 120)}; expected a score from 0 to 1")
         reason = said.get("reason")
         return Score(float(value), reason if isinstance(reason, str) else "")
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from uirl.environments.remote.wire import WireError, dumps, loads
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
+from uirl.limits import shown
 
 if TYPE_CHECKING:
     import httpx
@@ -209,7 +210,7 @@ def checked_url(url: Any) -> str:
     """The address of a server without its last slash. Raises ConfigError for what is none, or holds a secret."""
     parts = urlsplit(url) if isinstance(url, str) else None
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{url!r:.80} is no address of a server; expected one like 'http://host:8000'")
+        raise ConfigError(f"{shown(url, 80)} is no address of a server; expected one like 'http://host:8000'")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError("the server's address holds a user, a password or a query; the token belongs in token_env")
     return str(url).rstrip("/")

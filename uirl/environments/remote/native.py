@@ -24,6 +24,7 @@ from uirl.environments.remote.wire import (
     write_task,
 )
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
+from uirl.limits import shown
 from uirl.types import Action, Observation, StepResult, Task
 
 PROTOCOL = 1
@@ -243,7 +244,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
             self._blame(error)
             raise
         if not isinstance(said, dict):
-            raise EnvironmentFailure(f"{url} answered {said!r:.60}; expected an object")
+            raise EnvironmentFailure(f"{url} answered {shown(said)}; expected an object")
         return said
 
     async def _seen(self, value: Any, url: str = "") -> Observation:
@@ -260,8 +261,8 @@ class NativeRemoteEnvironment(RemoteEnvironment):
             said = self._ask("/v1/environment")
             if said.get("protocol") != PROTOCOL:
                 raise ConfigError(
-                    f"the server speaks protocol {said.get('protocol')!r:.20} and this client {PROTOCOL}; install the "
-                    "same version of uirl on both sides"
+                    f"the server speaks protocol {shown(said.get('protocol'), 20)} and this client {PROTOCOL}; install "
+                    "the same version of uirl on both sides"
                 )
             if not said.get("grades") and not self._blind:
                 raise ConfigError(
@@ -277,7 +278,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         def read(said: Any) -> dict[str, Any]:
             if isinstance(said, dict):
                 return said
-            raise WireError(f"it said {said!r:.60}; expected an object")
+            raise WireError(f"it said {shown(said)}; expected an object")
 
         problem = f"no server says what it serves (GET {path})"
         remedy = "Does `uirl serve` run there, and is token_env right?"

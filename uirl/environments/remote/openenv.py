@@ -14,6 +14,7 @@ from uirl.environments.remote.pictures import whole
 from uirl.environments.remote.servers import Server
 from uirl.environments.remote.wire import WireError, dumps, loads, write_task
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
+from uirl.limits import shown
 from uirl.types import Action, Observation, StepResult, Task
 
 if TYPE_CHECKING:
@@ -145,7 +146,9 @@ class OpenEnvEnvironment(RemoteEnvironment):
             said = await self.client.json("GET", f"{server.url}/schema", timeout=CONNECT, again=True, retries=0)
             schema = said.get("action") if isinstance(said, dict) else None
             if not isinstance(schema, dict):
-                raise EnvironmentFailure(f"{server.url}/schema answered {said!r:.80}; expected the schema of actions")
+                raise EnvironmentFailure(
+                    f"{server.url}/schema answered {shown(said, 80)}; expected the schema of actions"
+                )
             self._schema = schema
         self._socket = await self._connected(server.url)
         try:
@@ -215,7 +218,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
             raise EnvironmentFailure(f"{url}/ws answered nonsense to {kind}: {error}") from None
         body = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(body, dict):
-            raise EnvironmentFailure(f"{url}/ws answered {answer!r:.80} to {kind}; expected an object with data")
+            raise EnvironmentFailure(f"{url}/ws answered {shown(answer, 80)} to {kind}; expected an object with data")
         if answer.get("type") == "error":
             raise _said(url, kind, body)
         return body

@@ -14,6 +14,7 @@ from typing import Any
 from uirl.environments.remote.wire import WireError, from_base64, plain, read_result, write_action
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.images import Screenshot, screenshot
+from uirl.limits import shown
 from uirl.types import Action, Observation
 
 NAME_FIELDS = ("action_type", "action", "name", "tool_name", "type", "command")
@@ -73,12 +74,12 @@ def read_frame(data: Mapping[str, Any], where: str) -> Frame:
     metadata likewise. Raises EnvironmentFailure for what makes no sense."""
     seen = data.get("observation")
     if not isinstance(seen, Mapping):
-        raise EnvironmentFailure(f"{where} sent {data!r:.80}; expected an observation")
+        raise EnvironmentFailure(f"{where} sent {shown(data, 80)}; expected an observation")
     ends = {name: _flag(data, seen, name, where) for name in ("done", "terminated", "truncated")}
     reward = data.get("reward")
     number = isinstance(reward, (int, float)) and math.isfinite(reward)
     if reward is not None and not number:
-        raise EnvironmentFailure(f"{where} sent the reward {reward!r:.60}; expected a finite number or null")
+        raise EnvironmentFailure(f"{where} sent the reward {shown(reward)}; expected a finite number or null")
     try:
         observation = _observation(data, seen)
     except WireError as error:
@@ -92,7 +93,7 @@ def _flag(data: Mapping[str, Any], seen: Mapping[str, Any], name: str, where: st
     value = data[name] if data.get(name) is not None else seen.get(name)
     if value is None or isinstance(value, bool):
         return value
-    raise EnvironmentFailure(f"{where} sent {name}={value!r:.40}; expected true or false")
+    raise EnvironmentFailure(f"{where} sent {name}={shown(value, 40)}; expected true or false")
 
 
 def _observation(data: Mapping[str, Any], seen: Mapping[str, Any]) -> Observation:

@@ -32,6 +32,7 @@ from uirl.environments.ui_actions import (
 from uirl.environments.ui_vocabulary import SCROLL_NOTCHES, Coordinates
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
 from uirl.images import Screenshot
+from uirl.limits import shown
 from uirl.types import Action, Observation, StepResult, Task
 
 MOUSE = ("click", "double_click", "triple_click", "right_click", "move")
@@ -200,7 +201,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         )  # fmt: skip
         ids = said.get("session_ids") if isinstance(said, dict) else None
         if not isinstance(ids, list) or len(ids) != 1 or not isinstance(ids[0], int):
-            raise EnvironmentFailure(f"{server.url} answered {said!r:.80}; expected one session id")
+            raise EnvironmentFailure(f"{server.url} answered {shown(said, 80)}; expected one session id")
         self._session = ids[0]
         self._base = f"{server.url}/session/{self._session}"
         self._mouse_only = True
@@ -259,7 +260,9 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         if isinstance(rows, list):
             right = len(set(rows))
         if not (isinstance(right, int) and isinstance(wrong, int)):
-            raise EnvironmentFailure(f"{self._base}/progress answered {said!r:.120}; expected counts of submissions")
+            raise EnvironmentFailure(
+                f"{self._base}/progress answered {shown(said, 120)}; expected counts of submissions"
+            )
         return Progress(right, wrong, said)
 
     def _info(self, progress: Progress) -> dict[str, Any]:

@@ -9,17 +9,14 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from uirl.environments.remote.pictures import media_type
 from uirl.errors import EnvironmentFailure, did_you_mean
 from uirl.images import Screenshot
+from uirl.limits import MAX_CALLS, InputError, as_plain, read_json, shown
 from uirl.types import Action, Observation, StepResult, Task, ToolCall, ToolResult
-
-DEEPEST = 64
-"""Levels of lists and objects inside each other that plain data may have."""
 
 
 class WireError(ValueError):
@@ -32,40 +29,23 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(data: bytes | str) -> Any:
-    """The value of a JSON text. Raises WireError for what is none."""
+    """The value of a JSON text, within the limits of `uirl.limits`. Raises WireError for what is none, NaN and
+    infinities included, so that whatever was read can be written again."""
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise WireError(f"no JSON: {error}") from None
+        return read_json(data, where="the text")
+    except InputError as error:
+        raise WireError(str(error)) from None
 
 
-def plain(value: Any, where: str, depth: int = 0) -> Any:
+def plain(value: Any, where: str) -> Any:
     """`value` as JSON has it: tuples become lists, numbers of NumPy become Python's.
 
     Raises EnvironmentFailure for what has no such form, with the path to it.
     """
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise EnvironmentFailure(f"{where} is {value}, which JSON does not have; expected a finite number or None")
-        return value
-    if depth > DEEPEST:
-        raise EnvironmentFailure(f"{where[:80]} is nested deeper than {DEEPEST} levels")
-    if isinstance(value, Mapping):
-        return {_key(key, where): plain(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
-    if hasattr(value, "tolist"):  # an array or a number of NumPy, without importing it
-        return plain(value.tolist(), where, depth + 1)
-    got = type(value).__name__
-    raise EnvironmentFailure(f"{where} is a {got}, which cannot travel; expected text, numbers, lists and dicts")
-
-
-def _key(key: Any, where: str) -> str:
-    if not isinstance(key, str):
-        raise EnvironmentFailure(f"{where} has the key {key!r:.40}; expected text")
-    return key
+    try:
+        return as_plain(value, where)
+    except InputError as error:
+        raise EnvironmentFailure(str(error)) from None
 
 
 # -- reading --------------------------------------------------------------------------------------------------------
@@ -76,7 +56,7 @@ class Fields:
 
     def __init__(self, value: Any, where: str) -> None:
         if not isinstance(value, Mapping):
-            raise WireError(f"{where} is {value!r:.60}; expected an object")
+            raise WireError(f"{where} is {shown(value)}; expected an object")
         self._left, self._where = dict(value), where
         self._known: list[str] = []
 
@@ -92,19 +72,21 @@ class Fields:
         # a bool is an int to Python, and nobody means it as one
         if not isinstance(value, kinds) or (isinstance(value, bool) and not {bool, object} & set(kinds)):
             wanted = " or ".join(k.__name__ for k in kinds)
-            raise WireError(f"{self._where}.{name} is {value!r:.60}; expected {wanted}")
+            raise WireError(f"{self._where}.{name} is {shown(value)}; expected {wanted}")
         return value
 
-    def items(self, name: str, read: Callable[[Any, str], Any]) -> tuple[Any, ...]:
-        """What `read` makes of every item of a list; an absent list is empty."""
+    def items(self, name: str, read: Callable[[Any, str], Any], most: int | None = None) -> tuple[Any, ...]:
+        """What `read` makes of every item of a list, of `most` at most; an absent list is empty."""
         given = self.take(name, list, [])
+        if most is not None and len(given) > most:
+            raise WireError(f"{self._where}.{name} has {len(given)} items; expected at most {most}")
         return tuple(read(item, f"{self._where}.{name}[{i}]") for i, item in enumerate(given))
 
     def done(self, *also: str) -> None:
         """Raises WireError for the first field that nobody took; `also`: names it may offer instead."""
         for name in self._left:
             known = [*self._known, *also]
-            raise WireError(f"{self._where} has an unknown field {name!r:.40}; {did_you_mean(name, known)}")
+            raise WireError(f"{self._where} has an unknown field {shown(name, 40)}; {did_you_mean(name, known)}")
 
 
 def read_action(value: Any, where: str = "action", *, also: tuple[str, ...] = ()) -> Action:
@@ -112,7 +94,7 @@ def read_action(value: Any, where: str = "action", *, also: tuple[str, ...] = ()
     fields = Fields(value, where)
     action = Action(
         text=fields.take("text", str, ""),
-        tool_calls=fields.items("tool_calls", _read_call),
+        tool_calls=fields.items("tool_calls", _read_call, most=MAX_CALLS),
         thought=fields.take("thought", str, ""),
         parse_error=fields.take("parse_error", str, None),
     )
@@ -178,7 +160,7 @@ def read_result(value: Any, where: str) -> ToolResult:
 
 def _read_text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise WireError(f"{where} is {value!r:.60}; expected text")
+        raise WireError(f"{where} is {shown(value)}; expected text")
     return value
 
 

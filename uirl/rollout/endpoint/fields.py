@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from typing import Any
 
+from uirl import limits
 from uirl.errors import did_you_mean
+from uirl.limits import InputError, LimitError, check_whole, clip, sample
 from uirl.rollout.endpoint.problems import bad_request
 
 _NAMES = {str: "a string", bool: "true or false", int: "a whole number", float: "a number", list: "a list"}
@@ -71,25 +73,24 @@ class Fields:
 def whole_text(text: str, where: str) -> str:
     """`text` itself; raises a 400 for half characters (lone surrogates), which no tokenizer takes."""
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise bad_request("holds half a character (a lone \\ud800-\\udfff escape)", where) from None
+        check_whole(text, where)
+    except InputError as error:
+        raise bad_request(str(error).removeprefix(f"{where} "), where) from None
     return text
 
 
 def shown(value: Any) -> str:
-    """A value for an error message, shortened."""
-    text = json.dumps(value) if not isinstance(value, str) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    """A value for an error message, shortened, as the client wrote it."""
+    text = repr(sample(value, 61)) if isinstance(value, str) else json.dumps(sample(value, 61))
+    return clip(text)
 
 
-def read_json(body: bytes) -> Any:
-    """The JSON of a request body. Raises a 400 for anything else, NaN and Infinity included."""
+def read_json(body: bytes | bytearray) -> Any:
+    """The JSON of a request body, within the limits of `uirl.limits`. Raises a 400 for anything else, NaN and Infinity
+    included."""
     try:
-        return json.loads(body, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise bad_request(f"the body is not JSON: {error}", code="invalid_json") from error
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+        return limits.read_json(body, where="the body")
+    except LimitError as error:
+        raise bad_request(str(error), code="limit_exceeded") from None
+    except InputError as error:
+        raise bad_request(str(error), code="invalid_json") from None

@@ -166,7 +166,7 @@ class _Routes:
             body += chunk
             if len(body) > self._endpoint.max_body:
                 raise APIProblem(413, f"the body is longer than {self._endpoint.max_body} bytes", code="body_too_large")
-        return read_json(bytes(body))
+        return read_json(body)
 
 
 def _check_key(request: Request, keys: list[str] | None) -> None:
