@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from uirl.limits import (
@@ -136,6 +136,7 @@ def test_what_has_no_plain_form_is_named_by_its_path(value: Any, message: str) -
     assert len(str(told.value)) < 300
 
 
+@example({"00": ["0000"]}, 7)
 @settings(max_examples=100, deadline=None)
 @given(plain_data, st.integers(4, 80))
 def test_what_is_shown_is_the_beginning_of_the_whole(value: Any, most: int) -> None:

@@ -242,7 +242,8 @@ class _Sample:
         for key, item in values.items():
             if self.left < 0 or depth > 50:
                 break
-            taken[self.of(key, depth + 1)] = self.of(item, depth + 1)
+            short = self.of(key, depth + 1)  # before the value: that is how they are written
+            taken[short] = self.of(item, depth + 1)
         return taken
 
 
