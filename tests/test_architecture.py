@@ -12,7 +12,7 @@ import uirl
 ROOT = Path(uirl.__file__).parent
 SOURCES = sorted(ROOT.rglob("*.py"))
 
-GROUND = {"types", "errors", "images", "files", "event_loop", "limits"}
+GROUND = {"types", "errors", "images", "files", "scratch", "event_loop", "limits"}
 SHARED = {"config", "metrics"}
 PARTS = {
     "environments", "tools", "parsers", "inference", "verification", "algorithms", "curriculum", "storage"

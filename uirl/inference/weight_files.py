@@ -7,12 +7,10 @@ next folder is made beside it, because a RAM disk that fills up with dead weight
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
 import tempfile
-import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,12 +23,12 @@ from uirl.errors import ContractError, StorageError
 from uirl.files import storage_errors
 from uirl.inference.contract import Weights
 from uirl.inference.models import LoadedModel
+from uirl.scratch import ScratchFolder, sweep
 
 RAM_DISK = Path("/dev/shm")
 SHARD_BYTES = 2 * 1024**3
 """Largest file: one of them is in memory besides the RAM disk while weights are written."""
 _PREFIX = "uirl-weights-"
-_LOCK = "lock"
 
 
 class WeightFiles:
@@ -46,10 +44,11 @@ class WeightFiles:
         with storage_errors(f"cannot make a folder for weights in {home} (inference.weights_dir)"):
             home.mkdir(parents=True, exist_ok=True)
             if own:
-                sweep(home)
-            self.path, self._lock = _make(home)
+                sweep(_PREFIX, home)
+            # a server of another user must be able to read what stands in here
+            self._folder = ScratchFolder(_PREFIX, home, mode=0o755)
+        self.path = self._folder.path
         self._count = 0
-        self._gone = weakref.finalize(self, _remove, self.path, self._lock)
 
     def write_weights(self, weights: Weights, loaded: LoadedModel) -> Path:
         """A folder of safetensors files with all weights of `loaded`, named as its checkpoint names them.
@@ -85,7 +84,7 @@ class WeightFiles:
 
     def close(self) -> None:
         """Removes everything. Calling it twice is fine."""
-        self._gone()
+        self._folder.close()
 
     def _next(self) -> Path:
         self._count += 1
@@ -143,45 +142,11 @@ def checkpoint_names(loaded: LoadedModel, state: dict[str, Tensor]) -> dict[str,
     return dict(revert_weight_conversion(loaded.model, state))  # type: ignore[arg-type]
 
 
-def sweep(parent: Path) -> None:
-    """Removes the folders in `parent` whose process is gone. Locks tell: a process id may be another container's."""
-    for folder in parent.glob(_PREFIX + "*"):
-        try:
-            handle = os.open(folder / _LOCK, os.O_RDWR)
-        except OSError:
-            continue  # another user's, or on its way out
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(handle)
-
-
 def _home(size: int) -> Path:
     with contextlib.suppress(OSError):
         if os.access(RAM_DISK, os.W_OK) and shutil.disk_usage(RAM_DISK).free > 2 * size:
             return RAM_DISK
     return Path(tempfile.gettempdir())
-
-
-def _make(home: Path) -> tuple[Path, int]:
-    """(a new folder, the handle of its lock). It gets the name that `sweep` looks for once it is locked."""
-    fresh = Path(tempfile.mkdtemp(prefix=".uirl-", dir=home))
-    handle = os.open(fresh / _LOCK, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    path = fresh.with_name(_PREFIX + fresh.name.removeprefix(".uirl-"))
-    fresh.rename(path)
-    # a server of another user must be able to read what stands in here
-    path.chmod(0o755)
-    return path, handle
-
-
-def _remove(path: Path, lock: int) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-    os.close(lock)
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

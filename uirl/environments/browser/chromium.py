@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from uirl.environments.browser.cdp import CdpConnection
 from uirl.environments.browser.page import Page
 from uirl.environments.browser.pipe import PipeEnds
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
+from uirl.scratch import ScratchFolder, sweep
 
 EXECUTABLES = ("chromium-headless-shell", "chrome-headless-shell", "chromium", "chromium-browser", "google-chrome")
 """Tried in this order; the headless shell needs about half the CPU of the full browser."""
@@ -52,6 +52,8 @@ FLAGS = (
     "--use-mock-keychain",
     "--force-color-profile=srgb",
 )
+
+_PROFILES = "uirl-chromium-"
 
 DEAD_PROXY = "http://127.0.0.1:9"
 """Where every request goes, loopback included, that is not allowed: nobody listens there."""
@@ -194,7 +196,9 @@ class _BrowserProcess:
     def __init__(self, executable: str, own_flags: Sequence[str]) -> None:
         self.executable = executable
         self._owner = os.getpid()
-        self._profile = Path(tempfile.mkdtemp(prefix="uirl-chromium-"))
+        sweep(_PROFILES)
+        self._scratch = ScratchFolder(_PROFILES)
+        self._profile = self._scratch.path
         self._log = self._profile / "browser.log"
         self._last_words = ""
         # The shell puts our two pipes where the browser looks for them: descriptors 3 and 4.
@@ -213,6 +217,8 @@ class _BrowserProcess:
         assert self._process.stdout is not None
         self._ends = PipeEnds(answers=self._process.stdout, calls=self._process.stdin)
         _running.add(self)
+        # after the folder's own clean-up was registered, so that the browser is ended before
+        atexit.register(self.stop)
 
     @property
     def pid(self) -> int:
@@ -248,6 +254,7 @@ class _BrowserProcess:
         if self not in _running or os.getpid() != self._owner:
             return
         _running.discard(self)
+        atexit.unregister(self.stop)
         self.close_pipes()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
@@ -256,7 +263,7 @@ class _BrowserProcess:
         self._process.wait()
         with contextlib.suppress(OSError):  # somebody emptied the temporary folder
             self._last_words = self._log.read_text(errors="replace").strip()[-600:]
-        shutil.rmtree(self._profile, ignore_errors=True)
+        self._scratch.close()
 
 
 def network_flags(allowed: Sequence[str]) -> list[str]:
@@ -286,12 +293,6 @@ def _flags(executable: str, profile: Path) -> list[str]:
 
 _shared: dict[tuple[asyncio.AbstractEventLoop, frozenset[str], float], Chromium] = {}
 _running: set[_BrowserProcess] = set()
-
-
-@atexit.register
-def _stop_all() -> None:
-    for process in list(_running):
-        process.stop()
 
 
 def _leave_to_the_parent() -> None:
