@@ -23,8 +23,6 @@ SOURCE = "<code>"
 """File name of the code in its tracebacks."""
 READY = b"ready"
 
-_SYSTEM = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/localtime")
-_RANDOM = ("/dev/urandom", "/dev/random", "/dev/zero")
 _RESERVE = 4 << 20
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _CAPABILITIES_3 = 0x20080522
@@ -34,6 +32,7 @@ def main() -> None:
     """Reads settings from the command line and the code from stdin, and ends with 0 where the code ran through."""
     settings: dict[str, Any] = json.loads(sys.argv[1])
     source = sys.stdin.buffer.read()
+    os.environ.pop("PWD", None)  # bubblewrap's
     _close_stdin()
     _limit(settings)
     if sys.platform == "linux":
@@ -104,16 +103,25 @@ def _limit(settings: dict[str, Any]) -> None:
 
 def _confine(settings: dict[str, Any]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != settings["parent"]:
-        os._exit(1)  # the parent died before the line above
-    if settings["allow_files"] and settings["allow_network"]:
+    if settings["user"] is not None:
+        _become(settings["user"])
+    if settings["guards_parent"]:
+        libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != settings["parent"]:
+            os._exit(1)  # the parent died before the line above
+    if not settings["seccomp"]:
         return
     _drop_capabilities(libc)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0)  # Landlock and seccomp ask for it
-    if not settings["allow_files"]:
-        landlock.restrict([*_SYSTEM, *_RANDOM, *settings["readable"]], [os.devnull], os.getcwd())
-    seccomp.install(platform.machine(), settings["allow_network"])
+    if settings["landlock"] == "must" or (settings["landlock"] == "try" and landlock.abi() >= landlock.OLDEST_ABI):
+        landlock.restrict(settings["readable"], [os.devnull], os.getcwd())
+    seccomp.install(platform.machine(), settings["allow_network"], settings["allow_files"])
+
+
+def _become(user: int) -> None:
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
