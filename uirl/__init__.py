@@ -60,8 +60,8 @@ _HOME = {
     "uirl.rollout.task_runner": "TaskRunner",
     "uirl.storage": "RunDirectory TrajectoryStore export_sft",
     "uirl.learner": (
-        "Batch Learner PPOBatch Policy PolicyValueModel VLMWrapper export_hf latest_checkpoint load_checkpoint "
-        "load_policy save_checkpoint"
+        "Batch Learner PPOBatch Policy PolicyValueModel VLMWrapper export_hf export_peft latest_checkpoint "
+        "load_checkpoint load_policy save_checkpoint"
     ),
     "uirl.integrations.mobile_world": "MobileWorldAgentLoop",
     "uirl.training": (

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from tests.learner.worlds import make_config, sample_trajectories, weights_of
-from uirl.errors import ConfigError
-from uirl.learner import Learner, Policy, collate
+from uirl.errors import CheckpointError, ConfigError
+from uirl.images import ImageStore
+from uirl.learner import Learner, Policy, collate, export_peft, save_checkpoint
 from uirl.learner.lora import adapters_off, target_modules
 
 TEXT = "model.language_model.layers.0."
@@ -157,3 +158,35 @@ def test_adapters_depend_on_the_seed_and_leave_the_random_state_alone():
     name = next(n for n in first if ".lora_A." in n)
     assert torch.equal(first[name], same[name])
     assert not torch.equal(first[name], other[name])
+
+
+@pytest.mark.parametrize("overrides", [[], ["model.lora.vision=true"]])
+def test_a_checkpoint_holds_an_adapter_that_peft_reads(tmp_path, overrides):
+    from peft import PeftModel
+
+    config = lora_config("model.tiny.num_layers=1", *overrides)
+    policy = Policy.from_config(config)
+    stir(policy)
+    learner = Learner(policy, config, ImageStore())
+    checkpoint = save_checkpoint(tmp_path / "step-1", learner, {})
+    base = Policy.from_config(make_config("model.tiny.num_layers=1"))
+    read = PeftModel.from_pretrained(base.model, str(checkpoint / "adapter"))
+    own = dict(policy.adapter_weights())
+    theirs = {name.removeprefix("base_model.model."): p for name, p in read.named_parameters() if ".lora_" in name}
+    assert own.keys() == theirs.keys()
+    assert all(torch.equal(own[name], theirs[name]) for name in own)
+    ids = torch.arange(5, 12)[None]
+    assert torch.equal(read(input_ids=ids).logits, policy.model(input_ids=ids).logits)
+
+
+def test_an_exported_adapter_opens_with_the_auto_classes_of_hf(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    policy = Policy.from_config(lora_config("model.model_name=uirl/tiny-lm"))
+    stir(policy)
+    folder = export_peft(tmp_path / "adapter", policy)
+    read = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = torch.arange(5, 12)[None]
+    assert torch.equal(read(input_ids=ids).logits, policy.model(input_ids=ids).logits)
+    with pytest.raises(CheckpointError, match="has no adapters"):
+        export_peft(tmp_path / "none", Policy.from_config(make_config("model.model_name=uirl/tiny-lm")))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from uirl.cli import serve, serve_model, verl
+from uirl.cli import export, serve, serve_model, verl
 from uirl.cli.imports import make_importable
 from uirl.errors import UirlError
 
@@ -64,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="prove in seconds that a config can be trained")
     _add_config(check)
     check.set_defaults(run=_check)
+    export.add_command(commands)
     serve.add_command(commands)
     serve_model.add_command(commands)
     verl.add_command(commands)

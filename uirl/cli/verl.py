@@ -102,9 +102,9 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _export(path: str) -> int:
-    from uirl.integrations.verl import export_checkpoint
+    from uirl.cli.export import export_policy
 
-    print(export_checkpoint(path))
+    print(export_policy(Path(path), "hf"))
     return 0
 
 

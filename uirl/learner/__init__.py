@@ -1,7 +1,14 @@
 """The policy that learns, one update, checkpoints."""
 
 from uirl.learner.batch import Batch, collate, micro_batches
-from uirl.learner.checkpoint import export_hf, latest_checkpoint, load_checkpoint, load_policy, save_checkpoint
+from uirl.learner.checkpoint import (
+    export_hf,
+    export_peft,
+    latest_checkpoint,
+    load_checkpoint,
+    load_policy,
+    save_checkpoint,
+)
 from uirl.learner.policy import Policy, PolicyValueModel, TokenScores
 from uirl.learner.update import Learner
 from uirl.learner.view import ResponseView, response_view
@@ -21,6 +28,7 @@ __all__ = [
     "VLMWrapper",
     "collate",
     "export_hf",
+    "export_peft",
     "latest_checkpoint",
     "load_checkpoint",
     "load_policy",

@@ -5,7 +5,7 @@
       config.yaml             the config of the run
       state.json              versions, phase, random states, what the caller wants back
       policy/                 the model as HF writes it, with tokenizer and image processor; or, with adapters,
-      adapters.safetensors    the adapters alone: the base comes from where it came from
+      adapter/                the adapters alone, a folder of peft's: the base comes from where it came from
       value_head.safetensors, reference.safetensors, optimizer.safetensors    where there are such
 
 No pickle anywhere.
@@ -27,6 +27,7 @@ from torch import Tensor
 from uirl.config import ConfigStore
 from uirl.errors import CheckpointError
 from uirl.inference.models import LoadedModel, load_model
+from uirl.inference.tiny import TINY_MODELS
 from uirl.learner import lora
 from uirl.learner.folder import (
     check_folder,
@@ -45,7 +46,7 @@ from uirl.learner.policy import Policy
 from uirl.learner.update import Learner
 
 _STATE, _CONFIG, _POLICY = "state.json", "config.yaml", "policy"
-_ADAPTERS, _HEAD = "adapters.safetensors", "value_head.safetensors"
+_ADAPTER, _HEAD = "adapter", "value_head.safetensors"
 _REFERENCE, _OPTIMIZER = "reference.safetensors", "optimizer.safetensors"
 
 
@@ -147,23 +148,42 @@ def export_hf(folder: str | Path, learner: Learner | Policy) -> Path:
     return target
 
 
+def export_peft(folder: str | Path, policy: Policy) -> Path:
+    """A folder that `PeftModel.from_pretrained` reads: the adapters alone. A built-in base model exists nowhere else
+    and goes along in `base/`, so that HF's auto classes find it. Raises CheckpointError for a policy without
+    adapters."""
+    if policy.lora_config is None:
+        raise CheckpointError("this policy has no adapters (model.use_lora was false); export its weights: --to hf")
+    target, name = Path(folder).resolve(), policy.loaded.name
+    built_in = name in TINY_MODELS
+    with whole_folder(target) as work:
+        lora.save_adapter(work, policy.model, policy.lora_config, base=str(target / "base") if built_in else name)
+        if built_in:
+            policy.loaded.save_parts(work / "base", _without_adapters(policy))
+        policy.loaded.tokenizer.save_pretrained(work)
+    return target
+
+
 def save_merged(policy: Policy, folder: Path) -> None:
     """Nothing; writes the policy as HF does, adapters merged."""
     loaded = policy.loaded
     if policy.lora_config is None:
         loaded.save(folder)
         return
+    loaded.save_parts(folder, _without_adapters(policy) | dict(lora.merged_weights(policy.model)))
+
+
+def _without_adapters(policy: Policy) -> dict[str, Tensor]:
+    """The state dict of the base model, under the names it has without adapters."""
     whole = policy.model.state_dict()
-    state = {name.replace(".base_layer.", "."): t for name, t in whole.items() if ".lora_" not in name}
-    state |= dict(lora.merged_weights(policy.model))
-    loaded.save_parts(folder, state)
+    return {name.replace(".base_layer.", "."): t for name, t in whole.items() if ".lora_" not in name}
 
 
 def _write_policy(work: Path, policy: Policy) -> None:
     if policy.lora_config is None:
         policy.loaded.save(work / _POLICY)
     else:
-        write_tensors(work / _ADAPTERS, dict(policy.adapter_weights()))
+        lora.save_adapter(work / _ADAPTER, policy.model, policy.lora_config, base=policy.loaded.name)
     if policy.value_head is not None:
         write_tensors(work / _HEAD, dict(policy.value_head.state_dict()))
 
@@ -186,7 +206,7 @@ def _stored_model(source: Path, policy: Policy) -> LoadedModel:
 
 
 def _read_adapters(source: Path, policy: Policy) -> None:
-    _copy_all(policy.adapter_weights(), read_tensors(source / _ADAPTERS), source)
+    _copy_all(lora.peft_weights(policy.model), read_tensors(source / _ADAPTER / lora.ADAPTER_FILE), source)
 
 
 def _read_head(source: Path, policy: Policy) -> None:

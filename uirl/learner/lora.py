@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,12 +14,15 @@ from torch import Tensor, nn
 
 from uirl.config.model import LoraConfig
 from uirl.errors import ConfigError, ContractError
+from uirl.learner.folder import write_tensors
 
 ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv", "qkv_proj", "proj"})
 MLP = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "linear_fc1", "linear_fc2"})
 VISION_ROOTS = frozenset({"visual", "vision_tower", "vision_model"})
 """What HF calls the vision tower of a model."""
 
+ADAPTER_FILE = "adapter_model.safetensors"
+"""What peft calls the file with an adapter's weights."""
 _ADAPTER = "default"
 
 
@@ -111,6 +115,25 @@ def peft_config(model: nn.Module, config: LoraConfig) -> dict[str, Any]:
         "target_modules": sorted({path.rsplit(".", 1)[-1] for path, _ in _adapted(model)}),
         "base_model_name_or_path": "",
     }
+
+
+def save_adapter(folder: Path, model: nn.Module, config: LoraConfig, *, base: str) -> None:
+    """Writes the adapters as peft does: `PeftModel.from_pretrained` reads the folder, and so do HF's auto classes where
+    `base`, the model the adapters belong to, is a HF id or a folder."""
+    from peft import LoraConfig as PeftConfig
+
+    description = PeftConfig(
+        r=config.r,
+        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]
+        lora_dropout=config.lora_dropout,
+        # whole paths: the last part alone would fit layers of a vision tower that has no adapter
+        target_modules=[path for path, _ in _adapted(model)],
+        base_model_name_or_path=base,
+        task_type="CAUSAL_LM",
+        inference_mode=True,
+    )
+    description.save_pretrained(str(folder))
+    write_tensors(folder / ADAPTER_FILE, dict(peft_weights(model)))
 
 
 def untouched(model: nn.Module) -> bool:

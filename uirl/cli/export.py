@@ -1,0 +1,95 @@
+"""`uirl export`: what a run made, for other programs: HF weights, a PEFT adapter, examples for fine-tuning."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from uirl.errors import CheckpointError, ConfigError
+
+FORMATS = {
+    "hf": "a folder that from_pretrained, vLLM and SGLang read, adapters merged",
+    "peft": "the adapter alone, as peft writes it",
+    "sft": "the solved training episodes as chat messages, one JSON object per line",
+}
+
+
+def add_command(commands: Any) -> None:
+    """Adds the command to the parser of `uirl`."""
+    export = commands.add_parser("export", help="write a run's policy or episodes for other programs")
+    export.add_argument("path", metavar="RUN_OR_CHECKPOINT", help="run directory or checkpoint, of uirl or of verl")
+    formats = "; ".join(f"{name}: {text}" for name, text in FORMATS.items())
+    export.add_argument("--to", required=True, choices=FORMATS, help=formats)
+    export.add_argument("--out", metavar="PATH", help="where to write (default: RUN/exports/...)")
+    export.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    source = Path(options.path)
+    if not source.exists():
+        raise CheckpointError(f"{source} does not exist; expected a run directory or a checkpoint")
+    out = Path(options.out) if options.out is not None else None
+    if options.to == "sft":
+        print(export_episodes(source, out))
+    else:
+        print(export_policy(source, options.to, out))
+    return 0
+
+
+def export_policy(source: Path, kind: str, out: Path | None = None) -> Path:
+    """The folder with the policy of a run's newest checkpoint, or of one checkpoint, as 'hf' or 'peft'.
+
+    Raises CheckpointError for what holds no policy, or no adapter where one is asked for.
+    """
+    if _is_of_verl(source):
+        return _of_verl(source, kind, out)
+    from uirl.learner import export_hf, export_peft, load_policy
+    from uirl.training.measure import locate
+
+    checkpoint, _ = locate(source)
+    policy = load_policy(checkpoint)
+    write = {"hf": export_hf, "peft": export_peft}[kind]
+    return write(out or _default(source, f"{checkpoint.name}-{kind}"), policy)
+
+
+def export_episodes(source: Path, out: Path | None = None) -> Path:
+    """The file with the solved training episodes of a run; the held-out ones stay held out."""
+    from uirl.storage import RunDirectory, TrajectoryStore, export_sft
+    from uirl.storage.export import solved
+
+    path = RunDirectory(source).trajectories_path
+    if not path.is_file():
+        raise ConfigError(f"{source} holds no {path.name}; expected a run directory, as in runs/screen")
+    target = out or _default(source, "sft.jsonl")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TrajectoryStore(path, read_only=True) as store:
+        written = export_sft(store, target, lambda episode: solved(episode) and episode.split == "train")
+    if not written:
+        raise ConfigError(f"no training episode of {source} was solved, so there is nothing to imitate")
+    return target
+
+
+def _default(source: Path, name: str) -> Path:
+    """`exports/<name>` in the run that `source` is, or is a checkpoint of."""
+    candidates = (source, source.resolve().parent.parent)
+    run = next((folder for folder in candidates if (folder / "checkpoints").is_dir()), None)
+    if run is None:
+        raise ConfigError(f"{source} is no run directory and lies in none; say where to write: --out PATH")
+    return run / "exports" / name
+
+
+def _is_of_verl(source: Path) -> bool:
+    marks = ("latest_checkpointed_iteration.txt", "checkpoints/latest_checkpointed_iteration.txt", "fsdp_config.json")
+    return (source / "actor").is_dir() or any((source / mark).is_file() for mark in marks)
+
+
+def _of_verl(source: Path, kind: str, out: Path | None) -> Path:
+    from uirl.integrations.verl import export_checkpoint
+
+    if kind == "peft":
+        raise CheckpointError(
+            f"{source} is a checkpoint of verl's, which keeps an adapter of its own in <checkpoint>/actor/lora_adapter "
+            "where it trained one; --to hf merges it into the weights"
+        )
+    return export_checkpoint(source, out)
