@@ -13,6 +13,10 @@ from uirl.integrations.verl.settings import Settings
 FILE = Path(__file__).parents[3] / "configs" / "verl_config.yaml"
 
 
+DOCUMENT = Path(__file__).parent / "data" / "trainer.yaml"
+"""The YAML that a founding document shows for verl's trainer, word for word."""
+
+
 def file(folder: Path, text: str) -> Path:
     path = folder / "run.yaml"
     path.write_text(text)
@@ -72,9 +76,37 @@ def test_the_command_line_wins_over_the_file_in_either_spelling(tmp_path: Path) 
     assert (ours.training.seed, curriculum) == (5, {"enabled": True})
 
 
+def test_the_file_of_the_document_is_read_as_it_stands() -> None:
+    flat, own, curriculum = read_verl_yaml(DOCUMENT)
+    assert flat["actor_rollout_ref.actor.clip_ratio"] == 0.2
+    assert "algorithm.clip_ratio" not in flat
+    ours = with_verl_values(own, flat)
+    training = ours.training
+    assert (training.num_epochs, training.gamma, training.lam, training.clip_range) == (10, 0.99, 0.95, (0.2, 0.2))
+    assert (training.batch_size, training.episodes_per_group, ours.inference.temperature) == (32, 1, 0.7)
+    assert (ours.logging.wandb_project, ours.logging.run_name) == ("my_project", "experiment_1")
+    assert curriculum == {}
+    other, _, _ = read_verl_yaml(DOCUMENT, ["algorithm.clip_ratio=0.1"])
+    assert with_verl_values(own, other).training.clip_range == (0.1, 0.1)
+
+
+@pytest.mark.verl
+def test_verl_takes_the_file_of_the_document() -> None:
+    made, ours, _ = load_verl_config(DOCUMENT, ["algorithm.clip_ratio=0.1"])
+    actor = made.actor_rollout_ref.actor
+    assert (actor.clip_ratio, actor.clip_ratio_low, actor.clip_ratio_high) == (0.1, 0.1, 0.1)
+    assert (made.trainer.total_epochs, made.trainer.device, made.trainer.project_name) == (10, "cuda", "my_project")
+    assert (made.data.train_batch_size, made.actor_rollout_ref.rollout.n) == (32, 1)
+    assert Settings.read(made.data).store() == ours
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (
+            "algorithm: {clip_ratio: 0.1}\nactor_rollout_ref: {actor: {clip_ratio: 0.2}}",
+            "algorithm.clip_ratio and actor_rollout_ref.actor.clip_ratio say the same thing",
+        ),
         ("- a list", "holds list; expected sections"),
         ("uirl: 3", "section uirl is 3"),
         ("uirl: {training: {sed: 3}}", "sed"),

@@ -242,6 +242,7 @@ UNLISTED = (f"{ROLLOUT}.agent.agent_loop_manager_class",)
 """Keys that verl reads although its schema does not hold them."""
 
 OTHER_NAMES = {
+    "algorithm.clip_ratio": f"{ACTOR}.clip_ratio",
     "algorithm.clip_eps_low": f"{ACTOR}.clip_ratio_low",
     "algorithm.clip_eps_high": f"{ACTOR}.clip_ratio_high",
 }

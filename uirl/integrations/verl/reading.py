@@ -55,7 +55,7 @@ def read_verl_yaml(
     for name, section in sections.items():
         if not isinstance(section, dict):
             raise ConfigError(f"{path}: section {name} is {section!r:.60}; expected keys and values")
-    flat = dict(_leaves(values))
+    flat = _in_verls_words(dict(_leaves(values)), str(path))
     own, changes = ConfigStore.build(sections["uirl"]), []
     for key, value in as_mapping(overrides).items():
         first, _, rest = key.partition(".")
@@ -64,9 +64,8 @@ def read_verl_yaml(
         elif first == "curriculum":
             sections["curriculum"][rest] = value
         else:
-            flat[key] = value
-    # another spelling of the same key, one in the file and one on the command line, must not be written twice
-    flat = {OTHER_NAMES.get(key, key): value for key, value in flat.items()}
+            # another spelling of the same key, one in the file and one on the command line, must not be written twice
+            flat[OTHER_NAMES.get(key, key)] = value
     return flat, own.override(changes), sections["curriculum"]
 
 
@@ -82,6 +81,15 @@ def with_verl_values(config: ConfigStore, flat: Mapping[str, Any]) -> ConfigStor
     if model is not None:
         found["model.local_path" if Path(str(model)).exists() else "model.model_name"] = str(model)
     return config.override([f"{key}={yaml_text.render(value).strip()}" for key, value in found.items()])
+
+
+def _in_verls_words(flat: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """`flat` with the other names people write for verl's keys replaced by verl's own. Raises ConfigError where both
+    stand there."""
+    for key, theirs in OTHER_NAMES.items():
+        if key in flat and theirs in flat:
+            raise ConfigError(f"{path}: {key} and {theirs} say the same thing; keep one of them")
+    return {OTHER_NAMES.get(key, key): value for key, value in flat.items()}
 
 
 _NOTHING: Any = object()
