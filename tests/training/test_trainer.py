@@ -8,6 +8,9 @@ from dataclasses import replace
 import pytest
 
 from uirl.algorithms import GRPO, PPO, Algorithm
+from uirl.config import ConfigStore
+from uirl.errors import AlignmentError
+from uirl.images import ImageStore
 from uirl.learner import VLMWrapper
 from uirl.training.trainer import Trainer, cut_at_groups
 from uirl.types import Failure, Sample, Trajectory
@@ -69,3 +72,42 @@ def test_the_updates_are_the_batches(algorithm: Algorithm, updates: list[str], m
         mine = [t for t in mine if t.failure is None]
     trainer.train_step(mine)
     assert seen == updates
+
+
+def test_a_trainer_has_a_config_of_its_own_that_recomputes_in_one_minibatch() -> None:
+    model, given = VLMWrapper("uirl/tiny-lm", device="cpu"), ConfigStore()
+    given.training.old_log_probs, given.training.minibatches, given.training.learning_rate = "rollout", 4, 0.5
+    trainer = Trainer(model, GRPO(), batch_size=4, learning_rate=0.25, config=given)
+    own = trainer.config.training
+    assert (own.old_log_probs, own.minibatches, own.learning_rate) == ("recompute", 1, 0.25)
+    kept = given.training
+    assert (kept.old_log_probs, kept.minibatches, kept.learning_rate) == ("rollout", 4, 0.5)
+    assert Trainer(model, GRPO(), images=(images := ImageStore())).images is images
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        Trainer(model, GRPO(), batch_size=0)
+
+
+@pytest.mark.parametrize("trajectories", [[], [failed("g", 0), failed("g", 1)]])
+def test_nothing_to_learn_from_is_said(trajectories: list[Trajectory]) -> None:
+    trainer = Trainer(VLMWrapper("uirl/tiny-lm", device="cpu"), GRPO(), batch_size=4)
+    with pytest.raises(AlignmentError, match=f"none of the {len(trajectories)} trajectories is usable"):
+        trainer.train_step(trajectories)
+
+
+def test_turns_filled_by_hand_are_rendered_as_one_conversation() -> None:
+    model = VLMWrapper("uirl/tiny-lm", device="cpu")
+    trainer = Trainer(model, GRPO(), batch_size=4)
+    trainer.learner.version = 3
+    made = Trajectory("a", group_id="g")
+    made.states, made.actions, made.rewards = ["say yes", "once more"], ["yes", "no"], [0.0, 1.0]
+    first, second = trainer._with_tokens(made).turns
+    whole = model.chat.decode([*first.context_ids, *first.response_ids, *second.context_ids, *second.response_ids])
+    places = [whole.index(word) for word in ("say yes", "once more")]
+    assert places == sorted(places)
+    assert model.chat.decode(first.response_ids) == "yes"
+    assert model.chat.decode(second.response_ids) == "no"
+    assert (first.starts_segment, second.starts_segment) == (True, False)
+    assert first.policy_version == second.policy_version == 3
+    assert "say yes" not in model.chat.decode(second.context_ids)
+    recorded = trainer._with_tokens(made)
+    assert trainer._with_tokens(recorded) is recorded, "what has tokens keeps them"

@@ -44,7 +44,7 @@ class Trainer:
         self.config.training.minibatches = 1
         # what was filled by hand has no log-probs of an engine
         self.config.training.old_log_probs = "recompute"
-        self.images = images or ImageStore()
+        self.images = ImageStore() if images is None else images  # an empty store is false
         if algorithm.spec.needs_critic:
             model.policy.add_critic()
         self.learner = Learner(model.policy, self.config, self.images, algorithm=algorithm)
