@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from tests.rollout.worlds import Countdown
 from tests.training.test_loop import settings
+from uirl.errors import EnvironmentFailure
 from uirl.images import ImageStore
 from uirl.training.assembly import assemble
-from uirl.training.warm_start import Demonstrations
+from uirl.training.warm_start import Demonstrations, warm_start
+from uirl.types import Sample, Trajectory
 
 
 def test_the_pictures_of_demonstrations_outlive_the_bound_of_the_store(tmp_path: Path) -> None:
@@ -30,3 +37,131 @@ def test_the_pictures_of_demonstrations_outlive_the_bound_of_the_store(tmp_path:
         await parts.close()
 
     asyncio.run(learn())
+
+
+class Taught(Countdown):
+    """Solved where its seed is even; notes the seeds it was played with."""
+
+    seen: list[int]
+
+    def reset(self, seed: int | None = None) -> Any:
+        assert seed is not None
+        self.seen.append(seed)
+        return super().reset(seed)
+
+    def step(self, action: str) -> Any:
+        look, reward, done, info = super().step(action)
+        return look, reward, done, {"success": self.seed % 2 == 0} if done else info
+
+    def spawn(self) -> Taught:
+        return self
+
+
+def taught() -> Taught:
+    environment = Taught(length=1)
+    environment.seen = []
+    return environment
+
+
+def test_the_first_demonstrations_are_new_instances_and_then_they_are_drawn_again(tmp_path: Path) -> None:
+    environment = taught()
+    parts = assemble(settings(tmp_path), environment)
+    demonstrations = Demonstrations(parts, size=5, seed=0)
+    batches = [asyncio.run(demonstrations.batch(3)) for _ in range(2)]
+    # 5 of them in all, so that the second batch holds the 2 that are left, each an instance of its own
+    assert [len(batch) for batch in batches] == [3, 2]
+    assert len(set(environment.seen)) == len(environment.seen) == 5
+    assert demonstrations.episodes == 5
+    assert demonstrations.successes == sum(seed % 2 == 0 for seed in environment.seen)
+    made = {sample.trajectory_id for batch in batches for sample in batch}
+    later = [asyncio.run(demonstrations.batch(count)) for count in (3, 3, 3, 99)]
+    assert [len(batch) for batch in later] == [3, 3, 3, 5]
+    for batch in later:
+        names = {sample.trajectory_id for sample in batch}
+        assert len(names) == len(batch)
+        assert names <= made
+    assert len({frozenset(sample.trajectory_id for sample in batch) for batch in later[:3]}) > 1
+    assert len(environment.seen) == 5
+
+
+def test_a_demonstration_that_fails_stops_the_warm_start(tmp_path: Path) -> None:
+    class Torn(Countdown):
+        def step(self, action: str) -> Any:
+            raise OSError("the cable was pulled")
+
+    config = settings(tmp_path)
+    config.rollout.retries = 0
+    with pytest.raises(EnvironmentFailure, match=r"a demonstration failed: .*the cable was pulled"):
+        asyncio.run(Demonstrations(assemble(config, Torn()), size=5, seed=0).batch(2))
+
+
+class Learned:
+    """Stands for the learner: notes what it is taught, and gets better with every step."""
+
+    def __init__(self, parts: Any) -> None:
+        self.version, self.policy = 0, parts.learner.policy
+        self.batches: list[int] = []
+
+    def supervised(self, samples: Sequence[Sample]) -> dict[str, float]:
+        self.batches.append(len(samples))
+        self.version += 1
+        return {"loss": 0.5}
+
+
+def run_warm_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, successes: dict[int, float | None], **changes: Any
+) -> tuple[dict[str, Any], Learned, list[int], list[str], list[Trajectory]]:
+    """(what the warm start did, its learner, the steps at which it was measured, what was said, what was written
+    down as training) where the evaluation after a step finds `successes[step]`; None: no success, a reward of 0.5."""
+    import uirl.training.warm_start as module
+
+    config = settings(folder)
+    for key, value in {"demonstrations": 4, "batch_size": 2, "evaluate_episodes": 6, **changes}.items():
+        setattr(config.training.warm_start, key, value)
+    parts = assemble(config, taught())
+    written: list[Trajectory] = []
+    parts.collector.on_finished = written.append
+    parts.learner = learner = Learned(parts)  # type: ignore[assignment]
+    measured: list[int] = []
+
+    async def evaluate(*given: Any, **asked: Any) -> Any:
+        measured.append(learner.version)
+        assert asked["episodes"] == 6
+        assert asked["split"] == "warm-start"
+        return SimpleNamespace(success=successes[learner.version], reward=0.5, trajectories=[Trajectory()])
+
+    monkeypatch.setattr(module, "evaluate_episodes", evaluate)
+    said: list[str] = []
+    done = asyncio.run(warm_start(parts, said.append))
+    assert parts.collector.on_finished is not None, "the episodes that follow are written down again"
+    return done, learner, measured, said, written
+
+
+def test_a_warm_start_ends_when_the_policy_succeeds_often_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {2: 0.25, 4: 0.5, 6: 0.75}
+    changes = {"steps": 9, "evaluate_every": 2, "stop_at_success": 0.5}
+    done, learner, measured, said, written = run_warm_start(tmp_path, monkeypatch, found, **changes)
+    assert measured == [2, 4]
+    assert learner.batches == [2] * 4
+    assert (done["steps"], done["stopped_at_success"], done["demonstrations"]) == (4, 0.5, 4)
+    assert 0 <= done["demonstrations_success"] <= 1
+    assert len(said) == 2
+    assert "4/9" in said[1]
+    assert "success 0.500" in said[1]
+    assert written == [], "demonstrations are no episodes of the run"
+
+
+def test_a_warm_start_that_is_not_to_stop_takes_all_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {2: 1.0, 4: None}
+    changes = {"steps": 5, "evaluate_every": 2, "stop_at_success": None}
+    done, _, measured, _, _ = run_warm_start(tmp_path, monkeypatch, found, **changes)
+    assert (measured, done["steps"]) == ([2, 4], 5)
+    # the last that was measured; the reward where nobody says what success is
+    assert done["stopped_at_success"] == 0.5
+
+
+def test_a_warm_start_that_is_never_measured_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done, _, measured, said, _ = run_warm_start(tmp_path, monkeypatch, {}, steps=3, evaluate_every=None)
+    assert (measured, said, done["steps"], done["stopped_at_success"]) == ([], [], 3, None)

@@ -1,0 +1,68 @@
+"""A config becomes the parts of a run: every number arrives where it is used."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from tests.rollout.worlds import Countdown
+from tests.training.test_loop import settings
+from uirl.training.assembly import Assembly, assemble, sampling_of
+
+
+def parts_of(folder: Path, **changes: object) -> Assembly:
+    config = settings(folder)
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        setattr(getattr(config, section), name, value)
+    return assemble(config, Countdown())
+
+
+def test_sampling_is_that_of_the_config_and_the_temperature_can_be_another(tmp_path: Path) -> None:
+    config = settings(tmp_path)
+    config.inference.max_tokens, config.inference.temperature = 7, 0.75
+    config.inference.top_p, config.inference.top_k = 0.5, 9
+    sampling = sampling_of(config)
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (7, 0.75, 0.5, 9)
+    assert sampling_of(config, 0.25).temperature == 0.25
+    assert sampling_of(config, 0.0).temperature == 0.0, "greedy is a temperature, not a missing one"
+
+
+def test_the_collector_has_the_limits_of_the_config(tmp_path: Path) -> None:
+    parts = parts_of(
+        tmp_path,
+        rollout__max_tokens=300,
+        rollout__max_seconds=5.0,
+        rollout__max_images=2,
+        rollout__token_budget=200,
+        rollout__parallel=3,
+        rollout__retries=4,
+        environment__step_timeout=1.5,
+        environment__reset_timeout=2.5,
+        inference__system_prompt="Be brief.",
+        inference__max_turns=6,
+    )
+    for collector in (parts.collector, parts.eval_collector, parts.collector_for(Countdown())):
+        assert (collector.limits.max_turns, collector.limits.max_tokens, collector.limits.max_seconds) == (6, 300, 5.0)
+        assert (collector.window.max_images, collector.window.token_budget) == (2, 200)
+        assert (collector.retries, collector.step_timeout, collector.reset_timeout) == (4, 1.5, 2.5)
+        assert collector.system_prompt == "Be brief."
+        assert collector.images is parts.images is parts.learner.images
+
+
+def test_groups_that_shrink_are_not_repaired_and_no_time_limit_is_infinite(tmp_path: Path) -> None:
+    collector = parts_of(
+        tmp_path,
+        rollout__retries=4,
+        rollout__group_repair="shrink",
+        environment__step_timeout=None,
+        environment__reset_timeout=None,
+    ).collector
+    assert (collector.retries, collector.step_timeout, collector.reset_timeout) == (0, math.inf, math.inf)
+
+
+def test_a_reward_function_judges_training_evaluation_and_controls(tmp_path: Path) -> None:
+    parts = assemble(settings(tmp_path), Countdown(), lambda trajectory: 1.0)
+    control = parts.collector_for(Countdown(length=9))
+    assert parts.collector.reward_fn is parts.eval_collector.reward_fn is control.reward_fn is not None
+    assert control.environment.length == 9  # type: ignore[attr-defined]
