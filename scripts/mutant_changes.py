@@ -200,8 +200,12 @@ def _places(tree: ast.Module) -> Iterator[_Place]:
 
 
 def _left_alone(node: ast.AST) -> bool:
-    docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return docstring or isinstance(node, ast.Import | ast.ImportFrom | ast.Assert | ast.JoinedStr)
+    match node:
+        case ast.Import() | ast.ImportFrom() | ast.Assert() | ast.JoinedStr() | ast.Expr(ast.Constant()):
+            return True
+        case ast.Assign(targets=[ast.Name("__all__")]):
+            return True
+    return False
 
 
 def _change(before: ast.AST, after: ast.AST) -> str:

@@ -115,7 +115,9 @@ class Known:
 
     def tests_of(self, mutant: Mutant, budget: float) -> list[str]:
         """The tests that reach the mutant, the likeliest to notice first, as many as `budget` seconds hold."""
-        reach = self._reach(mutant, mutant.lines) - {""} or self._reach(mutant, mutant.wider) - {""}
+        everywhere = range(1 << 20) if not mutant.inside else mutant.wider
+        places = (mutant.lines, mutant.wider, everywhere)
+        reach = next((by for by in (self._reach(mutant, lines) - {""} for lines in places) if by), set[str]())
         stem, folder = Path(mutant.path).stem, "/".join(["tests", *Path(mutant.path).parts[1:-1]])
 
         def rank(test: str) -> tuple[bool, bool, float, str]:
