@@ -102,7 +102,7 @@ def _calls(function: ast.expr, given: list[ast.expr], named: list[ast.keyword]) 
     ):
         yield ast.Call(function, [given[1], given[0], *given[2:]], named)
     for i, word in enumerate(named):
-        if word.arg is not None and (name, word.arg) != ("zip", "strict"):
+        if word.arg not in (None, "strict"):
             yield ast.Call(function, given, named[:i] + named[i + 1 :])
 
 
@@ -171,7 +171,8 @@ class _Place:
 
 
 def _places(tree: ast.Module) -> Iterator[_Place]:
-    """Every node that may be changed. Left out: texts of errors, docstrings, annotations, imports, assertions."""
+    """Every node that may be changed. Left out: texts of errors, docstrings, annotations, imports, assertions, and
+    `strict`, which is an assertion too."""
     whole = range(1, 1 << 20)
 
     def visit(node: ast.AST, scope: str, statement: Any, wider: range, inside: bool) -> Iterator[_Place]:
@@ -203,7 +204,7 @@ def _left_alone(node: ast.AST) -> bool:
     match node:
         case ast.Import() | ast.ImportFrom() | ast.Assert() | ast.JoinedStr() | ast.Expr(ast.Constant()):
             return True
-        case ast.Assign(targets=[ast.Name("__all__")]):
+        case ast.Assign(targets=[ast.Name("__all__")]) | ast.keyword(arg="strict"):
             return True
     return False
 

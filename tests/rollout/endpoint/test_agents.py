@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.rollout.endpoint.worlds import ask, breaks, client_of, fed, says, user
+from tests.rollout.endpoint.worlds import Watched, ask, breaks, client_of, fed, says, user
 from uirl.errors import ContractError, EngineFailure
 from uirl.inference import GenerationRequest, InferenceEngine, LoadedModel, SamplingParams, TransformersInferenceEngine
 from uirl.rollout import EpisodeLimits, EpisodeSpec
@@ -264,3 +264,23 @@ async def test_members_of_a_group_draw_differently_and_a_repetition_draws_the_sa
     assert len({ids for own in replies for ids in own}) == 6
     assert [[turn.response_ids for turn in record.turns] for record in second] == replies
     assert all(len(fed(record)) == 2 for record in first)
+
+
+async def test_a_repeated_episode_keeps_its_instance_and_has_draws_of_its_own(lm: LoadedModel) -> None:
+    seen: list[int | None] = []
+
+    async def agent(base_url: str, api_key: str, task: Task) -> float:
+        seen.append(task.seed)
+        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+            await ask(client, [user("hi")])
+        raise OSError("the cable was pulled")
+
+    engine = Watched(says(lm, "yes"))
+    async with ModelEndpoint(engine, lm) as endpoint:
+        collector = AgentCollector(endpoint, agent, retries=2, sampling=SamplingParams(max_tokens=4))
+        await collector.collect([EpisodeSpec(Task("greet"), 5, 7, "e", "g"), EpisodeSpec(Task("greet"), 5, None, "f")])
+    assert seen == [5] * 6
+    draws = [request.sampling.seed for request in engine.requests]
+    named = [seed for seed in draws if seed is not None]
+    assert len(set(named)) == len(named) == 3
+    assert draws.count(None) == 3
