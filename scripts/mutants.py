@@ -319,12 +319,16 @@ def main() -> None:
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     os.environ["PYTHONPATH"] = str(ROOT)  # for the programs that tests start
-    folder = Path(tempfile.mkdtemp(prefix="mutants-"))
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        _run(options, Path(folder))
+
+
+def _run(options: argparse.Namespace, folder: Path) -> None:
     files, reach = python_files(options.paths), options.reach or folder / "reach.json"
     if not reach.exists():
         first = folder / "first.log"
         if forked(lambda: Reach(files, options.skip).run(options.tests, reach), 1e5, 1e5, first) != 0:
-            raise SystemExit(f"the tests could not be run: see {first}")
+            raise SystemExit(f"the tests could not be run: {first.read_text(errors='replace')[-2000:]}")
     mutants = sample_of(files, options.sample, options.seed)
     if options.again:
         rows = [json.loads(line) for line in options.again.read_text().splitlines()]

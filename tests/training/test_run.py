@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.rollout.worlds import Countdown
 from tests.training.test_loop import settings
 from uirl import RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.errors import CheckpointError
@@ -158,6 +160,23 @@ def test_a_checkpoint_that_is_loaded_brings_the_run_back(run: Run, tmp_path: Pat
         other.load_checkpoint(strange)
     other.cleanup()
     other.cleanup()
+
+
+def test_a_success_that_nobody_knows_stops_nothing_and_no_thread_stays(tmp_path: Path) -> None:
+    class Silent(Countdown):
+        def step(self, action: str) -> Any:
+            look, reward, done, _ = super().step(action)
+            return look, reward, done, {}
+
+    config = settings(tmp_path, eval_every=1, stop_at_success=0.5)
+    config.training.warm_start.enabled = False
+    before = set(threading.enumerate())
+    trainer = RayPPOTrainer(config, Silent(length=1))
+    summary = trainer.fit(num_epochs=2, num_iters_per_epoch=1)
+    trainer.cleanup()
+    assert (summary["steps"], summary["success_after"]) == (2, None)
+    assert summary["reward_after"] is not None
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_run_stops_at_the_success_or_the_time_that_was_asked_for(tmp_path: Path) -> None:
