@@ -37,6 +37,9 @@ class BaseEnvironment(ABC):
     max_parallel: int | None = None
     """Instances that can be in use at the same time, where each costs much (a browser page, a phone); a run that asks
     for more episodes at a time plays so many. None: as many as the run asks for."""
+    fixed_start: bool = False
+    """True: every episode of a task begins in the same state, so that `reset` needs no seed. Methods that compare the
+    episodes of a group need this or a `reset` that takes `seed`; a run then has no held-out instances of a task."""
     scored_at_end: bool = False
     """True: what an episode was worth is known only where the environment ends it. One that the run cuts before (turns,
     tokens, time) is then a failure: it has no score, which is not a score of 0."""

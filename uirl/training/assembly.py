@@ -19,6 +19,7 @@ from uirl.parsers import create_parser
 from uirl.rollout.collector import Collector, MakePlayer
 from uirl.rollout.conversation import ContextWindow
 from uirl.rollout.episode import EnginePlayer, EpisodeLimits, RewardFunction
+from uirl.training.reach import require_shared_instances, require_tasks_arrive
 from uirl.training.task_sets import TaskSets, task_sets
 
 
@@ -65,9 +66,12 @@ def assemble(
     dataset: Iterable[Any] | None = None,
     policy: Policy | None = None,
     eval_dataset: Iterable[Any] | None = None,
+    *,
+    for_training: bool = False,
 ) -> Assembly:
     """The parts of a run. `environment` None: the one the config names; `policy` None: the one the config loads;
-    `dataset` and `eval_dataset`: see `task_sets`."""
+    `dataset` and `eval_dataset`: see `task_sets`. Raises ConfigError where a `reset` cannot be told what the tasks say
+    or, `for_training`, the estimator compares episodes of different instances."""
     if config.ray.use_ray:
         raise ConfigError(
             "ray.use_ray=true, but this version runs its actors in the learner's process; set it to false. (A key that "
@@ -83,6 +87,10 @@ def assemble(
         environment = create_environment(settings.name, settings.options_for("train"), settings)
     evaluation = create_environment(settings.name, settings.options_for("eval"), settings) if own else environment
     tasks = task_sets(settings, environment, evaluation, dataset, eval_dataset)
+    require_tasks_arrive(evaluation, tasks.evaluation, own=tasks.own)
+    if for_training:
+        require_tasks_arrive(environment, tasks.train, own=tasks.own)
+        require_shared_instances(environment, tasks.train, config)
     policy = policy or Policy.from_config(config)
     images = ImageStore()
     learner = Learner(policy, config, images)

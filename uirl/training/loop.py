@@ -61,7 +61,9 @@ class RayPPOTrainer:
         self.config = config.check(training=True)
         if config.training.threads is not None:
             torch.set_num_threads(config.training.threads)
-        self._parts: Assembly = assemble(config, environment, reward_fn, dataset, policy, eval_dataset)
+        self._parts: Assembly = assemble(
+            config, environment, reward_fn, dataset, policy, eval_dataset, for_training=True
+        )
         draws = config.training.seed if config.inference.seed is None else config.inference.seed
         own = UniformTasks(self._parts.tasks.train, seed=draws, instance_seed=config.training.seed)
         self.tasks: TaskSource = tasks or own

@@ -55,7 +55,7 @@ def preflight(config: ConfigStore, environment: BaseEnvironment | None = None) -
 def _build(config: ConfigStore, environment: BaseEnvironment | None, findings: list[Finding]) -> Assembly | None:
     try:
         config.check(training=True)
-        parts = assemble(config, environment)
+        parts = assemble(config, environment, for_training=True)
     except UirlError as error:
         findings.append(Finding("config and model", False, str(error)))
         return None

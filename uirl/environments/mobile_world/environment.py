@@ -71,6 +71,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
     """
 
     action_format = "mai_ui"
+    fixed_start = True  # a task is set up the same way each time
     scored_at_end = True
     _episode: _Episode | None = None
 

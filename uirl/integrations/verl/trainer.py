@@ -20,6 +20,7 @@ from uirl.metrics import read_metrics
 from uirl.rollout.episode import RewardFunction
 from uirl.rollout.multi_turn import MultiTurnInferenceEngine
 from uirl.storage import RunDirectory, free_run_name
+from uirl.training.reach import require_shared_instances, require_tasks_arrive
 from uirl.training.tasks import tasks_of
 
 HOOKS = {
@@ -95,6 +96,10 @@ class CustomRayPPOTrainer:
         world = environment or create_environment(settings.name, settings.options_for("train"), settings)
         self._tasks = None if dataset is None else tuple(tasks_of(world, dataset))
         self._eval_tasks = None if eval_dataset is None else tuple(tasks_of(world, eval_dataset))
+        for given in (self._tasks, self._eval_tasks):
+            if given is not None:
+                require_tasks_arrive(world, given, own=False)
+        require_shared_instances(world, self._tasks or tasks_of(world), self.store)
         if environment is None:
             _close(world)  # it was made to see that it can be made
         if tokenizer is not None:

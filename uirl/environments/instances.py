@@ -1,0 +1,91 @@
+"""Whether tasks and seeds reach an environment: what episodes show that differ in nothing else."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from uirl.environments.base import BaseEnvironment
+from uirl.environments.contract import SAMPLE_CALLS, SAMPLE_TEXTS
+from uirl.environments.session import EnvironmentSession, reset_arguments
+from uirl.types import Action, Observation, Task
+
+STEPS = 8
+"""Longest look at an episode, in turns."""
+
+
+def takes_task(environment: BaseEnvironment) -> bool:
+    """Whether `reset` is told which task to play."""
+    return "task" in reset_arguments(environment, Task("any"), None)
+
+
+def takes_seed(environment: BaseEnvironment) -> bool:
+    """Whether `reset` is told which instance to make."""
+    return "seed" in reset_arguments(environment, None, 0)
+
+
+def signature_of(environment: BaseEnvironment) -> str:
+    """`Class.reset(...)` with its parameters and defaults."""
+    whole = inspect.signature(environment.reset)
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in whole.parameters.values()]
+    shown = whole.replace(parameters=bare, return_annotation=inspect.Signature.empty)
+    return f"{type(environment).__name__}.reset{shown}"
+
+
+async def look_alike(
+    environment: BaseEnvironment,
+    episodes: Iterable[tuple[Task | None, int | None]],
+    *,
+    fresh: bool,
+    timeout: float = 60.0,
+) -> bool:
+    """Whether episodes that begin with these (task, seed) cannot be told apart: by system prompt, first observation,
+    state, the answers to some actions, and the demonstrator's way. It ends at the first difference.
+
+    `fresh`: each on an instance of its own; else one after the other on the same. Raises RolloutFailure.
+    """
+    first = None
+    session = None
+    try:
+        for task, seed in episodes:
+            if session is None or fresh:
+                if session is not None:
+                    await session.close()
+                session = EnvironmentSession(environment.spawn(), timeout, timeout)
+            seen = await _seen(session, task, seed)
+            if first is not None and seen != first:
+                return False
+            first = seen
+    finally:
+        if session is not None:
+            await session.close()
+    return True
+
+
+async def _seen(session: EnvironmentSession, task: Task | None, seed: int | None) -> list[Any]:
+    """Everything a policy could tell an episode by, in plain values."""
+    texts = [Action(text=text) for text in SAMPLE_TEXTS]
+    samples = texts if session.env.action_format == "text" else list(SAMPLE_CALLS)
+    observation = await session.reset(task, seed)
+    seen: list[Any] = [_plain(observation), session.env.get_prompt_prefix(), await session.state_description()]
+    for action in samples[:STEPS]:
+        if await _step(session, action, seen):
+            break
+    await session.reset(task, seed)
+    for _ in range(STEPS):
+        wanted = await session.expert_action()
+        seen.append(wanted)
+        if wanted is None or await _step(session, wanted, seen):
+            break
+    return seen
+
+
+async def _step(session: EnvironmentSession, action: Action, seen: list[Any]) -> bool:
+    result = await session.step(action)
+    seen.append((_plain(result.observation), result.reward, result.done, result.observation.info.get("success")))
+    return result.done
+
+
+def _plain(observation: Observation) -> tuple[str, tuple[str, ...]]:
+    return observation.text, tuple(image.hash for image in observation.images)
