@@ -7,17 +7,24 @@ import hashlib
 import io
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from uirl.limits import MAX_PIXELS, InputError, LimitError, check_pixels, clip
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+T = TypeVar("T")
+
+FORMATS = ("PNG", "JPEG", "WEBP")
+"""What is decoded. Others have decoders that start programs (EPS: Ghostscript) or that nobody here needs."""
+
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Screenshot:
-    """An encoded picture (PNG or JPEG, as it was captured) and the hash of its bytes."""
+    """An encoded picture (PNG, JPEG or WEBP, as it was captured) and the hash of its bytes."""
 
     data: bytes = field(repr=False)
     hash: str = ""
@@ -27,13 +34,39 @@ class Screenshot:
             object.__setattr__(self, "hash", hashlib.sha256(self.data).hexdigest()[:32])
 
     def open(self) -> Image:
-        """The picture as an RGB PIL image. Raises ValueError where the bytes are not a picture."""
-        from PIL import Image as PILImage
+        """The picture as an RGB PIL image.
 
-        try:
-            return PILImage.open(io.BytesIO(self.data)).convert("RGB")
-        except (OSError, ValueError, SyntaxError) as error:
-            raise ValueError(f"screenshot {self.hash} cannot be decoded ({len(self.data)} bytes): {error}") from error
+        Raises InputError (a ValueError) where the bytes are no whole picture of `FORMATS`, and LimitError before
+        anything is decoded where the header says more than `limits.MAX_PIXELS`.
+        """
+        return _read(self, lambda picture: picture.convert("RGB"))
+
+    def read_size(self) -> tuple[int, int]:
+        """Width and height in pixels, as the header says. Raises as `open` does, but for what stands behind it."""
+        return _read(self, lambda picture: picture.size)
+
+
+def _read(shot: Screenshot, read: Callable[[Any], T]) -> T:
+    """What `read` makes of the picture, whose size was found fit."""
+    from PIL import Image as PILImage
+
+    where = f"picture {shot.hash[:12]}"
+    try:
+        with PILImage.open(io.BytesIO(shot.data), formats=FORMATS) as picture:
+            width, height = picture.size
+            check_pixels(width, height, where)
+            if width * height == 0:
+                raise InputError(f"{where} has no pixels")
+            return read(picture)
+    except InputError:
+        raise
+    except PILImage.DecompressionBombError as error:
+        raise LimitError(f"{where}: {error}; expected at most {MAX_PIXELS} pixels: send it smaller") from None
+    except PILImage.UnidentifiedImageError:
+        raise InputError(f"{where} ({len(shot.data)} bytes) is no PNG, JPEG or WEBP: {shot.data[:16]!r}") from None
+    except Exception as error:  # a decoder raises whatever the bytes lead it to
+        problem = f"{type(error).__name__}: {error}"
+        raise InputError(f"{where} ({len(shot.data)} bytes) cannot be decoded: {clip(problem, 120)}") from error
 
 
 def screenshot(picture: Any) -> Screenshot:

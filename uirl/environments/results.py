@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -92,20 +91,14 @@ def _read_image(value: Any, where: str) -> Screenshot:
     try:
         shot = screenshot(value)
         if isinstance(value, (Screenshot, bytes, bytearray)):
-            _check_header(shot)
+            # the header alone: decoding every full screenshot twice would cost more than most environments
+            shot.read_size()
     except (TypeError, ValueError, OSError) as error:
         raise EnvironmentFailure(
             f"{where} returned an image that cannot be used: {error}; expected a PIL image, a uint8 array [H, W, 3], "
-            "or the bytes of a PNG or JPEG"
+            "or the bytes of a PNG, JPEG or WEBP"
         ) from error
     return shot
-
-
-def _check_header(shot: Screenshot) -> None:
-    # Only the header: decoding every full screenshot twice would cost more than most environments.
-    from PIL import Image
-
-    Image.open(io.BytesIO(shot.data)).close()
 
 
 def _read_reward(value: Any, where: str) -> float:

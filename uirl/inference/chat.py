@@ -19,7 +19,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from uirl.errors import ContractError
+from uirl.errors import ContractError, EnvironmentFailure
 from uirl.images import Screenshot
 from uirl.inference.bounded_cache import BoundedCache
 from uirl.inference.control_tokens import ControlTokens
@@ -70,7 +70,8 @@ class ChatRenderer:
         self.end_text, self.incremental = self._prove_incremental()
 
     def whole(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a whole conversation, with the prompt for the next reply."""
+        """Ids of a whole conversation, with the prompt for the next reply. Raises EnvironmentFailure for a picture that
+        cannot be shown."""
         text = self._text(messages, prompt=True)
         return self._expand(self.controls.encode(text), [shot for m in messages for shot in m.images])
 
@@ -130,9 +131,13 @@ class ChatRenderer:
                 f"the rendered text holds {len(at)} image token(s) for {len(shots)} picture(s): the chat template "
                 "drops pictures, or writes placeholders of its own"
             )
+        try:
+            images = vision.encode(shots)
+        except (ValueError, ArithmeticError) as error:  # cut off, or a shape that the image processor cannot take
+            raise EnvironmentFailure(f"a picture cannot be shown to {self._loaded.name}: {error}") from error
         out: list[int] = []
         before = 0
-        for i, image in zip(at, vision.encode(shots), strict=True):
+        for i, image in zip(at, images, strict=True):
             out += ids[before:i] + [vision.image_token_id] * image.tokens
             before = i + 1
         return out + ids[before:]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from uirl.errors import ConfigError
+from uirl.images import Screenshot
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -61,7 +61,7 @@ class Frame:
         from PIL import Image as PILImage
 
         left, top, width, height = (side * self.zoom for side in self.crop)
-        part = PILImage.open(io.BytesIO(captured)).convert("RGB")
+        part = Screenshot(captured).open()
         box = (round(left), round(top), round(left + width), round(top + height))
         if box != (0, 0, *part.size):
             part = part.crop(box)

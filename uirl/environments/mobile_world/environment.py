@@ -364,21 +364,14 @@ class MobileWorldEnvironment(RemoteEnvironment):
 
     def _space(self, shot: Screenshot, tools: ToolRegistry) -> PhoneSpace:
         """The actions on the screen as it was last seen: a phone that is turned has other sides."""
-        width, height = _size_of(shot)
+        width, height = shot.read_size()
         return PhoneSpace(width, height, self._apps, frozenset(tools.names), self.choice.ask_user)
 
     async def _shown(self, shot: Screenshot) -> Screenshot:
         """The picture as the policy sees it."""
-        if self._image_size is None or self._image_size == _size_of(shot):
+        if self._image_size is None or self._image_size == shot.read_size():
             return shot
         return await asyncio.to_thread(_resized, shot, self._image_size)
-
-
-def _size_of(shot: Screenshot) -> tuple[int, int]:
-    from PIL import Image
-
-    with Image.open(io.BytesIO(shot.data)) as picture:
-        return picture.size
 
 
 def _resized(shot: Screenshot, size: tuple[int, int]) -> Screenshot:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 
 from uirl.errors import EnvironmentFailure
 from uirl.images import Screenshot
 
 SMALL = 16 * 1024
 """Bytes of a picture that is decoded sooner than a thread is woken."""
-MOST_PIXELS = 64_000_000
-"""A picture of more is refused: it would decode to hundreds of megabytes."""
+SMALL_PIXELS = 512 * 512
+"""Pixels of one: few bytes may say very many."""
 
 
 def media_type(data: bytes) -> str:
@@ -24,11 +25,15 @@ def media_type(data: bytes) -> str:
 
 
 def as_png(shot: Screenshot) -> bytes:
-    """The picture as PNG; the same bytes where it is one."""
+    """The picture as PNG; the same bytes where it is one. Raises EnvironmentFailure for what is no picture."""
     if media_type(shot.data) == "image/png":
         return shot.data
+    try:
+        picture = shot.open()
+    except ValueError as error:
+        raise EnvironmentFailure(f"the environment's picture cannot be used: {error}") from error
     buffer = io.BytesIO()
-    shot.open().save(buffer, format="PNG", compress_level=1)
+    picture.save(buffer, format="PNG", compress_level=1)
     return buffer.getvalue()
 
 
@@ -38,24 +43,12 @@ async def whole(data: bytes, where: str) -> Screenshot:
     Raises EnvironmentFailure for others: a picture that is cut off would otherwise be found out by the model, far from
     the server that sent it. Large ones are decoded on a thread, beside the event loop.
     """
+    shot = Screenshot(data)
     try:
-        if len(data) < SMALL:
-            _decode(data)
+        if len(data) < SMALL and math.prod(shot.read_size()) < SMALL_PIXELS:
+            shot.open()
         else:
-            await asyncio.to_thread(_decode, data)
+            await asyncio.to_thread(shot.open)
     except ValueError as error:
         raise EnvironmentFailure(f"{where} sent a picture that cannot be used: {error}") from None
-    return Screenshot(data)
-
-
-def _decode(data: bytes) -> None:
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(data)) as picture:
-            width, height = picture.size
-            if width * height > MOST_PIXELS:
-                raise ValueError(f"{width} x {height} pixels; expected at most {MOST_PIXELS}")
-            picture.load()
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{len(data)} bytes beginning {data[:16]!r}: {error}") from None
+    return shot

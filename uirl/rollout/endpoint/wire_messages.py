@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +11,10 @@ from typing import Any
 
 from uirl.images import Screenshot
 from uirl.inference.messages import Message
+from uirl.limits import LimitError
 from uirl.rollout.endpoint.fields import Fields, shown, whole_text
 from uirl.rollout.endpoint.problems import APIProblem, bad_request
 from uirl.types import ToolCall
-
-MAX_PIXELS = 50_000_000
-"""Of one picture. A small file may claim any size, and decoding it would take that much memory."""
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
@@ -168,29 +165,12 @@ def _read_picture(url: str, where: str) -> Screenshot:
         raise bad_request("expected a data URL (data:image/png;base64,...); nothing is fetched from the net", where)
     try:
         shot = Screenshot(base64.b64decode(data, validate=True))
-        _check_size(shot, where)
         shot.open()
+    except LimitError as error:
+        raise APIProblem(413, f"{where}: {error}", code="image_too_large", param=where) from error
     except (binascii.Error, ValueError) as error:
         raise bad_request(f"is not a picture: {error}", where) from error
     return shot
-
-
-def _check_size(shot: Screenshot, where: str) -> None:
-    """Raises before anything is decoded: a 400 for a picture that is too large, a ValueError for no picture."""
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(shot.data)) as picture:
-            width, height = picture.size
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(str(error)) from error
-    if width * height > MAX_PIXELS:
-        raise APIProblem(
-            413,
-            f"{where}: {width} x {height} pixels; at most {MAX_PIXELS} are taken",
-            code="image_too_large",
-            param=where,
-        )
 
 
 def _message(role: str, parts: list[str | None], shots: tuple[Screenshot, ...], name: str) -> Message:
