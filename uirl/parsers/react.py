@@ -9,7 +9,14 @@ from typing import Any
 
 from uirl.parsers.base import ANSWER, ActionParser
 from uirl.parsers.json_reading import Malformed, Unreadable, check_plain, read_value
-from uirl.parsers.reply_reading import Format, next_end_of_thought, read_reply, write_marked, write_reply
+from uirl.parsers.reply_reading import (
+    END_OF_THOUGHT,
+    Format,
+    next_end_of_thought,
+    read_reply,
+    write_marked,
+    write_reply,
+)
 from uirl.types import Action, ToolCall
 
 PLAIN_ARGUMENT = "input"
@@ -20,9 +27,15 @@ def _label(words: str) -> re.Pattern[str]:
     return re.compile(rf"^[ \t*]*(?P<label>{words})[ \t*]*:\**[ \t]*", re.MULTILINE)
 
 
+def _end(words: str) -> re.Pattern[str]:
+    """Where a text ends: one pattern for the labels and the end of the thought, so that neither is looked for behind
+    the other, again and again."""
+    return re.compile(rf"{_label(words).pattern}|{END_OF_THOUGHT.pattern}", re.MULTILINE)
+
+
 _STEP = _label("Action|Final [Aa]nswer|Observation")
-_ANY = _label("Thought|Action|Action [Ii]nput|Final [Aa]nswer|Observation")
-_OBSERVATION = _label("Observation")
+_END_OF_INPUT = _end("Thought|Action|Action [Ii]nput|Final [Aa]nswer|Observation")
+_END_OF_ANSWER = _end("Observation")
 _INPUT = re.compile(r"\s*\**Action [Ii]nput[ \t*]*:\**[ \t]*")
 _THOUGHT = re.compile(r"\A\**Thought[ \t*]*:\**\s*")
 _FENCE = re.compile(r"\s*(?:```\w*\s*)?")
@@ -77,7 +90,7 @@ def _read(text: str, position: int) -> tuple[list[ToolCall], int]:
         return [], thought_end if thought_end >= 0 else len(text)
     if label["label"] == "Action":
         return _read_action(text, label.end())
-    end = _end_of_text(text, label.end(), _OBSERVATION)
+    end = _end_of_text(text, label.end(), _END_OF_ANSWER)
     answer = text[label.end() : end].strip()
     if not answer:
         raise Unreadable('nothing after "Final Answer:"')
@@ -116,7 +129,7 @@ def _read_input(text: str, position: int) -> tuple[dict[str, Any], int]:
         arguments, end = read_value(text, begin)
         check_plain(arguments)
         return arguments, end
-    end = _end_of_text(text, position, _ANY)
+    end = _end_of_text(text, position, _END_OF_INPUT)
     plain = _without_quotes(_without_fence(text[position:end].strip()))
     check_plain(plain)
     return ({PLAIN_ARGUMENT: plain} if plain else {}), end
@@ -140,12 +153,10 @@ def _without_quotes(text: str) -> str:
     return value if end == len(text) else text
 
 
-def _end_of_text(text: str, start: int, labels: re.Pattern[str]) -> int:
-    """Where a text without JSON ends: at the next of `labels`, at the end of the thought, or with the reply."""
-    label = labels.search(text, start)
-    stop = label.start() if label else len(text)
-    thought_end = next_end_of_thought(text, start, stop)
-    return thought_end if thought_end >= 0 else stop
+def _end_of_text(text: str, start: int, ends: re.Pattern[str]) -> int:
+    """Where a text without JSON ends: at the next of `ends`, or with the reply."""
+    end = ends.search(text, start)
+    return end.start() if end else len(text)
 
 
 def _write(thought: str, calls: Sequence[ToolCall]) -> str:
@@ -162,7 +173,7 @@ def _write_step(call: ToolCall, *, last: bool) -> str:
 
 
 def _ends_a_reply(answer: str) -> bool:
-    return answer != "" and answer == answer.strip() and _end_of_text(answer, 0, _OBSERVATION) == len(answer)
+    return answer != "" and answer == answer.strip() and _end_of_text(answer, 0, _END_OF_ANSWER) == len(answer)
 
 
 _REACT = Format(

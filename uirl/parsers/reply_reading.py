@@ -13,7 +13,7 @@ from uirl.parsers.json_reading import MAX_OBJECTS, Unreadable, write_value
 from uirl.types import Action, ToolCall
 
 _ENDS_OF_THOUGHT = ("</think>", "</thinking>")
-_END_OF_THOUGHT = re.compile("|".join(_ENDS_OF_THOUGHT))
+END_OF_THOUGHT = re.compile("|".join(_ENDS_OF_THOUGHT))
 _OPENING = re.compile(r"(?:```\w*|<tool_call>|\[)\s*$")
 _MARKERS = ("</think", "<tool_call>", "</tool_call>", "<|", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 
@@ -100,7 +100,7 @@ def last_end_of_thought(text: str, start: int, stop: int) -> int:
 
 def next_end_of_thought(text: str, start: int, stop: int) -> int:
     """Where the next closing tag of a thought in `text[start:stop]` begins; -1: there is none."""
-    match = _END_OF_THOUGHT.search(text, start, stop)
+    match = END_OF_THOUGHT.search(text, start, stop)
     return match.start() if match else -1
 
 
