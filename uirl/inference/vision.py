@@ -7,6 +7,7 @@ pixels; it is called on image batches, never together with text, so that token i
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class EncodedImage:
 
 class VisionInputs:
     """The picture side of one model. Encoded images are kept by content hash, so that the learner reuses what the
-    engine already processed."""
+    engine already processed. Threads may share it."""
 
     def __init__(self, model_config: Any, image_processor: Any, *, cache_bytes: int = 256 * 1024**2) -> None:
         kind = model_config.model_type
@@ -57,17 +58,19 @@ class VisionInputs:
         self._cache: OrderedDict[str, EncodedImage] = OrderedDict()
         self._cache_bytes = cache_bytes
         self._held = 0
+        self._lock = threading.Lock()
 
     def encode(self, shots: Sequence[Screenshot]) -> list[EncodedImage]:
         """The encoded images of `shots`, in order; those not yet known go through the processor together."""
         known: dict[str, EncodedImage] = {}
         missing: dict[str, Screenshot] = {}
-        for shot in shots:
-            if shot.hash in self._cache:
-                known[shot.hash] = self._cache[shot.hash]
-                self._cache.move_to_end(shot.hash)
-            else:
-                missing[shot.hash] = shot
+        with self._lock:
+            for shot in shots:
+                if shot.hash in self._cache:
+                    known[shot.hash] = self._cache[shot.hash]
+                    self._cache.move_to_end(shot.hash)
+                else:
+                    missing[shot.hash] = shot
         if missing:
             for shot, image in zip(missing.values(), self._process(list(missing.values())), strict=True):
                 known[shot.hash] = image
@@ -141,11 +144,14 @@ class VisionInputs:
         return EncodedImage(pixels, (t, h, w), t * h * w // self.merge**2)
 
     def _keep(self, key: str, image: EncodedImage) -> None:
-        self._cache[key] = image
-        self._held += image.pixels.numel() * image.pixels.element_size()
-        while self._held > self._cache_bytes and len(self._cache) > 1:
-            _, old = self._cache.popitem(last=False)
-            self._held -= old.pixels.numel() * old.pixels.element_size()
+        with self._lock:
+            if key in self._cache:  # another thread encoded the same picture meanwhile
+                return
+            self._cache[key] = image
+            self._held += image.pixels.numel() * image.pixels.element_size()
+            while self._held > self._cache_bytes and len(self._cache) > 1:
+                _, old = self._cache.popitem(last=False)
+                self._held -= old.pixels.numel() * old.pixels.element_size()
 
 
 def _stacked_tokens(model_config: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,23 +17,26 @@ from uirl.rollout.endpoint.problems import bad_request
 
 
 class Renderers:
-    """`ChatRenderer`s of one model. Proving a template costs a dozen renderings, so they are kept."""
+    """`ChatRenderer`s of one model. Proving a template costs a dozen renderings, so they are kept. Threads may
+    share it."""
 
     def __init__(self, loaded: LoadedModel, capacity: int) -> None:
         self._loaded, self._capacity = loaded, capacity
         self._kept: OrderedDict[str, ChatRenderer] = OrderedDict()
+        self._lock = threading.Lock()
 
     def get(self, key: str, tools: Sequence[Mapping[str, Any]]) -> ChatRenderer:
         """The renderer that shows `tools`, whose key is `key`. Raises a 400 where the template cannot."""
-        if key not in self._kept:
-            with rendering("tools" if tools else "messages"):
-                known = next(iter(self._kept.values()), None)
-                controls = None if known is None else known.controls
-                self._kept[key] = ChatRenderer(self._loaded, tools, controls=controls)
-        self._kept.move_to_end(key)
-        while len(self._kept) > self._capacity:
-            self._kept.popitem(last=False)
-        return self._kept[key]
+        with self._lock:
+            if key not in self._kept:
+                with rendering("tools" if tools else "messages"):
+                    known = next(iter(self._kept.values()), None)
+                    controls = None if known is None else known.controls
+                    self._kept[key] = ChatRenderer(self._loaded, tools, controls=controls)
+            self._kept.move_to_end(key)
+            while len(self._kept) > self._capacity:
+                self._kept.popitem(last=False)
+            return self._kept[key]
 
     def __len__(self) -> int:
         return len(self._kept)

@@ -14,6 +14,10 @@ from uirl.rollout.endpoint.wire_messages import WireMessage, read_messages
 
 MAX_CHOICES = 32
 MAX_STOPS = 16
+MAX_STOP_LENGTH = 256
+"""Characters of a stop string."""
+MAX_STOP_IDS = 1024
+MAX_TOOLS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,8 @@ def _read_stop_ids(values: list[Any] | None) -> tuple[int, ...] | None:
     """The tokens that end a reply, as vLLM names them; None: not asked for."""
     if values is not None and not all(type(token) is int and token >= 0 for token in values):
         raise bad_request(f"expected a list of token ids, got {shown(values)}", "stop_token_ids")
+    if values is not None and len(values) > MAX_STOP_IDS:
+        raise bad_request(f"expected at most {MAX_STOP_IDS} token ids, got {len(values)}", "stop_token_ids")
     return None if values is None else tuple(values)
 
 
@@ -186,10 +192,15 @@ def _read_stop(value: Any) -> tuple[str, ...]:
         raise bad_request(f"expected a string or a list of strings, none of them empty, got {shown(value)}", "stop")
     if len(words) > MAX_STOPS:
         raise bad_request(f"expected at most {MAX_STOPS} strings, got {len(words)}", "stop")
+    longest = max(map(len, words), default=0)
+    if longest > MAX_STOP_LENGTH:
+        raise bad_request(f"expected at most {MAX_STOP_LENGTH} characters in a string, got {longest}", "stop")
     return tuple(whole_text(word, "stop") for word in words)
 
 
 def _read_tools(values: list[Any]) -> tuple[Mapping[str, Any], ...]:
+    if len(values) > MAX_TOOLS:
+        raise bad_request(f"expected at most {MAX_TOOLS} tools, got {len(values)}", "tools")
     for i, value in enumerate(values):
         tool = Fields(value, f"tools[{i}]")
         tool.only("type", "function", why="only functions can be called")

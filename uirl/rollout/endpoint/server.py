@@ -9,7 +9,7 @@ import ipaddress
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from fastapi import Depends, FastAPI, Request, Response
@@ -20,12 +20,15 @@ from uvicorn import Config, Server
 from uirl.errors import ConfigError, EngineFailure, RolloutFailure
 from uirl.rollout.endpoint.answers import Writer
 from uirl.rollout.endpoint.fields import Fields, read_json
+from uirl.rollout.endpoint.lengths import beside_the_loop
 from uirl.rollout.endpoint.problems import APIProblem, bad_request
 from uirl.rollout.endpoint.requests import read_chat_call, read_completion_call
 from uirl.rollout.endpoint.session import AgentSession
 
 if TYPE_CHECKING:
     from uirl.rollout.endpoint.endpoint import ModelEndpoint
+
+T = TypeVar("T")
 
 _CLIENT_GONE = 499
 """What nginx calls it; nobody is there to read it."""
@@ -87,14 +90,14 @@ class _Routes:
 
     async def chat(self, request: Request) -> Response:
         session = self._session(request)
-        call = read_chat_call(await self._json(request))
+        call = await self._read(request, read_chat_call)
         self._check_model(call.options.model, session)
         answer = await _unless_gone(request, self._endpoint.service.chat(call, session))
         return _written(Writer(self._endpoint.loaded, self._endpoint.model_name, call.options, answer, chat=True))
 
     async def complete(self, request: Request) -> Response:
         session = self._session(request)
-        call = read_completion_call(await self._json(request))
+        call = await self._read(request, read_completion_call)
         self._check_model(call.options.model, session)
         answer = await _unless_gone(request, self._endpoint.service.complete(call, session))
         return _written(Writer(self._endpoint.loaded, self._endpoint.model_name, call.options, answer, chat=False))
@@ -113,7 +116,7 @@ class _Routes:
 
     async def begin(self, request: Request) -> dict[str, Any]:
         """Opens a session for an agent on another machine."""
-        fields = Fields(await self._json(request))
+        fields = await self._read(request, Fields)
         task = fields.take("task", str, "")
         asked = {"group_id": fields.take("group_id", str, ""), "sampling_seed": fields.take("seed", int, None)}
         fields.close()
@@ -128,7 +131,7 @@ class _Routes:
         """Closes a session, with what its agent scored."""
         session = self._session(request)
         assert session is not None
-        fields = Fields(await self._json(request))
+        fields = await self._read(request, Fields)
         reward, success = fields.take("reward", float, None), fields.take("success", bool, None)
         fields.close()
         record = session.finish(reward, success)
@@ -156,8 +159,13 @@ class _Routes:
                 param="model",
             )
 
-    async def _json(self, request: Request) -> Any:
-        """The body. Raises a 413 as soon as it is too long, and a 400 for what is not JSON."""
+    async def _read(self, request: Request, read: Callable[[Any], T]) -> T:
+        """What `read` makes of the JSON of the body; beside the event loop where that takes long."""
+        body = await self._body(request)
+        return await beside_the_loop(len(body), lambda: read(read_json(body)))
+
+    async def _body(self, request: Request) -> bytearray:
+        """The body. Raises a 413 as soon as it is too long."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             # pages may send other types to a foreign address without asking
             raise bad_request("expected the content type application/json", code="invalid_content_type")
@@ -166,7 +174,7 @@ class _Routes:
             body += chunk
             if len(body) > self._endpoint.max_body:
                 raise APIProblem(413, f"the body is longer than {self._endpoint.max_body} bytes", code="body_too_large")
-        return read_json(body)
+        return body
 
 
 def _check_key(request: Request, keys: list[str] | None) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from uirl.errors import EngineFailure
 from uirl.images import ImageStore
+from uirl.inference.chat import ChatRenderer
 from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, SamplingParams
 from uirl.inference.messages import Message
 from uirl.inference.models import LoadedModel
 from uirl.parsers.base import ActionParser
+from uirl.rollout.endpoint.lengths import SMALL, LengthCheck, beside_the_loop, texts_of
 from uirl.rollout.endpoint.problems import APIProblem, bad_request
 from uirl.rollout.endpoint.renderers import Renderers, rendering
 from uirl.rollout.endpoint.replies import Reply, cut_at_stop, text_reply, tool_reply
@@ -50,17 +52,22 @@ class ModelService:
     max_pending: int
     """Calls on their way; the next is told to come back."""
     renderers: Renderers
+    lengths: LengthCheck = field(init=False)
     _pending: int = 0
     _stop_ids: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.lengths = LengthCheck(self.loaded.tokenizer, self.max_context)
 
     async def chat(self, call: ChatCall, session: AgentSession | None) -> Answer:
         """The answer to a chat call, recorded in `session` (None: nowhere)."""
         with self._admitted(), nullcontext() if session is None else session.call():
-            chat = self.renderers.get(call.tools_key, call.tools)
             self._check_pictures(call)
             transcript = Transcript() if session is None else session.transcript
-            with rendering("messages"):
-                prompt = transcript.chat_prompt(call.messages, call.tools_key, chat)
+            texts = texts_of(call.messages, call.tools_key)
+            # a picture may be as large as it likes in few bytes
+            size = SMALL + 1 if any(m.message.images for m in call.messages) else sum(map(len, texts))
+            chat, prompt = await beside_the_loop(size, lambda: self._chat_prompt(call, texts, transcript))
             for shot in prompt.new_images:
                 self.images.put(shot)
             offered = {tool["function"]["name"] for tool in call.tools}
@@ -73,17 +80,18 @@ class ModelService:
 
             return await self._answer(prompt, call.options, read, session, "messages")
 
+    def _chat_prompt(self, call: ChatCall, texts: Sequence[str], transcript: Transcript) -> tuple[ChatRenderer, Prompt]:
+        self.lengths.check(texts, "messages")
+        chat = self.renderers.get(call.tools_key, call.tools)
+        with rendering("messages"):
+            return chat, transcript.chat_prompt(call.messages, call.tools_key, chat)
+
     async def complete(self, call: CompletionCall, session: AgentSession | None) -> Answer:
         """The answer to a plain completion, recorded in `session` (None: nowhere)."""
         with self._admitted(), nullcontext() if session is None else session.call():
             transcript = Transcript() if session is None else session.transcript
             tokenizer = self.loaded.tokenizer
-            if isinstance(call.prompt, str):
-                ids, text = tuple(tokenizer(call.prompt)["input_ids"]), call.prompt
-            else:
-                ids, text = call.prompt, tokenizer.decode(call.prompt)
-                if max(ids) >= len(tokenizer):
-                    raise bad_request(f"token {max(ids)} is none of this model's {len(tokenizer)}", "prompt")
+            ids, text = await beside_the_loop(len(call.prompt), lambda: self._plain_prompt(call.prompt))
             if self.loaded.vision is not None and self.loaded.vision.image_token_id in ids:
                 raise bad_request("holds the placeholder of a picture; pictures go to /chat/completions", "prompt")
             prompt = transcript.token_prompt(ids, text, (Message("user", text),))
@@ -96,6 +104,18 @@ class ModelService:
                 return text_reply(cut, text, self._ended(cut))
 
             return await self._answer(prompt, call.options, read, session, "prompt")
+
+    def _plain_prompt(self, prompt: str | tuple[int, ...]) -> tuple[tuple[int, ...], str]:
+        """(ids, text) of the prompt of a completion. Raises a 400 where it cannot fit or is not this model's."""
+        tokenizer = self.loaded.tokenizer
+        if isinstance(prompt, str):
+            self.lengths.check([prompt], "prompt")
+            return tuple(tokenizer(prompt)["input_ids"]), prompt
+        if len(prompt) >= self.max_context:
+            raise self.lengths.problem(len(prompt), "prompt")
+        if max(prompt) >= len(tokenizer):
+            raise bad_request(f"token {max(prompt)} is none of this model's {len(tokenizer)}", "prompt")
+        return prompt, tokenizer.decode(prompt)
 
     async def _answer(
         self,
@@ -122,11 +142,7 @@ class ModelService:
         """One request for each choice, with a seed and a cache of its own. `param`: the field the prompt came in."""
         room = self.max_context - len(prompt.ids)
         if room < 1:
-            raise bad_request(
-                f"the prompt has {len(prompt.ids)} tokens; this model takes {self.max_context} with the reply",
-                param,
-                "context_length_exceeded",
-            )
+            raise self.lengths.problem(len(prompt.ids), param)
         fixed = session.sampling if session is not None else None
         sampling = options.sampling(self.sampling, fixed)
         stops = tuple(token for word in options.stop for token in self._single_token(word))

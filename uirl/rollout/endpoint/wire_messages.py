@@ -10,11 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from uirl.images import Screenshot
+from uirl.inference.bounded_cache import BoundedCache
 from uirl.inference.messages import Message
 from uirl.limits import LimitError
 from uirl.rollout.endpoint.fields import Fields, shown, whole_text
 from uirl.rollout.endpoint.problems import APIProblem, bad_request
 from uirl.types import ToolCall
+
+MAX_MESSAGES = 16_384
+MAX_NEW_PIXELS = 300_000_000
+"""Of the pictures of one request that were not seen before: a hundred screens of a phone."""
+_SEEN: BoundedCache[tuple[int, int]] = BoundedCache(8 * 2**20)
+"""Sizes of pictures that were proved to be whole. Clients send their whole history with every call."""
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
@@ -45,8 +52,11 @@ def read_messages(values: Sequence[Any]) -> tuple[WireMessage, ...]:
     """The messages of a chat request. Raises a 400 that names the place."""
     if not values:
         raise bad_request("expected at least one message, got none", "messages")
+    if len(values) > MAX_MESSAGES:
+        raise bad_request(f"expected at most {MAX_MESSAGES} messages, got {len(values)}", "messages")
     names: dict[str, str] = {}
-    messages = [_read_message(value, f"messages[{i}]", names) for i, value in enumerate(values)]
+    pictures = _Pictures()
+    messages = [_read_message(value, f"messages[{i}]", names, pictures) for i, value in enumerate(values)]
     if messages[-1].message.role == "assistant":
         raise bad_request(
             "the last message is the assistant's; expected one that can be answered (replies are not continued)",
@@ -61,7 +71,7 @@ def assistant_key(content: str, calls: Sequence[ToolCall]) -> str:
     return _key("assistant", content, [[call.id, call.name, dict(call.arguments)] for call in calls])
 
 
-def _read_message(value: Any, where: str, names: dict[str, str]) -> WireMessage:
+def _read_message(value: Any, where: str, names: dict[str, str], pictures: _Pictures) -> WireMessage:
     """One message; `names` (tool of each call id so far) grows by the calls it holds."""
     fields = Fields(value, where)
     said = fields.take("role", str)
@@ -77,7 +87,7 @@ def _read_message(value: Any, where: str, names: dict[str, str]) -> WireMessage:
         return _read_tool(fields, content, names)
     name = fields.take("name", str, "")
     fields.close()
-    parts, shots = _read_content(content, fields.at("content"), pictures=role == "user")
+    parts, shots = _read_content(content, fields.at("content"), pictures if role == "user" else None)
     return WireMessage(_message(role, parts, shots, name), _key(role, parts, [shot.hash for shot in shots], name))
 
 
@@ -90,7 +100,7 @@ def _read_tool(fields: Fields, content: Any, names: Mapping[str, str]) -> WireMe
         )
     fields.take("name", str, "")
     fields.close()
-    parts, _ = _read_content(content, fields.at("content"), pictures=False)
+    parts, _ = _read_content(content, fields.at("content"))
     text = _joined(parts)
     return WireMessage(Message("tool", text, name=names[call_id], call_id=call_id), _key("tool", text, call_id))
 
@@ -107,7 +117,7 @@ def _read_assistant(fields: Fields, names: dict[str, str]) -> WireMessage:
     calls = tuple(_read_call(value, f"{fields.at('tool_calls')}[{i}]") for i, value in enumerate(values))
     if content is None and not calls:
         raise bad_request("expected content or tool_calls, got neither", fields.at("content"))
-    parts, _ = _read_content("" if content is None else content, fields.at("content"), pictures=False)
+    parts, _ = _read_content("" if content is None else content, fields.at("content"))
     names.update((call.id, call.name) for call in calls)
     text = _joined(parts)
     return WireMessage(Message("assistant", text, name=name, tool_calls=calls), assistant_key(text, calls))
@@ -132,8 +142,10 @@ def _read_call(value: Any, where: str) -> ToolCall:
     return ToolCall(name, arguments, identity)
 
 
-def _read_content(content: Any, where: str, *, pictures: bool) -> tuple[list[str | None], tuple[Screenshot, ...]]:
-    """(texts, with None where a picture stands; the pictures)."""
+def _read_content(
+    content: Any, where: str, pictures: _Pictures | None = None
+) -> tuple[list[str | None], tuple[Screenshot, ...]]:
+    """(texts, with None where a picture stands; the pictures). `pictures` None: none are taken."""
     if isinstance(content, str):
         return [whole_text(content, where)], ()
     if not isinstance(content, list):
@@ -145,32 +157,46 @@ def _read_content(content: Any, where: str, *, pictures: bool) -> tuple[list[str
         kind = fields.take("type", str)
         if kind == "text":
             parts.append(fields.take("text", str))
-        elif kind == "image_url" and pictures:
+        elif kind == "image_url" and pictures is not None:
             image = Fields(fields.take("image_url", dict), fields.at("image_url"))
-            shots.append(_read_picture(image.take("url", str), image.at("url")))
+            shots.append(pictures.read(image.take("url", str), image.at("url")))
             image.ignore("detail")
             image.close()
             parts.append(None)
         else:
-            known = "'text' or 'image_url'" if pictures else "'text'"
+            known = "'text'" if pictures is None else "'text' or 'image_url'"
             raise bad_request(f"expected {known}, got {kind!r}", fields.at("type"), "unsupported_value")
         fields.close()
     return parts, tuple(shots)
 
 
-def _read_picture(url: str, where: str) -> Screenshot:
-    """The picture of a data URL, proved to be one."""
-    head, comma, data = url.partition(",")
-    if not head.startswith("data:image/") or not head.endswith(";base64") or not comma:
-        raise bad_request("expected a data URL (data:image/png;base64,...); nothing is fetched from the net", where)
-    try:
-        shot = Screenshot(base64.b64decode(data, validate=True))
+class _Pictures:
+    """The pictures of one request."""
+
+    def __init__(self) -> None:
+        self._pixels = 0
+
+    def read(self, url: str, where: str) -> Screenshot:
+        """The picture of a data URL, proved to be one: decoded once, however often it is sent."""
+        head, comma, data = url.partition(",")
+        if not head.startswith("data:image/") or not head.endswith(";base64") or not comma:
+            raise bad_request("expected a data URL (data:image/png;base64,...); nothing is fetched from the net", where)
+        try:
+            shot = Screenshot(base64.b64decode(data, validate=True))
+            _SEEN.get(shot.hash, lambda: self._prove(shot), lambda size: 256)
+        except LimitError as error:
+            raise APIProblem(413, f"{where}: {error}", code="image_too_large", param=where) from error
+        except (binascii.Error, ValueError) as error:
+            raise bad_request(f"is not a picture: {error}", where) from error
+        return shot
+
+    def _prove(self, shot: Screenshot) -> tuple[int, int]:
+        width, height = shot.read_size()
+        self._pixels += width * height
+        if self._pixels > MAX_NEW_PIXELS:
+            raise LimitError(f"the pictures up to here have {self._pixels} pixels; expected at most {MAX_NEW_PIXELS}")
         shot.open()
-    except LimitError as error:
-        raise APIProblem(413, f"{where}: {error}", code="image_too_large", param=where) from error
-    except (binascii.Error, ValueError) as error:
-        raise bad_request(f"is not a picture: {error}", where) from error
-    return shot
+        return width, height
 
 
 def _message(role: str, parts: list[str | None], shots: tuple[Screenshot, ...], name: str) -> Message:
