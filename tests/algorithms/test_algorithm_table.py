@@ -100,6 +100,7 @@ def test_hyper_parameters_reach_the_functions():
         ("turn_level", {"normalize_by_std": False}),
         ("gigpo", {"normalize_by_std": False}),
         ("reinforce_plus_plus", {"gamma": 0.1}),
+        ("reinforce_plus_plus", {"whiten": False}),
         ("rejection_sampling", {"reward_threshold": 1e9}),
     ):
         changed = ALGORITHMS[name].advantage(inputs(**option))[0]

@@ -39,6 +39,22 @@ REFUSED = {
         ["algorithm.kl_target=0.1"],
         ["algorithm.kl_target=0.1", "training.use_kl_in_reward=true"],
     ),
+    "it could never leave 0": (
+        ["algorithm.kl_target=0.1", "training.use_kl_in_reward=true", "training.kl_coef=0"],
+        ["algorithm.kl_target=0.1", "training.use_kl_in_reward=true"],
+    ),
+    "use a horizon of more than 51": (
+        ["algorithm.kl_target=0.1", "training.use_kl_in_reward=true", "algorithm.kl_horizon=51"],
+        ["algorithm.kl_target=0.1", "training.use_kl_in_reward=true", "algorithm.kl_horizon=52"],
+    ),
+    "algorithm.kl_type=k1 with algorithm.kl_loss_coef=0.1": (
+        ["algorithm.kl_type=k1", "algorithm.kl_loss_coef=0.1"],
+        ["algorithm.kl_type=k2", "algorithm.kl_loss_coef=0.1"],
+    ),
+    "the sign of the penalty would decide": (
+        ["training.use_kl_in_reward=true", "training.adv_estimator=rejection_sampling"],
+        ["algorithm.kl_loss_coef=0.1", "training.adv_estimator=rejection_sampling"],
+    ),
     "algorithm.loss_length=64 is read by": (
         ["algorithm.loss_length=64"],
         ["algorithm.loss_length=64", "algorithm.loss_aggregation=seq-mean-token-sum-norm"],
@@ -94,11 +110,17 @@ def test_assignments_may_pass_through_a_combination_that_cannot_work():
 
 
 @pytest.mark.parametrize(
-    ("assignment", "reason"),
-    [("inference.temperature=0", "never explores"), ("model.dtype=float16", "loss scaling")],
+    ("assignments", "reason"),
+    [
+        (["inference.temperature=0"], "never explores"),
+        (["model.dtype=float16"], "loss scaling"),
+        (["inference.backend=scripted"], "replays given replies"),
+        (["training.old_log_probs=rollout", "inference.top_p=0.9"], "every ratio would be too small"),
+        (["training.old_log_probs=rollout", "inference.top_k=5"], "every ratio would be too small"),
+    ],
 )
-def test_what_may_generate_but_not_learn(assignment, reason):
-    config = ConfigStore().override([assignment])
+def test_what_may_generate_but_not_learn(assignments, reason):
+    config = ConfigStore().override(assignments)
     with pytest.raises(ConfigError, match=reason):
         config.check(training=True)
 

@@ -457,6 +457,7 @@ async def test_the_engine_in_process_gets_what_the_config_says(
     config.model.model_name, config.model.use_lora, config.model.lora.r = "uirl/tiny-lm", True, 8
     config.inference.max_context, config.inference.max_batch_size, config.inference.kv_cache = 96, 17, False
     config.inference.engine_options = {"mem_fraction_static": 0.4, "dtype": "auto"}
+    config.model.tensor_parallel_size = 2
     loaded = copy.copy(lm)
     engine = SGLangInferenceEngine.from_config(config, loaded, shared=True)
     given = dict(made[0].kwargs)
@@ -464,6 +465,7 @@ async def test_the_engine_in_process_gets_what_the_config_says(
     assert given == {
         "dtype": "auto",
         "trust_remote_code": False,
+        "tp_size": 2,
         "max_running_requests": 17,
         "disable_radix_cache": True,
         "enable_deterministic_inference": True,

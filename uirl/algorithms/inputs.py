@@ -39,7 +39,7 @@ class AdvantageInputs:
     normalize_by_std: bool = True
     """Whether group estimators divide by the group's standard deviation."""
     whiten: bool = True
-    """Whether gae whitens its advantages over the batch."""
+    """Whether gae and reinforce_plus_plus whiten their advantages over the batch."""
     reward_threshold: float = 0.0
     """rejection_sampling keeps trajectories with a larger reward."""
     step_advantage_weight: float = 1.0

@@ -72,7 +72,10 @@ def _rloo(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
 
 
 def _reinforce_plus_plus(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-    return compute_reinforce_plus_plus_advantage(inputs.token_level_rewards, inputs.response_mask, inputs.gamma)
+    advantages, returns = compute_reinforce_plus_plus_advantage(
+        inputs.token_level_rewards, inputs.response_mask, inputs.gamma
+    )
+    return advantages if inputs.whiten else returns, returns
 
 
 def _reinforce_plus_plus_baseline(inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:

@@ -30,7 +30,7 @@ class AlgorithmConfig(Section):
     stale rollouts and engines that round differently; None: no correction."""
 
     normalize_by_std: bool = True
-    """'grpo' and 'gigpo' divide by the standard deviation of the group; false: subtract the mean only."""
+    """'grpo', 'turn_level' and 'gigpo' divide by the standard deviation of the group; false: subtract the mean only."""
     whiten_advantages: bool = True
     """'gae' and 'reinforce_plus_plus' scale the advantages of an update to mean 0 and deviation 1."""
     step_weight: NonNegative = 1.0

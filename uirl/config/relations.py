@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from uirl.config.idle import idle_settings
 from uirl.config.training import GROUP_ESTIMATORS
 
 if TYPE_CHECKING:
@@ -22,7 +23,13 @@ def broken_relations(config: ConfigStore) -> list[str]:
 
 def broken_for_training(config: ConfigStore) -> list[str]:
     """Combinations that are fine for generating and evaluating, but from which nothing can be learned."""
-    messages = []
+    messages = list(idle_settings(config))
+    if config.inference.backend == "scripted":
+        messages.append(
+            "inference.backend=scripted replays given replies and learns nothing from them; train with transformers, "
+            "vllm or sglang"
+        )
+    messages += _biased(config)
     if config.inference.temperature == 0:
         messages.append(
             "inference.temperature=0: a greedy policy never explores, every episode of a task is the same and every "
@@ -34,6 +41,15 @@ def broken_for_training(config: ConfigStore) -> list[str]:
             "use bfloat16 or float32"
         )
     return messages
+
+
+def _biased(config: ConfigStore) -> Iterator[str]:
+    training, inference = config.training, config.inference
+    if training.old_log_probs == "rollout" and (inference.top_p < 1 or inference.top_k > 0):
+        yield (
+            "training.old_log_probs=rollout with inference.top_p or top_k: the engine's log-probs are those of what it "
+            "had left to choose from, so every ratio would be too small; use auto or recompute, or top_p=1 and top_k=0"
+        )
 
 
 def _groups(config: ConfigStore) -> Iterator[str]:
@@ -95,6 +111,26 @@ def _objective(config: ConfigStore) -> Iterator[str]:
         yield (
             f"algorithm.kl_target={algorithm.kl_target} with training.use_kl_in_reward=false: the controller adapts "
             "training.kl_coef, which then weighs nothing; set use_kl_in_reward=true or kl_target=null"
+        )
+    if algorithm.kl_target is not None and training.kl_coef == 0:
+        yield (
+            f"algorithm.kl_target={algorithm.kl_target} with training.kl_coef=0: the controller multiplies the "
+            "coefficient, so it could never leave 0; use a kl_coef above 0, 0.001 for instance"
+        )
+    if algorithm.kl_target is not None and training.batch_size >= 5 * algorithm.kl_horizon:
+        yield (
+            f"algorithm.kl_horizon={algorithm.kl_horizon} with training.batch_size={training.batch_size}: one update "
+            f"could take the coefficient of the KL to 0; use a horizon of more than {training.batch_size // 5}"
+        )
+    if algorithm.kl_loss_coef > 0 and algorithm.kl_type == "k1":
+        yield (
+            f"algorithm.kl_type=k1 with algorithm.kl_loss_coef={algorithm.kl_loss_coef}: as a loss the log ratio has "
+            "the expected gradient 0 and would train on noise; use k2 or k3"
+        )
+    if training.use_kl_in_reward and training.adv_estimator == "rejection_sampling":
+        yield (
+            "training.use_kl_in_reward=true with training.adv_estimator=rejection_sampling: the sign of the penalty "
+            "would decide which episodes are above algorithm.reward_threshold; use algorithm.kl_loss_coef"
         )
     if algorithm.loss_length is not None and algorithm.loss_aggregation != "seq-mean-token-sum-norm":
         yield (

@@ -94,7 +94,7 @@ class TrainingConfig(Section):
     'reinforce_plus_plus_baseline', 'turn_level' and 'gigpo' (credit per turn), 'rejection_sampling' (imitate the
     successes)."""
     gamma: Fraction = 1.0
-    """Discount per token ('gae', 'reinforce_plus_plus') or per turn ('gigpo'); 1: none."""
+    """Discount per token ('gae', 'reinforce_plus_plus') or per turn ('turn_level', 'gigpo'); 1: none."""
     lam: Fraction = 0.95
     """Lambda of GAE, per token: 1 trusts the rewards alone, 0 the critic alone."""
     clip_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.2

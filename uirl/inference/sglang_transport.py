@@ -135,6 +135,7 @@ def engine_arguments(config: ConfigStore, loaded: LoadedModel, files: WeightFile
         "model_path": _model_path(config, loaded, files),
         "dtype": model.dtype,
         "trust_remote_code": model.trust_remote_code,
+        "tp_size": model.tensor_parallel_size,
         "max_running_requests": inference.max_batch_size,
         "disable_radix_cache": not inference.kv_cache,
         "enable_deterministic_inference": True,

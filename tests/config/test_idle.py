@@ -1,0 +1,48 @@
+"""A setting that a run would not read is refused by name; the same setting beside its reader is not."""
+
+import pytest
+
+from uirl.config import ConfigStore
+from uirl.config.idle import READ
+from uirl.errors import ConfigError
+
+READER = {
+    "training.lam=0.5": "training.adv_estimator=gae",
+    "training.value_coef=0.1": "training.adv_estimator=gae",
+    "training.gamma=0.9": "training.adv_estimator=gigpo",
+    "training.clip_ratio=0.1": "training.adv_estimator=grpo",
+    "training.kl_coef=0.5": "training.use_kl_in_reward=true",
+    "algorithm.normalize_by_std=false": "training.adv_estimator=turn_level",
+    "algorithm.max_resamples=2": "training.adv_estimator=rloo",
+    "algorithm.kl_type=k2": "algorithm.kl_loss_coef=0.1",
+    "algorithm.tis_cap=2": "training.adv_estimator=grpo",
+    "rollout.retries=5": "rollout.group_repair=retry",
+    "inference.max_turns=3": "rollout.max_turns=null",
+    "inference.request_retries=1": "inference.backend=openai",
+    "inference.engine_options={a: 1}": "inference.backend=vllm",
+    "model.trust_remote_code=true": "model.local_path=/somewhere",
+    "logging.wandb_project=mine": "logging.wandb=true",
+    "logging.store_images=false": "logging.store_trajectories=true",
+}
+WITHOUT = [
+    "training.adv_estimator=rejection_sampling",
+    "rollout.group_repair=shrink",
+    "rollout.max_turns=4",
+    "logging.store_trajectories=false",
+]
+
+
+@pytest.mark.parametrize("setting", READER)
+def test_a_setting_without_its_reader_is_refused_by_name(setting: str) -> None:
+    key = setting.partition("=")[0]
+    alone = ConfigStore().override([*WITHOUT, setting])  # fine to evaluate with
+    with pytest.raises(ConfigError, match=rf"^{key}=.* does nothing here: it is read "):
+        alone.check(training=True)
+    beside = ["training.adv_estimator=gae", READER[setting]]
+    ConfigStore().override([*WITHOUT, setting, *beside]).check(training=True)
+
+
+def test_the_table_names_keys_that_there_are() -> None:
+    for key in READ:
+        section, _, name = key.rpartition(".")
+        assert hasattr(getattr(ConfigStore(), section), name), key

@@ -1,0 +1,131 @@
+"""Settings that a training run of ours would not read, given the others: each is said, so that no key does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from uirl.config.training import GROUP_ESTIMATORS
+
+if TYPE_CHECKING:
+    from uirl.config.store import ConfigStore
+
+Condition = Callable[["ConfigStore"], bool]
+
+
+def _estimators(*names: str) -> Condition:
+    return lambda config: config.training.adv_estimator in names
+
+
+def _policy_loss(config: ConfigStore) -> bool:
+    return config.training.adv_estimator != "rejection_sampling"
+
+
+def _over_http(config: ConfigStore) -> bool:
+    inference = config.inference
+    return inference.backend == "openai" or (
+        inference.backend in ("vllm", "sglang") and inference.server_url is not None
+    )
+
+
+def _never(config: ConfigStore) -> bool:
+    return False
+
+
+_CRITIC = (_estimators("gae"), "by training.adv_estimator=gae, which has a critic")
+_GROUPS = (_estimators(*GROUP_ESTIMATORS), f"by estimators that compare within a group ({', '.join(GROUP_ESTIMATORS)})")
+_CLIPPED = (_policy_loss, "by the clipped policy loss, which rejection_sampling does not have")
+_HTTP = (_over_http, "where the engine is a server: inference.backend=openai, or vllm or sglang with a server_url")
+_LOCAL_SERVERS = (lambda config: config.inference.backend in ("vllm", "sglang"), "by the backends vllm and sglang")
+_VERL = (_never, "by runs under verl alone")
+
+READ: dict[str, tuple[Condition, str]] = {
+    "training.clip_ratio": _CLIPPED,
+    "training.clip_ratio_low": _CLIPPED,
+    "training.clip_ratio_high": _CLIPPED,
+    "training.old_log_probs": _CLIPPED,
+    "algorithm.ratio": _CLIPPED,
+    "algorithm.dual_clip": _CLIPPED,
+    "algorithm.tis_cap": (
+        lambda config: _policy_loss(config) and config.training.old_log_probs != "rollout",
+        "by the clipped policy loss, with old_log_probs that are not the engine's own: it weighs one against the other",
+    ),
+    "training.lam": _CRITIC,
+    "training.value_coef": _CRITIC,
+    "training.value_clip": _CRITIC,
+    "training.value_learning_rate": _CRITIC,
+    "training.gamma": (
+        _estimators("gae", "reinforce_plus_plus", "turn_level", "gigpo"),
+        "by gae, reinforce_plus_plus, turn_level and gigpo; the others look at whole episodes",
+    ),
+    "training.kl_coef": (lambda config: config.training.use_kl_in_reward, "where training.use_kl_in_reward is true"),
+    "algorithm.whiten_advantages": (_estimators("gae", "reinforce_plus_plus"), "by gae and reinforce_plus_plus"),
+    "algorithm.normalize_by_std": (_estimators("grpo", "turn_level", "gigpo"), "by grpo, turn_level and gigpo"),
+    "algorithm.step_weight": (_estimators("gigpo"), "by gigpo"),
+    "algorithm.reward_threshold": (_estimators("rejection_sampling"), "by rejection_sampling"),
+    "algorithm.skip_dead_groups": _GROUPS,
+    "algorithm.min_live_groups": _GROUPS,
+    "algorithm.max_resamples": _GROUPS,
+    "algorithm.scale_step_by_live": (
+        lambda config: (
+            config.training.adv_estimator == "rejection_sampling"
+            or (config.training.adv_estimator in GROUP_ESTIMATORS and config.algorithm.skip_dead_groups)
+        ),
+        "where an update leaves trajectories out: with rejection_sampling, or with an estimator that compares within a "
+        "group and algorithm.skip_dead_groups",
+    ),
+    "algorithm.kl_type": (lambda config: config.algorithm.kl_loss_coef > 0, "where algorithm.kl_loss_coef is above 0"),
+    "algorithm.kl_horizon": (lambda config: config.algorithm.kl_target is not None, "where algorithm.kl_target is set"),
+    "rollout.retries": (lambda config: config.rollout.group_repair == "retry", "where rollout.group_repair is retry"),
+    "inference.max_turns": (
+        lambda config: config.inference.multi_turn and config.rollout.max_turns is None,
+        "where inference.multi_turn is true and rollout.max_turns is null",
+    ),
+    "inference.server_url": (
+        lambda config: config.inference.backend != "transformers",
+        "by the backends vllm, sglang and openai",
+    ),
+    "inference.server_model": _HTTP,
+    "inference.api_key_env": _HTTP,
+    "inference.request_timeout": _HTTP,
+    "inference.request_retries": _HTTP,
+    "inference.weights_dir": _LOCAL_SERVERS,
+    "inference.engine_options": _LOCAL_SERVERS,
+    "model.attn_implementation": (
+        lambda config: not _built_in(config),
+        "for a checkpoint: the built-in models have HuggingFace's default",
+    ),
+    "model.trust_remote_code": (
+        lambda config: not _built_in(config),
+        "for a checkpoint: the built-in models bring no code",
+    ),
+    "logging.store_images": (
+        lambda config: config.logging.store_trajectories,
+        "where logging.store_trajectories is true",
+    ),
+    "logging.wandb_project": (lambda config: config.logging.wandb, "where logging.wandb is true"),
+    "ray.num_actors": (lambda config: config.ray.use_ray, "where ray.use_ray is true"),
+    "ray.address": _VERL,
+    "ray.nnodes": _VERL,
+    "ray.gpus_per_node": _VERL,
+}
+"""Key -> (whether it is read, by whom it is read). Keys that are not here are always read. The sections `model.lora`,
+`model.tiny` and `training.warm_start` have a switch of their own and are left as they are where it is off."""
+
+
+def idle_settings(config: ConfigStore) -> Iterator[str]:
+    """One message per key that differs from its default and that nobody would read."""
+    for key, (read, by) in READ.items():
+        section, _, name = key.rpartition(".")
+        owner = getattr(config, section)
+        value, default = getattr(owner, name), _default(owner, name)
+        if value != default and not read(config):
+            yield f"{key}={value} does nothing here: it is read {by}. Leave it at {default}, or change the other"
+
+
+def _default(section: Any, name: str) -> Any:
+    return type(section).model_fields[name].get_default(call_default_factory=True)
+
+
+def _built_in(config: ConfigStore) -> bool:
+    return config.model.local_path is None and config.model.model_name.startswith("uirl/")
