@@ -252,6 +252,35 @@ def test_tensorboard_reads_what_was_written_and_a_resume_replaces_later_steps(tm
     assert scalars(tmp_path / "tb") == {"loss": [(1, 0.5), (2, 7.0)]}
 
 
+def test_the_steps_of_a_phase_are_an_axis_of_their_own(tmp_path):
+    path, board = tmp_path / "m.jsonl", tmp_path / "tb"
+    with MetricsLogger(path, trackers=[TensorBoardTracker(board)]) as logger:
+        for step in (1, 2, 3):
+            logger.log(step, {"loss": float(step)}, "warm_start")
+        for step in (1, 2):
+            logger.log(step, {"loss": 7.0})
+    assert [(row["step"], row["loss"]) for row in read_metrics(path)] == [(1, 7.0), (2, 7.0)]
+    assert [(row["warm_start/step"], row["warm_start/loss"]) for row in read_metrics(path, "warm_start")] == [
+        (1, 1.0),
+        (2, 2.0),
+        (3, 3.0),
+    ]
+    # the third step of the warm start stays although updates after the first are dropped
+    with MetricsLogger(path, resume_after=1, trackers=[TensorBoardTracker(board, resume_after=1)]) as logger:
+        logger.log(2, {"loss": 8.0})
+    assert scalars(board) == {"loss": [(1, 7.0), (2, 8.0)]}
+    assert scalars(board / "warm_start") == {"warm_start/loss": [(1, 1.0), (2, 2.0), (3, 3.0)]}
+    assert len(read_metrics(path, "warm_start")) == 3
+    # a run that goes on within the warm start drops what came later there
+    back = {"warm_start": 1}
+    tracker = TensorBoardTracker(board, resume_after=0, phase_after=back)
+    with MetricsLogger(path, resume_after=0, phase_after=back, trackers=[tracker]) as logger:
+        logger.log(2, {"loss": 9.0}, "warm_start")
+    assert read_metrics(path) == []
+    assert [row["warm_start/loss"] for row in read_metrics(path, "warm_start")] == [1.0, 9.0]
+    assert scalars(board / "warm_start") == {"warm_start/loss": [(1, 1.0), (2, 9.0)]}
+
+
 @pytest.mark.parametrize(
     ("module", "make", "remedy"),
     [
@@ -269,8 +298,11 @@ def test_wandb_gets_rows_without_missing_values(monkeypatch):
     seen: list = []
 
     class Run:
-        def log(self, row, step):
-            seen.append((step, row))
+        def define_metric(self, name, step_metric):
+            seen.append((name, step_metric))
+
+        def log(self, row):
+            seen.append(row)
 
         def finish(self):
             seen.append("finished")
@@ -283,11 +315,15 @@ def test_wandb_gets_rows_without_missing_values(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "wandb", FakeWandb)
     tracker = WandbTracker("p", "r", {"a": 1}, resume=True)
+    tracker.log(25, {"warm_start/loss": 2.0}, "warm_start")
     tracker.log(3, {"loss": 1.0, "eval": None})
     tracker.close()
     assert seen == [
         {"project": "p", "name": "r", "id": "r", "config": {"a": 1}, "resume": "allow"},
-        (3, {"loss": 1.0}),
+        ("*", "step"),
+        ("warm_start/*", "warm_start/step"),
+        {"warm_start/step": 25, "warm_start/loss": 2.0},
+        {"step": 3, "loss": 1.0},
         "finished",
     ]
 

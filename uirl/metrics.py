@@ -30,6 +30,9 @@ REDUCTION_OF_SUFFIX: dict[str, Reduction] = {
 }
 """How a metric is reduced, by the beginning of its name or by its last word (after '/' or '_'); else 'mean'."""
 
+PHASES = ("warm_start",)
+"""What comes before the first update and counts steps of its own."""
+
 NONFINITE = "metrics/nonfinite"
 """How many values of a row were NaN or infinite. The row has it only where there were some."""
 
@@ -147,7 +150,9 @@ def _number(name: str, value: Any) -> float:
 class Tracker(Protocol):
     """Where rows go beside the file: TensorBoard, Weights & Biases."""
 
-    def log(self, step: int, row: Mapping[str, float | None]) -> None: ...
+    def log(self, step: int, row: Mapping[str, float | None], phase: str | None = None) -> None:
+        """Takes a row. `step` counts the updates, or the steps of the `phase` before them."""
+        ...
 
     def close(self) -> None: ...
 
@@ -155,12 +160,18 @@ class Tracker(Protocol):
 class MetricsLogger:
     """Writes one JSON object per line: `step`, `time` (seconds since 1970) and the metrics; and passes it to trackers.
 
-    A line is written in one call and flushed, so a kill loses no finished line. Numbers that are not finite become
-    null and are counted in `metrics/nonfinite`.
+    Rows of a `phase` before the first update (the warm start) have step 0 and count their own steps: every name in
+    them begins with the phase, `warm_start/step` is the axis. A line is written in one call and flushed, so a kill
+    loses no finished line. Numbers that are not finite become null and are counted in `metrics/nonfinite`.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, resume_after: int | None = None, trackers: Iterable[Tracker] = ()
+        self,
+        path: str | os.PathLike[str],
+        *,
+        resume_after: int | None = None,
+        phase_after: Mapping[str, int] | None = None,
+        trackers: Iterable[Tracker] = (),
     ):
         """Opens `path`, which must not hold rows yet unless `resume_after` says which to keep.
 
@@ -168,6 +179,7 @@ class MetricsLogger:
             path: The file; its folder is made.
             resume_after: Continue: rows of later steps are dropped (in one atomic replacement) before the first new
                 row, so that no step stands twice. None: a new file.
+            phase_after: Phase -> its own step, after which its rows are dropped. None: they stay.
             trackers: Get every row as well, and are closed with this logger.
         """
         self.path = Path(path)
@@ -175,23 +187,27 @@ class MetricsLogger:
         with storage_errors(f"cannot open {self.path}"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if resume_after is not None:
-                _keep_until(self.path, resume_after)
+                _keep_until(self.path, resume_after, phase_after or {})
             elif self.path.exists() and self.path.stat().st_size:
                 raise StorageError(
                     f"{self.path} already holds metrics of another run; resume that run or choose another run name"
                 )
             self._handle: int | None = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
-    def log(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float | None]:
-        """The row as written, without `step` and `time`. Raises `StorageError` where it cannot be written; the rows
-        before then stay whole."""
+    def log(self, step: int, metrics: Mapping[str, Any], phase: str | None = None) -> dict[str, float | None]:
+        """The row as written, without `step` and `time`. `phase`: `step` is one of its own, before the first update.
+        Raises `StorageError` where it cannot be written; the rows before then stay whole."""
         if self._handle is None:
             raise StorageError(f"{self.path} is closed; a row for step {step} came after close()")
-        row = _row(metrics)
-        line = json.dumps({"step": int(step), "time": time.time(), **row}, allow_nan=False) + "\n"
-        _append(self._handle, line.encode(), self.path)
+        row = plain_row(metrics)
+        if phase is None:
+            written = {"step": int(step), "time": time.time(), **row}
+        else:
+            row = {f"{phase}/{name}": value for name, value in row.items()}
+            written = {"step": 0, "time": time.time(), f"{phase}/step": int(step), **row}
+        _append(self._handle, (json.dumps(written, allow_nan=False) + "\n").encode(), self.path)
         for tracker in self._trackers:
-            tracker.log(step, row)
+            tracker.log(step, row, phase)
         return row
 
     def close(self) -> None:
@@ -211,11 +227,18 @@ class MetricsLogger:
         self.close()
 
 
-def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """All rows of a metrics file, oldest first. An unfinished last line (a writer at work or killed) is left out.
+def read_metrics(path: str | os.PathLike[str], phase: str | None = None) -> list[dict[str, Any]]:
+    """The rows of the updates in a metrics file, oldest first; with `phase` ('warm_start') those of that phase. An
+    unfinished last line (a writer at work or killed) is left out.
 
     Raises `StorageError` where the file is missing, or damaged before its last line.
     """
+    counts = [(next((p for p in PHASES if f"{p}/step" in row), None), row) for row in _read_rows(path)]
+    return [row for own, row in counts if own == phase]
+
+
+def _read_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The rows of every phase."""
     with storage_errors(f"cannot read {path}"):
         data = Path(path).read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
@@ -229,17 +252,20 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _keep_until(path: Path, step: int) -> None:
+def _keep_until(path: Path, step: int, phase_after: Mapping[str, int]) -> None:
     if not path.exists():
         return
-    rows = read_metrics(path)
+    rows = _read_rows(path)
     kept = [row for row in rows if row["step"] <= step]
+    for phase, last in phase_after.items():
+        kept = [row for row in kept if row.get(f"{phase}/step", last) <= last]
     whole = path.read_bytes().endswith(b"\n") or not path.stat().st_size
     if len(kept) < len(rows) or not whole:
         write_atomically(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in kept))
 
 
-def _row(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+def plain_row(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    """The numbers as they are written: what is not finite is None, and counted in `metrics/nonfinite`."""
     row: dict[str, float | None] = {}
     strange = 0
     for name, value in metrics.items():
@@ -269,26 +295,44 @@ def _append(handle: int, line: bytes, path: Path) -> None:
 class TensorBoardTracker:
     """Writes rows as TensorBoard scalars to `folder`. Imports no torch. Raises ImportError without `tensorboard`."""
 
-    def __init__(self, folder: str | os.PathLike[str], *, resume_after: int | None = None) -> None:
-        """Opens a new event file; with `resume_after`, TensorBoard drops what older files say about later steps."""
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        resume_after: int | None = None,
+        phase_after: Mapping[str, int] | None = None,
+    ) -> None:
+        """Opens a new event file; with `resume_after` and `phase_after` (as in `MetricsLogger`), TensorBoard drops what
+        older files say about later steps."""
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
             raise ImportError("logging.tensorboard=true needs a package: pip install tensorboard") from error
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        self._writer = EventFileWriter(os.fspath(folder))
-        if resume_after is not None:
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._writer.add_event(self._event(wall_time=time.time(), step=resume_after + 1, session_log=start))
+        self._open, self._folder = EventFileWriter, Path(folder)
+        self._writers = {"": EventFileWriter(os.fspath(folder))}
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        for phase, last in {"": resume_after, **(phase_after or {})}.items():
+            if last is not None:
+                event = self._event(wall_time=time.time(), step=last + 1, session_log=start)
+                self._writer(phase).add_event(event)
 
-    def log(self, step: int, row: Mapping[str, float | None]) -> None:
+    def log(self, step: int, row: Mapping[str, float | None], phase: str | None = None) -> None:
         values = [self._summary.Value(tag=name, simple_value=x) for name, x in row.items() if x is not None]
-        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
-        self._writer.flush()
+        writer = self._writer(phase or "")
+        writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
+        writer.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        for writer in self._writers.values():
+            writer.close()
+
+    def _writer(self, phase: str) -> Any:
+        """A phase has a folder of its own, which TensorBoard shows as a run: dropping goes by step, whatever counts."""
+        if phase not in self._writers:
+            self._writers[phase] = self._open(os.fspath(self._folder / phase))
+        return self._writers[phase]
 
 
 class WandbTracker:
@@ -299,6 +343,9 @@ class WandbTracker:
         self._run = self.package().init(
             project=project, name=run_name, id=run_name, config=dict(config), resume="allow" if resume else None
         )
+        # W&B's own step never goes back, so that neither a second axis nor a resumed run could be drawn over it
+        for prefix in ("", *(f"{phase}/" for phase in PHASES)):
+            self._run.define_metric(f"{prefix}*", step_metric=f"{prefix}step")
 
     @staticmethod
     def package() -> Any:
@@ -311,8 +358,9 @@ class WandbTracker:
             ) from error
         return wandb
 
-    def log(self, step: int, row: Mapping[str, float | None]) -> None:
-        self._run.log({name: value for name, value in row.items() if value is not None}, step=step)
+    def log(self, step: int, row: Mapping[str, float | None], phase: str | None = None) -> None:
+        axis = "step" if phase is None else f"{phase}/step"
+        self._run.log({axis: step} | {name: value for name, value in row.items() if value is not None})
 
     def close(self) -> None:
         self._run.finish()
