@@ -1,5 +1,6 @@
 """Checkpoints: the same next step to the last digit, whole or absent on the disk, readable by HF."""
 
+import contextlib
 import json
 import random
 import resource
@@ -26,6 +27,8 @@ from uirl.learner import (
     load_policy,
     save_checkpoint,
 )
+from uirl.learner.checkpoint import read_state
+from uirl.learner.folder import check_folder, seal, write_json
 
 TEXT = "model.model_name=uirl/tiny-lm"
 LORA = ("model.use_lora=true", "model.lora.r=4", "model.lora.vision=true")
@@ -35,6 +38,25 @@ LAST_DIGIT = {
     "a reference after a warm start": [TEXT, "training.use_kl_in_reward=true", "algorithm.kl_target=0.01"],
     "bfloat16": [TEXT, "model.dtype=bfloat16", "training.adv_estimator=grpo", "training.group_size=2"],
 }
+
+
+def mutated(value, rng: random.Random):
+    """A copy of plain data in which one value, somewhere, is another or gone."""
+    if isinstance(value, dict) and value and rng.random() < 0.8:
+        key = rng.choice(sorted(value))
+        rest = {k: v for k, v in value.items() if k != key}
+        if rng.random() < 0.3:
+            return rest
+        if rng.random() < 0.2:
+            return rest | {key + "x": value[key]}
+        return rest | {key: mutated(value[key], rng)}
+    return rng.choice([None, True, -1, 1.5, "", "x", "../x", [], {}, [value], {"x": value}])
+
+
+def reseal(folder: Path) -> None:
+    """Makes the manifest of a changed folder true again."""
+    (folder / "manifest.json").unlink()
+    seal(folder)
 
 
 def make_learner(images: ImageStore, *overrides: str) -> Learner:
@@ -161,6 +183,47 @@ class TestDamage:
     def test_a_folder_that_is_not_there(self, tmp_path):
         with pytest.raises(CheckpointError, match=r"manifest\.json is missing"):
             load_policy(tmp_path / "step-3")
+
+    def test_a_file_that_came_later_is_refused(self, saved, tmp_path):
+        shutil.copytree(saved, tmp_path / "step-7")
+        (tmp_path / "step-7" / "policy" / "modeling.py").write_text("raise SystemExit")
+        with pytest.raises(CheckpointError, match=r"policy/modeling\.py is not in the manifest"):
+            load_policy(tmp_path / "step-7")
+
+    @pytest.mark.parametrize("name", ["manifest.json", "state.json"])
+    def test_a_mutated_file_is_a_checkpoint_error_that_names_it(self, name, saved, tmp_path, shared_images):
+        """Mutations of parsed JSON at every level; state.json with a manifest that vouches for it."""
+        folder, rng = tmp_path / "step-7", random.Random(0)
+        shutil.copytree(saved, folder)
+        whole = json.loads((folder / name).read_text())
+        if name == "state.json":
+            whole["random"] = {}
+        learner, refused = make_learner(shared_images, TEXT), 0
+        for _ in range(300):
+            write_json(folder / name, mutated(whole, rng))
+            if name == "state.json":
+                reseal(folder)
+            with contextlib.suppress(CheckpointError):
+                check_folder(folder)
+                if name == "state.json":
+                    read_state(folder)
+                refused -= 1
+            refused += 1
+        assert refused > 250 if name == "manifest.json" else refused > 20
+        write_json(folder / "state.json", json.loads((saved / "state.json").read_text()) | {"random": {}})
+        reseal(folder)
+        with pytest.raises(CheckpointError, match=r"step-7 is damaged: state\.json has no valid 'random'"):
+            load_checkpoint(folder, learner)
+
+    @pytest.mark.parametrize("entry", ["../../secret", "/etc/passwd", ""])
+    def test_a_manifest_names_no_file_outside(self, entry, saved, tmp_path):
+        shutil.copytree(saved, tmp_path / "step-7")
+        path = tmp_path / "step-7" / "manifest.json"
+        manifest = json.loads(path.read_text())
+        manifest["files"][entry] = {"bytes": 1, "sha256": "0"}
+        path.write_text(json.dumps(manifest))
+        with pytest.raises(CheckpointError, match=r"manifest\.json has a damaged entry"):
+            load_policy(tmp_path / "step-7")
 
     def test_a_later_format_is_not_guessed_at(self, saved, tmp_path):
         shutil.copytree(saved, tmp_path / "step-7")

@@ -22,6 +22,9 @@ def add_command(commands: Any) -> None:
     formats = "; ".join(f"{name}: {text}" for name, text in FORMATS.items())
     export.add_argument("--to", required=True, choices=FORMATS, help=formats)
     export.add_argument("--out", metavar="PATH", help="where to write (default: RUN/exports/...)")
+    export.add_argument(
+        "--trust-remote-code", action="store_true", help="let Python code run that lies with the checkpoint's model"
+    )
     export.set_defaults(run=_run)
 
 
@@ -33,12 +36,13 @@ def _run(options: argparse.Namespace) -> int:
     if options.to == "sft":
         print(export_episodes(source, out))
     else:
-        print(export_policy(source, options.to, out))
+        print(export_policy(source, options.to, out, trust_remote_code=options.trust_remote_code or None))
     return 0
 
 
-def export_policy(source: Path, kind: str, out: Path | None = None) -> Path:
+def export_policy(source: Path, kind: str, out: Path | None = None, *, trust_remote_code: bool | None = None) -> Path:
     """The folder with the policy of a run's newest checkpoint, or of one checkpoint, as 'hf' or 'peft'.
+    `trust_remote_code`: see `load_policy`.
 
     Raises CheckpointError for what holds no policy, or no adapter where one is asked for.
     """
@@ -48,7 +52,7 @@ def export_policy(source: Path, kind: str, out: Path | None = None) -> Path:
     from uirl.training.measure import locate
 
     checkpoint, _ = locate(source)
-    policy = load_policy(checkpoint)
+    policy = load_policy(checkpoint, trust_remote_code=trust_remote_code)
     write = {"hf": export_hf, "peft": export_peft}[kind]
     return write(out or _default(source, f"{checkpoint.name}-{kind}"), policy)
 

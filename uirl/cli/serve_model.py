@@ -103,13 +103,14 @@ async def start_engine(policy: Policy, config: ConfigStore) -> InferenceEngine:
 def _load(model: str, backend: str | None, overrides: list[str]) -> tuple[Policy, ConfigStore]:
     """The policy that `model` names and the config it runs with."""
     from uirl.config import ConfigStore
+    from uirl.config.stored import override_stored
     from uirl.learner import Policy
     from uirl.training.measure import locate, policy_at
 
     changes = [*overrides, *([f"inference.backend={backend}"] if backend else [])]
     if Path(model).exists():
-        folder, config = locate(Path(model))
-        config = config.override(changes)
+        folder, stored = locate(Path(model))
+        config = override_stored(stored, changes, Path(model))
         return policy_at(folder, config), config
     config = ConfigStore()
     config.model.model_name = model

@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 
 from uirl.config import ConfigStore
-from uirl.errors import CheckpointError
+from uirl.errors import CheckpointError, ConfigError
 from uirl.inference.models import LoadedModel, load_model
 from uirl.inference.tiny import TINY_MODELS
 from uirl.learner import lora
 from uirl.learner.folder import (
     check_folder,
+    damaged,
     finished_folders,
     number_of,
     read_json,
@@ -48,6 +49,20 @@ from uirl.learner.update import Learner
 _STATE, _CONFIG, _POLICY = "state.json", "config.yaml", "policy"
 _ADAPTER, _HEAD = "adapter", "value_head.safetensors"
 _REFERENCE, _OPTIMIZER = "reference.safetensors", "optimizer.safetensors"
+
+_STATE_KEYS: dict[str, tuple[type, ...]] = {
+    "version": (int,),
+    "updates": (int,),
+    "phase": (str, type(None)),
+    "optimizer_steps": (int,),
+    "reference_frozen": (bool,),
+    "kl_coef": (float, int),
+    "critic": (bool,),
+    "adapters": (bool,),
+    "base_fingerprint": (str, type(None)),
+    "random": (dict,),
+    "extra": (dict,),
+}
 
 
 def save_checkpoint(
@@ -96,17 +111,34 @@ def load_checkpoint(folder: str | Path, learner: Learner) -> Any:
     """
     source = Path(folder)
     check_folder(source)
-    state = read_json(source / _STATE)
+    state = read_state(source)
     _check_fit(source, state, learner.policy)
-    _read_policy(source, learner.policy)
+    _read_policy(source, learner.policy, trust_remote_code=learner.config.model.trust_remote_code)
     reference = read_tensors(source / _REFERENCE) if (source / _REFERENCE).exists() else None
     learner.policy.load_reference(reference)
     learner.reference_frozen = state["reference_frozen"]
     learner.version, learner.updates = state["version"], state["updates"]
     learner.kl.load_state_dict({"kl_coef": state["kl_coef"]})
     _restore_optimizer(source, state, learner)
-    _set_random(state["random"])
+    try:
+        _set_random(state["random"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(damaged(source, _STATE, f"has no valid 'random': {error}")) from error
     return state["extra"]
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What state.json of a checkpoint says. Raises CheckpointError that names the key which is missing or of another
+    type: an older or newer uirl wrote it, or something else did."""
+    state = read_json(folder / _STATE)
+    if not isinstance(state, dict):
+        raise CheckpointError(damaged(folder, _STATE, f"is a {type(state).__name__}, expected an object"))
+    for key, kinds in _STATE_KEYS.items():
+        if key not in state or type(state[key]) not in kinds:
+            got = "is missing" if key not in state else f"is {state[key]!r:.40}"
+            expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+            raise CheckpointError(damaged(folder, _STATE, f"has no valid {key!r}: it {got}, expected {expected}"))
+    return state
 
 
 def latest_checkpoint(directory: str | Path) -> Path | None:
@@ -118,16 +150,24 @@ def latest_checkpoint(directory: str | Path) -> Path | None:
     return found[-1] if found else None
 
 
-def load_policy(folder: str | Path, *, device: str | None = None) -> Policy:
+def load_policy(folder: str | Path, *, device: str | None = None, trust_remote_code: bool | None = None) -> Policy:
     """The policy of a checkpoint, for evaluation or serving: `Policy.loaded` has model, tokenizer and image processor.
 
-    `device` overrides the one in its config. Raises CheckpointError for a damaged checkpoint.
+    `device` overrides the one in its config. `trust_remote_code`: whether Python code that lies with the model may run;
+    None: nobody said, so a checkpoint whose config asks for it is refused. Raises CheckpointError for a damaged
+    checkpoint, ConfigError for one that would run code.
     """
     source = Path(folder)
     check_folder(source)
     config = ConfigStore.from_yaml(source / _CONFIG)
-    state = read_json(source / _STATE)
-    model = config.model if device is None else config.model.model_copy(update={"device": device})
+    state = read_state(source)
+    if config.model.trust_remote_code and trust_remote_code is None:
+        raise ConfigError(
+            f"the config in {source} asks to run the Python code that lies with its model; pass trust_remote_code=True "
+            "(--trust-remote-code) if you trust where the checkpoint came from, or False to go without that code"
+        )
+    model = config.model.model_copy(update={"trust_remote_code": bool(trust_remote_code)})
+    model = model if device is None else model.model_copy(update={"device": device})
     if not state["adapters"]:
         model = model.model_copy(update={"local_path": str(source / _POLICY)})
     policy = Policy.from_model_config(model, critic=state["critic"], seed=config.training.seed)
@@ -188,9 +228,9 @@ def _write_policy(work: Path, policy: Policy) -> None:
         write_tensors(work / _HEAD, dict(policy.value_head.state_dict()))
 
 
-def _read_policy(source: Path, policy: Policy) -> None:
+def _read_policy(source: Path, policy: Policy, *, trust_remote_code: bool) -> None:
     if policy.lora_config is None:
-        stored = _stored_model(source, policy)
+        stored = _stored_model(source, policy, trust_remote_code=trust_remote_code)
         _copy_all(policy.model.named_parameters(), dict(stored.model.named_parameters()), source)
         _copy_all(policy.model.named_buffers(), dict(stored.model.named_buffers()), source)
     else:
@@ -198,11 +238,12 @@ def _read_policy(source: Path, policy: Policy) -> None:
     _read_head(source, policy)
 
 
-def _stored_model(source: Path, policy: Policy) -> LoadedModel:
+def _stored_model(source: Path, policy: Policy, *, trust_remote_code: bool) -> LoadedModel:
     """The model in the checkpoint, read by HF itself: it may have renamed weights when it wrote them."""
     config = ConfigStore.from_yaml(source / _CONFIG).model
     dtype = str(policy.loaded.dtype).removeprefix("torch.")
-    return load_model(config.model_copy(update={"local_path": str(source / _POLICY), "device": "cpu", "dtype": dtype}))
+    own = {"local_path": str(source / _POLICY), "device": "cpu", "dtype": dtype}
+    return load_model(config.model_copy(update=own | {"trust_remote_code": trust_remote_code}))
 
 
 def _read_adapters(source: Path, policy: Policy) -> None:

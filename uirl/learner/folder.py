@@ -41,7 +41,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
             work = Path(tempfile.mkdtemp(prefix=f"{_ASIDE}{target.name}-", dir=target.parent))
             os.chmod(work, 0o755)
             yield work
-            _seal(work)
+            seal(work)
             _put(work, target)
     finally:
         if work is not None:
@@ -51,23 +51,44 @@ def whole_folder(target: Path) -> Iterator[Path]:
 def check_folder(folder: Path) -> None:
     """Nothing, where every file of the manifest is there and unchanged. Raises CheckpointError that names the first
     file which is not, and what to do."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files, version = manifest["files"], manifest["format"]
-    except FileNotFoundError as error:
-        raise CheckpointError(_damaged(folder, MANIFEST, "is missing")) from error
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise CheckpointError(_damaged(folder, MANIFEST, f"cannot be read ({error})")) from error
-    if version != FORMAT:
-        raise CheckpointError(f"{folder} has format {version}, expected {FORMAT}; read it with the uirl that wrote it")
-    for name, entry in files.items():
+    files = _listed_files(folder)
+    for name, (size, digest) in files.items():
         path = folder / name
         if not path.is_file():
-            raise CheckpointError(_damaged(folder, name, "is missing"))
-        if path.stat().st_size != entry["bytes"]:
-            raise CheckpointError(_damaged(folder, name, f"has {path.stat().st_size} bytes, expected {entry['bytes']}"))
-        if _sha256(path) != entry["sha256"]:
-            raise CheckpointError(_damaged(folder, name, "has other contents than were written"))
+            raise CheckpointError(damaged(folder, name, "is missing"))
+        if path.stat().st_size != size:
+            raise CheckpointError(damaged(folder, name, f"has {path.stat().st_size} bytes, expected {size}"))
+        if _sha256(path) != digest:
+            raise CheckpointError(damaged(folder, name, "has other contents than were written"))
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        name = path.relative_to(folder).as_posix()
+        if name != MANIFEST and name not in files and not path.name.startswith("."):
+            raise CheckpointError(damaged(folder, name, "is not in the manifest, so it came later; take it away"))
+
+
+def _listed_files(folder: Path) -> dict[str, tuple[int, str]]:
+    """Name -> (size, sha256) of every file that the manifest lists. Raises CheckpointError that names the entry of a
+    damaged one."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(damaged(folder, MANIFEST, "is missing")) from error
+    except (ValueError, OSError, RecursionError) as error:
+        raise CheckpointError(damaged(folder, MANIFEST, f"cannot be read ({error})")) from error
+    version = manifest.get("format") if isinstance(manifest, dict) else None
+    if type(version) is int and version != FORMAT:
+        raise CheckpointError(f"{folder} has format {version}, expected {FORMAT}; read it with the uirl that wrote it")
+    listed = manifest.get("files") if isinstance(manifest, dict) else None
+    if type(version) is not int or not isinstance(listed, dict) or not listed:
+        raise CheckpointError(damaged(folder, MANIFEST, "is no list of files with their format"))
+    files = {}
+    for name, entry in listed.items():
+        size, digest = (entry.get("bytes"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
+        inside = name and not name.startswith("/") and ".." not in name.split("/") and "\0" not in name
+        if not inside or type(size) is not int or not isinstance(digest, str):
+            raise CheckpointError(damaged(folder, MANIFEST, f"has a damaged entry {name!r}: {entry!r:.80}"))
+        files[name] = (size, digest)
+    return files
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -81,7 +102,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(_damaged(path.parent, path.name, f"cannot be read ({error})")) from error
+        raise CheckpointError(damaged(path.parent, path.name, f"cannot be read ({error})")) from error
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -93,11 +114,12 @@ def read_json(path: Path) -> Any:
     """The value in a JSON file. Raises CheckpointError for a damaged one."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(_damaged(path.parent, path.name, f"cannot be read ({error})")) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(damaged(path.parent, path.name, f"cannot be read ({error})")) from error
 
 
-def _damaged(folder: Path, name: str, what: str) -> str:
+def damaged(folder: Path, name: str, what: str) -> str:
+    """The message about a checkpoint whose file `name` is damaged, with the older ones to load instead."""
     older = [p.name for p in finished_folders(folder.parent) if p.name != folder.name]
     remedy = f"load an older one: {', '.join(older[::-1][:3])}" if older else "there is no other one beside it"
     return f"checkpoint {folder} is damaged: {name} {what}; {remedy}"
@@ -117,7 +139,7 @@ def number_of(folder: Path) -> int | None:
     return int(digits) if digits else None
 
 
-def _seal(work: Path) -> None:
+def seal(work: Path) -> None:
     """Writes the manifest and makes every file survive a power cut."""
     files = sorted(p for p in work.rglob("*") if p.is_file())
     listed = {p.relative_to(work).as_posix(): {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in files}

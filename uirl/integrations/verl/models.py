@@ -27,12 +27,13 @@ def model_folder(config: ConfigStore, target: Path) -> Path | str:
         if not (target / "config.json").is_file():
             load_model(model, seed=config.training.seed).save(target)
         return target
-    return hf_folder(Path(model.local_path), target)
+    return hf_folder(Path(model.local_path), target, trust_remote_code=model.trust_remote_code)
 
 
-def hf_folder(path: Path, target: Path) -> Path:
+def hf_folder(path: Path, target: Path, *, trust_remote_code: bool = False) -> Path:
     """The folder of HF weights for what a person points at: a HF folder itself, or a checkpoint or run of the local
-    trainer, exported to `target`. Raises CheckpointError."""
+    trainer, exported to `target`. `trust_remote_code`: what the user's own config says, not that of the checkpoint.
+    Raises CheckpointError."""
     if (path / "config.json").is_file():
         return path
     checkpoint = latest_checkpoint(path / "checkpoints") if (path / "checkpoints").is_dir() else path
@@ -42,7 +43,7 @@ def hf_folder(path: Path, target: Path) -> Path:
             "runs/<name>, runs/<name>/checkpoints/step_000120 or a HF folder"
         )
     if not (target / "config.json").is_file():
-        export_hf(target, load_policy(checkpoint))
+        export_hf(target, load_policy(checkpoint, trust_remote_code=trust_remote_code))
         write_atomically(target / "exported_from", f"{checkpoint}\n")
     return target
 
