@@ -22,6 +22,7 @@ class Played:
     def __init__(self) -> None:
         self.specs: list[EpisodeSpec] = []
         self.environment = Countdown()
+        self.on_finished = None
 
     async def collect(self, specs: Sequence[EpisodeSpec], make_player: Any) -> list[Trajectory]:
         self.specs += specs

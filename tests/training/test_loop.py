@@ -173,7 +173,7 @@ def test_fit_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
-def test_failures_are_recorded_and_never_learned_from(tmp_path: Path) -> None:
+def test_failures_are_recorded_and_never_learned_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = settings(tmp_path)
     config.rollout.retries = 0
     config.training.warm_start.enabled = False
@@ -197,6 +197,17 @@ def test_failures_are_recorded_and_never_learned_from(tmp_path: Path) -> None:
     (row,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
     failed = int(row["count/failed_episodes"])
     assert 0 < failed < 16
+    assert row["count/failed_attempts"] == 0
+    excluded = json.loads((tmp_path / "run" / "summary.json").read_text())["excluded"]
+    assert excluded["training"]["excluded"] == {"environment": failed}
+    assert excluded["training"]["episodes"] == 16
+    lost = excluded["after"]["excluded"]["environment"]
+    assert excluded["after"]["success_if_excluded_were_lost"] == pytest.approx(
+        excluded["after"]["success"] * (16 - lost) / 16
+    )
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("MORE THAN 5 % OF THE EPISODES ARE EXCLUDED")
+    assert f"training: {failed} of 16 ({100 * failed / 16:.1f} %): environment {failed}; success " in last
     assert row["trajectories"] == 16 - failed
     store = TrajectoryStore(tmp_path / "run" / "trajectories.sqlite", read_only=True)
     bad = [t for t in store if t.failure is not None and t.id.startswith("train")]
@@ -368,6 +379,8 @@ def test_nothing_to_measure_is_said(tmp_path: Path) -> None:
         measure(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match="neither"):
         measure(tmp_path)
+    with pytest.raises(ConfigError, match="expected 1 <= tries <= episodes, got tries=3 and episodes=2"):
+        measure(tmp_path, episodes=2, tries=3)
 
 
 def test_wrong_tasks_are_refused(tmp_path: Path) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 
-from uirl.training.progress import percent, report_table, say, step_line
+from uirl.training import progress
+from uirl.training.progress import Activity, _Watch, percent, report_table, say, step_line
 
 
 def test_the_line_of_an_update_names_what_there_is() -> None:
@@ -48,3 +52,41 @@ def test_tables_are_aligned_and_markup_is_text(capsys: pytest.CaptureFixture[str
     report_table("run [bold]x[/bold]", {"a": 1, "longer name": "[red]2[/red]"})
     say("")
     assert capsys.readouterr().out == "run [bold]x[/bold]\n  a            1\n  longer name  [red]2[/red]\n\n"
+
+
+def test_silence_is_ended_by_what_goes_on_and_how_far_it_is() -> None:
+    watch = _Watch()
+    watch.last_words = 100.0
+    assert watch.look(200.0) is None, "nothing goes on"
+    outer, inner = Activity("update 3", None), Activity("evaluation test", 256)
+    outer.started, inner.started, inner.done = 95.0, 104.0, 96
+    watch.activities = [outer, inner]
+    assert watch.look(113.9) is None, "it began less than ten seconds ago"
+    assert watch.look(127.0) == "evaluation test: 96 of 256 episodes, 23 s"
+    watch.last_words = 120.0
+    assert watch.look(127.0) is None
+    watch.activities = [outer]
+    assert watch.look(130.0) == "update 3, 35 s"
+
+
+def test_a_silent_piece_of_work_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = threading.Event()
+    monkeypatch.setattr(progress, "SILENCE", 0.01)
+    monkeypatch.setattr(progress, "say", lambda line: heard.set() if line.startswith("a slow one") else None)
+    with progress.doing("a slow one"):
+        assert heard.wait(30)
+
+
+async def test_episodes_are_counted_as_they_end_and_the_hook_stays() -> None:
+    class Collects:
+        on_finished: Any = None
+
+    collector, kept = Collects(), []
+    collector.on_finished = hook = kept.append
+    with progress.playing("an evaluation", collector, 2):  # type: ignore[arg-type]
+        collector.on_finished("one")
+        assert progress._watch.activities[-1].line(progress._watch.activities[-1].started) == (
+            "an evaluation: 1 of 2 episodes, 0 s"
+        )
+    assert kept == ["one"]
+    assert collector.on_finished is hook

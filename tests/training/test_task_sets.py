@@ -76,7 +76,7 @@ def test_files_of_tasks(tmp_path: Path) -> None:
     held_out.write_text(json.dumps({"tasks": [{"id": "h", "goal": "burn the box", "tags": ["hot"], "seed": 3}]}))
     made = sets(tasks=str(train), eval_tasks=str(held_out))
     assert [task.goal for task in made.train] == ["open the box", "close the box"]
-    assert made.evaluation == [Task("h", goal="burn the box", tags=("hot",), seed=3)]
+    assert made.evaluation == [Task("h", "screen", goal="burn the box", tags=("hot",), seed=3)]
     assert str(held_out) in made.told
     assert sets(tasks=str(train)).evaluation == made.train
     assert names(sets(["mine"], tasks=str(train)).train) == ["Rooms/0"], "what code hands over wins"
@@ -100,9 +100,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     seen: list[set[str]] = []
     report = evaluation.report_on
 
-    def noting(trajectories: Any) -> Any:
+    def noting(trajectories: Any, attempts: Any) -> Any:
         seen.append({t.task.id for t in trajectories})
-        return report(trajectories)
+        return report(trajectories, attempts)
 
     monkeypatch.setattr(evaluation, "report_on", noting)
     return seen

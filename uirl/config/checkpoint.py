@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from uirl.config.section import Count, PathText, Section
+from uirl.config.section import Count, Index, PathText, Positive, Section
 
 
 class CheckpointConfig(Section):
-    """Checkpoints of the run."""
+    """Checkpoints of the run. Ctrl-C and SIGTERM save one too, wherever the run is."""
 
     key: ClassVar[str] = "checkpoint"
 
     output_dir: PathText | None = None
     """Folder of the checkpoints; None: 'checkpoints' in the run directory."""
     save_interval: Count | None = 5
-    """Epochs between checkpoints; None: only at the end."""
+    """Epochs between checkpoints; None: `save_seconds` alone decides."""
+    save_seconds: Positive | None = 60.0
+    """Also save after an update (or step of the warm start) that ends this many seconds after the last checkpoint, but
+    take no more than 5 % of the time for it: a model that takes 2 minutes to save is saved every 40. None: never."""
     keep_last_n: Count | None = 3
     """Older checkpoints than the newest `keep_last_n` are deleted; None: all are kept."""
     save_optimizer: bool = True
     """Save the optimiser too. Without it a resumed run is not the run that never stopped."""
-    resume: bool = False
-    """Continue the run of this name from its newest checkpoint; from the start where it has none yet. False: a run
-    directory that already exists is an error."""
+    resume: bool | Literal["auto"] = False
+    """True: continue the run `logging.run_name` from its newest checkpoint; without a name, the newest run of this
+    config that has one. 'auto': the same where there is such a run, else begin. False: begin; a run directory that
+    already exists is an error."""
+    from_step: Index | None = None
+    """With `resume`: go back to the checkpoint of this step. What came later is set aside in the run directory. None:
+    the newest."""

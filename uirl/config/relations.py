@@ -17,7 +17,7 @@ BUILT_IN = (BUILT_IN_VLM, "uirl/tiny-lm")
 
 def broken_relations(config: ConfigStore) -> list[str]:
     """One message per combination of values that cannot work; empty: none."""
-    rules = (_groups, _batches, _lengths, _turns, _objective, _success, _engine, _tiny_text, _tiny_vision)
+    rules = (_groups, _batches, _lengths, _turns, _objective, _success, _resume, _engine, _tiny_text, _tiny_vision)
     return [message for rule in rules for message in rule(config)]
 
 
@@ -150,6 +150,14 @@ def _success(config: ConfigStore) -> Iterator[str]:
         yield (
             "training.warm_start.stop_at_success with training.warm_start.evaluate_every=null: there is no evaluation "
             "that could stop it; set evaluate_every, or stop_at_success=null"
+        )
+
+
+def _resume(config: ConfigStore) -> Iterator[str]:
+    if config.checkpoint.from_step is not None and not config.checkpoint.resume:
+        yield (
+            f"checkpoint.from_step={config.checkpoint.from_step} with checkpoint.resume=false: a new run has no "
+            "checkpoint to go back to; set resume=true (--resume), or from_step=null"
         )
 
 

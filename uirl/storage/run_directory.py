@@ -171,12 +171,17 @@ class RunDirectory:
         self.write_text("config.yaml", config)
 
 
-def free_run_name(runs_dir: str | os.PathLike[str], stem: str) -> str:
-    """`stem`, or `stem-2`, `stem-3`, ...: the first that is no folder of `runs_dir` yet. Characters that do not belong
-    in a folder's name become '-'."""
-    clean = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "run"
+def free_run_name(runs_dir: str | os.PathLike[str], stem: str, suffix: str = "") -> str:
+    """`stem`, or `stem-2`, `stem-3`, ...: the first that, with `suffix` behind it, is not in `runs_dir` yet. See
+    `clean_run_name`."""
+    clean = clean_run_name(stem)
     number, name = 1, clean
-    while (Path(runs_dir) / name).exists():
+    while (Path(runs_dir) / f"{name}{suffix}").exists():
         number += 1
         name = f"{clean}-{number}"
     return name
+
+
+def clean_run_name(stem: str) -> str:
+    """`stem` with every character that does not belong in a folder's name as '-'."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "run"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -159,6 +160,18 @@ class TrajectoryStore:
             )
             self._connection.execute("DELETE FROM images WHERE step > ?", (step,))
             return self._connection.execute("DELETE FROM trajectories WHERE step > ?", (step,)).rowcount
+
+    def copy_to(self, path: str | os.PathLike[str]) -> None:
+        """Writes a store with everything that is in this one to `path`, where no file may be yet."""
+        target = Path(path)
+        if target.exists():
+            raise StorageError(f"{target} exists already; choose another path for the copy")
+        with self._lock, database_errors(f"cannot copy {self.path} to {target}"):
+            copy = sqlite3.connect(target)
+            try:
+                self._connection.backup(copy)
+            finally:
+                copy.close()
 
     def close(self) -> None:
         """Closes the file. Calling it twice is fine."""

@@ -10,6 +10,8 @@ from typing import Any
 from uirl.errors import RolloutFailure
 from uirl.metrics import pass_at_k, success_interval
 from uirl.rollout.collector import Collector, MakePlayer
+from uirl.training.progress import playing
+from uirl.training.tally import Tally, tally_of
 from uirl.training.tasks import UniformTasks
 from uirl.types import Task, Trajectory
 
@@ -36,6 +38,8 @@ class EvaluationReport:
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Task id -> episodes, success, reward."""
     trajectories: tuple[Trajectory, ...] = ()
+    tally: Tally = field(default_factory=Tally)
+    """How many episodes are excluded and how many attempts were repeated, by kind of failure."""
 
     @property
     def first_failure(self) -> str | None:
@@ -48,6 +52,7 @@ class EvaluationReport:
             "episodes": self.episodes,
             "failures": self.failures,
             "first_failure": self.first_failure,
+            "excluded": self.tally.report(),
             "success": self.success,
             "interval": list(self.interval) if self.interval else None,
             "reward": self.reward,
@@ -73,8 +78,9 @@ async def evaluate_episodes(
     source = UniformTasks(tasks, seed=seed, split=split, instance_seed=HELD_OUT_SEED, label=label)
     groups = source.groups(max(1, episodes // tries), tries)
     specs = [spec for group in groups for spec in group]
-    played = await collector.collect(specs, make_player)
-    return report_on(played[: len(specs)])
+    with playing(f"evaluation {label or split}", collector, len(specs)):
+        played = await collector.collect(specs, make_player)
+    return report_on(played[: len(specs)], played[len(specs) :])
 
 
 def require_evidence(played: Sequence[Trajectory], purpose: str) -> None:
@@ -85,8 +91,8 @@ def require_evidence(played: Sequence[Trajectory], purpose: str) -> None:
         raise RolloutFailure(f"all {len(played)} episodes {purpose} failed. The first, {first.kind}: {first.message}")
 
 
-def report_on(trajectories: Sequence[Trajectory]) -> EvaluationReport:
-    """The report of trajectories that were already played."""
+def report_on(trajectories: Sequence[Trajectory], attempts: Sequence[Trajectory] = ()) -> EvaluationReport:
+    """The report of trajectories that were already played; `attempts` failed and were repeated."""
     usable = [t for t in trajectories if t.failure is None]
     judged = [t for t in usable if t.success is not None]
     wins = sum(bool(t.success) for t in judged)
@@ -100,6 +106,7 @@ def report_on(trajectories: Sequence[Trajectory]) -> EvaluationReport:
         pass_at_k=_pass_at_k(judged),
         tasks=_per_task(usable),
         trajectories=tuple(trajectories),
+        tally=tally_of(trajectories, attempts),
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import torch
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment
 from uirl.errors import CheckpointError, ConfigError
-from uirl.event_loop import EventLoopThread
-from uirl.learner import Policy, latest_checkpoint, load_checkpoint, save_checkpoint
+from uirl.event_loop import EventLoopThread, sigterm_as_ctrl_c
+from uirl.learner import Policy, load_checkpoint, save_checkpoint
+from uirl.metrics import plain_row
 from uirl.rollout.episode import RewardFunction
 from uirl.rollout.samples import anchors_of, samples_of_all
 from uirl.training.assembly import Assembly, assemble, sampling_of
@@ -23,11 +25,16 @@ from uirl.training.controls import play_controls
 from uirl.training.evaluation import EvaluationReport, evaluate_episodes, require_evidence
 from uirl.training.gates import live_groups
 from uirl.training.history import fold_row
-from uirl.training.progress import percent, report_table, say, step_line
+from uirl.training.interrupt import Interrupt, Interrupted
+from uirl.training.progress import doing, percent, say, step_line
 from uirl.training.record import RunRecord, row_of
+from uirl.training.resume import checkpoint_to_continue, naming_the_way_back
+from uirl.training.run_state import count_groups, fresh_state, place, stop_reason
+from uirl.training.saving import SaveClock
+from uirl.training.summary import summary_of, summary_of_finished, tell
 from uirl.training.task_sets import EVAL_TASKS
 from uirl.training.tasks import TaskSource, UniformTasks
-from uirl.training.warm_start import warm_start
+from uirl.training.warm_start import WarmStart
 from uirl.types import Trajectory
 
 
@@ -69,8 +76,11 @@ class RayPPOTrainer:
         self.tasks: TaskSource = tasks or own
         self._loop = EventLoopThread()
         self._record: RunRecord | None = None
-        self._state: dict[str, Any] = {"step": 0, "episodes": 0, "seconds": 0.0, "warm": None, "before": None}
-        self._state["counts"] = {}  # of the newest entry of the history: see `fold_row`
+        self._interrupt = Interrupt()
+        self._clock = SaveClock(config.checkpoint.save_seconds)
+        self._state = fresh_state()
+        self._saved: Path | None = None
+        """The checkpoint that holds the run as it is; None: none does."""
         self._restored = False
         self._closed = False
         self._parts.collector.on_finished = self._write_down
@@ -90,11 +100,17 @@ class RayPPOTrainer:
 
     def fit(self, num_epochs: int | None = None, num_iters_per_epoch: int | None = None) -> dict[str, Any]:
         """Trains until `num_epochs` epochs of `num_iters_per_epoch` updates are done (counted from the start of the
-        run), the success asked for is reached, or time is up; returns the summary that is also written to the run."""
+        run), the success asked for is reached, or time is up; returns the summary that is also written to the run.
+
+        Ctrl-C and SIGTERM give up the episodes under way, or wait for the update under way, save a checkpoint and raise
+        KeyboardInterrupt; a second one raises it at once. Another `fit`, or a run with --resume, then goes on there.
+        """
         training = self.config.training
         epochs = num_epochs if num_epochs is not None else training.num_epochs
         per_epoch = num_iters_per_epoch if num_iters_per_epoch is not None else training.num_iters_per_epoch
-        return self._loop.run(self._fit(epochs, per_epoch))
+        self._interrupt.clear()
+        with sigterm_as_ctrl_c():
+            return self._loop.run(self._fit(epochs, per_epoch), on_interrupt=self._interrupt.ask)
 
     def evaluate(self, episodes: int | None = None, *, tries: int = 1, split: str = "eval") -> EvaluationReport:
         """How the current policy does on held-out instances."""
@@ -109,10 +125,18 @@ class RayPPOTrainer:
         extra = load_checkpoint(Path(path), self.learner)
         if "tasks" not in extra or "state" not in extra:
             raise CheckpointError(f"{path} holds no state of a run; expected one that a trainer saved")
-        self.tasks.load_state_dict(extra["tasks"])
-        self._state = {"counts": {}} | extra["state"]
-        self.metrics_history = list(extra["history"])
-        self._restored = True
+        try:
+            self.tasks.load_state_dict(extra["tasks"])
+            self._state = fresh_state() | extra["state"]
+            self.metrics_history = list(extra["history"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path} holds no valid state of a run: {error!r}") from error
+        self._restored, self._saved = True, Path(path)
+
+    @property
+    def busy(self) -> bool:
+        """Whether `fit` was left at once, by a second Ctrl-C, and still runs in the background."""
+        return self._loop.busy
 
     def cleanup(self) -> None:
         """Closes environments, engine and files. Calling it twice is fine."""
@@ -133,43 +157,64 @@ class RayPPOTrainer:
         channel = LocalChannel(parts.collector, parts.engine, sampling_of(self.config))
         if not parts.engine.takes_weights:
             await self._publish(channel)  # the engine says why not, before there is a run directory
-        say(f"run directory {self._open_record().path}")
+        record, goal = self._open_record(), epochs * per_epoch
+        say(f"run directory {record.path}")
         say(parts.tasks.told)
+        if self._restored and self._saved is not None:
+            say(f"resumed at {place(self._state)}, from {self._saved}")
+            reason = stop_reason(self._state, self.config.training, goal)
+            if (summary := summary_of_finished(self._state, record, reason)) is not None:
+                return summary
         await self._publish(channel)
         try:
-            await self._begin()
-            started = time.perf_counter()
-            earlier = self._state["seconds"]
-            stop = None
-            while self._state["step"] < epochs * per_epoch and stop is None:
-                with parts.images.holding():  # from the first episode of an update to its last gradient
-                    row = await self._step(channel, per_epoch, earlier + time.perf_counter() - started)
-                self._state["seconds"] = earlier + time.perf_counter() - started
-                stop = await self._after_step(row, epochs * per_epoch, per_epoch)
-            return await self._finish(stop or "all epochs are done")
+            return await self._train(channel, goal, per_epoch)
+        except Interrupted:
+            await channel.close()  # nobody writes episodes down any more
+            self._keep_interrupted()
+            return {}
         finally:
             await channel.close()
+
+    async def _train(self, channel: Channel, goal: int, per_epoch: int) -> dict[str, Any]:
+        """The run to its end. Wherever it raises Interrupted, state, learner and tasks are those of a boundary."""
+        await self._begin()
+        state, started, earlier = self._state, time.perf_counter(), self._state["seconds"]
+        reason = None
+        while state["pending"] is not None or (reason := stop_reason(self._state, self.config.training, goal)) is None:
+            if state["pending"] is None:
+                with self._parts.images.holding():  # from the first episode of an update to its last gradient
+                    row = await self._step(channel, per_epoch, earlier + time.perf_counter() - started)
+                state["pending"], self._saved = plain_row(row), None
+                state["seconds"] = earlier + time.perf_counter() - started
+            await self._after_step(goal, per_epoch)
+        return await self._finish(reason)
 
     async def _step(self, channel: Channel, per_epoch: int, elapsed: float) -> dict[str, Any]:
         """One update, and the row of metrics it left."""
         clock = time.perf_counter()
-        groups, replaced = await self._collect(channel)
+        position = copy.deepcopy(self.tasks.state_dict())
+        try:
+            groups, replaced = await self._interrupt.give_up(self._collect(channel))
+        except Interrupted:
+            self.tasks.load_state_dict(position)
+            raise
         played = [t for group in groups for t in group.trajectories]
         everything = played + [t for group in replaced for t in group.trajectories]
         require_evidence(played, "of this update, which leave nothing to learn from,")
         self.tasks.report(everything)
         collected = time.perf_counter()
         anchors = anchors_of(played) if self.learner.settings.spec.needs_anchors else None
-        update = self.learner.update(samples_of_all(played), anchors=anchors)
-        updated = time.perf_counter()
-        await self._publish(channel)
+        with doing(f"update {self._state['step'] + 1}"):
+            update = self.learner.update(samples_of_all(played), anchors=anchors)
+            updated = time.perf_counter()
+            await self._publish(channel)
         self._state["step"] += 1
         self._state["episodes"] += len(everything)
-        row = row_of(everything, update, self._parts.engine.stats())
+        attempts = [t for group in groups + replaced for t in group.attempts]
+        row = row_of(everything, update, self._parts.engine.stats(), attempts)
+        count_groups(self._state, groups + replaced)
         row["epoch"] = (self._state["step"] - 1) // per_epoch
         row["episodes_total"] = self._state["episodes"]
-        attempts = [t for group in groups + replaced for t in group.attempts]
-        row["count/failed_episodes"] = sum(t.failure is not None for t in everything + attempts)
         row["count/replaced_groups"] = len(replaced)
         row["time/collect"], row["time/update"] = collected - clock, updated - collected
         row["time/record"] = time.perf_counter() - updated
@@ -202,90 +247,74 @@ class RayPPOTrainer:
         await channel.publish(weights, self.learner.version, adapter=adapter)
 
     async def _begin(self) -> None:
-        """The warm start and the evaluation before reinforcement learning, unless a checkpoint holds them."""
-        if self._restored:
-            say(f"resumed at step {self._state['step']}")
-        if self._state["before"] is not None:
+        """The warm start and the evaluation before reinforcement learning, as far as no checkpoint holds them."""
+        state = self._state
+        if state["before"] is not None:
             return
-        seed = self.config.training.seed
-        torch.manual_seed(seed)
-        if self.config.training.warm_start.enabled and self._has_demonstrator():
-            self._state["warm"] = await warm_start(self._parts, say)
-        before = await self._evaluate(self.config.training.eval_episodes, "test", label="before")
-        self._state["before"] = before.to_dict()
+        if state["warm"] is None and state["warming"] is None:
+            torch.manual_seed(self.config.training.seed)
+        if self.config.training.warm_start.enabled and self._has_demonstrator() and state["warm"] is None:
+            await self._warm_start()
+        episodes = self.config.training.eval_episodes
+        before = await self._interrupt.give_up(self._evaluate(episodes, "test", label="before"))
+        state["before"] = before.to_dict()
         say(
             f"before reinforcement learning: success {percent(before.success, before.interval)}, reward {before.reward}"
         )
         if before.failures:
             say(f"{before.failures} of these episodes failed. The first, {before.first_failure}")
-        self._save(0)
+        self._save()
 
-    async def _after_step(self, row: dict[str, Any], steps: int, per_epoch: int) -> str | None:
-        """Evaluates, logs and saves where it is time to; why to stop, or None."""
-        training, step = self.config.training, self._state["step"]
-        stop = None
-        if training.eval_every is not None and (step % training.eval_every == 0 or step == steps):
+    async def _warm_start(self) -> None:
+        record, state = self._open_record(), self._state
+        warm = WarmStart(self._parts, self._interrupt, lambda step, row: record.log(step, row, "warm_start"))
+        if state["warming"] is not None:
+            warm.load_state_dict(state["warming"])
+
+        def keep() -> None:
+            self._saved, state["warming"] = None, warm.state_dict()
+            if self._clock.due():
+                self._save()
+
+        try:
+            state["warm"] = await warm.run(keep)
+        except Interrupted:
+            state["warming"] = warm.state_dict()
+            raise
+        state["warming"] = None
+
+    async def _after_step(self, goal: int, per_epoch: int) -> None:
+        """Evaluates, logs and saves where it is time to."""
+        training, state, row = self.config.training, self._state, self._state["pending"]
+        step = state["step"]
+        if training.eval_every is not None and (step % training.eval_every == 0 or step == goal):
             clock = time.perf_counter()
-            report = await self._evaluate(training.eval_episodes, "eval", label=f"eval@{step}")
+            report = await self._interrupt.give_up(self._evaluate(training.eval_episodes, "eval", label=f"eval@{step}"))
             row |= {"eval/success": report.success, "eval/reward": report.reward, "eval/turns": report.turns}
             row["time/evaluate"] = time.perf_counter() - clock
-            if training.stop_at_success is not None and (report.success or 0.0) >= training.stop_at_success:
-                stop = f"held-out success reached {training.stop_at_success}"
-        if training.max_seconds is not None and self._state["seconds"] >= training.max_seconds:
-            stop = stop or f"the time limit of {training.max_seconds:g} s was reached"
+            state["held_out"] = report.success
         written = self._open_record().log(step, row)
-        self._state["counts"] = fold_row(self.metrics_history, self._state["counts"], written)
-        if step % self.config.logging.print_every == 0 or stop or step == steps:
-            say(step_line(step, steps, written))
+        state["counts"] = fold_row(self.metrics_history, state["counts"], written)
+        state["pending"] = None
+        if step % self.config.logging.print_every == 0 or stop_reason(state, training, goal) is not None:
+            say(step_line(step, goal, written))
         interval = self.config.checkpoint.save_interval
-        if interval is not None and step % (interval * per_epoch) == 0:
-            self._save(step)
-        return stop
+        if (interval is not None and step % (interval * per_epoch) == 0) or self._clock.due():
+            self._save()
 
     async def _finish(self, reason: str) -> dict[str, Any]:
         """The last evaluation, the controls, the picture, the checkpoint and the summary."""
-        record, training = self._open_record(), self.config.training
-        after = await self._evaluate(training.eval_episodes, "test", label=f"after@{self._state['step']}")
-        controls = await play_controls(self._parts, episodes=training.eval_episodes)
-        checkpoint = self._save(self._state["step"])
-        before = self._state["before"] or {}
-        summary = {
-            "success_before": before.get("success"),
-            "success_after": after.success,
-            "success_after_interval": after.interval,
-            "reward_before": before.get("reward"),
-            "reward_after": after.reward,
-            "controls": controls,
-            "episodes": self._state["episodes"],
-            "steps": self._state["step"],
-            "train_seconds": self._state["seconds"] + (self._state["warm"] or {}).get("seconds", 0.0),
-            "warm_start": self._state["warm"],
-            "stopped_because": reason,
-            "seed": training.seed,
-            "algorithm": training.adv_estimator,
-            "model": self._parts.learner.policy.loaded.name,
-            "parameters": sum(p.numel() for p in self._parts.learner.policy.loaded.model.parameters()),
-        }
+        record, episodes = self._open_record(), self.config.training.eval_episodes
+        label = f"after@{self._state['step']}"
+        after = await self._interrupt.give_up(self._evaluate(episodes, "test", label=label))
+        with doing("the controls"):
+            controls = await self._interrupt.give_up(play_controls(self._parts, episodes=episodes))
+        self._save()
+        policy = self._parts.learner.policy
+        summary = summary_of(self._state, after, controls, reason=reason, config=self.config, policy=policy)
         record.finish(summary)
-        self._tell(summary, after, checkpoint)
+        tell(summary, self._state, after, record)
         return summary
-
-    def _tell(self, summary: Mapping[str, Any], after: EvaluationReport, checkpoint: Path) -> None:
-        record = self._open_record()
-        rows = {
-            "success before": percent(summary["success_before"]),
-            "success after": percent(after.success, after.interval),
-            **{f"control: {name}": percent(value) for name, value in summary["controls"].items()},
-            "reward": f"{summary['reward_before']} -> {summary['reward_after']}",
-            "episodes": f"{summary['episodes']} in {summary['steps']} steps, {summary['train_seconds']:.0f} s",
-            "stopped because": summary["stopped_because"],
-            "learning curve": record.curve_path,
-            "trajectories": record.directory.trajectories_path,
-            "metrics": record.directory.metrics_path,
-            "summary": record.directory.summary_path,
-            "checkpoint": checkpoint,
-        }
-        report_table(f"run {record.path.name}", rows)
 
     # -- parts of it -------------------------------------------------------------------------------------------
 
@@ -321,23 +350,45 @@ class RayPPOTrainer:
     def _open_record(self) -> RunRecord:
         """The run directory, made or continued at first use."""
         if self._record is None:
-            resume = self.config.checkpoint.resume
-            self._record = RunRecord.open(self.config, self._parts.images, resume=resume)
-            newest = latest_checkpoint(self._record.checkpoints) if resume and not self._restored else None
-            if newest is not None:
-                self.load_checkpoint(newest)
-            self._record.start(resume_after=self._state["step"] if self._restored else None)
-            if not self._parts.tasks.own:
-                tasks = [asdict(task) for task in self._parts.tasks.evaluation]
-                self._record.directory.write_json(EVAL_TASKS, tasks)
+            record = RunRecord.open(self.config, self._parts.images)
+            try:
+                settings = self.config.checkpoint
+                if settings.resume and not self._restored:
+                    source = checkpoint_to_continue(record.checkpoints, settings.from_step)
+                    if source is not None:
+                        with naming_the_way_back(source):
+                            self.load_checkpoint(source)
+                    elif record.directory.metrics_path.exists():
+                        say(f"run {record.path.name} ended before its first checkpoint, so it begins again")
+                record.start(self._state if self._restored else None)
+                if not self._parts.tasks.own:
+                    tasks = [asdict(task) for task in self._parts.tasks.evaluation]
+                    record.directory.write_json(EVAL_TASKS, tasks)
+            except BaseException:
+                record.close()
+                raise
+            self._record = record
         return self._record
 
     def _extra(self) -> dict[str, Any]:
         return {"state": dict(self._state), "tasks": self.tasks.state_dict(), "history": self.metrics_history}
 
-    def _save(self, step: int) -> Path:
-        folder = self._open_record().checkpoints / f"step_{step:06d}"
-        settings = self.config.checkpoint
-        return save_checkpoint(
-            folder, self.learner, self._extra(), settings.keep_last_n, save_optimizer=settings.save_optimizer
-        )
+    def _save(self) -> Path:
+        """The checkpoint of the run as it is; where one holds that already, that."""
+        folder = self._open_record().checkpoints / f"step_{self._state['step']:06d}"
+        if self._saved == folder:
+            return folder
+        settings, started = self.config.checkpoint, time.monotonic()
+        with doing(f"saving {folder}"):
+            save_checkpoint(
+                folder, self.learner, self._extra(), settings.keep_last_n, save_optimizer=settings.save_optimizer
+            )
+        self._clock.saved(started)
+        self._saved = folder
+        return folder
+
+    def _keep_interrupted(self) -> None:
+        """Saves the run at the boundary where it was interrupted, and forgets the episodes that came after it."""
+        record, folder = self._open_record(), self._save()
+        record.forget_after(self._state["step"])
+        say(f"interrupted at {place(self._state)}, saved in {folder}")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from uirl.config import ConfigStore
+from uirl.config.stored import override_stored
 from uirl.environments import BaseEnvironment
-from uirl.errors import CheckpointError
+from uirl.errors import CheckpointError, ConfigError, StorageError
 from uirl.event_loop import EventLoopThread
 from uirl.learner import Policy, latest_checkpoint, load_policy
+from uirl.learner.folder import number_of
 from uirl.rollout.episode import RewardFunction
+from uirl.storage import TrajectoryStore, free_run_name
 from uirl.training.assembly import assemble
 from uirl.training.evaluation import EvaluationReport, evaluate_episodes, require_evidence
+from uirl.training.progress import doing
 from uirl.training.task_sets import read_tasks, stored_tasks
 
 
@@ -27,44 +32,74 @@ def measure(
     overrides: Sequence[str] = (),
     environment: BaseEnvironment | None = None,
     reward_fn: RewardFunction | None = None,
+    record: str | Path | None = None,
 ) -> EvaluationReport:
     """The report on the policy at `path`: a run directory (its newest checkpoint), a checkpoint, or a HF folder.
 
     The config is the one stored with the run, with `overrides`. Tasks are those of the file `tasks_path`, else those
     the run itself is measured on, unless `overrides` change its environment. Instances are the held-out ones of the
-    split 'test', the same that the summary of a run reports on. Raises CheckpointError where there is nothing to load,
-    and RolloutFailure where every episode failed.
+    split 'test', the same that the summary of a run reports on. `record`: a new trajectory store for the episodes;
+    None: they are not kept. Raises CheckpointError where there is nothing to load, ConfigError where that config would
+    run code (see `override_stored`), and RolloutFailure where every episode failed.
     """
+    if episodes < 1 or not 1 <= tries <= episodes:
+        raise ConfigError(f"expected 1 <= tries <= episodes, got tries={tries} and episodes={episodes}")
     folder, stored = locate(Path(path))
-    config = stored.override([*overrides])
+    config = override_stored(stored, overrides, Path(path))
     tasks = _tasks_for(Path(path), tasks_path, same=config.environment == stored.environment)
     if tasks is not None:
         config.environment.tasks = None  # the file of the training tasks may lie on another machine
-    policy = policy_at(folder, config)
-    parts = assemble(config, environment, reward_fn, policy=policy, eval_dataset=tasks)
+    with doing(f"loading {folder}"):
+        policy = policy_at(folder, config)
+        parts = assemble(config, environment, reward_fn, policy=policy, eval_dataset=tasks)
     loop = EventLoopThread()
 
     async def play() -> EvaluationReport:
         try:
             asked = config.training.eval_temperature if temperature is None else temperature
-            return await evaluate_episodes(
-                parts.eval_collector,
-                parts.player(temperature=asked),
-                parts.tasks.evaluation,
-                episodes=episodes,
-                tries=tries,
-                split="test",
-                seed=config.training.seed,
-            )
+            with parts.images.holding():
+                return await evaluate_episodes(
+                    parts.eval_collector,
+                    parts.player(temperature=asked),
+                    parts.tasks.evaluation,
+                    episodes=episodes,
+                    tries=tries,
+                    split="test",
+                    seed=config.training.seed,
+                )
         finally:
             await parts.close()
 
-    try:
-        report = loop.run(play())
-    finally:
-        loop.close()
+    with _store(record) as store:
+        if store is not None:
+            step = number_of(folder) or 0
+            parts.eval_collector.on_finished = lambda t: store.add(t, step=step, split="test", images=parts.images)
+        try:
+            report = loop.run(play())
+        finally:
+            loop.close()
     require_evidence(report.trajectories, "of the evaluation")
     return report
+
+
+@contextlib.contextmanager
+def _store(record: str | Path | None) -> Iterator[TrajectoryStore | None]:
+    if record is None:
+        yield None
+        return
+    if Path(record).exists():
+        raise StorageError(f"{record} exists already; choose another file for the episodes of this evaluation")
+    with TrajectoryStore(record) as store:
+        yield store
+
+
+def free_record(path: Path) -> Path:
+    """Where `uirl eval` puts its episodes: a new file in `evaluations` of the run that `path` is or belongs to; for
+    other folders, which may be somebody else's, in `runs/evaluations`."""
+    folder, config = locate(path)
+    runs = [run for run in (path, path.parent.parent) if (run / "checkpoints").is_dir()]
+    home = runs[0] if runs else Path(config.logging.runs_dir)
+    return home / "evaluations" / f"{free_run_name(home / 'evaluations', folder.name, '.sqlite')}.sqlite"
 
 
 def _tasks_for(path: Path, tasks_path: str | Path | None, *, same: bool) -> list[Any] | None:
@@ -101,4 +136,4 @@ def policy_at(folder: Path, config: ConfigStore) -> Policy:
     if (folder / "config.json").is_file():
         config.model.local_path = str(folder)
         return Policy.from_config(config)  # with a fresh critic where the estimator wants one: nobody asks it here
-    return load_policy(folder)
+    return load_policy(folder, trust_remote_code=config.model.trust_remote_code)

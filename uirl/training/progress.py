@@ -2,17 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
 
+from uirl.rollout.collector import Collector
+from uirl.types import Trajectory
+
 _console = Console(highlight=False)
+
+SILENCE = 10.0
+"""Seconds after which a person is told what is being waited for."""
 
 
 def say(message: str) -> None:
     """One line."""
+    _watch.last_words = time.monotonic()
     _console.print(message, markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def lines_on_stderr(wanted: bool) -> Iterator[None]:
+    """A context in which lines go to stderr, if `wanted`: stdout is for what a program reads."""
+    _console.stderr = wanted
+    try:
+        yield
+    finally:
+        _console.stderr = False
+
+
+class Activity:
+    """Something that takes a while."""
+
+    def __init__(self, what: str, total: int | None) -> None:
+        self.what, self.total = what, total
+        self.done = 0
+        self.started = time.monotonic()
+
+    def line(self, now: float) -> str:
+        """'evaluation: 96 of 256 episodes, 23 s'."""
+        count = "" if self.total is None else f": {self.done} of {self.total} episodes"
+        return f"{self.what}{count}, {now - self.started:.0f} s"
+
+
+class _Watch:
+    """Says what is going on where nothing was said for a while; on a thread, since the work may block every loop."""
+
+    def __init__(self) -> None:
+        self.last_words = time.monotonic()
+        self.activities: list[Activity] = []
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, activity: Activity) -> None:
+        with self._lock:
+            self.activities.append(activity)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="uirl-progress", daemon=True)
+                self._thread.start()
+
+    def end(self, activity: Activity) -> None:
+        with self._lock:
+            self.activities.remove(activity)
+
+    def look(self, now: float) -> str | None:
+        """The line to say now: about the newest activity, once nothing was said for `SILENCE` seconds; else None."""
+        with self._lock:
+            current = self.activities[-1] if self.activities else None
+        if current is None or now - max(self.last_words, current.started) < SILENCE:
+            return None
+        return current.line(now)
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(min(1.0, SILENCE))
+            with self._lock:
+                if not self.activities:
+                    self._thread = None
+                    return
+            line = self.look(time.monotonic())
+            if line is not None:
+                say(line)
+
+
+_watch = _Watch()
+
+
+@contextlib.contextmanager
+def doing(what: str, total: int | None = None) -> Iterator[Activity]:
+    """A context in which the person is told every `SILENCE` seconds that `what` goes on, unless other lines come."""
+    activity = Activity(what, total)
+    _watch.begin(activity)
+    try:
+        yield activity
+    finally:
+        _watch.end(activity)
+
+
+@contextlib.contextmanager
+def playing(what: str, collector: Collector, total: int) -> Iterator[None]:
+    """`doing` for episodes of `collector`, which are counted as they end."""
+    hook = collector.on_finished
+    with doing(what, total) as activity:
+
+        def finished(trajectory: Trajectory) -> None:
+            activity.done += 1
+            if hook is not None:
+                hook(trajectory)
+
+        collector.on_finished = finished
+        try:
+            yield
+        finally:
+            collector.on_finished = hook
 
 
 def step_line(step: int, steps: int, row: Mapping[str, Any]) -> str:
@@ -34,6 +140,8 @@ def step_line(step: int, steps: int, row: Mapping[str, Any]) -> str:
             parts.append(f"{name} {row[key]:.2g}")
     if row.get("count/failed_episodes"):
         parts.append(f"FAILED {int(row['count/failed_episodes'])}")
+    if row.get("count/failed_attempts"):
+        parts.append(f"repeated {int(row['count/failed_attempts'])}")
     parts.append(f"{_number(row.get('tokens_per_second'), 0)} tok/s")
     parts.append(f"{row['time/elapsed']:.0f} s")
     return "  ".join(parts)

@@ -12,9 +12,10 @@ from uirl.config import ConfigStore
 from uirl.errors import ConfigError
 from uirl.images import ImageStore
 from uirl.metrics import Metrics, MetricsLogger, TensorBoardTracker, Tracker, WandbTracker, read_metrics
-from uirl.storage import RunDirectory, TrajectoryStore, free_run_name
+from uirl.storage import RunDirectory, TrajectoryStore
 from uirl.training.curve import draw_curve
 from uirl.training.progress import say
+from uirl.training.resume import changed_keys, checkpoints_of, run_name_for, set_later_aside, stored_config
 from uirl.types import Trajectory
 
 
@@ -30,17 +31,24 @@ class RunRecord:
         self._logger: MetricsLogger | None = None
 
     @classmethod
-    def open(cls, config: ConfigStore, images: ImageStore, *, resume: bool) -> RunRecord:
-        """The record of the run that the config names; `resume` continues one that exists. Raises StorageError, and
-        ConfigError for a tracker that is not installed."""
-        logging = config.logging
+    def open(cls, config: ConfigStore, images: ImageStore) -> RunRecord:
+        """The record of the run that the config begins or, with `checkpoint.resume`, continues; what of its config has
+        changed is said. Raises StorageError, and ConfigError for a tracker that is not installed and
+        where there is no run to continue."""
+        logging, resume = config.logging, bool(config.checkpoint.resume)
         if logging.wandb:
             try:
                 WandbTracker.package()
             except ImportError as error:
                 raise ConfigError(str(error)) from error
-        name = logging.run_name or free_run_name(logging.runs_dir, config.environment.label)
-        directory = RunDirectory.create(Path(logging.runs_dir) / name, config.to_yaml(), resume=resume)
+        path = Path(logging.runs_dir) / run_name_for(config, config.environment.label)
+        earlier = stored_config(path) if resume else None
+        begun = config.model_copy(deep=True)
+        begun.checkpoint.resume, begun.checkpoint.from_step = False, None  # of this start, not of the run
+        directory = RunDirectory.create(path, begun.to_yaml(), resume=resume)
+        if earlier is not None:
+            for change in changed_keys(earlier, config):
+                say(f"changed since {path.name} was last started: {change}")
         return cls(directory, config, images, config.environment.label)
 
     @property
@@ -50,38 +58,67 @@ class RunRecord:
     @property
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
-        chosen = self._config.checkpoint.output_dir
-        return Path(chosen) if chosen is not None else self.directory.checkpoints
+        return checkpoints_of(self.path, self._config)
 
     @property
     def curve_path(self) -> Path:
         return self.directory.plot_path("learning_curve")
 
-    def start(self, *, resume_after: int | None) -> None:
-        """Opens store and log. `resume_after`: what later steps left is dropped; None: from the start."""
-        # a run that was killed before its first checkpoint begins again
-        after = -1 if resume_after is None and self.directory.metrics_path.exists() else resume_after
-        self._logger = MetricsLogger(self.directory.metrics_path, resume_after=after, trackers=self._trackers(after))
+    def start(self, state: Mapping[str, Any] | None) -> None:
+        """Opens store and log for a run that goes on from `state` (that of a checkpoint; None: from the start).
+
+        What steps after it left is dropped, since they are taken again; where a later checkpoint stands the run goes
+        back and perhaps another way, and what it was is set aside.
+        """
+        phases, after, kept = {}, None, -1
+        if state is None:
+            # a run that was killed before its first checkpoint begins again
+            after, phases = (-1, {"warm_start": 0}) if self.directory.metrics_path.exists() else (None, {})
+        else:
+            kept = state["step"]
+            after = kept - (state["pending"] is not None)  # a pending row is written down once more
+            if (warming := state["warming"]) is not None:
+                phases = {"warm_start": warming["step"] - (warming["row"] is not None)}
+            aside = set_later_aside(self.directory, self.checkpoints, kept)
+            if aside is not None:
+                say(f"back at step {kept}: what this run was beyond it is kept in {aside}")
+        self._logger = MetricsLogger(
+            self.directory.metrics_path,
+            resume_after=after,
+            phase_after=phases,
+            trackers=self._trackers(after, phases),
+        )
         if self._config.logging.store_trajectories:
             keep = self._config.logging.store_images
             self._store = TrajectoryStore(self.directory.trajectories_path, keep_images=keep)
-            # without a checkpoint even the evaluation of step 0 is played again
-            self._store.truncate_after(-1 if resume_after is None else resume_after)
+            self._store.truncate_after(kept)  # without a checkpoint even the evaluation of step 0 is played again
 
     def add(self, trajectories: Sequence[Trajectory], *, step: int, split: str) -> None:
         """Writes episodes down; on return they survive a kill."""
         if self._store is not None:
             self._store.add_many(trajectories, step=step, split=split, images=self._images)
 
+    def forget_after(self, step: int) -> None:
+        """Drops the episodes of later steps: they are played again."""
+        if self._store is not None:
+            self._store.truncate_after(step)
+
     def holds(self, label: str) -> bool:
         """Whether the evaluation `label` is on the record: a finished run that is continued ends where it ended."""
         return self._store is not None and bool(self._store.list(group_id=f"{label}-000000", limit=1))
 
-    def log(self, step: int, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Writes the numbers of one step; as written."""
+    def log(self, step: int, row: Mapping[str, Any], phase: str | None = None) -> dict[str, Any]:
+        """Writes the numbers of one step (of a phase before the first update); as written."""
         if self._logger is None:
             raise RuntimeError("the record was not started")
-        return self._logger.log(step, row)
+        return self._logger.log(step, row, phase)
+
+    def summary(self) -> dict[str, Any] | None:
+        """What `finish` wrote; None: the run has not ended."""
+        if not self.directory.summary_path.is_file():
+            return None
+        summary: dict[str, Any] = self.directory.read_json("summary.json")
+        return summary
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The picture and the summary."""
@@ -99,14 +136,15 @@ class RunRecord:
             self._store.close()
         self.directory.close()
 
-    def _trackers(self, resume_after: int | None) -> list[Tracker]:
+    def _trackers(self, resume_after: int | None, phases: Mapping[str, int]) -> list[Tracker]:
         logging = self._config.logging
         trackers: list[Tracker] = []
         if logging.tensorboard:
             if importlib.util.find_spec("tensorboard") is None:
                 say("tensorboard is not installed, so there are no event files (metrics.jsonl has everything)")
             else:
-                trackers.append(TensorBoardTracker(self.directory.tensorboard, resume_after=resume_after))
+                folder = self.directory.tensorboard
+                trackers.append(TensorBoardTracker(folder, resume_after=resume_after, phase_after=phases))
         if logging.wandb:
             resume = resume_after is not None
             trackers.append(
@@ -115,8 +153,14 @@ class RunRecord:
         return trackers
 
 
-def row_of(played: Sequence[Trajectory], update: Mapping[str, Any], engine: Mapping[str, float]) -> dict[str, Any]:
-    """The numbers of one step: how the episodes went, what the update did, how fast the engine was."""
+def row_of(
+    played: Sequence[Trajectory],
+    update: Mapping[str, Any],
+    engine: Mapping[str, float],
+    attempts: Sequence[Trajectory] = (),
+) -> dict[str, Any]:
+    """The numbers of one step: how the episodes went, what the update did, how fast the engine was. `attempts` failed
+    and were repeated."""
     metrics = Metrics()
     usable = [t for t in played if t.failure is None]
     for trajectory in usable:
@@ -132,6 +176,8 @@ def row_of(played: Sequence[Trajectory], update: Mapping[str, Any], engine: Mapp
     row: dict[str, Any] = dict(metrics.reduce())
     stops = Counter(t.stop_reason for t in played)
     row |= {f"stop/{reason}": count / len(played) for reason, count in sorted(stops.items(), key=str)}
+    row["count/failed_episodes"] = sum(t.failure is not None for t in played)
+    row["count/failed_attempts"] = len(attempts)
     row |= update
     seconds = engine.get("prefill_seconds", 0.0) + engine.get("decode_seconds", 0.0)
     if seconds:

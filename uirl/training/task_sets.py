@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,23 @@ def task_sets(
     `eval_dataset`, else the file `environment.eval_tasks`, else the tasks that `environment.eval_options` chose, else
     those of training, on held-out instances. Raises ConfigError for what is no task.
     """
+    sets = _chosen(settings, environment, evaluation, dataset, eval_dataset)
+    train, held_out = ([_named(task, settings.label) for task in tasks] for tasks in (sets.train, sets.evaluation))
+    return replace(sets, train=train, evaluation=held_out)
+
+
+def _named(task: Task, environment: str) -> Task:
+    """`task` with the name of its environment, for the record."""
+    return task if task.environment else replace(task, environment=environment)
+
+
+def _chosen(
+    settings: EnvironmentConfig,
+    environment: BaseEnvironment,
+    evaluation: BaseEnvironment,
+    dataset: Iterable[Any] | None,
+    eval_dataset: Iterable[Any] | None,
+) -> TaskSets:
     given = dataset if dataset is not None else _read(settings.tasks)
     train = tasks_of(environment, given)
     if eval_dataset is not None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from uirl.config.training import WarmStartConfig
 from uirl.errors import EnvironmentFailure
 from uirl.images import Screenshot
+from uirl.metrics import plain_row
 from uirl.rollout.episode import ExpertPlayer, derive_seed
 from uirl.rollout.samples import samples_of_all
 from uirl.training.assembly import Assembly
 from uirl.training.evaluation import evaluate_episodes, require_evidence
+from uirl.training.interrupt import Interrupt
+from uirl.training.progress import doing, playing, say
 from uirl.training.tasks import UniformTasks
 from uirl.types import Sample
 
@@ -21,14 +25,16 @@ from uirl.types import Sample
 class Demonstrations:
     """Episodes of the environment's demonstrator as samples, made when they are needed.
 
-    The first `size` are new; from then on batches are drawn from those that were made.
+    The first `size` are new; from then on batches are drawn from those that were made. They are functions of the seed
+    and their number, so that a run which goes on needs no more than how many there were.
     """
 
     def __init__(self, parts: Assembly, size: int, seed: int) -> None:
         self._parts, self._size, self._seed = parts, size, seed
-        self._tasks = UniformTasks(parts.tasks.train, seed=seed, split="demonstration")
+        self._tasks = self._from_the_first()
         self._made: list[Sample] = []
         self._pictures: dict[str, Screenshot] = {}  # of what was made: held, the store may not lose them
+        self._not_here = 0
         self._rng = random.Random(derive_seed(seed, "demonstrations"))
         self.episodes = 0
         self.successes = 0
@@ -36,57 +42,149 @@ class Demonstrations:
     async def batch(self, count: int) -> list[Sample]:
         """`count` demonstrations. Raises EnvironmentFailure where the demonstrator or the environment fails."""
         if self.episodes >= self._size:
+            await self._make_again()
             return self._rng.sample(self._made, min(count, len(self._made)))
+        count = min(count, self._size - self.episodes)
+        samples, successes = await self._play(self._tasks, count)
+        self.episodes += count
+        self.successes += successes
+        self._made += samples
+        return samples
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data from which `load_state_dict` continues exactly here."""
+        version, numbers, spare = self._rng.getstate()
+        return {"episodes": self.episodes, "successes": self.successes, "random": [version, list(numbers), spare]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues where `state_dict` was taken. What was made before then is made again when batches are drawn."""
+        self.episodes, self.successes = state["episodes"], state["successes"]
+        self._not_here, self._made = self.episodes, []
+        self._tasks.load_state_dict({"position": self.episodes})
+        version, numbers, spare = state["random"]
+        self._rng.setstate((version, tuple(numbers), spare))
+
+    def _from_the_first(self) -> UniformTasks:
+        return UniformTasks(self._parts.tasks.train, seed=self._seed, split="demonstration")
+
+    async def _make_again(self) -> None:
+        if not self._not_here:
+            return
+        say(f"playing the first {self._not_here} demonstrations again: batches are now drawn from all of them")
+        samples, _ = await self._play(self._from_the_first(), self._not_here)
+        self._made, self._not_here = samples + self._made, 0
+
+    async def _play(self, tasks: UniformTasks, count: int) -> tuple[list[Sample], int]:
+        """(the samples of the next `count` demonstrations of `tasks`, how many of those succeeded)."""
         parts = self._parts
         player = ExpertPlayer(parts.chat, parts.collector.parser)
-        specs = [group[0] for group in self._tasks.groups(min(count, self._size - self.episodes), 1)]
-        with parts.images.holding():
+        specs = [group[0] for group in tasks.groups(count, 1)]
+        with playing("demonstrations of the warm start", parts.collector, count), parts.images.holding():
             played = (await parts.collector.collect(specs, lambda spec: player))[: len(specs)]
             shown = {hash for t in played for turn in t.turns for hash in turn.context_images}
             self._pictures |= {hash: parts.images.get(hash) for hash in shown}
         failed = next((t.failure for t in played if t.failure is not None), None)
         if failed is not None:
             raise EnvironmentFailure(f"a demonstration failed: {failed.message}")
-        self.episodes += len(played)
-        self.successes += sum(bool(t.success) for t in played)
-        samples = samples_of_all(played)
-        self._made += samples
-        return samples
+        return samples_of_all(played), sum(bool(t.success) for t in played)
 
 
-async def warm_start(parts: Assembly, say: Callable[[str], None]) -> dict[str, Any]:
-    """Runs the warm start of the config; what it did: steps, seconds, demonstrations, the success that ended it."""
-    settings: WarmStartConfig = parts.config.training.warm_start
-    seed = parts.config.training.seed
-    hook, parts.collector.on_finished = parts.collector.on_finished, None
-    started = time.perf_counter()
-    demonstrations = Demonstrations(parts, settings.demonstrations, seed)
-    success = None
-    step = 0
-    for step in range(1, settings.steps + 1):
-        metrics = parts.learner.supervised(await demonstrations.batch(settings.batch_size))
-        if settings.evaluate_every is not None and step % settings.evaluate_every == 0:
+@dataclass(slots=True)
+class Position:
+    """How far the warm start is, as plain data: it goes into checkpoints."""
+
+    step: int = 0
+    seconds: float = 0.0
+    success: float | None = None
+    """That of the newest evaluation; None: there was none."""
+    row: dict[str, Any] | None = None
+    """The numbers of the newest step, where its evaluation is still to come; None: they are written down."""
+
+
+class WarmStart:
+    """The warm start of a config. It can be interrupted between any two steps and go on from its `state_dict`."""
+
+    def __init__(self, parts: Assembly, interrupt: Interrupt, log: Callable[[int, Mapping[str, Any]], Any]) -> None:
+        """`log(step, row)` writes the numbers of a step down."""
+        self._parts, self._interrupt, self._log = parts, interrupt, log
+        self._settings: WarmStartConfig = parts.config.training.warm_start
+        self._seed = parts.config.training.seed
+        self._demonstrations = Demonstrations(parts, self._settings.demonstrations, self._seed)
+        self._at = Position()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data from which `load_state_dict` continues exactly here."""
+        at = self._at
+        own = {"step": at.step, "seconds": at.seconds, "success": at.success, "row": at.row}
+        return own | {"demonstrations": self._demonstrations.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues where `state_dict` was taken; the learner must be what it was then."""
+        self._at = Position(state["step"], state["seconds"], state["success"], state["row"])
+        self._demonstrations.load_state_dict(state["demonstrations"])
+
+    async def run(self, after_step: Callable[[], None]) -> dict[str, Any]:
+        """What it did: steps, seconds, demonstrations, the success that ended it. `after_step` is called at every
+        place to go on from. Raises Interrupted where it is asked to stop; it is at such a place then."""
+        parts, at = self._parts, self._at
+        hook, parts.collector.on_finished = parts.collector.on_finished, None
+        earlier, started = at.seconds, time.perf_counter()
+        try:
+            while at.row is not None or (at.step < self._settings.steps and not self._reached()):
+                await self._step()
+                at.seconds = earlier + time.perf_counter() - started
+                after_step()
             await parts.publish()
-            report = await evaluate_episodes(
-                parts.eval_collector,
-                parts.player(),
-                parts.tasks.evaluation,
-                episodes=settings.evaluate_episodes,
-                split="warm-start",
-                seed=derive_seed(seed, step),
-            )
-            require_evidence(report.trajectories, "of an evaluation in the warm start")
-            success = report.success if report.success is not None else report.reward
-            say(f"warm start  step {step:>4}/{settings.steps}  loss {metrics['loss']:.3f}  success {success:.3f}")
-            if settings.stop_at_success is not None and success is not None and success >= settings.stop_at_success:
-                break
-    await parts.publish()
-    parts.engine.stats()
-    parts.collector.on_finished = hook
-    return {
-        "steps": step,
-        "seconds": time.perf_counter() - started,
-        "demonstrations": demonstrations.episodes,
-        "demonstrations_success": demonstrations.successes / max(1, demonstrations.episodes),
-        "stopped_at_success": success,
-    }
+        finally:
+            parts.collector.on_finished = hook
+        parts.engine.stats()
+        made = self._demonstrations
+        return {
+            "steps": at.step,
+            "seconds": at.seconds,
+            "demonstrations": made.episodes,
+            "demonstrations_success": made.successes / max(1, made.episodes),
+            "stopped_at_success": at.success,
+        }
+
+    async def _step(self) -> None:
+        """One step of the optimiser, or the evaluation after it where that was interrupted."""
+        at, settings = self._at, self._settings
+        if at.row is None:
+            batch = await self._interrupt.give_up(self._demonstrations.batch(settings.batch_size))
+            with doing(f"step {at.step + 1} of the warm start"):
+                at.row = plain_row(self._parts.learner.supervised(batch))
+            at.row["demonstrations"] = self._demonstrations.episodes
+            at.step += 1
+        if settings.evaluate_every is not None and at.step % settings.evaluate_every == 0:
+            at.success = await self._interrupt.give_up(self._evaluate())
+            at.row["success"] = at.success
+            self._tell(at.row)
+        self._log(at.step, at.row)
+        at.row = None
+
+    async def _evaluate(self) -> float | None:
+        """Success of the policy, or its reward where nobody says what success is."""
+        parts, settings = self._parts, self._settings
+        await parts.publish()
+        report = await evaluate_episodes(
+            parts.eval_collector,
+            parts.player(),
+            parts.tasks.evaluation,
+            episodes=settings.evaluate_episodes,
+            split="warm-start",
+            seed=derive_seed(self._seed, self._at.step),
+        )
+        require_evidence(report.trajectories, "of an evaluation in the warm start")
+        return report.success if report.success is not None else report.reward
+
+    def _reached(self) -> bool:
+        goal, success = self._settings.stop_at_success, self._at.success
+        return goal is not None and success is not None and success >= goal
+
+    def _tell(self, row: Mapping[str, Any]) -> None:
+        success = "-" if row["success"] is None else f"{row['success']:.3f}"
+        say(
+            f"warm start  step {self._at.step:>4}/{self._settings.steps}  loss {row['loss']:.3f}  success {success}  "
+            f"{row['demonstrations']} demonstrations"
+        )

@@ -215,6 +215,8 @@ WITHOUT_EFFECT: dict[str, str] = {
     "algorithm.step_weight": "belongs to gigpo, which does not run under verl",
     "algorithm.min_live_groups": "verl keeps groups without a signal, or refills the batch (algorithm.max_resamples)",
     "algorithm.scale_step_by_live": "verl keeps groups without a signal, or refills the batch",
+    "checkpoint.save_seconds": "verl saves by steps (checkpoint.save_interval)",
+    "checkpoint.from_step": "verl goes back with trainer.resume_mode=resume_path and trainer.resume_from_path",
     "checkpoint.save_optimizer": "verl saves model, optimiser and extra state together",
     "ray.use_ray": "verl always runs on Ray",
     "ray.num_actors": "verl's agent-loop workers (actor_rollout_ref.rollout.agent.num_workers)",

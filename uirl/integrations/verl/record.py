@@ -62,7 +62,6 @@ class StepRecord:
         if not played:
             return {}
         own = row_of(played, {}, {}) | dict(held_out)
-        own["count/failed_episodes"] = sum(t.failure is not None for t in played)
         self._episodes += len(played)
         if self._logger is not None:
             update = {ours: float(metrics[theirs]) for theirs, ours in _UPDATE.items() if theirs in metrics}

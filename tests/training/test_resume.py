@@ -1,0 +1,297 @@
+"""A run that is interrupted anywhere goes on from there, says which run it is, and never begins again by accident."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.test_loop import digits, settings
+from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
+from uirl.errors import CheckpointError, ConfigError
+from uirl.training import measure
+from uirl.training.interrupt import Interrupt
+from uirl.training.resume import candidates, run_name_for
+from uirl.training.saving import SaveClock
+
+
+def quick(folder: Path, **training: Any) -> ConfigStore:
+    """Two steps of warm start, one of them evaluated; updates of 4 episodes."""
+    config = settings(folder, batch_size=4, eval_episodes=2, minibatches=1)
+    config.training.warm_start.steps = 3
+    config.training.warm_start.batch_size = 4
+    config.training.warm_start.demonstrations = 8
+    config.training.warm_start.evaluate_every = 2
+    config.training.warm_start.evaluate_episodes = 2
+    config.checkpoint.keep_last_n = None
+    for key, value in training.items():
+        setattr(config.training, key, value)
+    return config
+
+
+def resumed(config: ConfigStore, from_step: int | None = None) -> ConfigStore:
+    again = config.model_copy(deep=True)
+    again.checkpoint.resume, again.checkpoint.from_step = True, from_step
+    return again
+
+
+def fit(config: ConfigStore, epochs: int = 2) -> dict[str, Any]:
+    trainer = RayPPOTrainer(config)
+    try:
+        return trainer.fit(num_epochs=epochs, num_iters_per_epoch=1)
+    finally:
+        trainer.cleanup()
+
+
+def records(run: Path) -> dict[str, Any]:
+    store = TrajectoryStore(run / "trajectories.sqlite", read_only=True)
+    try:
+        return {t.id: (t.turns, t.total_reward()) for t in store}
+    finally:
+        store.close()
+
+
+def curve(run: Path) -> list[dict[str, Any]]:
+    rows = read_metrics(run / "metrics.jsonl", "warm_start")
+    return [{k: v for k, v in row.items() if k != "time"} for row in rows]
+
+
+def test_a_run_that_is_interrupted_at_every_turn_repeats_every_digit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fit(quick(tmp_path / "whole", eval_every=1))
+    give_up, passed, starts = Interrupt.give_up, 0, 0
+
+    async def once(self: Interrupt, coroutine: Any) -> Any:
+        """One piece of work per process: whoever begins a second one has been asked to stop."""
+        nonlocal passed
+        passed += 1
+        if passed > 1 and starts < 10:
+            self.ask()
+        return await give_up(self, coroutine)
+
+    monkeypatch.setattr(Interrupt, "give_up", once)
+    config, summary = quick(tmp_path / "cut", eval_every=1), {}
+    while not summary:
+        passed, starts = 0, starts + 1
+        summary = fit(resumed(config) if starts > 1 else config)
+    ours, theirs = tmp_path / "cut" / "run", tmp_path / "whole" / "run"
+    assert starts == 10
+    assert digits(ours / "metrics.jsonl") == digits(theirs / "metrics.jsonl")
+    assert [row["warm_start/step"] for row in curve(ours)] == [1, 2, 3]
+    assert curve(ours) == curve(theirs)
+    assert records(ours) == records(theirs)
+    for one in (whole, summary):
+        del one["train_seconds"], one["warm_start"]["seconds"]
+    assert summary == whole
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "call"),
+    [
+        ("uirl.environments.text.guess_number:GuessNumberEnvironment", "step", 6),  # a demonstration
+        ("uirl.learner:Learner", "supervised", 2),
+        ("uirl.learner:Learner", "update", 1),
+        ("uirl.training.channel:LocalChannel", "submit", 6),  # the second batch of episodes
+    ],
+)
+def test_sigterm_saves_at_the_boundary_and_the_run_goes_on(
+    tmp_path: Path, owner: str, method: str, call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fit(quick(tmp_path / "whole"))
+    module, name = owner.split(":")
+    target = getattr(importlib.import_module(module), name)
+    original, calls = getattr(target, method), 0
+
+    def signalled(self: Any, *arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr(target, method, signalled)
+    trainer = RayPPOTrainer(quick(tmp_path / "cut"))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(num_epochs=2, num_iters_per_epoch=1)
+    assert calls >= call
+    assert not trainer.busy
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if method == "submit":  # the same trainer can go on as well
+        summary = trainer.fit(num_epochs=2, num_iters_per_epoch=1)
+        trainer.cleanup()
+    else:
+        trainer.cleanup()
+        summary = fit(resumed(quick(tmp_path / "cut")))
+    ours, theirs = tmp_path / "cut" / "run", tmp_path / "whole" / "run"
+    assert digits(ours / "metrics.jsonl") == digits(theirs / "metrics.jsonl")
+    assert records(ours) == records(theirs)
+    assert summary["success_after"] == whole["success_after"]
+
+
+def test_a_kill_within_the_warm_start_loses_no_more_than_the_clock_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands on the disk after each step of the warm start is enough to go on from."""
+    whole = quick(tmp_path / "whole")
+    fit(whole)
+    config = quick(tmp_path / "cut")
+    config.checkpoint.save_seconds = 1e-9
+    monkeypatch.setattr("uirl.training.saving.LARGEST_SHARE", 1e9)
+    trainer = RayPPOTrainer(config)
+    supervised, calls = trainer.learner.supervised, 0
+
+    def dies(samples: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise OSError("as if killed")
+        return supervised(samples)
+
+    trainer.learner.supervised = dies
+    with pytest.raises(OSError, match="as if killed"):
+        trainer.fit(num_epochs=2, num_iters_per_epoch=1)
+    trainer.cleanup()
+    state = json.loads((tmp_path / "cut" / "run" / "checkpoints" / "step_000000" / "state.json").read_text())
+    assert state["extra"]["state"]["warming"]["step"] == 2
+    fit(resumed(config))
+    ours, theirs = tmp_path / "cut" / "run", tmp_path / "whole" / "run"
+    assert curve(ours) == curve(theirs)
+    assert digits(ours / "metrics.jsonl") == digits(theirs / "metrics.jsonl")
+
+
+def test_a_checkpoint_is_due_by_the_clock_and_by_what_it_costs() -> None:
+    clock = SaveClock(60)
+    clock.saved(100.0, 101.0)
+    assert not clock.due(160.9)
+    assert clock.due(161.0)
+    clock.saved(1000.0, 1120.0)  # 120 s / 0.05 = 2400 s
+    assert not clock.due(3519.0)
+    assert clock.due(3520.0)
+    assert not SaveClock(None).due(1e9)
+
+
+# -- which run, which step -----------------------------------------------------------------------------------------
+
+
+def shelf(folder: Path, name: str, steps: tuple[int, ...], saved: float = 1.0, **keys: Any) -> None:
+    """A run directory with checkpoints that are names alone."""
+    run = folder / name
+    config = ConfigStore().override([f"{key}={value}" for key, value in keys.items()])
+    run.mkdir(parents=True)
+    config.to_yaml(run / "config.yaml")
+    for step in steps:
+        checkpoint = run / "checkpoints" / f"step_{step:06d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "manifest.json").write_text("{}")
+        os.utime(checkpoint / "manifest.json", (saved, saved))
+
+
+def asks(folder: Path, resume: Any = True, **keys: Any) -> ConfigStore:
+    config = ConfigStore().override([f"{key}={value}" for key, value in keys.items()])
+    config.logging.runs_dir, config.checkpoint.resume = str(folder), resume
+    return config
+
+
+def test_the_newest_run_of_this_config_that_has_a_checkpoint_is_continued(tmp_path: Path) -> None:
+    rate = {"training.learning_rate": 1e-3}
+    shelf(tmp_path, "screen", (10, 20), saved=1.0)
+    shelf(tmp_path, "screen-2", (10,), saved=2.0, **{"training.num_epochs": 7})
+    shelf(tmp_path, "screen-3", (40,), saved=3.0, **rate)
+    shelf(tmp_path, "screen-4", ())
+    shelf(tmp_path, "screening", (99,), saved=9.0)
+    assert run_name_for(asks(tmp_path), "screen") == "screen-2"
+    assert run_name_for(asks(tmp_path, **rate), "screen") == "screen-3"
+    assert run_name_for(asks(tmp_path, resume=False), "screen") == "screen-5"
+    named = asks(tmp_path)
+    named.logging.run_name = "screen"
+    assert run_name_for(named, "other") == "screen"
+    told = r"several could be meant: screen-3 \(step 40\): training.learning_rate: 0.001 -> 0.01; screen-2 "
+    with pytest.raises(ConfigError, match=told):
+        run_name_for(asks(tmp_path, **{"training.learning_rate": 1e-2}), "screen")
+    assert run_name_for(asks(tmp_path, **rate), "screening") == "screening", "the only one of its name"
+    assert [str(c) for c in candidates(asks(tmp_path))][:2] == ["screening (step 99)", "screen-3 (step 40)"]
+
+
+def test_a_run_that_is_not_there_is_refused_and_others_are_named(tmp_path: Path) -> None:
+    shelf(tmp_path, "screen", (10,))
+    config = asks(tmp_path)
+    config.logging.run_name = "scren"
+    with pytest.raises(
+        ConfigError, match=r"no run 'scren' in .*runs that can be continued: screen \(step 10\)\. To begin"
+    ):
+        run_name_for(config, "screen")
+    with pytest.raises(ConfigError, match=r"no run called lookup in .* has a checkpoint"):
+        run_name_for(asks(tmp_path), "lookup")
+    assert run_name_for(asks(tmp_path, resume="auto"), "lookup") == "lookup"
+    config.checkpoint.resume = "auto"
+    assert run_name_for(config, "screen") == "scren"
+
+
+def test_a_trainer_that_resumes_without_a_name_begins_no_second_run(tmp_path: Path) -> None:
+    config = quick(tmp_path)
+    config.logging.run_name = None
+    config.training.warm_start.enabled = False
+    trainer = RayPPOTrainer(resumed(config))
+    with pytest.raises(ConfigError, match=r"no run called guess_number in .* has a checkpoint"):
+        trainer.fit(num_epochs=1, num_iters_per_epoch=1)
+    trainer.cleanup()
+    assert list(tmp_path.iterdir()) == []
+    fit(config, epochs=1)
+    fit(resumed(config), epochs=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["guess_number"]
+    assert [row["step"] for row in read_metrics(tmp_path / "guess_number" / "metrics.jsonl")] == [1, 2]
+
+
+def test_going_back_cuts_the_line_and_keeps_what_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = quick(tmp_path)
+    config.training.warm_start.enabled = False
+    config.checkpoint.save_interval = 1
+    fit(config, epochs=3)
+    run = tmp_path / "run"
+    before, abandoned = digits(run / "metrics.jsonl"), records(run)
+    capsys.readouterr()
+    again = fit(resumed(config), epochs=3)
+    told = capsys.readouterr().out
+    assert f"resumed at step 3, from {run / 'checkpoints' / 'step_000003'}" in told
+    assert "this run is finished: all epochs are done" in told
+    assert again == json.loads((run / "summary.json").read_text())
+
+    other = resumed(config, from_step=1)
+    other.training.learning_rate = 1e-2
+    fit(other, epochs=2)
+    told = capsys.readouterr().out
+    aside = run / "abandoned-1"
+    assert f"kept in {aside}" in told
+    assert "changed since run was last started: training.learning_rate: 0.0004 -> 0.01" in told
+    assert sorted(p.name for p in (aside / "checkpoints").iterdir()) == ["step_000002", "step_000003"]
+    assert digits(aside / "metrics.jsonl") == before
+    assert records(aside) == abandoned
+    assert measure(aside, episodes=2).episodes == 2
+    rows = digits(run / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    assert rows[0] == before[0]
+    assert ConfigStore.from_yaml(run / "config.yaml").training.learning_rate == 1e-2
+    fit(resumed(other), epochs=3)
+    assert "resumed at step 2, from" in capsys.readouterr().out, "the abandoned line is not taken up again"
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 7 .* expected one of 0, 1, 2, 3"):
+        fit(resumed(config, from_step=7))
+
+
+def test_a_damaged_newest_checkpoint_is_named_with_the_way_back(tmp_path: Path) -> None:
+    config = quick(tmp_path)
+    config.training.warm_start.enabled = False
+    config.checkpoint.save_interval = 1
+    fit(config, epochs=2)
+    newest = tmp_path / "run" / "checkpoints" / "step_000002"
+    (newest / "state.json").write_bytes(b"{}")
+    with pytest.raises(CheckpointError, match=r"step_000002 is damaged: state\.json .*--from-step 1"):
+        fit(resumed(config))
+    assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1, 2], "nothing is dropped"
+    assert fit(resumed(config, from_step=1))["steps"] == 2
+    assert (tmp_path / "run" / "abandoned-1" / "checkpoints" / "step_000002" / "state.json").read_bytes() == b"{}"

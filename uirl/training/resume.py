@@ -1,0 +1,204 @@
+"""Which run goes on, from which of its checkpoints, and what becomes of the steps that are gone back over."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from uirl.config import ConfigStore
+from uirl.errors import CheckpointError, ConfigError
+from uirl.files import storage_errors
+from uirl.learner.folder import MANIFEST, finished_folders, number_of
+from uirl.storage import RunDirectory, TrajectoryStore, clean_run_name, free_run_name
+
+NOT_COMPARED = ("checkpoint.resume", "checkpoint.from_step", "logging.run_name", "logging.runs_dir")
+"""Keys that say where and how a run is continued, not what it is."""
+MAY_CHANGE = ("training.num_epochs", "training.num_iters_per_epoch", "training.max_seconds", "training.stop_at_success")
+MAY_CHANGE_SECTIONS = ("checkpoint.", "logging.")
+"""Keys with which a run is still a run of the same config: how long it goes on, and what it writes down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A run that could be continued."""
+
+    path: Path
+    step: int
+    """Of its newest checkpoint."""
+    saved: float
+    """When that was written, in seconds since 1970."""
+    changed: tuple[str, ...] | None
+    """Keys that differ from the config asked for; None: its config cannot be read by this version."""
+
+    @property
+    def same_config(self) -> bool:
+        """Whether only keys differ that a continued run may change."""
+        return self.changed is not None and all(
+            key in MAY_CHANGE or key.startswith(MAY_CHANGE_SECTIONS) for key in map(_key_of, self.changed)
+        )
+
+    def __str__(self) -> str:
+        return f"{self.path.name} (step {self.step})"
+
+
+def run_name_for(config: ConfigStore, stem: str) -> str:
+    """The name of the run that `config` begins or continues; `stem` names its runs where `logging.run_name` does not.
+
+    With `checkpoint.resume` and no name: of the runs called `stem` or `stem-<n>` that have the same config, the one
+    with the newest checkpoint; one of another config only where it is the only one. Raises ConfigError where there is
+    nothing to continue (unless `resume` is 'auto'), and where several runs could be meant.
+    """
+    resume, name, runs = config.checkpoint.resume, config.logging.run_name, Path(config.logging.runs_dir)
+    if not resume:
+        return name or free_run_name(runs, stem)
+    if name is not None:
+        if resume == "auto" or (runs / name / "config.yaml").is_file():
+            return name
+        raise ConfigError(f"there is no run {name!r} in {runs} to continue; {_choice(candidates(config))}")
+    found = candidates(config, stem)
+    same = [candidate for candidate in found if candidate.same_config]
+    if same or len(found) == 1:
+        return (same or found)[0].path.name
+    if found:
+        differences = "; ".join(f"{c}: {', '.join(c.changed or ('its config cannot be read',))}" for c in found)
+        raise ConfigError(
+            f"no run in {runs} has this config, and several could be meant: {differences}. Name one, as in "
+            f"logging.run_name={found[0].path.name}"
+        )
+    if resume == "auto":
+        return free_run_name(runs, stem)
+    raise ConfigError(
+        f"no run called {clean_run_name(stem)} in {runs} has a checkpoint to continue from; "
+        f"{_choice(candidates(config))}"
+    )
+
+
+def _choice(found: list[Candidate]) -> str:
+    runs = f"runs that can be continued: {', '.join(map(str, found[:8]))}" if found else "no run there has a checkpoint"
+    return f"{runs}. To begin a run leave --resume (checkpoint.resume) out"
+
+
+def candidates(config: ConfigStore, stem: str | None = None) -> list[Candidate]:
+    """The runs in `logging.runs_dir` that have a checkpoint, newest first; `stem`: only those of that name, numbered
+    or not."""
+    home = Path(config.logging.runs_dir)
+    pattern = re.compile(r".*" if stem is None else rf"{re.escape(clean_run_name(stem))}(-\d+)?")
+    found = []
+    for path in sorted(home.iterdir()) if home.is_dir() else ():
+        if pattern.fullmatch(path.name) and (path / "config.yaml").is_file():
+            stored = stored_config(path)
+            newest = finished_folders(checkpoints_of(path, stored))
+            if newest:
+                changed = None if stored is None else tuple(changed_keys(stored, config))
+                written = (newest[-1] / MANIFEST).stat().st_mtime
+                found.append(Candidate(path, number_of(newest[-1]) or 0, written, changed))
+    return sorted(found, key=lambda candidate: candidate.saved, reverse=True)
+
+
+def stored_config(run: Path) -> ConfigStore | None:
+    """The config of a run, to compare with; None where this version cannot read it."""
+    try:
+        return ConfigStore.from_yaml(run / "config.yaml")
+    except ConfigError:
+        return None
+
+
+def checkpoints_of(run: Path, config: ConfigStore | None) -> Path:
+    """The folder of a run's checkpoints."""
+    chosen = None if config is None else config.checkpoint.output_dir
+    return Path(chosen) if chosen is not None else run / "checkpoints"
+
+
+def changed_keys(earlier: ConfigStore, now: ConfigStore) -> list[str]:
+    """'key: old -> new' for every key that differs."""
+    old, new = dict(_leaves(earlier.to_dict())), dict(_leaves(now.to_dict()))
+    keys = [key for key in [*old, *(key for key in new if key not in old)] if key not in NOT_COMPARED]
+    return [f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys if old.get(key) != new.get(key)]
+
+
+def _key_of(change: str) -> str:
+    return change.partition(":")[0]
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def checkpoint_to_continue(folder: Path, step: int | None) -> Path | None:
+    """The checkpoint of `step` in `folder`; `step` None: the newest, or None where there is none. Raises
+    CheckpointError."""
+    found = finished_folders(folder)
+    if step is None:
+        return found[-1] if found else None
+    chosen = next((path for path in found if number_of(path) == step), None)
+    if chosen is None:
+        steps = ", ".join(str(number_of(path)) for path in found)
+        raise CheckpointError(
+            f"there is no checkpoint of step {step} in {folder}; "
+            + (f"expected one of {steps} (checkpoint.keep_last_n says how many are kept)" if found else "it is empty")
+        )
+    return chosen
+
+
+@contextlib.contextmanager
+def naming_the_way_back(checkpoint: Path) -> Iterator[None]:
+    """A context whose CheckpointErrors say how to go on from the checkpoint before this one."""
+    try:
+        yield
+    except CheckpointError as error:
+        number = number_of(checkpoint) or 0
+        older = [n for path in finished_folders(checkpoint.parent) if (n := number_of(path) or 0) < number]
+        if not older:
+            raise
+        raise CheckpointError(
+            f"{error}. Nothing was changed. To go on from an older one: --resume --from-step {older[-1]} "
+            f"(checkpoint.from_step={older[-1]}); this one is then set aside"
+        ) from error
+
+
+def set_later_aside(directory: RunDirectory, checkpoints: Path, step: int) -> Path | None:
+    """The folder that now holds what the run was before it went back to `step`; None where no checkpoint is later.
+
+    It is laid out as a run directory: the record up to there, and the later checkpoints. Copies come first and the
+    newest checkpoint is moved first, so that a crash leaves two consistent runs.
+    """
+    later = [path for path in finished_folders(checkpoints) if (number_of(path) or 0) > step]
+    if not later:
+        return None
+    number = 1
+    while (aside := directory.path / f"abandoned-{number}").exists():
+        number += 1
+    with storage_errors(f"cannot set the later steps of {directory.path} aside"):
+        (aside / "checkpoints").mkdir(parents=True)
+        _copy_record(directory, RunDirectory(aside))
+        for path in reversed(later):
+            shutil.move(path, aside / "checkpoints" / path.name)
+        directory.summary_path.unlink(missing_ok=True)
+    return aside
+
+
+def _copy_record(directory: RunDirectory, aside: RunDirectory) -> None:
+    config = stored_config(directory.path)
+    if config is not None:
+        config.checkpoint.output_dir = None
+        config.to_yaml(aside.config_path)
+    for path in (directory.metrics_path, directory.summary_path, directory.plot_path("learning_curve")):
+        if path.is_file():
+            shutil.copy2(path, aside.path / path.name)
+    if directory.tensorboard.is_dir():
+        shutil.copytree(directory.tensorboard, aside.tensorboard)
+    if directory.trajectories_path.is_file():
+        store = TrajectoryStore(directory.trajectories_path)
+        try:
+            store.copy_to(aside.trajectories_path)
+        finally:
+            store.close()

@@ -1,0 +1,100 @@
+"""How many episodes are no evidence, and how much that could change what a run says of itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from uirl.types import Trajectory
+
+NOTEWORTHY = 0.05
+"""A larger share of excluded episodes is told where a run or an evaluation ends."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts episodes: those that are evidence, those that are excluded because environment, engine or judge failed,
+    and the failed attempts that were repeated."""
+
+    episodes: int = 0
+    """Episodes ordered; repeated attempts are not counted again."""
+    judged: int = 0
+    """Episodes of which is known whether they succeeded."""
+    wins: int = 0
+    excluded: Counter[str] = field(default_factory=Counter)
+    """Kind of failure -> episodes that failed for good: in no success rate and no advantage."""
+    failed_attempts: Counter[str] = field(default_factory=Counter)
+    """Kind of failure -> attempts that failed and were repeated."""
+
+    def add(self, played: Sequence[Trajectory], attempts: Sequence[Trajectory] = ()) -> None:
+        """Counts the episodes ordered as they ended, and the attempts before that."""
+        self.episodes += len(played)
+        self.excluded.update(t.failure.kind for t in played if t.failure is not None)
+        self.failed_attempts.update(t.failure.kind for t in attempts if t.failure is not None)
+        said = [t.success for t in played if t.failure is None and t.success is not None]
+        self.judged += len(said)
+        self.wins += sum(map(bool, said))
+
+    @property
+    def share_excluded(self) -> float:
+        return self.excluded.total() / self.episodes if self.episodes else 0.0
+
+    @property
+    def noteworthy(self) -> bool:
+        """Whether so many episodes are excluded that the end of the output says so."""
+        return self.share_excluded > NOTEWORTHY
+
+    @property
+    def success(self) -> float | None:
+        """Share of solved episodes among the evidence; None: nobody says what success is."""
+        return self.wins / self.judged if self.judged else None
+
+    @property
+    def success_if_lost(self) -> float | None:
+        """`success` if every excluded episode counted as lost: what it is at worst. None as `success`."""
+        return self.wins / (self.judged + self.excluded.total()) if self.judged else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, from which `from_dict` makes an equal one."""
+        return {
+            "episodes": self.episodes,
+            "judged": self.judged,
+            "wins": self.wins,
+            "excluded": dict(sorted(self.excluded.items())),
+            "failed_attempts": dict(sorted(self.failed_attempts.items())),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`."""
+        counters = {name: Counter(values[name]) for name in ("excluded", "failed_attempts")}
+        return cls(values["episodes"], values["judged"], values["wins"], **counters)
+
+    def report(self) -> dict[str, Any]:
+        """What a summary says."""
+        own = {name: value for name, value in self.to_dict().items() if name not in ("judged", "wins")}
+        return own | {"success": self.success, "success_if_excluded_were_lost": self.success_if_lost}
+
+    def words(self) -> str:
+        """'3 of 256 (1.2 %): engine 2, timeout 1; success 93.0 %, if they counted as lost 91.9 %'."""
+        count = self.excluded.total()
+        if not count:
+            return f"0 of {self.episodes}"
+        text = f"{count} of {self.episodes} ({100 * self.share_excluded:.1f} %): {kinds(self.excluded)}"
+        if self.success is not None and self.success_if_lost is not None:
+            text += f"; success {100 * self.success:.1f} %, if they counted as lost {100 * self.success_if_lost:.1f} %"
+        return text
+
+
+def kinds(counts: Mapping[str, int]) -> str:
+    """'engine 2, timeout 1'; '0' for none."""
+    return ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())) or "0"
+
+
+def tally_of(played: Sequence[Trajectory], attempts: Sequence[Trajectory] = ()) -> Tally:
+    """The tally of some episodes."""
+    tally = Tally()
+    tally.add(played, attempts)
+    return tally
