@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from uirl import RayPPOTrainer
+from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore
 from uirl.cli.main import main
+from uirl.config.stored import override_stored
+from uirl.environments import ENVIRONMENTS
+from uirl.errors import ConfigError
+from uirl.images import ImageStore
+from uirl.learner import Learner, Policy, load_policy, save_checkpoint
 
 QUICK = [
     "model.model_name=uirl/tiny-lm",
@@ -40,11 +47,28 @@ def test_train_then_eval_then_resume(tmp_path: Path, capsys: pytest.CaptureFixtu
     report = json.loads((tmp_path / "report.json").read_text())
     assert set(report["pass_at_k"]) == {"1", "2", "4"}
     assert report["episodes"] == 8
-    assert "pass@4" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "pass@4" in told
+    assert f"playing 8 held-out episodes; they are stored in {run / 'evaluations' / 'step_000002.sqlite'}\n" in told
+    assert report["record"] == str(run / "evaluations" / "step_000002.sqlite")
+    assert report["excluded"] == {
+        "episodes": 8,
+        "excluded": {},
+        "failed_attempts": {},
+        "success": report["success"],
+        "success_if_excluded_were_lost": report["success"],
+    }
+    with TrajectoryStore(report["record"], read_only=True) as store:
+        kept = store.list()
+    assert {(t.step, t.split, t.environment) for t in kept} == {(2, "test", "guess_number")}
+    assert sum(bool(t.success) for t in kept) == round(8 * report["success"])
     checkpoint = max((run / "checkpoints").iterdir())
     greedy = "inference.temperature=0"  # changes may stand anywhere
     assert main(["eval", "--checkpoint", str(checkpoint), "--episodes", "8", greedy, "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["episodes"] == 8
+    told = capsys.readouterr()
+    second = json.loads(told.out)
+    assert (second["episodes"], second["record"]) == (8, str(run / "evaluations" / "step_000002-2.sqlite"))
+    assert "playing 8 held-out episodes" in told.err
     nobody = ["inference.backend=openai", "inference.server_url=http://127.0.0.1:9", "inference.request_retries=0"]
     assert main(["eval", str(run), "--episodes", "2", *nobody]) == 2
     told = capsys.readouterr().err
@@ -52,7 +76,9 @@ def test_train_then_eval_then_resume(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "ConnectError" in told
     more = ["training.num_epochs=2"]
     assert main(["train", "--config", str(config), where, *QUICK, "--resume", *more]) == 0
-    assert "resumed at step 2" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"resumed at step 2, from {run / 'checkpoints' / 'step_000002'}" in told
+    assert "changed since quick was last started: training.num_epochs: 1 -> 2" in told
     assert json.loads((run / "summary.json").read_text())["steps"] == 4
 
 
@@ -88,6 +114,10 @@ def test_eval_takes_a_file_of_tasks(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["eval", "nowhere"], "does not exist"),
         (["eval", "--checkpoint", "nowhere"], "does not exist"),
         (["eval"], "expected a run directory or a checkpoint"),
+        (["check", "."], "is a folder without a config.yaml"),
+        (["train", "--resume", "nowhere.yaml"], "nowhere.yaml"),
+        (["train", "checkpoint.from_step=4"], "set resume=true (--resume)"),
+        (["train", "--resume", "logging.run_name=never", "logging.runs_dir=nowhere"], "there is no run 'never'"),
         (["train", "inference.backend=vllm"], "needs the package vllm"),
         (["train", "ray.use_ray=true"], "ray.use_ray"),
     ],
@@ -105,6 +135,13 @@ def test_mistakes_are_named_and_never_a_traceback(
         ["train", "--checkpoint", "a"],
         ["eval", "runs/a", "--tsks", "b"],
         ["serve", "--env", "screen", "a=b"],
+        ["train", "--resum"],
+        ["eval", "runs/a", "--episode"],
+        ["eval", "runs/a", "--episodes", "0"],
+        ["eval", "runs/a", "--tries", "-1"],
+        ["export", "runs/a", "--to", "hf", "--ou"],
+        ["serve-model", "m", "--por"],
+        ["verl", "--confi"],
     ],
 )
 def test_an_option_that_does_not_exist_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,3 +262,88 @@ def test_a_run_is_measured_where_its_class_is_found_and_never_with_code_from_ins
     assert main(["eval", ".", "--episodes", "4"]) == 2
     assert "No module named 'in_this_folder'" in capsys.readouterr().err
     assert "in_this_folder" not in sys.modules
+
+
+def test_the_command_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "usage: uirl" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out.startswith("uirl ")
+    assert main(["environments"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in told} == {*ENVIRONMENTS, "module:Class"}
+    assert "not available" not in "".join(told)
+
+
+def test_python_runs_the_package() -> None:
+    done = subprocess.run([sys.executable, "-m", "uirl", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("uirl ")
+
+
+def test_a_run_directory_is_checked_and_continued_by_its_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *QUICK, f"logging.runs_dir={tmp_path}", "training.num_iters_per_epoch=1"]) == 0
+    run = tmp_path / "guess_number"
+    capsys.readouterr()
+    assert main(["check", str(run)]) == 0
+    assert "ok    resume" in capsys.readouterr().out
+    assert main(["train", str(run)]) == 2
+    assert "is a run; continue it with --resume" in capsys.readouterr().err
+    assert main(["train", str(run), "--resume"]) == 0
+    assert "this run is finished: all epochs are done" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["guess_number"]
+
+
+EVIL = "open({path!r}, 'w').write('ran')\nfrom uirl import GuessNumberEnvironment as Game\n"
+
+
+@pytest.mark.parametrize("command", ["eval", "serve-model", "check"])
+@pytest.mark.parametrize(
+    ("stored", "typed"),
+    [
+        ("model: {trust_remote_code: true}", "model.trust_remote_code=true"),
+        ("environment: {name: 'downloads.found.evil:Game'}", "environment.name=downloads.found.evil:Game"),
+        ("environment: {name: mobile_world, options: {mcp: {x: {command: [touch, x]}}}}", "environment.options.mcp.x"),
+    ],
+)
+def test_a_folder_from_somebody_else_runs_no_code(
+    command: str, stored: str, typed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    found = tmp_path / "downloads" / "found"
+    (found / "checkpoints" / "step_000001").mkdir(parents=True)
+    (found / "checkpoints" / "step_000001" / "manifest.json").write_text("{}")
+    (found / "config.yaml").write_text(stored)
+    (found / "evil.py").write_text(EVIL.format(path=str(tmp_path / "ran")))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    assert main([command, str(found)]) == 2
+    told = capsys.readouterr().err
+    assert typed in told
+    assert "trust" in told
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_a_person_types_is_trusted(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    (tmp_path / "evil.py").write_text("")
+    stored = ConfigStore().override(["environment.name=evil:Game", "environment.options={command: x}"])
+    stored.model.trust_remote_code = True
+    typed = ["environment.name=evil:Game", "environment.options.command=x"]
+    assert override_stored(stored, [*typed, "model.trust_remote_code=true"], tmp_path).model.trust_remote_code
+    assert not override_stored(stored, [*typed, "model.trust_remote_code=false"], tmp_path).model.trust_remote_code
+    for missing in range(2):
+        with pytest.raises(ConfigError, match="trust"):
+            override_stored(stored, [typed[missing], "model.trust_remote_code=true"], tmp_path)
+
+
+def test_a_checkpoint_that_asks_for_code_is_refused_in_python_too(tmp_path: Path) -> None:
+    config = ConfigStore().override(["model.model_name=uirl/tiny-lm", "training.adv_estimator=reinforce_plus_plus"])
+    config.model.trust_remote_code = True
+    learner = Learner(Policy.from_config(config), config, ImageStore())
+    folder = save_checkpoint(tmp_path / "step_1", learner, {})
+    with pytest.raises(ConfigError, match="pass trust_remote_code=True"):
+        load_policy(folder)
+    assert load_policy(folder, trust_remote_code=False).loaded.name

@@ -1,27 +1,32 @@
-"""The command: `uirl train`, `uirl eval`, `uirl check`, `uirl serve`, `uirl serve-model`, `uirl verl`."""
+"""The command: `uirl train`, `eval`, `check`, `environments`, `serve`, `serve-model`, `verl`."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from uirl.cli import export, serve, serve_model, verl
 from uirl.cli.imports import make_importable
-from uirl.errors import UirlError
+from uirl.errors import ConfigError, UirlError
 
 if TYPE_CHECKING:
-    from uirl.training import RayPPOTrainer
+    from uirl.config import ConfigStore
+    from uirl.training import EvaluationReport, RayPPOTrainer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status: 0 done, 1 a check failed, 2 an error that the person can mend, 130 interrupted."""
     options = _options(arguments)
+    from uirl.event_loop import sigterm_as_ctrl_c
+
     try:
-        return int(options.run(options))
+        with sigterm_as_ctrl_c():
+            return int(options.run(options))
     except UirlError as error:
         print(f"uirl: {error}", file=sys.stderr)
         return 2
@@ -42,12 +47,26 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+class _Parser(argparse.ArgumentParser):
+    """Options are written out: an abbreviation would change its meaning with the next option that begins like it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="uirl", description="Reinforcement learning for agents that use things.")
-    commands = parser.add_subparsers(required=True, metavar="command")
+    parser = _Parser(prog="uirl", description="Reinforcement learning for agents that use things.")
+    parser.add_argument("--version", action=_Version, help="show the version and exit")
+    parser.set_defaults(run=lambda _: _help(parser))
+    commands = parser.add_subparsers(metavar="command")
     train = commands.add_parser("train", help="train a policy as a config says")
     _add_config(train)
-    train.add_argument("--resume", action="store_true", help="continue the run of this name from its newest checkpoint")
+    train.add_argument(
+        "--resume", action="store_true", help="continue the newest run of this config, or logging.run_name=<name>"
+    )
+    train.add_argument(
+        "--from-step", type=int, metavar="N", help="continue from the checkpoint of step N; later ones are set aside"
+    )
     train.set_defaults(run=_train)
     evaluate = commands.add_parser("eval", help="measure a run or a checkpoint on held-out episodes")
     evaluate.add_argument(
@@ -55,20 +74,53 @@ def _parser() -> argparse.ArgumentParser:
     )
     evaluate.add_argument("--checkpoint", metavar="PATH", help="the same, as an option")
     evaluate.add_argument("--tasks", metavar="FILE", help="JSON list of tasks; default: those of the environment")
-    evaluate.add_argument("--episodes", type=int, default=256, help="episodes in all (default 256)")
-    evaluate.add_argument("--tries", type=int, default=1, help="episodes per instance, for pass@k (default 1)")
+    evaluate.add_argument("--episodes", type=_count, default=256, help="episodes in all (default 256)")
+    evaluate.add_argument("--tries", type=_count, default=1, help="episodes per instance, for pass@k (default 1)")
     evaluate.add_argument("--temperature", type=float, help="sampling temperature; default: that of training")
     evaluate.add_argument("--json", metavar="FILE", dest="json_path", help="write the report there; '-': print it only")
+    evaluate.add_argument(
+        "--record", metavar="FILE", help="SQLite file for the episodes; default: a new one in the run directory"
+    )
     evaluate.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the run's config")
     evaluate.set_defaults(run=_eval)
     check = commands.add_parser("check", help="prove in seconds that a config can be trained")
     _add_config(check)
     check.set_defaults(run=_check)
     export.add_command(commands)
+    known = commands.add_parser("environments", help="list the environments that a config can name")
+    known.set_defaults(run=_environments)
     serve.add_command(commands)
     serve_model.add_command(commands)
     verl.add_command(commands)
     return parser
+
+
+def _help(parser: argparse.ArgumentParser) -> int:
+    parser.print_help()
+    return 0
+
+
+class _Version(argparse.Action):
+    """Prints the version; looked up only then."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "nargs": 0})
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"uirl {version('uirl')}")
+        except PackageNotFoundError:
+            print("uirl, not installed (run from its folder)")
+        parser.exit()
+
+
+def _count(text: str) -> int:
+    """A whole number of 1 or more."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, got {text!r}")
+    return int(text)
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
@@ -81,24 +133,50 @@ def _split(options: argparse.Namespace) -> tuple[str | None, list[str]]:
     paths = [a for a in [options.config] if a is not None] + [a for a in options.overrides if "=" not in a]
     if len(paths) > 1:
         raise UirlError(f"expected one config file, got {len(paths)}: {', '.join(paths)}")
-    make_importable(config=paths[0] if paths else None)
-    return (paths[0] if paths else None), [a for a in options.overrides if "=" in a]
+    path = paths[0] if paths else None
+    if path is not None and Path(path).is_dir():
+        make_importable(opened=path)
+    else:
+        make_importable(config=path)
+    return path, [a for a in options.overrides if "=" in a]
+
+
+def _config(path: str | None, overrides: list[str]) -> ConfigStore:
+    """The config in the file, or in the run directory, at `path`."""
+    from uirl.config import ConfigStore, load_config
+    from uirl.config.stored import override_stored
+
+    if path is None or not Path(path).is_dir():
+        return load_config(path, overrides)
+    stored = Path(path) / "config.yaml"
+    if not stored.is_file():
+        raise ConfigError(f"{path} is a folder without a config.yaml; expected a YAML file or a run directory")
+    return override_stored(ConfigStore.from_yaml(stored), overrides, Path(path))
 
 
 def _train(options: argparse.Namespace) -> int:
-    from uirl.config import load_config
-
     path, overrides = _split(options)
-    config = load_config(path, [*overrides, *(["checkpoint.resume=true"] if options.resume else [])])
-    if config.logging.run_name is None and path is not None:
-        config.logging.run_name = _run_name(config.logging.runs_dir, Path(path).stem, options.resume)
+    if options.from_step is not None:
+        overrides.append(f"checkpoint.from_step={options.from_step}")
+    if options.resume or options.from_step is not None:
+        overrides.insert(0, "checkpoint.resume=true")
+    config = _config(path, overrides)
+    if path is not None and Path(path).is_dir():
+        if not config.checkpoint.resume:
+            raise ConfigError(f"{path} is a run; continue it with --resume, or name a config file to begin another")
+        config.logging.runs_dir, config.logging.run_name = str(Path(path).resolve().parent), Path(path).resolve().name
     from uirl.training import RayPPOTrainer
+    from uirl.training.resume import run_name_for
 
+    if path is not None:
+        config.logging.run_name = run_name_for(config, Path(path).stem)
     trainer = RayPPOTrainer(config)
     try:
         trainer.fit()
     except KeyboardInterrupt:
-        print(f"uirl: interrupted; {_how_to_go_on(trainer)}", file=sys.stderr)
+        print(f"uirl: interrupted; {_how_to_go_on(trainer)}", file=sys.stderr, flush=True)
+        if trainer.busy:
+            os._exit(130)  # a second Ctrl-C: what still runs on other threads is not waited for
         return 130
     finally:
         trainer.cleanup()
@@ -107,60 +185,65 @@ def _train(options: argparse.Namespace) -> int:
 
 def _how_to_go_on(trainer: RayPPOTrainer) -> str:
     from uirl.learner import latest_checkpoint
+    from uirl.training.resume import checkpoints_of
 
     if trainer.run_path is None:
         return "the run had not begun"
-    newest = latest_checkpoint(Path(trainer.config.checkpoint.output_dir or trainer.run_path / "checkpoints"))
-    return "there is no checkpoint yet, --resume begins anew" if newest is None else f"--resume continues from {newest}"
-
-
-def _run_name(runs_dir: str, stem: str, resume: bool) -> str:
-    """The config's name; a new run gets a number where that is taken, a resumed one is the newest of them."""
-    from uirl.storage import free_run_name
-
-    free = free_run_name(runs_dir, stem)
-    if not resume or free == stem:
-        return free
-    number = int(free.rsplit("-", 1)[1]) - 1
-    return stem if number == 1 else f"{stem}-{number}"
+    newest = latest_checkpoint(checkpoints_of(trainer.run_path, trainer.config))
+    if newest is None:
+        return "there is no checkpoint yet, --resume begins anew"
+    return f"--resume continues from {newest}"
 
 
 def _eval(options: argparse.Namespace) -> int:
-    from uirl.training.measure import measure
-    from uirl.training.progress import percent, report_table
+    from uirl.training.measure import free_record, measure
+    from uirl.training.progress import lines_on_stderr, say
 
     words = [word for word in (options.checkpoint, options.path) if word is not None]
     if not words:
         raise UirlError("expected a run directory or a checkpoint, as in: uirl eval runs/screen")
     make_importable(opened=words[0])
-    report = measure(
-        words[0],
-        tasks_path=options.tasks,
-        episodes=options.episodes,
-        tries=options.tries,
-        temperature=options.temperature,
-        overrides=words[1:] + options.overrides,
-    )
-    text = json.dumps(report.to_dict(), indent=2)
+    with lines_on_stderr(options.json_path == "-"):
+        record = options.record or free_record(Path(words[0]))
+        say(f"playing {options.episodes} held-out episodes; they are stored in {record}")
+        report = measure(
+            words[0],
+            tasks_path=options.tasks,
+            episodes=options.episodes,
+            tries=options.tries,
+            temperature=options.temperature,
+            overrides=words[1:] + options.overrides,
+            record=record,
+        )
+    text = json.dumps(report.to_dict() | {"record": str(record)}, indent=2)
     if options.json_path == "-":
         print(text)
-        return 0
-    rows: dict[str, object] = {
-        "success": percent(report.success, report.interval),
-        "reward": report.reward,
-        "episodes": report.episodes,
-        "failures (left out)": report.failures,
-        **({"the first failure": report.first_failure} if report.failures else {}),
-        "turns": report.turns,
-        **{f"pass@{k}": percent(value) for k, value in report.pass_at_k.items() if k > 1},
-    }
-    report_table(words[0], rows)
-    report_table("per task", {name: _task_line(row) for name, row in report.tasks.items()})
-    if options.json_path:
+    else:
+        _tell_report(words[0], report, record)
+    if options.json_path not in (None, "-"):
         from uirl.files import write_atomically
 
         write_atomically(options.json_path, text + "\n")
     return 0
+
+
+def _tell_report(what: str, report: EvaluationReport, record: str | Path) -> None:
+    from uirl.training.progress import percent, report_table
+    from uirl.training.summary import excluded_rows, warn_of_excluded
+
+    rows: dict[str, object] = {
+        "success": percent(report.success, report.interval),
+        "reward": report.reward,
+        "episodes": report.episodes,
+        **excluded_rows({"": report.tally}),
+        **({"the first failure": report.first_failure} if report.failures else {}),
+        "turns": report.turns,
+        **{f"pass@{k}": percent(value) for k, value in report.pass_at_k.items() if k > 1},
+        "trajectories": record,
+    }
+    report_table(what, rows)
+    report_table("per task", {name: _task_line(row) for name, row in report.tasks.items()})
+    warn_of_excluded({"": report.tally})
 
 
 def _task_line(row: dict[str, object]) -> str:
@@ -169,12 +252,26 @@ def _task_line(row: dict[str, object]) -> str:
     return f"{percent(row['success'])}  ({row['episodes']} episodes, reward {row['reward']:.3f})"  # type: ignore[arg-type]
 
 
+def _environments(options: argparse.Namespace) -> int:
+    from uirl.environments import ENVIRONMENTS, environment_class
+
+    width = max(map(len, ENVIRONMENTS))
+    for name in sorted(ENVIRONMENTS):
+        try:
+            about = (environment_class(name).__doc__ or "").strip().partition("\n")[0]
+        except ConfigError as error:
+            about = f"not available here: {error}"
+        print(f"{name:<{width}}  {about}")
+    print(f"{'module:Class':<{width}}  your own, from a module beside the config, in this folder or in PYTHONPATH")
+    return 0
+
+
 def _check(options: argparse.Namespace) -> int:
-    from uirl.config import load_config
+    path, overrides = _split(options)
+    config = _config(path, overrides)
     from uirl.training.preflight import preflight
 
-    path, overrides = _split(options)
-    findings = preflight(load_config(path, overrides))
+    findings = preflight(config)
     for finding in findings:
         print(f"{'ok  ' if finding.ok else 'FAIL'}  {finding.what}: {finding.detail}")
     return 0 if all(finding.ok for finding in findings) else 1
