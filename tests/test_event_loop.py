@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from uirl.event_loop import EventLoopThread
+from uirl.event_loop import EventLoopThread, sigterm_as_ctrl_c
 
 PROGRAM = """
 import asyncio, sys
@@ -75,3 +76,53 @@ def test_ctrl_c_waits_for_the_clean_up(work: str) -> None:
         process.send_signal(signal.SIGINT)
         assert process.stdout.read() == "cleaned up\ninterrupted\n"
     assert process.returncode == 0
+
+
+def test_a_coroutine_that_ends_when_asked_is_waited_for_and_a_second_ctrl_c_does_not_wait() -> None:
+    loop, asked, saved = EventLoopThread(), asyncio.Event(), []
+
+    async def saves() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asked.wait()
+        await asyncio.sleep(0.01)
+        saved.append("whole")
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(saves(), on_interrupt=asked.set)
+    assert saved == ["whole"]
+    assert not loop.busy
+
+    async def fails() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asked.wait()
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        loop.run(fails(), on_interrupt=asked.set)
+
+    again = asyncio.Event()
+
+    async def goes_on() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await again.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(1000)
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(goes_on(), on_interrupt=again.set)
+    assert loop.busy
+    loop.close()
+
+
+def test_sigterm_is_ctrl_c_and_somebody_elses_handler_stays() -> None:
+    with pytest.raises(KeyboardInterrupt), sigterm_as_ctrl_c():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    seen: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        with sigterm_as_ctrl_c():
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert seen == [signal.SIGTERM]
