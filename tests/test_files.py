@@ -17,6 +17,16 @@ def test_text_and_bytes_arrive_in_folders_that_did_not_exist(tmp_path):
     assert (tmp_path / "a" / "c.bin").read_bytes() == b"\x00\xff"
 
 
+def test_writing_leaves_the_umask_of_other_threads_alone(tmp_path, monkeypatch):
+    def changed(mask):
+        raise AssertionError("the umask belongs to the whole process")
+
+    monkeypatch.setattr(os, "umask", changed)
+    write_atomically(tmp_path / "file", "x")
+    assert (tmp_path / "file").read_text() == "x"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_permissions_follow_the_umask(tmp_path):
     previous = os.umask(0o027)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,13 +39,14 @@ def write_atomically(path: str | os.PathLike[str], data: str | bytes) -> None:
     target = Path(path)
     with storage_errors(f"cannot write {target}"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+        # the kernel applies the umask: asking for it means changing it, under the files of other threads
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data.encode("utf-8") if isinstance(data, str) else data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())
             os.replace(temporary, target)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -61,9 +62,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _umask() -> int:
-    current = os.umask(0o077)
-    os.umask(current)
-    return current
