@@ -15,6 +15,7 @@ import pytest
 from tests.rollout.worlds import collector, play_with, scripted, specs
 from uirl.environments.browser.chromium import Chromium
 from uirl.environments.browser.miniwob import MiniWobEnvironment
+from uirl.environments.browser.page import Page
 from uirl.environments.browser.web import WebEnvironment
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
@@ -38,6 +39,7 @@ class Trouble(WebEnvironment):
       <button style="top:120px" onclick="while (true) alert('again')">nag</button>
       <button style="top:140px" onclick="count.textContent = confirm('sure?')">sure</button>
       <button style="top:160px" onclick="location = 'http://192.0.2.1/'">away</button>
+      <button style="top:180px" onclick="window.close()">close</button>
       <p id="count" style="position:absolute;left:100px">0</p></body>"""
     goal = "Count to three."
     state = "({count: document.querySelector('#count').textContent, left: location.search})"
@@ -52,7 +54,7 @@ def button(number: int) -> Action:
     return Action.of("click", x=20, y=20 * number + 10)
 
 
-COUNT, HANG, ASK, OPEN, STAY, LEAVE, NAG, SURE, AWAY = (button(number) for number in range(9))
+COUNT, HANG, ASK, OPEN, STAY, LEAVE, NAG, SURE, AWAY, CLOSE = (button(number) for number in range(10))
 
 
 def processes() -> dict[int, int]:
@@ -89,13 +91,119 @@ async def test_a_crash_fails_its_episode_alone_and_the_next_reset_works() -> Non
     sessions = [EnvironmentSession(env) for env in (crashed, fine)]
     await asyncio.gather(*(session.reset(seed=1) for session in sessions))
     assert crashed._page is not None
-    with pytest.raises(EnvironmentFailure, match="chrome://crash"):
-        await crashed._page.goto("chrome://crash")
     with pytest.raises(EnvironmentFailure, match="crashed"):
-        await sessions[0].step(COUNT)
+        await crashed._page._call("Page.crash")
+    lost = await sessions[0].step(COUNT)
+    assert (lost.terminated, lost.reward, lost.observation.info["success"]) == (True, 0.0, False)
+    assert "the page crashed" in lost.observation.text
     assert (await sessions[1].step(COUNT)).observation.info["state"]["count"] == "1"
     assert await solves(crashed)
     assert Chromium.shared().starts == 1
+
+
+class Greedy(Trouble):
+    html = """<body style="margin:0"><button style="width:90px;height:20px"
+        onclick="let a = []; while (true) a.push(new Array(1e6).fill(1.5))">take all memory</button></body>"""
+    state = "({count: 0})"
+
+
+class Restless(Trouble):
+    html = """<body style="margin:0"><button style="width:90px;height:20px"
+        onclick="onbeforeunload = null; count.remove()">break</button><p id=count>0</p></body>"""
+
+
+class Pages(Trouble):
+    """An app of several addresses, of which the first alone has the elements that `state` asks for."""
+
+    folder = ""
+    files = {"/bare.html": "<body>nothing</body>", "/picture.svg": "<svg xmlns='http://www.w3.org/2000/svg'/>"}  # noqa: RUF012
+    targets = {"count": "#count"}  # noqa: RUF012
+
+
+@pytest.mark.parametrize(
+    ("env", "action"), [(Trouble(), CLOSE), (Greedy(), COUNT)], ids=["closes itself", "runs out of memory"]
+)
+async def test_a_page_that_ends_after_an_action_is_a_lost_episode(env: Trouble, action: Action) -> None:
+    session = EnvironmentSession(env)
+    await session.reset(seed=1)
+    connection = await Chromium.shared()._connected()
+    connection.timeout = 60.0  # to take all memory takes long
+    results = [await session.step(action)]
+    while not results[-1].done:  # a window closes a moment after its script
+        results.append(await session.step(Action.of("wait", seconds=0.05)))
+    lost = results[-1]
+    assert (lost.reward, lost.observation.info["success"]) == (0.0, False)
+    assert lost.observation.info["lost"] in lost.observation.text
+    assert not session.broken
+    await session.reset(seed=1)
+    assert not (await session.step(Action.of("wait", seconds=0.01))).done
+
+
+async def test_a_page_that_was_killed_is_a_failure() -> None:
+    env = Trouble()
+    await env.reset(seed=1)
+    group = Chromium.shared().pid
+    assert group is not None
+    listed = subprocess.run(["pgrep", "-g", str(group), "-f", "type=renderer"], capture_output=True, text=True)
+    for renderer in listed.stdout.split():
+        os.kill(int(renderer), signal.SIGKILL)
+    with pytest.raises(EnvironmentFailure, match="the page was killed"):
+        await env.step(COUNT)
+
+
+@pytest.mark.parametrize("path", ["/bare.html", "/nothing", "/picture.svg"])
+async def test_a_state_that_cannot_be_read_where_the_policy_went_is_no_failure(path: str) -> None:
+    env = Pages(marks=True)
+    await env.reset(seed=1)
+    await env.step(COUNT)
+    there = await env.step(Action.of("goto", url=f"http://app.localhost{path}"))
+    assert (there.done, there.reward) == (False, 0.0)
+    assert there.observation.info["state"]["count"] == "1", "the last that could be read"
+    assert "threw" in there.observation.info["state_error"]
+    back = await env.step(Action.of("back"))
+    assert (back.done, back.observation.info["state"]["count"]) == (False, "0")
+    assert "state_error" not in back.observation.info
+
+
+async def test_a_state_that_an_action_broke_is_no_failure_and_at_the_beginning_it_is() -> None:
+    env = Restless()
+    await env.reset(seed=1)
+    assert "threw" in (await env.step(COUNT)).observation.info["state_error"]
+    env.state = "({count: nothing})"
+    with pytest.raises(EnvironmentFailure, match="ReferenceError"):
+        await env.reset(seed=1)
+
+
+async def test_an_address_that_never_ends_loading_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Page.goto, "__kwdefaults__", {"timeout": 0.5})
+    monkeypatch.setattr(Page.settle, "__kwdefaults__", {"sure": False, "timeout": 0.5})
+    hang = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path = (await reader.readline()).split()[1]
+        if path == b"/slow":
+            await hang.wait()
+        body = b"<body style='margin:0'><a href='/slow' style='display:block'>slow</a><p id=count>1</p></body>"
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+
+        class Slow(Trouble):
+            html = ""
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+        env = Slow()
+        await env.reset(seed=1)
+        told = await env.step(Action.of("goto", url=f"{env.url}/slow"))
+        assert (told.done, told.observation.info["state"]["count"]) == (False, "1")
+        told = await env.step(Action.of("click", x=10, y=5))
+        assert not told.done
+        assert "had not finished loading after 0.5 s" in told.observation.text
+        assert told.observation.info["state"]["count"] == "1"
+        hang.set()
+        await env.close()
 
 
 @pytest.mark.parametrize("action", [HANG, NAG])
@@ -247,6 +355,7 @@ ORPHANS = """
 import asyncio, os, signal
 from uirl.environments.browser.chromium import Chromium
 from uirl.environments.browser.miniwob import MiniWobEnvironment
+from uirl.environments.browser.page import Page
 
 async def main():
     envs = [MiniWobEnvironment() for _ in range(4)]

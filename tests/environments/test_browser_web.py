@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 import time
@@ -299,15 +300,34 @@ async def test_where_goto_leads_nowhere_the_episode_goes_on(path: str, servers: 
     assert servers[2] == []
 
 
-async def test_an_app_that_stops_answering_is_a_failure_and_no_zero(servers: tuple[str, str, list[str]]) -> None:
+async def test_an_address_of_the_app_that_gives_no_answer_is_the_policys_choice(
+    servers: tuple[str, str, list[str]],
+) -> None:
     env = Running(f"{servers[0]}/start")
     for lead in (Action.of("goto", url=f"{servers[0]}/silent"), Action.of("click", x=20, y=100)):
         await env.reset(seed=1)
         assert env._page is not None
         await env._page.evaluate("void (document.links[0].href = '/silent')")
-        with pytest.raises(EnvironmentFailure, match=r"the app does not answer: http.*/silent cannot be opened"):
-            await env.step(lead)
-    assert (await env.reset(seed=1)).info["state"]["path"] == "/start"
+        told = await env.step(lead)
+        assert (told.done, told.observation.info["state"]["path"]) == (False, "/start")
+        assert told.observation.info["state_error"].endswith("/silent cannot be opened")
+
+
+async def test_an_app_that_stops_answering_is_a_failure_and_no_zero() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n\r\n<p>here")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    env = Running(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/start")
+    await env.reset(seed=1)
+    server.close()
+    with pytest.raises(EnvironmentFailure, match=r"the app does not answer: http.*/next cannot be opened"):
+        await env.step(Action.of("goto", url=env.url.replace("start", "next")))
+    with pytest.raises(EnvironmentFailure, match="cannot be opened"):
+        await env.reset(seed=1)
 
 
 async def test_what_a_click_leads_to_is_waited_for(servers: tuple[str, str, list[str]]) -> None:

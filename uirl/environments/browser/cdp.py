@@ -112,11 +112,11 @@ class CdpConnection:
         self._handlers = {key: handler for key, handler in self._handlers.items() if key[0] != session}
         self.fail_session(session, "the page was closed")
 
-    def fail_session(self, session: str, reason: str) -> None:
-        """Ends the waiting calls of one session with an EnvironmentFailure."""
+    def fail_session(self, session: str, reason: str, kind: type[EnvironmentFailure] = EnvironmentFailure) -> None:
+        """Ends the waiting calls of one session with an EnvironmentFailure of that kind."""
         for waiting in self._pending.values():
             if waiting.session == session and not waiting.answer.done():
-                waiting.answer.set_exception(EnvironmentFailure(f"{waiting.method}: {reason}"))
+                waiting.answer.set_exception(kind(f"{waiting.method}: {reason}"))
 
     def refuse(self, session: str, method: str, reason: str) -> None:
         """Ends the waiting calls of one method of a session as if the browser had refused them."""

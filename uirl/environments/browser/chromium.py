@@ -172,6 +172,8 @@ class Chromium:
             raise
         try:
             connection.on(None, "Target.targetCreated", self._on_target)
+            connection.on(None, "Target.targetCrashed", self._on_crash)
+            connection.on(None, "Target.targetDestroyed", self._on_close)
             await connection.call("Target.setDiscoverTargets", {"discover": True, "filter": [{"type": "page"}]})
         except BaseException as error:
             connection.end(f"it failed at its start: {error!r}")
@@ -183,6 +185,14 @@ class Chromium:
         page = self._pages.get(found.get("browserContextId", ""))
         if page is not None:
             page.close_popup(found["targetId"], found["url"])
+
+    def _on_crash(self, event: Mapping[str, Any]) -> None:
+        for page in [page for page in self._pages.values() if page.target == event["targetId"]]:
+            page.crashed(killed=event["status"] == "killed")
+
+    def _on_close(self, event: Mapping[str, Any]) -> None:
+        for page in [page for page in self._pages.values() if page.target == event["targetId"]]:
+            page.closed_itself()
 
     def _stopped(self, process: _BrowserProcess) -> None:
         process.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import math
 import random
@@ -17,6 +18,7 @@ from uirl.environments.browser.acting import origin_of, perform
 from uirl.environments.browser.capacity import pages_that_fit
 from uirl.environments.browser.chromium import Chromium, find_executable
 from uirl.environments.browser.marks import CLICKABLE, Mark, draw_marks, read_marks
+from uirl.environments.browser.navigation import PageLost, Threw
 from uirl.environments.browser.page import Page
 from uirl.environments.browser.picture import Frame
 from uirl.environments.ui_actions import ActionSpace, Answer, Click, Coordinates, Terminate, UIAction
@@ -41,8 +43,10 @@ class PageEnvironment(BaseEnvironment):
     """One page in a real browser: a picture in, an action of the vocabulary out.
 
     A subclass writes `begin` and `judge`. A reply that cannot be read, an unknown action and a position outside of the
-    picture are the model's mistakes: the next observation says so and the turn is spent. A page that crashes, hangs or
-    loses its browser is an `EnvironmentFailure` or `EpisodeTimeout`; the next `reset` has a page again.
+    picture are the model's mistakes: the next observation says so and the turn is spent. A page that crashes or closes
+    itself after an action ends the episode as lost (`lost`), since an action can bring that about. A page that hangs is
+    an `EpisodeTimeout`, which cannot be told from a busy machine, and one that is killed or loses its browser an
+    `EnvironmentFailure`; the next `reset` has a page again.
 
     Spending the last turn is an end of the task (terminated), not a cut: a critic that bootstraps from cut episodes
     would pay for clicking nothing until the turns are over. So are `answer` and `terminate`, where they are offered.
@@ -150,6 +154,10 @@ class PageEnvironment(BaseEnvironment):
     async def judge(self, page: Page, action: UIAction | None) -> Judgement:
         """How the episode stands after an action; `action` None: at its beginning (nothing is done with the answer)."""
 
+    def lost(self, reason: str) -> Judgement:
+        """What an episode is worth whose page crashed, closed itself or cannot be read after an action: nothing."""
+        return Judgement(ended=True)
+
     async def furnish(self, page: Page) -> None:
         """Prepares a new page, before its first episode: what it serves, scripts that run in every document."""
 
@@ -191,6 +199,15 @@ class PageEnvironment(BaseEnvironment):
             raise RuntimeError("step after the end of an episode; call reset first")
         self._turns += 1
         self._done = self._turns >= (self.max_turns or math.inf)
+        try:
+            return await self._step(page, action)
+        except PageLost as error:
+            self._done = True
+            lost = self.lost(str(error))
+            info = {"success": False, **lost.info, "lost": str(error)}
+            return StepResult(Observation(f"the page is gone: {error}", (), info), lost.reward, terminated=True)
+
+    async def _step(self, page: Page, action: Action) -> StepResult:
         meant = self.space.read(action)
         if isinstance(meant, str):
             return self._tell(meant)
@@ -268,7 +285,9 @@ class PageEnvironment(BaseEnvironment):
         if not self._frame.is_capture or self.space.marks:
             picture = self._frame.picture(captured)
         if self.space.marks:
-            found = read_marks(await page.evaluate(CLICKABLE, apart=True))
+            found = []
+            with contextlib.suppress(Threw):  # a document without a body, such as a picture
+                found = read_marks(await page.evaluate(CLICKABLE, apart=True))
             self._marked = [mark for mark in found if self._frame.in_picture(mark.x, mark.y)]
             boxes = [self._frame.box(mark.left, mark.top, mark.right, mark.bottom) for mark in self._marked]
             picture = draw_marks(picture, boxes)

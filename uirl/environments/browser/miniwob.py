@@ -139,6 +139,11 @@ class MiniWobEnvironment(PageEnvironment):
         reward = float(raw > 0) if self._reward_kind == "success" else raw
         return Judgement(reward, state["ended"], raw > 0, {"raw_reward": raw, "reason": state["reason"]})
 
+    def lost(self, reason: str) -> Judgement:
+        """The worst that a page gives."""
+        self._shown = None
+        return Judgement(0.0 if self._reward_kind == "success" else -1.0, True, info={"raw_reward": -1.0})
+
     def get_prompt_prefix(self) -> str:
         if self.space.names != ("click",) or self.space.marks or self.space.coordinates != "pixels":
             return super().get_prompt_prefix()

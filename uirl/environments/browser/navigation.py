@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from uirl.environments.browser.cdp import CdpConnection
+from uirl.environments.browser.cdp import CdpConnection, Refused
 from uirl.errors import EnvironmentFailure
 
 STARTS_WITHIN = 0.25
@@ -19,6 +19,17 @@ MOVED = ("Inspected target navigated", "Execution context was destroyed", "Canno
 
 class Unopened(EnvironmentFailure):
     """An address that the browser did not open: it shows its error page, or still the page of before."""
+
+
+class PageLost(EnvironmentFailure):
+    """A page did this to itself: it crashed, closed itself, threw or did not stay.
+
+    After an action of the policy it is the policy's doing; before the first it is a failure of the environment.
+    """
+
+
+class Threw(PageLost):
+    """A script of ours found the page in a state in which it throws."""
 
 
 class Navigation:
@@ -101,3 +112,17 @@ class Navigation:
     def _on_lifecycle(self, event: Mapping[str, Any]) -> None:
         if event["name"] == "load":
             self._load(event["loaderId"]).set()
+
+
+def is_moved(error: BaseException) -> bool:
+    """Whether a call was refused because the page had left the document it was for."""
+    return isinstance(error, Refused) and error.reason.startswith(MOVED)
+
+
+def value_of(answer: Mapping[str, Any], expression: str) -> Any:
+    """The value in the answer to an expression. Raises `Threw`."""
+    thrown = answer.get("exceptionDetails")
+    if thrown is not None:
+        what = thrown.get("exception", {}).get("description") or thrown.get("text", "")
+        raise Threw(f"the page threw {what[:400]!r} at {expression[:120]!r}")
+    return answer["result"].get("value")

@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 from uirl.environments.browser import keyboard, pointer
 from uirl.environments.browser.cdp import CdpConnection, Refused
-from uirl.environments.browser.navigation import MOVED, Navigation, Unopened
+from uirl.environments.browser.navigation import Navigation, PageLost, Threw, Unopened, is_moved, value_of
 from uirl.environments.browser.site import Site
+from uirl.environments.browser.style import STYLE
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
 
 LOAD_SECONDS = 20.0
@@ -24,20 +25,6 @@ LONGEST_TYPED = 200
 MAX_NOTICES = 8
 _BY_VALUE = {"returnByValue": True, "awaitPromise": True}
 _TOGETHER = 64  # input events sent before the first answer
-_STYLE = """{
-  // A caret that blinks makes two pictures of one state differ. The options of a list must open inside the page: the
-  // browser's own list is a window of its own, which the mouse of the protocol does not reach.
-  const sheet = new CSSStyleSheet();
-  sheet.replaceSync(`
-    * { caret-animation: manual !important; scroll-behavior: auto !important; }
-    select:not([multiple], [size]), ::picker(select) { appearance: base-select !important; }
-    @layer uirl {
-      select { font: 13px Arial; padding: 0 4px; min-block-size: 19px; gap: 4px; border-radius: 2px; }
-      option { min-block-size: 17px; padding: 0 4px; }
-      option::checkmark { display: none; }
-    }`);
-  document.adoptedStyleSheets.push(sheet);
-}"""
 
 
 class Page:
@@ -45,9 +32,10 @@ class Page:
 
     def __init__(self, connection: CdpConnection, context: str, target: str, session: str) -> None:
         self.context = context
+        self.target = target
         self._broken: str | None = None
+        self._own_doing = False  # `_broken` by the page itself
         self._connection = connection
-        self._target = target
         self._session = session
         self._closed = False
         self._navigation = Navigation(connection, target, session)
@@ -84,18 +72,16 @@ class Page:
     async def _prepare(self, width: int, height: int) -> None:
         listen, session = self._connection.on, self._session
         listen(session, "Page.javascriptDialogOpening", self._on_dialog)
-        listen(session, "Inspector.targetCrashed", lambda _: self._on_crash("the page crashed"))
         # The scale is that of the browser: where a page has one of its own, clicks are lost now and then.
         metrics = {"width": width, "height": height, "deviceScaleFactor": 0, "mobile": False}
         deny = {"behavior": "deny", "browserContextId": self.context}
         await asyncio.gather(
             self._call("Page.enable"),
-            self._call("Inspector.enable"),
             self._call("Page.setLifecycleEventsEnabled", {"enabled": True}),
             self._call("Emulation.setDeviceMetricsOverride", metrics),
             self._call("Page.setInterceptFileChooserDialog", {"enabled": True}),
             self._connection.call("Browser.setDownloadBehavior", deny),
-            self.run_on_load(_STYLE),
+            self.run_on_load(STYLE),
         )
 
     @property
@@ -128,12 +114,15 @@ class Page:
     async def goto(self, url: str, *, timeout: float = LOAD_SECONDS) -> None:
         """Returns when `url` is loaded (its load event).
 
-        Raises `Unopened` where it cannot be (a file to be kept counts), EnvironmentFailure where it takes too long.
+        Raises `Unopened` where it cannot be (a file to be kept counts), or takes too long: then it stops where it is.
         """
+        self._check()
         self._navigation.begin()
         try:
             async with asyncio.timeout(timeout):
-                answer = await self._call("Page.navigate", {"url": url}, timeout=timeout)
+                answer = await self._connection.call(
+                    "Page.navigate", {"url": url}, session=self._session, timeout=2 * timeout
+                )
                 if answer.get("errorText"):
                     raise Unopened(f"{url} cannot be opened: {answer['errorText']}")
                 loader = answer.get("loaderId")  # absent where only the fragment of the address changed
@@ -142,8 +131,11 @@ class Page:
                     await self._navigation.end()  # else its end would look like that of the next one
                     self._check()
         except TimeoutError as error:
-            self._broken = f"{url} was not loaded within {timeout} s"
-            raise EnvironmentFailure(self._broken) from error
+            await self._stop_loading()
+            raise Unopened(f"{url} was not loaded within {timeout} s") from error
+        except asyncio.CancelledError:
+            self._broken = self._broken or f"going to {url} was cut off"
+            raise
 
     async def back(self) -> bool:
         """Goes back to the page before. False: there is none since `forget_history`."""
@@ -182,10 +174,20 @@ class Page:
         try:
             async with asyncio.timeout(timeout):
                 await self._navigation.end()
-        except TimeoutError as error:
-            self._broken = f"a navigation did not end within {timeout} s"
-            raise EnvironmentFailure(self._broken) from error
+        except TimeoutError:
+            self._notice(f"the page had not finished loading after {timeout:g} s, and was stopped")
+            await self._stop_loading()
         self._check()
+
+    async def _stop_loading(self) -> None:
+        """Ends a navigation where it is. Raises EnvironmentFailure where the browser does not."""
+        await self._call("Page.stopLoading")
+        try:
+            async with asyncio.timeout(self._connection.timeout):
+                await self._navigation.end()
+        except TimeoutError as error:
+            self._broken = "a navigation did not end, and could not be stopped"
+            raise EnvironmentFailure(self._broken) from error
 
     async def _ask_whether_it_stays(self) -> None:
         with contextlib.suppress(Refused):  # it has left
@@ -196,7 +198,7 @@ class Page:
         """The JSON value of a JavaScript expression; a promise is awaited.
 
         `apart`: in a world of ours, which sees the same document and none of the page's variables, and which the
-        page's scripts can neither see nor change. Raises EnvironmentFailure where the expression throws, or the page
+        page's scripts can neither see nor change. Raises `Threw` where the expression throws, PageLost where the page
         does not stay.
         """
         params = {"expression": expression, **_BY_VALUE}
@@ -205,7 +207,7 @@ class Page:
             where = {"contextId": await self._world_apart()} if apart else {}
             return await self._call("Runtime.evaluate", params | where, timeout=timeout)
 
-        return _value(await self._of_one_document(ask, f"{expression[:120]!r}"), expression)
+        return value_of(await self._of_one_document(ask, f"{expression[:120]!r}"), expression)
 
     async def hold(self, expression: str) -> str:
         """A handle of the object that a JavaScript expression gives: the page's scripts have no way to it.
@@ -213,7 +215,7 @@ class Page:
         It is good for `ask` until the page loads another document.
         """
         answer = await self._call("Runtime.evaluate", {"expression": expression})
-        _value(answer, expression)
+        value_of(answer, expression)
         return str(answer["result"]["objectId"])
 
     async def ask(self, handle: str, function: str, *arguments: Any, timeout: float | None = None) -> Any:
@@ -223,7 +225,7 @@ class Page:
         """
         given = [{"value": argument} for argument in arguments]
         params = {"objectId": handle, "functionDeclaration": function, "arguments": given, **_BY_VALUE}
-        return _value(await self._call("Runtime.callFunctionOn", params, timeout=timeout), function)
+        return value_of(await self._call("Runtime.callFunctionOn", params, timeout=timeout), function)
 
     async def move(self, x: float, y: float) -> None:
         """Moves the pointer to x, y (CSS pixels from the top left)."""
@@ -266,7 +268,8 @@ class Page:
                 await self._input("Input.insertText", [{"text": self._clipboard}])
             return
         if chord in keyboard.COPY | keyboard.CUT:
-            self._clipboard = await self.evaluate(keyboard.SELECTED, apart=True) or self._clipboard
+            with contextlib.suppress(Threw):  # no document in which anything is selected
+                self._clipboard = await self.evaluate(keyboard.SELECTED, apart=True) or self._clipboard
         await self._input("Input.dispatchKeyEvent", keyboard.chord(chord))
 
     async def screenshot(self, *, format: Literal["png", "jpeg"] = "png", quality: int = 80) -> bytes:
@@ -305,27 +308,27 @@ class Page:
 
     def close_popup(self, target: str, url: str) -> None:
         """Closes another window that this page opened: nobody could see it."""
-        if target != self._target:
+        if target != self.target:
             self._notice(f"a new window was closed: {url or 'about:blank'}")
             self._reply("Target.closeTarget", {"targetId": target}, of_page=False)
 
     async def _of_one_document(self, call: Callable[[], Awaitable[Any]], what: str) -> Any:
-        """What a call gives that the page stays for. Raises EnvironmentFailure where it leaves three times."""
+        """What a call gives that the page stays for. Raises PageLost where it leaves three times."""
         for _ in range(3):
             await self.settle()
             try:
                 return await call()
             except Refused as error:
-                if not _is_moved(error):
+                if not is_moved(error):
                     raise
-        raise EnvironmentFailure(f"the page went elsewhere three times during {what}")
+        raise PageLost(f"the page went elsewhere three times during {what}")
 
     async def _world_apart(self) -> int:
         document = self._navigation.documents
         if self._world is None or self._world[0] != document:
             # In a document without scripts those of `run_on_load` wait for the first one that runs.
             await self._call("Runtime.evaluate", {"expression": "0"})
-            made = await self._call("Page.createIsolatedWorld", {"frameId": self._target, "worldName": WORLD})
+            made = await self._call("Page.createIsolatedWorld", {"frameId": self.target, "worldName": WORLD})
             self._world = document, made["executionContextId"]
         return self._world[1]
 
@@ -336,7 +339,7 @@ class Page:
             try:
                 await asyncio.gather(*(self._call(method, event) for event in waiting[start : start + _TOGETHER]))
             except Refused as error:
-                if not _is_moved(error):  # a page that leaves under the hand was left by it
+                if not is_moved(error):  # a page that leaves under the hand was left by it
                     raise
 
     async def _call(self, method: str, params: Mapping[str, Any] | None = None, timeout: float | None = None) -> Any:
@@ -345,13 +348,14 @@ class Page:
             return await self._connection.call(method, params, session=self._session, timeout=timeout)
         except BaseException as error:
             # Cancelled, timed out or refused: what the page did meanwhile is unknown.
-            if not _is_moved(error):
+            if not is_moved(error):
                 self._broken = self._broken or f"{method} did not finish: {error!r}"
             raise
 
     def _check(self) -> None:
         if self.broken is not None:
-            raise EnvironmentFailure(f"this page is broken, open another: {self.broken}")
+            kind = PageLost if self._own_doing else EnvironmentFailure
+            raise kind(f"this page is broken, open another: {self.broken}")
 
     def _notice(self, words: str) -> None:
         if len(self._notices) < MAX_NOTICES:
@@ -373,9 +377,19 @@ class Page:
         answer = self._site.fulfilment(event["request"]["url"])
         self._reply("Fetch.fulfillRequest", {"requestId": event["requestId"], **answer})
 
-    def _on_crash(self, reason: str) -> None:
-        self._broken = reason
-        self._connection.fail_session(self._session, reason)
+    def crashed(self, killed: bool) -> None:
+        """Told by the browser: the page's process is gone. `killed`: by somebody else, as where memory is out."""
+        self._lose("the page was killed" if killed else "the page crashed", own_doing=not killed)
+
+    def closed_itself(self) -> None:
+        """Told by the browser: the page is gone."""
+        if not self._closed:
+            self._lose("the page closed itself", own_doing=True)
+
+    def _lose(self, reason: str, own_doing: bool) -> None:
+        if self._broken is None:
+            self._broken, self._own_doing = reason, own_doing
+        self._connection.fail_session(self._session, reason, PageLost if own_doing else EnvironmentFailure)
         self._navigation.give_up()
 
     def _on_dialog(self, event: Mapping[str, Any]) -> None:
@@ -384,16 +398,3 @@ class Page:
             self._notice(f"the page said: {event['message']}")
         reply = {"accept": True, "promptText": event.get("defaultPrompt", "")}
         self._reply("Page.handleJavaScriptDialog", reply)
-
-
-def _is_moved(error: BaseException) -> bool:
-    """Whether a call was refused because the page had left the document it was for."""
-    return isinstance(error, Refused) and error.reason.startswith(MOVED)
-
-
-def _value(answer: Mapping[str, Any], expression: str) -> Any:
-    thrown = answer.get("exceptionDetails")
-    if thrown is not None:
-        what = thrown.get("exception", {}).get("description") or thrown.get("text", "")
-        raise EnvironmentFailure(f"the page threw {what[:400]!r} at {expression[:120]!r}")
-    return answer["result"].get("value")

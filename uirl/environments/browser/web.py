@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import random
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from uirl.environments.browser.acting import origin_of
 from uirl.environments.browser.environment import Judgement, PageEnvironment
+from uirl.environments.browser.navigation import Threw
 from uirl.environments.browser.page import Page
 from uirl.environments.browser.site import ORIGIN, Site
 from uirl.environments.ui_actions import Answer, Terminate, UIAction
 from uirl.errors import ConfigError, EnvironmentFailure, did_you_mean
 from uirl.types import Action, Task
+
+_LOG = logging.getLogger(__name__)
+_CONNECT_SECONDS = 5.0
 
 State = Mapping[str, Any]
 _PLACES = """Object.fromEntries(Object.entries(%s).flatMap(([name, selector]) => {
@@ -125,30 +132,64 @@ class WebEnvironment(PageEnvironment):
             self.answer = action.text
         if isinstance(action, Terminate):
             self.claim = action.status
-        before, self._state = self._state, await self._read(page)
-        info = self.record(self._state)
+        before = self._state
+        unread = await self._read(page, first=action is None)
+        info = {**self.record(self._state), **({"state_error": unread} if unread else {})}
         if action is None:
             return Judgement(info=info)
         outcome = self.outcome(self._state)
         return Judgement(self.reward(before, self._state), outcome is not None, outcome is True, info)
 
-    async def _read(self, page: Page) -> State:
-        """The state; the last one where the page is gone, as after a link to somewhere out of reach.
+    async def _read(self, page: Page, first: bool) -> str | None:
+        """Reads the state; a str where it cannot be read after an action: why, and the last one stands.
 
-        Raises EnvironmentFailure where what is gone is the app itself.
+        Where the page is gone to is the policy's doing, and so is what it made of the page: a link to somewhere out of
+        reach, an address without the elements that `state` asks for. Raises EnvironmentFailure where the `first` state
+        cannot be read, or where the app itself is gone.
         """
         guarded = f"(async () => location.protocol === 'chrome-error:' ? {{}} : {{state: await ({self.state})}})()"
-        read = await page.evaluate(guarded, apart=not self.trusts_page)
-        if self.targets:
-            self._places = await page.evaluate(_PLACES % json.dumps(dict(self.targets)), apart=True)
-        if "state" not in read and page.unreachable is not None and origin_of(page.unreachable) in self.reachable():
-            raise EnvironmentFailure(f"the app does not answer: {page.unreachable} cannot be opened")
-        state = read.get("state", self._state)
-        if not isinstance(state, dict):
-            raise EnvironmentFailure(
-                f"{type(self).__name__}.state gave {state!r:.80}; expected an object, e.g. ({{n: 1}})"
-            )
-        return state
+        try:
+            read = await page.evaluate(guarded, apart=not self.trusts_page)
+            if self.targets:
+                self._places = await page.evaluate(_PLACES % json.dumps(dict(self.targets)), apart=True)
+        except Threw as error:
+            if first:
+                raise
+            return self._unread(str(error))
+        if "state" not in read:
+            if page.unreachable is not None and await self._is_down(page.unreachable):
+                raise EnvironmentFailure(f"the app does not answer: {page.unreachable} cannot be opened")
+            problem = f"{page.unreachable} cannot be opened"
+            if first:
+                raise EnvironmentFailure(problem)
+            return problem
+        if isinstance(read["state"], dict):
+            self._state = read["state"]
+            return None
+        problem = f"{type(self).__name__}.state gave {read['state']!r:.80}; expected an object, e.g. ({{n: 1}})"
+        if first:
+            raise EnvironmentFailure(problem)
+        return self._unread(problem)
+
+    def _unread(self, problem: str) -> str:
+        _LOG.warning(
+            "%s.state could not be read after an action, the last one stands: %s", type(self).__name__, problem
+        )
+        return problem
+
+    async def _is_down(self, address: str) -> bool:
+        """Whether the server of this app takes no connection; one of its addresses alone may well be broken."""
+        if not self.url or origin_of(address) != origin_of(self.url):
+            return False
+        parts = urlsplit(self.url)
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                _, writer = await asyncio.open_connection(parts.hostname, port)
+        except (OSError, TimeoutError):
+            return True
+        writer.close()
+        return False
 
     def _address(self) -> str:
         """Where the page is to be found, with everything in place to answer for it."""
