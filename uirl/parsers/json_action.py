@@ -15,7 +15,7 @@ from uirl.parsers.json_reading import (
     read_value,
     write_value,
 )
-from uirl.parsers.reply_reading import text_before
+from uirl.parsers.reply_reading import checked, text_before
 from uirl.types import Action, ToolCall
 
 _END_OF_THOUGHT = "</think>"
@@ -45,12 +45,13 @@ class JSONActionParser(ActionParser):
     def render(self, action: Action) -> str:
         """The thought, then one compact JSON object per call, each on a line of its own.
 
-        Without a call it is the text of the action. Raises TypeError or ValueError for arguments JSON cannot hold.
+        Without a call it is the text of the action. Raises TypeError or ValueError for arguments JSON cannot hold, and
+        ValueError where the text would read as other calls, as with a draft of one in the thought.
         """
         if not action.tool_calls:
             return action.text
         lines = [action.thought] if action.thought else []
-        return "\n".join(lines + [_write(call) for call in action.tool_calls])
+        return checked("\n".join(lines + [_write(call) for call in action.tool_calls]), action, self.parse)
 
     def describe(self) -> str:
         return 'Act by writing one JSON object: {"action":NAME,ARGUMENT:VALUE,...}.'

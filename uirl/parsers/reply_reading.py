@@ -79,8 +79,12 @@ def write_reply(form: Format, action: Action) -> str:
     """
     if not action.tool_calls:
         return action.text
-    text = form.write(action.thought, action.tool_calls)
-    back = read_reply(form, text)
+    return checked(form.write(action.thought, action.tool_calls), action, lambda text: read_reply(form, text))
+
+
+def checked(text: str, action: Action, read: Callable[[str], Action]) -> str:
+    """`text`, which was written for `action`. Raises ValueError where `read` makes other calls of it."""
+    back = read(text)
     if _as_json(back.tool_calls) != _as_json(action.tool_calls):
         got = back.parse_error or f"{_as_json(back.tool_calls)} instead of {_as_json(action.tool_calls)}"
         raise ValueError(f"this format cannot hold the action: {text!r:.200} reads as {got}; is a call in the thought?")
