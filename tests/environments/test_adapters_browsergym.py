@@ -171,7 +171,12 @@ def test_whatever_is_written_it_is_an_action_or_a_sentence(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["(" * 15_000, "noop(" + "[" * 9_000 + "]" * 9_000 + ")", "noop();" * 2_000, "\0noop()"]
+    "text",
+    [
+        *("(" * 15_000, "noop(" + "[" * 9_000 + "]" * 9_000 + ")", "noop();" * 2_000, "\0noop()"),
+        *("a" + ".b" * 900, "noop(a" + ".b" * 9_000 + ")", "noop(" + "-" * 900 + "1)", "a" + "()" * 900),
+        "not " * 900 + "a",
+    ],
 )
 def test_a_string_made_to_hurt_is_a_sentence_too(text: str) -> None:
     with pytest.raises(Unreadable):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from uirl.environments.browser.pointer import NOTCH
 from uirl.errors import did_you_mean
-from uirl.limits import shown
+from uirl.limits import LIMITS, shown
 from uirl.types import ToolCall
 
 LONGEST = 20_000
@@ -38,7 +38,17 @@ def read_actions(text: str) -> list[list[ToolCall]]:
         raise Unreadable("ValueError: received an empty action; expected a call such as noop()")
     if len(body) > MOST_CALLS:
         raise Unreadable(f"ValueError: an action has at most {MOST_CALLS} calls, got {len(body)}")
+    _check_depth(body)
     return [_read_call(statement) for statement in body]
+
+
+def _check_depth(level: Sequence[ast.AST]) -> None:
+    """Raises `Unreadable` for syntax so deep that walking it would exhaust the stack."""
+    for _ in range(LIMITS.depth):
+        if not level:
+            return
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    raise Unreadable(f"ValueError: an action is nested at most {LIMITS.depth} levels deep; expected plain literals")
 
 
 def describe_actions() -> str:
