@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
@@ -18,8 +19,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from uirl.errors import ConfigError, ContractError
-from uirl.tools import ToolDefinition
-from uirl.tools.definition import MAX_PROBLEMS
+from uirl.tools import ToolDefinition, schema
+from uirl.tools.definition import MAX_PROBLEMS, _short
 
 
 class Unit(Enum):
@@ -317,3 +318,75 @@ def test_no_arguments_make_the_check_raise(arguments: dict[str, Any]) -> None:
     fits = isinstance(arguments.get("count"), int | float) and "other" not in arguments
     assert answer is None or (answer and len(answer) < 1500)
     assert answer is not None or fits
+
+
+EMAIL = r"^([a-zA-Z0-9])(([\-.]|[_]+)?([a-zA-Z0-9]+))*(@){1}[a-z0-9]+[.]{1}(([a-z]{2,3})|([a-z]{2,3}[.]{1}[a-z]{2,3}))$"
+"""A pattern that is in use, and takes exponential time for what does not fit."""
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"mail": {"type": "string", "pattern": EMAIL}}},
+        {"patternProperties": {EMAIL: {"type": "string"}}},
+        {"patternProperties": {EMAIL: {"type": "string"}}, "additionalProperties": False},
+        {"propertyNames": {"pattern": EMAIL}},
+        {"properties": {"all": {"type": "array", "items": {"pattern": EMAIL}}}},
+    ],
+)
+def test_no_pattern_takes_longer_than_its_time(parameters: dict[str, Any]) -> None:
+    tool = ToolDefinition("send", parameters={"type": "object", **parameters})
+    slow = "a" * 60 + "!"
+    started = time.thread_time()
+    tool.check(
+        {"mail": slow, slow: "x", "all": [slow] * 1000}
+        if "properties" not in parameters
+        else {name: slow if name == "mail" else [slow] * 1000 for name in parameters["properties"]}
+    )
+    assert time.thread_time() - started < 2.0  # 2 ** 60 steps would take centuries
+
+
+def test_a_pattern_that_takes_its_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "PATTERN_SECONDS", 0.0)
+    tool = ToolDefinition("send", parameters={"type": "object", "properties": {"mail": {"pattern": EMAIL}}})
+    assert "take more than 0 s to compare with the pattern" in str(tool.check({"mail": "ann@example.org"}))
+
+
+@pytest.mark.parametrize("arguments", [{f"a{i}": 1 for i in range(100_000)}, {"x": [0] * 100_000}])
+def test_more_arguments_than_anybody_means_are_refused_at_once(arguments: dict[str, Any]) -> None:
+    assert FORM.check(arguments) == "the object of arguments holds too many values; expected at most 10000"
+
+
+def test_thousands_of_unknown_arguments_are_told_by_three() -> None:
+    known = {f"argument_{i}": {} for i in range(900)}
+    tool = ToolDefinition("t", parameters={"type": "object", "properties": known})
+    started = time.thread_time()
+    problem = tool.check({f"argumentt_{i}{'x' * 400}": 1 for i in range(9_000)})
+    assert time.thread_time() - started < 2.0  # to compare each with each would take minutes
+    assert str(problem).endswith("and 8997 more")
+
+
+def test_patterns_mean_what_they_meant() -> None:
+    tool = ToolDefinition("send", parameters={"type": "object", "properties": {"mail": {"pattern": EMAIL}}})
+    assert tool.check({"mail": "ann.lee@example.org"}) is None
+    assert tool.check({"mail": "ann"}) == f"argument 'mail': got \"ann\" (string), expected pattern {_short(EMAIL)}"
+    ahead = ToolDefinition("t", parameters={"type": "object", "properties": {"x": {"pattern": "^(?=.*[0-9]).{4,}$"}}})
+    assert (ahead.check({"x": "abc1"}), ahead.check({"x": "abcd"}) is None) == (None, False)
+    others = {"type": "object", "patternProperties": {"^x-": {"type": "integer"}}, "additionalProperties": False}
+    assert ToolDefinition("t", parameters=others).check({"x-a": 1}) is None
+    assert "expected integer" in str(ToolDefinition("t", parameters=others).check({"x-a": "1"}))
+    assert "unexpected 'y'" in str(ToolDefinition("t", parameters=others).check({"y": 1}))
+    for broken in (
+        {"properties": {"x": {"pattern": "("}}},
+        {"patternProperties": {"^a": {}}, "unevaluatedProperties": False},
+    ):
+        with pytest.raises(ConfigError, match="no JSON Schema"):
+            ToolDefinition("t", parameters={"type": "object", **broken})
+
+
+@pytest.mark.parametrize(
+    ("items", "fit"), [([1, 1.0], False), ([1, True], True), ([{"a": [1]}, {"a": [1]}], False), ([[1], [2], "1"], True)]
+)
+def test_items_are_unique_as_json_schema_means_it(items: list[Any], fit: bool) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
+    assert (ToolDefinition("t", parameters=schema).check({"x": items}) is None) is fit

@@ -6,22 +6,24 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import partial
 from typing import Any
 
 from jsonschema import SchemaError, ValidationError
-from jsonschema.protocols import Validator
-from jsonschema.validators import Draft202012Validator, validator_for
-from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from uirl.errors import ConfigError, ContractError, did_you_mean
-from uirl.limits import clip, sample, shown
+from uirl.limits import InputError, Limits, check_plain, clip, sample, shown
+from uirl.tools.schema import check_schema, errors_of, validator_of
 from uirl.tools.signature import CallSignature
 
 MAX_PROBLEMS = 3
 """Mistakes that one answer names; a policy that made more reads of the others when these are mended."""
 
+_CHECKED = Limits(items=10_000, depth=64)
+"""Of the arguments of one call: a validator takes some 10 microseconds for each value."""
+_Problem = Callable[[], str]
+"""One mistake, put in words where it is told."""
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 _ELSEWHERE = {
     "additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames", "$ref", "allOf", "anyOf",
@@ -82,27 +84,35 @@ class ToolDefinition:
 
         Stricter than JSON Schema in one point: an argument that `properties` does not name is wrong unless the schema
         speaks of others itself (`additionalProperties`, ...) or has no `properties` at all.
+
+        It costs little whatever the arguments are: more than 10 000 values are refused, patterns are matched for 0.1 s
+        at most, and words are found for the first mistakes alone.
         """
         if not isinstance(arguments, Mapping):
             return f"arguments must be an object, got {_shown(arguments)}"
-        problems = [*self._unexpected(arguments), *self._misfits(dict(arguments))]
+        plain = dict(arguments)
+        try:
+            check_plain(plain, _CHECKED, "the object of arguments")
+            problems = [*self._unexpected(plain), *self._misfits(plain)]
+        except InputError as error:
+            return str(error)
+        words = [problem() for problem in problems[:MAX_PROBLEMS]]
         if len(problems) > MAX_PROBLEMS:
-            problems = [*problems[:MAX_PROBLEMS], f"and {len(problems) - MAX_PROBLEMS} more"]
-        return "; ".join(problems) or None
+            words.append(f"and {len(problems) - MAX_PROBLEMS} more")
+        return "; ".join(words) or None
 
-    def _unexpected(self, arguments: Mapping[str, Any]) -> Iterator[str]:
+    def _unexpected(self, arguments: Mapping[str, Any]) -> Iterator[_Problem]:
         known = self.parameters.get("properties")
         if known is None or _ELSEWHERE & set(self.parameters):
             return
         for name in arguments:
             if name not in known:
-                hint = did_you_mean(str(name), known) if known else "it takes none"
-                yield f"unexpected argument {str(name)[:40]!r}; {hint}"
+                yield partial(_unknown, "unexpected argument", str(name), known)
 
-    def _misfits(self, arguments: dict[str, Any]) -> Iterator[str]:
-        validator = _validator(json.dumps(self.parameters, sort_keys=True))
+    def _misfits(self, arguments: dict[str, Any]) -> Iterator[_Problem]:
+        validator = validator_of(json.dumps(self.parameters, sort_keys=True))
         try:
-            errors = sorted(validator.iter_errors(arguments), key=_path)
+            errors = sorted(errors_of(validator, arguments), key=_path)
         except Unresolvable as error:
             raise ContractError(
                 f"the schema of tool {self.name!r} refers to what it does not hold: {error}; inline its definitions"
@@ -118,7 +128,7 @@ class ToolDefinition:
             )
         try:
             plain = json.loads(json.dumps(dict(self.parameters), allow_nan=False))
-            _class_of(plain).check_schema(plain)
+            check_schema(plain)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"the parameters of tool {self.name!r} are not JSON: {error}") from error
         except SchemaError as error:
@@ -128,34 +138,33 @@ class ToolDefinition:
         object.__setattr__(self, "parameters", plain)
 
 
-def _class_of(schema: Mapping[str, Any]) -> Any:
-    return validator_for(schema, default=Draft202012Validator)
+def _explain(error: ValidationError, properties: Mapping[str, Any]) -> Iterator[_Problem]:
+    """The mistakes in one error of the validator, to be put in words where they are told."""
+    if error.validator in ("additionalProperties", "unevaluatedProperties"):
+        known = error.schema.get("properties", {}) if isinstance(error.schema, Mapping) else {}
+        path = _path(error)
+        where = f"argument {path!r}: unexpected" if path else "unexpected"
+        for name in sorted(map(str, set(error.instance) - set(known))):
+            yield partial(_unknown, where, name, known)
+    else:
+        yield partial(_in_words, error, properties)
 
 
-@lru_cache(maxsize=1024)
-def _validator(schema: str) -> Validator:
-    read = json.loads(schema)
-    # An empty registry: a reference to another document is an error, never a download.
-    made: Validator = _class_of(read)(read, registry=Registry())
-    return made
+def _unknown(what: str, name: str, known: Mapping[str, Any]) -> str:
+    return f"{what} {name[:40]!r}; " + (did_you_mean(name, known) if known else "it takes none")
 
 
-def _explain(error: ValidationError, properties: Mapping[str, Any]) -> Iterator[str]:
+def _in_words(error: ValidationError, properties: Mapping[str, Any]) -> str:
     path = _path(error)
     where = f"argument {path!r}: " if path else ""
     if error.validator == "required":
         # jsonschema reports every missing name by an error of its own, and the name only in its message.
         name = next(name for name in error.validator_value if error.message.startswith(repr(name)))
         kind = f" ({_expected(properties[name])})" if not path and name in properties else ""
-        yield f"{where}missing {name!r}{kind}" if path else f"missing argument {name!r}{kind}"
-    elif error.validator in ("additionalProperties", "unevaluatedProperties"):
-        known = error.schema.get("properties", {}) if isinstance(error.schema, Mapping) else {}
-        for name in sorted(map(str, set(error.instance) - set(known))):
-            yield f"{where}unexpected {name[:40]!r}; " + (did_you_mean(name, known) if known else "it takes none")
-    elif error.validator in ("type", "enum", "const", "anyOf", "oneOf"):
-        yield f"{where}got {_shown(error.instance)}, expected {_expected(error.schema)}"
-    else:
-        yield f"{where}got {_shown(error.instance)}, expected {error.validator} {_short(error.validator_value)}"
+        return f"{where}missing {name!r}{kind}" if path else f"missing argument {name!r}{kind}"
+    if error.validator in ("type", "enum", "const", "anyOf", "oneOf"):
+        return f"{where}got {_shown(error.instance)}, expected {_expected(error.schema)}"
+    return f"{where}got {_shown(error.instance)}, expected {error.validator} {_short(error.validator_value)}"
 
 
 def _path(error: ValidationError) -> str:

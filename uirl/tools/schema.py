@@ -1,0 +1,145 @@
+"""JSON Schema whose checks cannot take long: a policy chooses what they are given.
+
+Patterns are matched by `regex`, which knows a time limit, and not by `re`, in which a common pattern for e-mail
+addresses takes seconds for 24 characters; a linear engine would refuse the look-aheads that schemas are full of. Items
+are told to be unique by hashing, not by comparing all with all.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any
+
+import regex
+from jsonschema import SchemaError, ValidationError
+from jsonschema.protocols import Validator
+from jsonschema.validators import Draft202012Validator, extend, validator_for
+from referencing import Registry
+
+from uirl.limits import LimitError
+
+PATTERN_SECONDS = 0.1
+"""For all patterns of one check together."""
+_deadline: ContextVar[float] = ContextVar("deadline of the patterns")
+
+
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """Raises SchemaError for what is no JSON Schema, patterns that cannot be compiled included, and for
+    `unevaluatedProperties` beside `patternProperties`, which jsonschema matches without a time limit."""
+    _class_of(schema).check_schema(schema)
+    written = json.dumps(schema)
+    if '"unevaluatedProperties"' in written and '"patternProperties"' in written:
+        raise SchemaError("unevaluatedProperties beside patternProperties is not supported; use additionalProperties")
+    for pattern in _patterns(schema):
+        try:
+            _compiled(pattern)
+        except regex.error as error:
+            raise SchemaError(f"the pattern {pattern!r} cannot be read: {error}") from None
+
+
+@lru_cache(maxsize=1024)
+def validator_of(schema: str) -> Validator:
+    """The validator of a schema in JSON."""
+    read = json.loads(schema)
+    kind = extend(_class_of(read), _KEYWORDS)
+    # An empty registry: a reference to another document is an error, never a download.
+    made: Validator = kind(read, registry=Registry())
+    return made
+
+
+def errors_of(validator: Validator, value: Any) -> list[ValidationError]:
+    """What is wrong with `value`. Raises LimitError where its patterns take too long to tell."""
+    token = _deadline.set(time.monotonic() + PATTERN_SECONDS)
+    try:
+        return list(validator.iter_errors(value))
+    finally:
+        _deadline.reset(token)
+
+
+def _class_of(schema: Mapping[str, Any]) -> Any:
+    return validator_for(schema, default=Draft202012Validator)
+
+
+def _patterns(schema: Any) -> Iterator[str]:
+    """Every pattern of a schema, also those that only look like one."""
+    left = [schema]
+    while left:
+        value = left.pop()
+        if isinstance(value, Mapping):
+            if isinstance(value.get("pattern"), str):
+                yield value["pattern"]
+            if isinstance(value.get("patternProperties"), Mapping):
+                yield from value["patternProperties"]
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> Any:
+    return regex.compile(pattern)
+
+
+def _found(pattern: str, text: str) -> bool:
+    left = _deadline.get() - time.monotonic()
+    try:
+        if left > 0:
+            return _compiled(pattern).search(text, timeout=left) is not None
+    except TimeoutError:
+        pass
+    raise LimitError(
+        f"the arguments take more than {PATTERN_SECONDS:g} s to compare with the pattern {pattern[:60]!r}; expected "
+        "plainer or shorter texts"
+    )
+
+
+def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[ValidationError]:
+    if validator.is_type(value, "string") and not _found(pattern, value):
+        yield ValidationError("does not match the pattern")
+
+
+def _properties(validator: Any, patterns: Mapping[str, Any], value: Any, schema: Any) -> Iterator[ValidationError]:
+    if not validator.is_type(value, "object"):
+        return
+    for pattern, inner in patterns.items():
+        for name, item in value.items():
+            if _found(pattern, name):
+                yield from validator.descend(item, inner, path=name, schema_path=pattern)
+
+
+def _additional(validator: Any, allowed: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
+    if not validator.is_type(value, "object"):
+        return
+    known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    extra = [name for name in value if name not in known and not any(_found(pattern, name) for pattern in patterns)]
+    if validator.is_type(allowed, "object"):
+        for name in extra:
+            yield from validator.descend(value[name], allowed, path=name)
+    elif extra and not allowed:
+        yield ValidationError("holds what the schema does not name")
+
+
+def _unique(validator: Any, unique: bool, value: Any, schema: Any) -> Iterator[ValidationError]:
+    if unique and validator.is_type(value, "array") and len(set(map(_hashable, value))) < len(value):
+        yield ValidationError("holds an item twice")
+
+
+def _hashable(value: Any) -> Any:
+    """Equal for what JSON Schema calls equal: 1 and 1.0, but not 1 and true."""
+    if isinstance(value, dict):
+        return ("object", frozenset((key, _hashable(item)) for key, item in value.items()))
+    if isinstance(value, list):
+        return ("array", tuple(map(_hashable, value)))
+    return (type(value) is bool, value)
+
+
+_KEYWORDS = {
+    "pattern": _pattern,
+    "patternProperties": _properties,
+    "additionalProperties": _additional,
+    "uniqueItems": _unique,
+}
