@@ -76,15 +76,15 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(environment: BaseEnvironment | str = "screen", **settings: Any) -> Iterator[Served]:
-    """`environment` on a server; at the end no session may be left."""
+def serving(
+    environment: BaseEnvironment | str = "screen", *, deadlines: dict[str, float] | None = None, **settings: Any
+) -> Iterator[Served]:
+    """`environment` on a server; at the end no session may be left. `deadlines`: of `PatientConnection`."""
     name = environment if isinstance(environment, str) else type(environment).__name__.lower()
-    app = server_app.create_app(
-        ServerSettings(name, port=0, **settings), None if isinstance(environment, str) else environment
-    )
-    limit = app.state.sessions.settings.body_limit
-    options = {"http": "h11", "h11_max_incomplete_event_size": server_app.HEADER_LIMIT, "ws_max_size": limit}
-    with running(app, **options, headers=[("server", "uirl")], server_header=False) as url:
+    read = ServerSettings(name, port=0, **settings)
+    app = server_app.create_app(read, None if isinstance(environment, str) else environment)
+    options = {**server_app.connection_options(read, **(deadlines or {})), "timeout_graceful_shutdown": 2}
+    with running(app, **options) as url:
         yield Served(url, app)
     assert not app.state.sessions.active, "sessions leaked"
 

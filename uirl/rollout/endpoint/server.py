@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from uvicorn import Config, Server
 
+from uirl.environments.remote.server.connections import PROVE, most_connections, patient
 from uirl.errors import ConfigError, EngineFailure, RolloutFailure
 from uirl.rollout.endpoint.answers import Writer
 from uirl.rollout.endpoint.fields import Fields, read_json
@@ -34,6 +35,8 @@ _CLIENT_GONE = 499
 """What nginx calls it; nobody is there to read it."""
 
 
+MOST_CONNECTIONS = 16_384
+"""At a time, where the process may have so many files; beyond, connections that have shown no key go first."""
 ANYBODY, AGENT, GRADER, OPERATOR = "anybody", "agent", "grader", "operator"
 """Who a route is for. A secret opens the routes of its holder and no other: an agent's key grades nothing."""
 
@@ -75,6 +78,7 @@ class _Routes:
         async def check(request: Request) -> None:
             if who != ANYBODY:
                 _check_key(request, self._keys(who, request.path_params.get("token", "")))
+                request.scope.get(PROVE, lambda: None)()
 
         return check
 
@@ -256,7 +260,15 @@ async def serving(app: FastAPI, host: str, port: int) -> AsyncIterator[int]:
     listening = _listen(host, port)
     server = _QuietServer(
         # log_config None: how a program logs is its own affair
-        Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=5)
+        Config(
+            app,
+            http=patient(most=most_connections(MOST_CONNECTIONS)),
+            ws="none",
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=5,
+        )
     )
     task = asyncio.create_task(server.serve(sockets=[listening]))
     try:

@@ -21,6 +21,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
+from uirl.environments.remote.server.connections import PROVE
 from uirl.environments.remote.server.counters import Counters
 from uirl.environments.remote.server.problems import HeadersTooLarge, NotAllowed, NoToken, Refusal, TooLarge, body
 from uirl.environments.remote.server.settings import Tokens
@@ -60,6 +61,8 @@ class Guard:
                 await _drain(receive, self._body_limit)
             await _deny(refusal, scope, receive, send)
             return
+        if rights:
+            scope.get(PROVE, lambda: None)()
         scope.setdefault("state", {})["grader"] = "grader" in rights
         await self._app(scope, self._measured(receive) if scope["type"] == "http" else receive, send)
 

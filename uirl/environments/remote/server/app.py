@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -16,6 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.remote.server.access import HEADER_LIMIT, Guard
+from uirl.environments.remote.server.connections import most_connections, patient
 from uirl.environments.remote.server.counters import Counters
 from uirl.environments.remote.server.live_view import LiveView
 from uirl.environments.remote.server.native import Native
@@ -32,7 +34,8 @@ from uirl.errors import ConfigError, ContractError, EnvironmentFailure, RolloutF
 GRACE = 5
 """Seconds that open requests get when the server is told to stop."""
 SPARE_CONNECTIONS = 1024
-"""Connections beside those of the sessions: clients that wait for one keep theirs open."""
+"""Connections beside those of the sessions, where the process may have so many files: clients that wait for a session
+keep theirs open."""
 BACKLOG = 512
 """Connections that wait to be accepted."""
 KEEP_ALIVE = 75
@@ -89,20 +92,7 @@ def serve(
     """
     app = create_app(settings, environment)
     with _listening(settings) as door:
-        config = uvicorn.Config(
-            app,
-            http="h11",  # which, unlike the faster parser, bounds the headers
-            h11_max_incomplete_event_size=HEADER_LIMIT,
-            ws="websockets-sansio",
-            ws_max_size=settings.body_limit,
-            limit_concurrency=8 * settings.sessions + SPARE_CONNECTIONS,
-            timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=GRACE,
-            server_header=False,
-            headers=[("server", "uirl")],
-            access_log=False,
-            log_level="warning",
-        )
+        config = uvicorn.Config(app, **connection_options(settings), access_log=False, log_level="warning")
         server = uvicorn.Server(config)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         say(f"serving {settings.environment} on http://{host}:{door.getsockname()[1]} ({settings.sessions} sessions)")
@@ -110,6 +100,21 @@ def serve(
             server.run(sockets=[door])
         if not server.started:
             raise EnvironmentFailure("the server did not start; the lines above say why")
+
+
+def connection_options(settings: ServerSettings, **limits: float) -> dict[str, Any]:
+    """How uvicorn treats the connections of such a server; `limits`: others than the usual (`PatientConnection`)."""
+    usual = {"most": most_connections(8 * settings.sessions + SPARE_CONNECTIONS)}
+    return {
+        "http": patient(**{**usual, **limits}),
+        "h11_max_incomplete_event_size": HEADER_LIMIT,
+        "ws": "websockets-sansio",
+        "ws_max_size": settings.body_limit,
+        "timeout_keep_alive": KEEP_ALIVE,
+        "timeout_graceful_shutdown": GRACE,
+        "server_header": False,
+        "headers": [("server", "uirl")],
+    }
 
 
 @contextlib.contextmanager

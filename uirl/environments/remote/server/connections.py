@@ -1,0 +1,126 @@
+"""Connections that say nothing, or say it slowly: closed, and never in the way of a client that works.
+
+A connection is proven once a request on it came with a token. Before, it costs whoever opened it nothing, so it counts
+for nothing: it must bring its headers and its body in time, and when there are too many connections the oldest that is
+not proven goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEADER_SECONDS = 10.0
+"""From the opening of a connection, or the first byte of a further request, to the end of its headers."""
+BODY_SECONDS = 120.0
+"""From the end of the headers to the end of the body: 64 MB at 0.5 MB/s."""
+PROVE = "uirl.prove_connection"
+"""Key of a request's scope: call what is there when the request has shown a token."""
+
+_ages = itertools.count()
+
+
+class PatientConnection(H11Protocol):
+    """HTTP/1.1 as uvicorn speaks it, with deadlines, and a limit that counts clients instead of sockets."""
+
+    header_seconds, body_seconds = HEADER_SECONDS, BODY_SECONDS
+    most = 1024
+    """Connections at a time."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.proven = False
+        self._age = next(_ages)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._waits_for: str | None = None
+        app = self.app
+
+        async def known(scope: Any, receive: Any, send: Any) -> None:
+            scope[PROVE] = self._prove
+            await app(scope, receive, send)
+
+        self.app = known
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+        if len(self.connections) > self.most:
+            self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect(None)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # until the next request begins, the keep-alive time-out holds
+        begun = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
+        self._expect("headers" if begun else None)
+
+    def _prove(self) -> None:
+        self.proven = True
+
+    def _watch(self) -> None:
+        """Sets the deadline for what the client still owes."""
+        if self.transport.is_closing() or self.transport.get_protocol() is not self:
+            self._expect(None)  # closed, or a WebSocket by now
+        elif self.conn.their_state is h11.IDLE:
+            self._expect("headers")
+        else:
+            self._expect("body" if self.conn.their_state is h11.SEND_BODY else None)
+
+    def _expect(self, what: str | None) -> None:
+        if what == self._waits_for:
+            return  # a byte now and then does not move the deadline
+        self._waits_for = what
+        if self._deadline is not None:
+            self._deadline.cancel()
+        seconds = {"headers": self.header_seconds, "body": self.body_seconds}.get(what or "")
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, self._too_late)
+
+    def _too_late(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self._waits_for == "headers":
+            self._say(b"408 Request Timeout")
+        self.transport.close()
+
+    def _make_room(self) -> None:
+        """Lets the oldest connection go that has shown no token; where all have, this one."""
+        others = [c for c in self.connections if isinstance(c, PatientConnection) and not c.proven and c is not self]
+        if others:
+            oldest = min(others, key=lambda c: c._age)
+            self.connections.discard(oldest)
+            oldest.transport.abort()
+        else:
+            self._say(b"503 Service Unavailable")
+            self.connections.discard(self)
+            self.transport.close()
+
+    def _say(self, status: bytes) -> None:
+        self.transport.write(
+            b"HTTP/1.1 " + status + b"\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+        )
+
+
+def patient(**limits: float) -> type[PatientConnection]:
+    """The class of connections of one server, for `uvicorn.Config(http=...)`: `most` at a time, and other deadlines."""
+    return type("PatientConnection", (PatientConnection,), limits)
+
+
+def most_connections(wanted: int) -> int:
+    """`wanted`, or half of the files that this process may have open: the environments need some too."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return wanted
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if files == resource.RLIM_INFINITY else min(wanted, max(16, files // 2))
