@@ -1,0 +1,158 @@
+"""1 MB and 100 000 items to every public entry: nothing keeps the thread of the event loop for long.
+
+The entries come from the tables they stand in, so that a new parser, tool or route is asked as well. What is measured
+is CPU time of the thread, not the clock: a busy machine changes nothing. Inputs of this size take at most 0.2 s where
+they are refused or read in linear time; super-linear work takes minutes, and the limit lies well between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from uirl.environments.adapters.browsergym_actions import read_actions
+from uirl.environments.remote import wire
+from uirl.environments.remote.server.app import create_app
+from uirl.environments.remote.server.settings import ServerSettings
+from uirl.environments.ui_actions import ActionSpace
+from uirl.errors import UirlError
+from uirl.parsers import PARSERS, create_parser
+from uirl.rollout.endpoint import fields
+from uirl.rollout.endpoint.requests import read_chat_call, read_completion_call
+from uirl.tools import CalculatorTool, LookupTool, SearchTool, ToolRegistry
+from uirl.types import Action, ToolCall
+
+LIMIT = 1.0
+"""Seconds of CPU: five times what is meant, for slow machines."""
+SIZE, ITEMS = 1_000_000, 100_000
+
+TEXTS: dict[str, str] = {
+    "letters": "a" * SIZE,
+    "blanks": " " * SIZE,
+    "brackets": "[" * SIZE,
+    "braces": '{"a":' * (SIZE // 5),
+    "objects": '{"a":1}' * (SIZE // 7),
+    "quotes": '"\\"' * (SIZE // 3),
+    "calls": '<tool_call>{"name":"a"}</tool_call>' * (SIZE // 36),
+    "openings": "<tool_call>\n" * (SIZE // 12),
+    "thoughts": "<think></think>" * (SIZE // 15),
+    "fences": "```json\n" * (SIZE // 8),
+    "lines": "Action: a\nAction Input: b\n" * (SIZE // 26),
+    "one value": json.dumps({"action": "click", "x": [0] * ITEMS}),
+    "one text": json.dumps({"action": "type", "text": "x" * SIZE}),
+}
+CALLS: dict[str, ToolCall] = {
+    "a long name": ToolCall("x" * SIZE),
+    "many arguments": ToolCall("click", {f"a{i}": i for i in range(ITEMS)}),
+    "a long list": ToolCall("click", {"x": [0] * ITEMS, "expression": [0] * ITEMS}),
+    "a long text": ToolCall("calculator", {"expression": "1+" * (SIZE // 2), "text": "x" * SIZE}),
+    "a long key": ToolCall("click", {"x" * SIZE: 1}),
+}
+BODIES: dict[str, Any] = {
+    "calls": {"action": {"tool_calls": [{"name": "a"}] * ITEMS}},
+    "arguments": {"action": {"tool_calls": [{"name": "click", "arguments": {f"a{i}": 1 for i in range(ITEMS)}}]}},
+    "fields": {f"a{i}": 1 for i in range(ITEMS)},
+    "a long name": {"action": {"tool_calls": [{"name": "x" * SIZE}]}},
+    "a long field": {"x" * SIZE: 1},
+    "a long text": {"action": {"text": "x" * SIZE}},
+    "messages": {"model": "m", "messages": [{"role": "x" * 9, "content": "y"}] * ITEMS},
+    "one message": {"model": "m", "messages": [{"role": "user", "content": "x" * SIZE}]},
+    "ids": {"model": "m", "prompt": list(range(ITEMS))},
+    "stops": {"model": "m", "prompt": "a", "stop": ["x"] * ITEMS},
+    "a list": list(range(ITEMS)),
+}
+
+
+@contextlib.contextmanager
+def within(what: str) -> Iterator[None]:
+    """A context that may refuse its input and must not keep the thread."""
+    started = time.thread_time()
+    with contextlib.suppress(UirlError, ValueError):
+        yield
+    took = time.thread_time() - started
+    assert took < LIMIT, f"{what} kept the thread for {took:.2f} s"
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("name", PARSERS)
+def test_parsers(name: str, text: str) -> None:
+    parser = create_parser(name)
+    with within(f"{name} on {text}"):
+        parser.parse(TEXTS[text])
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_action_strings(text: str) -> None:
+    with within(text):
+        read_actions(TEXTS[text])
+    with within(text):
+        wire.loads(TEXTS[text])
+    with within(text):
+        fields.read_json(TEXTS[text].encode())
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_calls(call: str) -> None:
+    space = ActionSpace(100, 100)
+    tools = ToolRegistry([CalculatorTool(), SearchTool(["a b"]), LookupTool({"a": "b"})])
+    given = CALLS[call]
+    with within("the actions of a user interface"):
+        space.read(Action(tool_calls=(given,)))
+    for tool in tools:
+        name = given.name if call == "a long name" else tool.name
+        with within(f"{tool.name} on {call}"):
+            success, text = tools.execute_tool(name, **given.arguments)
+            assert success or len(str(text)) < 10_000
+
+
+READERS: dict[str, Callable[[Any], Any]] = {
+    "action": lambda value: wire.read_action(value["action"]),
+    "task": wire.read_task,
+    "observation": wire.read_observation,
+    "chat": read_chat_call,
+    "completion": read_completion_call,
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("reader", READERS)
+def test_readers(reader: str, body: str) -> None:
+    with within(f"{reader} on {body}"), contextlib.suppress(KeyError, TypeError):
+        READERS[reader](BODIES[body])
+
+
+@pytest.mark.parametrize("body", BODIES)
+async def test_every_route_that_takes_a_body(body: str) -> None:
+    app = create_app(ServerSettings("screen", sessions=64))
+    paths = [path for path in _posts(app) if path != "/session"]
+    assert len(paths) >= 5
+    written = json.dumps(BODIES[body]).encode()
+    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        made = (await client.post("/v1/sessions", json={"seed": 3})).json()
+        for path in paths:
+            started = time.thread_time()
+            answer = await client.post(path.format(id=made["session"]), content=written)
+            took = time.thread_time() - started
+            assert took < LIMIT, f"{path} kept the loop for {took:.2f} s"
+            assert answer.status_code < 500 or answer.status_code == 503
+            assert len(answer.content) < 100_000
+    await app.state.sessions.close_all()
+
+
+def _posts(app: Any) -> list[str]:
+    found, stack = [], list(app.routes)
+    while stack:
+        route = stack.pop()
+        inner = getattr(route, "original_router", None) or getattr(route, "router", None)
+        if inner is not None:
+            stack += inner.routes
+        elif "POST" in (getattr(route, "methods", None) or ()):
+            found.append(route.path)
+    return found
