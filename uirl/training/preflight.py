@@ -23,6 +23,7 @@ from uirl.rollout.episode import EpisodeSpec
 from uirl.rollout.samples import samples_of_all
 from uirl.training.assembly import Assembly, assemble, sampling_of
 from uirl.training.tasks import UniformTasks
+from uirl.training.world_checks import check_tasks
 from uirl.types import Sample, Trajectory
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 5e-2}
@@ -46,6 +47,8 @@ def preflight(config: ConfigStore, environment: BaseEnvironment | None = None) -
         parts = _build(config, environment, findings)
         if parts is not None:
             _check_world(parts, findings)
+            if findings[-1].ok:
+                findings += [Finding(*found) for found in loop.run(check_tasks(parts))]
             loop.run(_check_episodes(parts, findings))
     finally:
         loop.close()

@@ -44,14 +44,14 @@ class TaskSets:
     @property
     def repeated(self) -> list[Task]:
         """The evaluation tasks that name the very instance that training plays: the same problem, the same seed."""
-        played = {(_content(task), task.seed) for task in self.train if task.seed is not None}
-        return [task for task in self.evaluation if (_content(task), task.seed) in played]
+        played = {(content_of(task), task.seed) for task in self.train if task.seed is not None}
+        return [task for task in self.evaluation if (content_of(task), task.seed) in played]
 
     @property
     def shared(self) -> list[Task]:
         """The evaluation tasks that training plays too, on these or on other instances."""
-        known = {_content(task) for task in self.train}
-        return [task for task in self.evaluation if _content(task) in known]
+        known = {content_of(task) for task in self.train}
+        return [task for task in self.evaluation if content_of(task) in known]
 
 
 def task_sets(
@@ -120,6 +120,6 @@ def _read(path: str | None) -> Sequence[Any] | None:
     return None if path is None else read_tasks(Path(path))
 
 
-def _content(task: Task) -> tuple[str, str, str]:
+def content_of(task: Task) -> tuple[str, str, str]:
     """What makes a task this one: two of the same name and content are the same problem, whatever their seeds."""
     return task.id, task.goal, json.dumps(task.checks, sort_keys=True, default=repr)
