@@ -11,6 +11,7 @@ import pytest
 from tests.rollout.worlds import Countdown
 from tests.training.test_loop import settings
 from uirl import ConfigError, ConfigStore, EnvironmentConfig, RayPPOTrainer
+from uirl.cli.main import main
 from uirl.training import measure
 from uirl.training.task_sets import task_sets
 from uirl.types import Observation, Task
@@ -146,3 +147,23 @@ def test_tasks_from_code_are_kept_with_the_run(tmp_path: Path) -> None:
     assert report.trajectories[0].task.goal == "work"
     named = [f"environment.name={__name__}:Rooms", "environment.options={}"]
     assert measure(run, episodes=4, overrides=named).tasks.keys() == {"room/a", "room/b"}
+
+
+def test_the_command_of_the_document_measures_a_checkpoint_on_a_file_of_tasks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(tmp_path / "experiments", eval_episodes=2, batch_size=4)
+    config.training.warm_start.enabled = False
+    config.logging.run_name = "exp_001"
+    trainer = RayPPOTrainer(config)
+    trainer.fit(num_epochs=0)
+    trainer.save_checkpoint(tmp_path / "experiments" / "exp_001" / "checkpoints" / "step_001000")
+    trainer.cleanup()
+    monkeypatch.chdir(tmp_path)
+    Path("eval_tasks.json").write_text('[{"id": "held out", "seed": 3}]')
+    words = "eval --checkpoint experiments/exp_001/checkpoints/checkpoint_step_1000.pt --tasks eval_tasks.json"
+    capsys.readouterr()
+    assert main([*words.split(), "--episodes", "2", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["tasks"].keys() == {"held out"}
+    assert main(["eval", "--checkpoint", "experiments/exp_001/checkpoints/checkpoint_step_7.pt"]) == 2
+    assert "checkpoint_step_7.pt does not exist" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,10 @@ def measure(
     """
     if episodes < 1 or not 1 <= tries <= episodes:
         raise ConfigError(f"expected 1 <= tries <= episodes, got tries={tries} and episodes={episodes}")
-    folder, stored = locate(Path(path))
-    config = override_stored(stored, overrides, Path(path))
-    tasks = _tasks_for(Path(path), tasks_path, same=config.environment == stored.environment)
+    path = saved_as(Path(path))
+    folder, stored = locate(path)
+    config = override_stored(stored, overrides, path)
+    tasks = _tasks_for(path, tasks_path, same=config.environment == stored.environment)
     if tasks is not None:
         config.environment.tasks = None  # the file of the training tasks may lie on another machine
     with doing(f"loading {folder}"):
@@ -112,6 +114,7 @@ def _tasks_for(path: Path, tasks_path: str | Path | None, *, same: bool) -> list
 
 def locate(path: Path) -> tuple[Path, ConfigStore]:
     """(folder with the weights, config) of what a person points at."""
+    path = saved_as(path)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; expected a run directory, a checkpoint or a HF model folder")
     if (path / "checkpoints").is_dir():
@@ -129,6 +132,16 @@ def locate(path: Path) -> tuple[Path, ConfigStore]:
     raise CheckpointError(
         f"{path} is neither a run directory, nor a checkpoint, nor a HF model folder (no config.json)"
     )
+
+
+def saved_as(path: Path) -> Path:
+    """`path`; where nothing is there and it is called 'checkpoint_step_1000.pt', the checkpoint of that step beside
+    it."""
+    step = re.fullmatch(r"checkpoint_step_(\d+)(\.pt)?", path.name)
+    if path.exists() or step is None:
+        return path
+    ours = path.with_name(f"step_{int(step[1]):06d}")
+    return ours if ours.exists() else path
 
 
 def policy_at(folder: Path, config: ConfigStore) -> Policy:
