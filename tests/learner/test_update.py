@@ -10,6 +10,8 @@ from tests.learner.worlds import make_config, sample_trajectories, weights_of, w
 from uirl.algorithms import GRPO, PPO, RejectionSampling, compute_entropy
 from uirl.errors import AlignmentError, ConfigError, NonFiniteError
 from uirl.images import ImageStore
+from uirl.inference import attention
+from uirl.inference.attention import proven_spans
 from uirl.learner import Learner, Policy, collate
 from uirl.learner.optimizer import Optimizer, OptimizerSettings
 
@@ -174,6 +176,40 @@ def test_engine_and_learner_with_other_tokens_stop_the_run(images):
         learner.update(samples)
     assert learner.version == 0
     assert all(torch.equal(w, before[name]) for name, w in weights_of(learner.policy).items())
+
+
+HALF = (TEXT, "training.adv_estimator=reinforce_plus_plus", "model.dtype=bfloat16", "model.tiny.initializer_range=0.3")
+
+
+def test_rounding_in_bfloat16_stops_nothing(images):
+    learner = make_learner(images, *HALF)
+    metrics = learner.update(sample_trajectories(learner.policy, images, turns=8))
+    assert 1e-4 < metrics["log_prob_gap_max"] < 0.5
+    assert metrics["log_prob_gap_mean"] < 0.05
+
+
+def test_an_engine_that_attends_differently_stops_bfloat16_too(images, monkeypatch):
+    learner = make_learner(images, *HALF)
+    proven_spans(learner.policy.loaded)
+
+    def short_sighted(kind, size, at, span):
+        places = torch.arange(span)[None, None]
+        return (places <= at[:, :, None]) & (places > at[:, :, None] - 2)
+
+    monkeypatch.setattr(attention, "_visible", short_sighted)
+    samples = sample_trajectories(learner.policy, images, turns=8)
+    with pytest.raises(AlignmentError, match=r"far more than torch.bfloat16 rounds.*attends differently"):
+        learner.update(samples)
+    assert learner.version == 0
+
+
+def test_many_small_gaps_stop_a_run_that_no_single_token_would(images):
+    learner = make_learner(images, *HALF, "training.minibatches=1")
+    samples = sample_trajectories(learner.policy, images, turns=8)
+    # at prompt tokens they are never read
+    samples[1] = replace(samples[1], rollout_log_probs=tuple(x - 0.5 for x in samples[1].rollout_log_probs))
+    with pytest.raises(AlignmentError, match=r"disagree by 0\.\d+ nats as a mean over \d+ tokens .* trajectory-1"):
+        learner.update(samples)
 
 
 def test_samples_of_a_future_version_are_refused(images):

@@ -18,14 +18,10 @@ from uirl.learner.credit import Anchors, Credit, assign_credit
 from uirl.learner.objective import Known, Objective
 from uirl.learner.optimizer import Optimizer
 from uirl.learner.policy import Policy
-from uirl.learner.settings import LearnerSettings
+from uirl.learner.settings import MEAN_OF, LearnerSettings
 from uirl.learner.view import ResponseView, response_view
 from uirl.metrics import Metrics
 from uirl.types import Sample
-
-LARGEST_GAP = 0.1
-"""Engine and learner in float32 agree to 1e-4, on a GPU to 1e-3. A gap in nats beyond this is not rounding: other
-tokens, other pictures or other weights."""
 
 
 class Learner:
@@ -329,13 +325,29 @@ class Learner:
         largest = float(gap.max())
         metrics.add("log_prob_gap_max", largest)
         metrics.add("log_prob_gap_mean", float(gap.sum()) / tokens, tokens)
-        if self.settings.engine_is_exact and largest > LARGEST_GAP:
-            row, column = divmod(int(gap.argmax()), gap.shape[1])
-            raise AlignmentError(
-                f"engine and learner disagree by {largest:.3g} nats on token {column} of {describe(samples[row])} "
-                "expected at most 1e-3 in float32: the engine saw other tokens, other pictures or other weights. Did "
-                "update_weights run after the last step? `uirl check` finds the turn."
-            )
+        self._judge_gap(gap, comparable, samples)
+
+    def _judge_gap(self, gap: Tensor, comparable: Tensor, samples: Sequence[Sample]) -> None:
+        """Raises AlignmentError where `gap` [B, T] is more than rounding of the model's dtype explains."""
+        limits = self.settings.gap_limits
+        if limits is None:
+            return
+        counts = comparable.sum(1)
+        means = torch.where(counts >= MEAN_OF, gap.sum(1) / counts.clamp(min=1), 0.0)
+        row, column = divmod(int(gap.argmax()), gap.shape[1])
+        if float(gap.max()) > limits.largest:
+            found, most = f"{float(gap.max()):.3g} nats on token {column}", limits.largest
+        elif float(means.max()) > limits.mean:
+            row, most = int(means.argmax()), limits.mean
+            found = f"{float(means[row]):.3g} nats as a mean over {int(counts[row])} tokens"
+        else:
+            return
+        raise AlignmentError(
+            f"engine and learner disagree by {found} of {describe(samples[row])} expected at most {most:g}, far more "
+            f"than {self.policy.loaded.dtype} rounds: the engine saw other tokens, other pictures or other weights, or "
+            "attends differently from the model. Did update_weights run after the last step? `uirl check` finds the "
+            "turn."
+        )
 
     @contextlib.contextmanager
     def _training(self, optimizer: Optimizer) -> Iterator[None]:
