@@ -22,12 +22,15 @@ from uirl.learner import Learner, Policy, collate, load_checkpoint, save_checkpo
 from uirl.rollout.episode import EpisodeSpec
 from uirl.rollout.samples import samples_of_all
 from uirl.training.assembly import Assembly, assemble, sampling_of
+from uirl.training.long_context import long_gap
 from uirl.training.tasks import UniformTasks
 from uirl.training.world_checks import check_tasks
 from uirl.types import Sample, Trajectory
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 5e-2}
 """Largest |engine - learner| log-prob that rounding explains."""
+LONG_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.5}
+"""The same over a sequence of thousands of tokens, against another kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ async def _check_episodes(parts: Assembly, findings: list[Finding]) -> None:
             lambda: _token_identity(usable, recorded.requests),
             lambda: _control_words(parts, recorded.requests),
             lambda: _log_prob_agreement(parts, usable),
+            lambda: _long_sequences(parts),
             lambda: _update_reaches_engine(parts, usable),
             lambda: _resume(parts, samples_of_all(usable)),
         ]
@@ -192,6 +196,22 @@ def _gap(parts: Assembly, samples: Sequence[Sample]) -> tuple[float, int]:
                 if difference > worst:
                     worst, turn = difference, sample.turn_ids[i]
     return worst, turn
+
+
+async def _long_sequences(parts: Assembly) -> Finding:
+    """Whether windows and chunks of the model reach the engine: short episodes never meet them."""
+    what = "long sequences"
+    inference = parts.config.inference
+    if inference.top_p < 1 or inference.top_k > 0:
+        return Finding(what, True, "not compared: top-p or top-k filter the engine's distribution")
+    found = await long_gap(parts.engine, parts.learner.policy.loaded, parts.config)
+    if found is None:
+        return Finding(what, True, "not compared: the engine tells no log-probs")
+    tolerance = LONG_TOLERANCE[parts.config.model.dtype]
+    if found.gap <= tolerance:
+        return Finding(what, True, f"{found}, tolerated {tolerance:g}")
+    why = "the engine attends, or counts positions, differently from the model's own forward"
+    return Finding(what, False, f"{found}, tolerated {tolerance:g}: {why}; use another inference.backend")
 
 
 async def _update_reaches_engine(parts: Assembly, played: Sequence[Trajectory]) -> Finding:
