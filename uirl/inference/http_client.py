@@ -12,6 +12,7 @@ import json
 import math
 import os
 import random
+import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
-from uirl.errors import ConfigError, EngineFailure
+from uirl.errors import ConfigError, EngineFailure, PromptTooLong
 
 if TYPE_CHECKING:
     import httpx
@@ -40,6 +41,24 @@ class ServerFailure(EngineFailure):
 
     status: int | None = None
     """HTTP status of the last answer; None: there was none."""
+
+
+class ServerPromptTooLong(ServerFailure, PromptTooLong):
+    """A server says that prompt and reply take more tokens than its model does."""
+
+
+_TOO_LONG = re.compile(
+    r"context[_ ]length|context (window|size)|maximum (model|sequence|allowed) length|max_model_len"
+    r"|prompt is too long|token count[^.]{0,20}exceeds|inputs?\W+tokens\W+\+\W+\W*max_new_tokens",
+    re.IGNORECASE,
+)
+"""How servers say so: OpenAI and vLLM (`context_length_exceeded`, "maximum context length", "maximum model length"),
+SGLang ("context length", "maximum allowed length"), llama.cpp ("context size"), TGI, Anthropic, Gemini."""
+
+
+def says_too_long(text: str) -> bool:
+    """Whether the words of a server that refused a prompt say that it is too long for its model."""
+    return _TOO_LONG.search(text[:4000]) is not None
 
 
 class HTTPClient:
@@ -226,13 +245,23 @@ class HTTPClient:
         else:
             remedy = "The server does not take this request; its answer says why."
         what = f"{status} {answer.reason_phrase}: {self.shown(answer.text)}"
+        if status in (400, 413, 422) and says_too_long(answer.text):
+            remedy = "Set inference.max_context to what its model takes, or show less (rollout.token_budget)."
+            return self._failure(method, path, what, tries, remedy, status, ServerPromptTooLong)
         return self._failure(method, path, what, tries, remedy, status)
 
     def _failure(
-        self, method: str, path: str, what: str, tries: int, remedy: str, status: int | None = None
+        self,
+        method: str,
+        path: str,
+        what: str,
+        tries: int,
+        remedy: str,
+        status: int | None = None,
+        kind: type[ServerFailure] = ServerFailure,
     ) -> ServerFailure:
         count = "1 try" if tries == 1 else f"{tries} tries"
-        failure = ServerFailure(f"{method} {self.base_url}{path} failed after {count}: {what}. {remedy}")
+        failure = kind(f"{method} {self.base_url}{path} failed after {count}: {what}. {remedy}")
         failure.status = status
         return failure
 

@@ -25,7 +25,14 @@ from urllib.parse import urlsplit
 
 from uirl.errors import ContractError, EngineFailure
 from uirl.inference.chat import ChatRenderer
-from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, SamplingParams, Weights
+from uirl.inference.contract import (
+    Generation,
+    GenerationRequest,
+    InferenceEngine,
+    SamplingParams,
+    Weights,
+    room_for_reply,
+)
 from uirl.inference.control_tokens import ControlTokens
 from uirl.inference.http_client import HTTPClient, Once
 from uirl.inference.models import LoadedModel
@@ -246,13 +253,9 @@ class OpenAIInferenceEngine(InferenceEngine):
 
     def _room(self, request: GenerationRequest) -> int:
         wanted = request.sampling.max_tokens
-        room = wanted if self._max_context is None else min(wanted, self._max_context - len(request.prompt_ids))
-        if room < 1:
-            raise EngineFailure(
-                f"a prompt of {len(request.prompt_ids)} tokens leaves no room in {self._max_context} "
-                "(inference.max_context). Shorten the context window (rollout.token_budget)."
-            )
-        return room
+        if self._max_context is None:
+            return wanted
+        return min(wanted, room_for_reply(request.prompt_ids, self._max_context, "inference.max_context"))
 
     def _choice(self, answer: Any) -> dict[str, Any]:
         """The only choice of an answer. Raises EngineFailure for another shape."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from uirl.errors import EngineFailure
-from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, Weights
+from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, Weights, room_for_reply
 
 Script = Callable[[GenerationRequest], "tuple[int, ...] | list[int]"]
 
@@ -15,22 +15,32 @@ class ScriptedInferenceEngine(InferenceEngine):
     """Answers each request with the next item of `replies` (token ids), or with what `replies(request)` returns.
 
     Every token gets the log-prob 0.0: the script is certain. Raises `EngineFailure` where the replies run out.
+    `max_context`: prompt and reply together, in tokens; None: any length.
     """
 
     shares_weights = True
 
-    def __init__(self, replies: Iterable[Iterable[int]] | Script, *, end_ids: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        replies: Iterable[Iterable[int]] | Script,
+        *,
+        end_ids: tuple[int, ...] = (),
+        max_context: int | None = None,
+    ) -> None:
         self._script = replies if callable(replies) else None
         self._replies: Iterator[Iterable[int]] = iter(()) if callable(replies) else iter(replies)
-        self._end_ids = end_ids
+        self._end_ids, self._max_context = end_ids, max_context
         self.requests: list[GenerationRequest] = []
         """Everything that was asked, in order."""
         self.released: list[str] = []
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self.requests.append(request)
+        room = request.sampling.max_tokens
+        if self._max_context is not None:
+            room = min(room, room_for_reply(request.prompt_ids, self._max_context, "max_context of the script"))
         ids = tuple(self._script(request)) if self._script else self._next()
-        cut = ids[: request.sampling.max_tokens]
+        cut = ids[:room]
         ended = not self._end_ids or (bool(cut) and cut[-1] in self._end_ids)
         reason = "stop" if ended and len(cut) == len(ids) else "length"
         return Generation(cut, (0.0,) * len(cut), reason, self.policy_version)

@@ -27,9 +27,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uirl.errors import ContractError, EngineFailure
-from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, SamplingParams, Weights
-from uirl.inference.http_client import HTTPClient, Once
+from uirl.errors import ContractError, EngineFailure, PromptTooLong
+from uirl.inference.contract import (
+    Generation,
+    GenerationRequest,
+    InferenceEngine,
+    SamplingParams,
+    Weights,
+    room_for_reply,
+)
+from uirl.inference.http_client import HTTPClient, Once, says_too_long
 from uirl.inference.models import LoadedModel
 from uirl.inference.openai_wire import data_url
 from uirl.inference.sglang_transport import SGLangProcess, SGLangServer, engine_arguments, json_object
@@ -112,12 +119,7 @@ class SGLangInferenceEngine(InferenceEngine):
     async def generate(self, request: GenerationRequest) -> Generation:
         if self._closed:
             raise EngineFailure("the engine is closed; make a new one")
-        room = self._max_context - len(request.prompt_ids)
-        if not request.prompt_ids or room < 1:
-            raise EngineFailure(
-                f"a prompt of {len(request.prompt_ids)} tokens cannot be answered; expected 1 to "
-                f"{self._max_context - 1} (inference.max_context). Shorten the context window (rollout.token_budget)."
-            )
+        room = room_for_reply(request.prompt_ids, self._max_context, "the model's positions, inference.max_context")
         await self._ready.get()
         if self._broken is not None:
             raise EngineFailure(f"the last weight update failed ({self._broken}); push the weights again")
@@ -352,6 +354,8 @@ def _finish_reason(meta: Mapping[str, Any]) -> str:
     finish = finish if isinstance(finish, Mapping) else {}
     kind = finish.get("type")
     if kind == "abort":
+        if says_too_long(str(finish.get("message"))):
+            raise PromptTooLong(f"SGLang takes no prompt of this length: {finish}")
         raise EngineFailure(f"SGLang gave the request up: {finish}")
     if kind == "stop" and isinstance(finish.get("matched"), str):
         # a text, where only tokens were given to stop at: this is how it says that the logits were no numbers

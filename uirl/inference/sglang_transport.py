@@ -7,9 +7,9 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from uirl.errors import ConfigError, ContractError, EngineFailure
+from uirl.errors import ConfigError, ContractError, EngineFailure, PromptTooLong
 from uirl.event_loop import EventLoopThread
-from uirl.inference.http_client import HTTPClient
+from uirl.inference.http_client import HTTPClient, says_too_long
 from uirl.inference.models import LoadedModel
 from uirl.inference.tiny import TINY_MODELS
 from uirl.inference.weight_files import WeightFiles, plain_parameters
@@ -107,7 +107,8 @@ class SGLangProcess:
             raise
         except Exception as error:
             # it raises ValueError, RuntimeError and the HTTP errors of its server alike
-            raise EngineFailure(f"SGLang could not generate: {type(error).__name__}: {error}") from error
+            kind = PromptTooLong if says_too_long(str(error)) else EngineFailure
+            raise kind(f"SGLang could not generate: {type(error).__name__}: {error}") from error
 
     async def command(self, name: str, body: Mapping[str, Any]) -> None:
         """Nothing, where it was done."""

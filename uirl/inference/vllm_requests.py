@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from uirl.errors import AlignmentError, ContractError, EngineFailure
 from uirl.images import Screenshot
-from uirl.inference.contract import Generation, GenerationRequest, SamplingParams
+from uirl.inference.contract import Generation, GenerationRequest, SamplingParams, room_for_reply
 from uirl.inference.models import LoadedModel
 from uirl.inference.vision import VisionInputs
 
@@ -90,14 +90,9 @@ class Core(ABC):
 
 
 def as_call(request: GenerationRequest, loaded: LoadedModel, limit: int) -> Call:
-    """The request for a vLLM that takes `limit` tokens. Raises EngineFailure where it cannot be answered, and
+    """The request for a vLLM that takes `limit` tokens. Raises PromptTooLong where no token is left for a reply, and
     AlignmentError where placeholders and images do not match."""
-    room = limit - len(request.prompt_ids)
-    if not request.prompt_ids or room < 1:
-        raise EngineFailure(
-            f"a prompt of {len(request.prompt_ids)} tokens cannot be answered; expected 1 to {limit - 1} "
-            "(inference.max_context). Shorten the context window (rollout.token_budget)."
-        )
+    room = room_for_reply(request.prompt_ids, limit, "the server's max_model_len, inference.max_context")
     if loaded.vision is None:
         if request.images:
             raise ContractError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.session import EnvironmentSession
-from uirl.errors import RolloutFailure
+from uirl.errors import PromptTooLong, RolloutFailure
 from uirl.images import ImageStore
 from uirl.inference.chat import ChatRenderer
 from uirl.parsers.base import ActionParser
@@ -78,7 +78,9 @@ class Collector:
             trajectory = await self._run(_attempt(spec, attempt), make_player)
             if self.on_finished is not None:
                 self.on_finished(trajectory)
-            if trajectory.failure is None or attempt >= self.retries:
+            failure = trajectory.failure
+            # a first prompt that is too long is so again
+            if failure is None or attempt >= self.retries or failure.kind == PromptTooLong.kind:
                 return trajectory
             attempts.append(trajectory)
             attempt += 1

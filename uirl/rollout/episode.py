@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.session import EnvironmentSession
-from uirl.errors import ContractError, EnvironmentFailure, EpisodeTimeout, JudgeFailure, RolloutFailure
+from uirl.errors import (
+    ContractError,
+    EnvironmentFailure,
+    EpisodeTimeout,
+    JudgeFailure,
+    PromptTooLong,
+    RolloutFailure,
+)
 from uirl.images import ImageStore
 from uirl.inference.chat import ChatRenderer
 from uirl.inference.contract import GenerationRequest, InferenceEngine, SamplingParams
@@ -163,7 +170,11 @@ async def run_episode(
 
 
 async def play_turn(episode: Episode, talk: Conversation, player: Player, chat: ChatRenderer) -> Observation:
-    """One model call and one step; the next observation."""
+    """One model call and one step; the next observation.
+
+    A prompt that leaves no room for a reply ends the episode ('token_budget'): what the policy did filled it. Raises
+    PromptTooLong where that is so before its first reply, which is nobody's doing.
+    """
     try:
         context = talk.context()
     except ContractError as error:
@@ -171,12 +182,15 @@ async def play_turn(episode: Episode, talk: Conversation, player: Player, chat: 
             raise
         # the first prompt could be shown: what came up later is the doing of this episode, and ends no run
         raise EnvironmentFailure(f"what the environment showed cannot be made a prompt: {error}") from error
-    room = episode.room(context)
-    if room < 1:
+    try:
+        room = episode.room(context)
+        started = time.perf_counter()
+        response = await player.respond(context, episode.session, episode.draw_seed(), room)
+    except PromptTooLong:
+        if not episode.record.turns:
+            raise
         episode.record.stop_reason = "token_budget"
         return episode.observation
-    started = time.perf_counter()
-    response = await player.respond(context, episode.session, episode.draw_seed(), room)
     episode.add("generate_seconds", time.perf_counter() - started)
     chat.check_sampled(response.token_ids)
     text = chat.decode(response.token_ids)
@@ -263,11 +277,18 @@ class Episode:
         return None if seed is None else derive_seed(seed, len(self.record.turns))
 
     def room(self, context: Context) -> int:
-        """Tokens the next reply may take."""
+        """Tokens the next reply may take, at least 1. Raises PromptTooLong where none is left."""
         if self.limits.max_tokens is None:
             return 1 << 30
         used = sum(len(turn.context_ids) + len(turn.response_ids) for turn in self.record.turns)
-        return self.limits.max_tokens - used - len(context.new_ids)
+        room = self.limits.max_tokens - used - len(context.new_ids)
+        if room < 1:
+            raise PromptTooLong(
+                f"the prompt of turn {len(self.record.turns)} adds {len(context.new_ids)} tokens to {used}, and an "
+                f"episode may have {self.limits.max_tokens} (rollout.max_tokens; under verl data.max_prompt_length + "
+                "data.max_response_length); raise the limit, or show less"
+            )
+        return room
 
     def add(self, name: str, value: float) -> None:
         """Adds to one of the episode's numbers."""

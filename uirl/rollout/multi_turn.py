@@ -240,7 +240,8 @@ class MultiTurnInferenceEngine:
         """The model's next reply. `message`: what the user says before it; empty after the opening and after tool
         calls, whose results are said then.
 
-        Raises ContractError where there is nothing to reply to and after `max_turns` replies.
+        Raises ContractError where there is nothing to reply to, after `max_turns` replies and where the model's context
+        is full; PromptTooLong where the opening alone fills it.
         """
         talk, episode, chat = self._talk, self._episode, self._chat
         if talk is None or episode is None or chat is None:
@@ -257,7 +258,13 @@ class MultiTurnInferenceEngine:
             talk.observe(episode.see(Observation(message)))
         sampling = SamplingParams(max_tokens, temperature, top_p, top_k)
         player = EnginePlayer(self.engine.engine, sampling, self._id, for_training=False)
+        replies = len(episode.record.turns)
         self.engine.run(play_turn(episode, talk, player, chat))
+        if len(episode.record.turns) == replies:
+            raise ContractError(
+                f"the conversation is over ({episode.record.stop_reason}): it fills the context of the model; start a "
+                "new one"
+            )
         return episode.record.turns[-1].action.text
 
     @property

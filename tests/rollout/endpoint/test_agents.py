@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import threading
 from typing import Any
@@ -284,3 +285,51 @@ async def test_a_repeated_episode_keeps_its_instance_and_has_draws_of_its_own(lm
     named = [seed for seed in draws if seed is not None]
     assert len(set(named)) == len(named) == 3
     assert draws.count(None) == 3
+
+
+def chatter(turns: int, words: int) -> Any:
+    """An agent that makes its prompt longer by `words` with every call, and minds no error."""
+
+    def agent(base_url: str, api_key: str, task: Task) -> float:
+        said = [{"role": "user", "content": "a " * words}]
+        with openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+            for _ in range(turns):
+                made = client.chat.completions.create(model="x", messages=said, max_tokens=4)  # type: ignore[arg-type]
+                answer = made.choices[0].message.content or ""
+                said += [{"role": "assistant", "content": answer}, {"role": "user", "content": "a " * words}]
+        return 1.0
+
+    return agent
+
+
+async def test_an_agent_whose_policy_fills_the_context_ends_there(lm: LoadedModel) -> None:
+    async with ModelEndpoint(says(lm, "yes"), lm, max_context=120) as endpoint:
+        collector = AgentCollector(endpoint, chatter(9, 20), retries=2)
+        (record,) = await collector.collect([spec()])
+        judged = await run_agent(endpoint, chatter(9, 20), spec(1), reward_fn=lambda record: 0.25)
+        limited = await run_agent(endpoint, chatter(9, 1), spec(2), limits=EpisodeLimits(max_turns=2))
+    assert (record.stop_reason, record.failure, record.total_reward()) == ("token_budget", None, 0.0)
+    assert len(record) >= 1
+    assert not record.turns[-1].terminated
+    assert (judged.stop_reason, judged.total_reward()) == ("token_budget", 0.25)
+    assert (limited.stop_reason, limited.failure, len(limited)) == ("max_turns", None, 2)
+
+
+async def test_an_agent_whose_first_prompt_is_too_long_fails_once(lm: LoadedModel) -> None:
+    async with ModelEndpoint(says(lm, "yes"), lm, max_context=20) as endpoint:
+        played = await AgentCollector(endpoint, chatter(2, 60), retries=2).collect([spec()])
+    assert [(t.stop_reason, t.failure.kind, t.turns) for t in played if t.failure] == [("failure", "prompt", [])]
+    assert len(played) == 1
+
+
+async def test_an_agent_that_shortens_its_prompt_goes_on(lm: LoadedModel) -> None:
+    def agent(base_url: str, api_key: str, task: Task) -> float:
+        with openai.OpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+            for text in ("hi", "a " * 60, "hi again"):
+                with contextlib.suppress(openai.BadRequestError):
+                    client.chat.completions.create(model="x", messages=[{"role": "user", "content": text}])
+        return 1.0
+
+    async with ModelEndpoint(says(lm, "yes"), lm, max_context=40) as endpoint:
+        record = await run_agent(endpoint, agent, spec())
+    assert (record.stop_reason, len(record), record.total_reward()) == ("terminated", 2, 1.0)

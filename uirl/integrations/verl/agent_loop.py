@@ -8,7 +8,7 @@ from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
-from uirl.errors import AlignmentError, ConfigError, RolloutFailure
+from uirl.errors import ConfigError, RolloutFailure
 from uirl.integrations.verl.config import ESTIMATORS
 from uirl.integrations.verl.outputs import EpisodeOutput, masked_output, outputs_of
 from uirl.integrations.verl.player import ServerPlayer, refuse_seed
@@ -46,11 +46,6 @@ class EnvironmentAgentLoop(AgentLoopBase):
         trajectory, versions = await self._play(world, spec, split, sampling_params, row.get("global_steps"))
         if trajectory.failure is not None:
             return self._failed(trajectory, world)
-        if not trajectory.turns:
-            raise AlignmentError(
-                f"the opening prompt of task {spec.task.id!r} leaves no room for a reply in {world.sequence_tokens} "
-                "tokens; raise data.max_prompt_length"
-            )
         outputs = outputs_of(trajectory, world.images, versions, max_tokens=world.sequence_tokens)
         return outputs[0] if len(outputs) == 1 else self._several(outputs, world)
 
@@ -70,6 +65,7 @@ class EnvironmentAgentLoop(AgentLoopBase):
                 uuid.uuid4().hex,
                 max_tokens=store.inference.max_tokens,
                 end_ids=world.loaded.end_ids,
+                max_context=world.sequence_tokens,
                 seeded=store.inference.seed is not None,
             )
             return players[attempt.trajectory_id]

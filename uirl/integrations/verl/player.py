@@ -10,6 +10,7 @@ from ray.exceptions import RayError
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import ConfigError, EngineFailure
 from uirl.images import Screenshot
+from uirl.inference.contract import room_for_reply
 from uirl.rollout.conversation import Context
 from uirl.rollout.episode import Player, Response
 
@@ -25,18 +26,24 @@ class ServerPlayer(Player):
         *,
         max_tokens: int,
         end_ids: Sequence[int],
+        max_context: int | None = None,
         seeded: bool = False,
     ) -> None:
         """`sampling`: verl's parameters of this episode. `max_tokens`: of one reply. `end_ids` end a reply and belong
-        to it. `seeded`: the draws follow from the episode's seed, where the server takes one (vLLM does)."""
+        to it. `max_context`: of prompt and reply together; None: what the server takes.
+        `seeded`: the draws follow from the episode's seed, where the server takes one (vLLM does)."""
         self._client, self._request_id = client, request_id
         self._sampling = {**sampling, "stop_token_ids": list(end_ids)}
+        self._max_context = max_context
         self._max_tokens, self._end_ids, self._seeded = max_tokens, frozenset(end_ids), seeded
         self._pictures: dict[str, Any] = {}
         self.versions: list[int] = []
         """Global steps of the weights that sampled, one or two per reply."""
 
     async def respond(self, context: Context, session: EnvironmentSession, seed: int | None, room: int) -> Response:
+        if self._max_context is not None:
+            source = "data.max_prompt_length + data.max_response_length"
+            room = min(room, room_for_reply(context.prompt_ids, self._max_context, source))
         sampling = {**self._sampling, "max_tokens": min(self._max_tokens, room)}
         if self._seeded and seed is not None:
             sampling["seed"] = seed

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from uirl.errors import ContractError, EnvironmentFailure, EpisodeTimeout, JudgeFailure
+from uirl.errors import ContractError, EnvironmentFailure, EpisodeTimeout, JudgeFailure, PromptTooLong
 from uirl.inference.contract import SamplingParams
 from uirl.rollout.endpoint.endpoint import ModelEndpoint
 from uirl.rollout.endpoint.session import AgentSession
@@ -48,8 +48,10 @@ async def run_agent(
         agent: Gets `base_url`, `api_key` and `task`, whose `seed` is that of the instance.
         spec: Which episode; everything the policy draws follows from `spec.sampling_seed`.
         sampling: Rules whatever the agent asks; None: its wishes.
-        limits: Beyond `max_turns` or `max_tokens` the agent's calls are refused with a 400; `max_seconds` ends it: a
-            failure, because nobody can say how it went.
+        limits: Beyond `max_turns` or `max_tokens`, or with a prompt longer than the model takes, the agent's calls are
+            refused with a 400; an agent that raises then has ended its episode there ('max_turns', 'token_budget') and
+            is judged by `reward_fn`, without one by 0. `max_seconds` ends it too: a failure, because nobody can say
+            how it went.
         reward_fn: Judges the record where the agent returned None.
         scored: A record that nobody judged is a failure; False: it is kept without a reward.
     """
@@ -63,14 +65,14 @@ async def run_agent(
         limits=limits,
     )
     try:
-        judged = await _supervised(session, agent, _task_of(spec), limits.max_seconds)
+        judged, gave_up = await _supervised(session, agent, _task_of(spec), limits.max_seconds)
         reward, success, verdict = _judgement(judged)
     except BaseException:
         if session.open:
             session.fail(EnvironmentFailure("the run of the agent was cut off"))
             session.end()
         raise
-    if judged is None and reward_fn is None and scored:
+    if judged is None and reward_fn is None and scored and not gave_up:
         session.fail(JudgeFailure("the agent returned None, and there is no reward_fn to judge in its place"))
     return session.finish(reward, success, verdict, reward_fn)
 
@@ -126,28 +128,36 @@ class AgentCollector:
                 )
                 if self.on_finished is not None:
                     self.on_finished(record)
-                if record.failure is None or attempt == self.retries:
+                # a first prompt that is too long is so again
+                if record.failure is None or attempt == self.retries or record.failure.kind == PromptTooLong.kind:
                     break
                 attempts.append(record)
             return record
 
 
-async def _supervised(session: AgentSession, agent: AgentProgram, task: Task, seconds: float | None) -> Any:
-    """What the agent returned; None, with the failure on the session, where it raised or ran out of time."""
+async def _supervised(
+    session: AgentSession, agent: AgentProgram, task: Task, seconds: float | None
+) -> tuple[Any, bool]:
+    """(what the agent returned, whether it raised because the policy was at a limit).
+
+    None, with the failure on the session, where it raised otherwise or ran out of time.
+    """
     given: dict[str, Any] = {"base_url": session.base_url, "api_key": session.api_key, "task": task}
     try:
         async with asyncio.timeout(seconds) as clock:
             if inspect.iscoroutinefunction(agent):
-                return await agent(**given)
+                return await agent(**given), False
             result = await _in_thread(agent, given)
-            return await result if inspect.isawaitable(result) else result
+            return (await result if inspect.isawaitable(result) else result), False
     except Exception as error:
         # the agent is somebody else's program and may raise anything; the record says what it was
         if clock.expired():
             session.fail(EpisodeTimeout(f"the agent did not return within {seconds:g} s"))
+        elif session.limit is not None or session.overlong:
+            return None, True  # it was refused: the record says why
         else:
             session.fail(EnvironmentFailure(f"the agent raised {type(error).__name__}: {error}"))
-        return None
+        return None, False
 
 
 async def _in_thread(agent: AgentProgram, given: dict[str, Any]) -> Any:

@@ -13,14 +13,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from uirl.errors import ContractError, EngineFailure, EnvironmentFailure, RolloutFailure
+from uirl.errors import ContractError, EngineFailure, EnvironmentFailure, PromptTooLong, RolloutFailure
 from uirl.inference.contract import SamplingParams
-from uirl.rollout.endpoint.problems import APIProblem
+from uirl.rollout.endpoint.problems import APIProblem, bad_request
 from uirl.rollout.endpoint.replies import Reply
 from uirl.rollout.endpoint.transcript import Exchange, Prompt, Transcript
 from uirl.rollout.episode import EpisodeLimits, apply_reward, derive_seed
 from uirl.types import Failure, Task, Trajectory, Verdict
 
+TOO_LONG = "context_length_exceeded"
+"""The code of a refusal of a prompt that is too long, here and at OpenAI."""
 NO_LIMITS = EpisodeLimits(max_turns=1 << 30)
 
 
@@ -62,6 +64,10 @@ class AgentSession:
         self._calls: set[asyncio.Task[Any] | None] = set()
         self._metrics: defaultdict[str, float] = defaultdict(float)
         self._limit: str | None = None
+        self.overlong = False
+        """A prompt was refused that leaves no room for a reply, and none was answered since. Before the first reply
+        the episode fails; later the policy's own words filled the context, and unless the agent shortens its prompt
+        that is how the episode ends."""
         self._started = time.perf_counter()
         self._record: Trajectory | None = None
         self._on_finished: list[Callable[[AgentSession, Trajectory], None]] = []
@@ -109,6 +115,8 @@ class AgentSession:
         """`finish` for those who only want the record, whatever a call ran into."""
         if self._record is not None:
             raise ContractError(f"session {self.id} is over ({self._record.stop_reason}); a record is finished once")
+        if not self._transcript.exchanges and self.overlong:
+            self.fail(PromptTooLong("the agent's first prompt leaves no room for a reply in the model's context"))
         if not self._transcript.exchanges:
             self.fail(EnvironmentFailure("the agent made no call that was answered; is its client given base_url?"))
         value = verdict.score if reward is None and verdict is not None else reward
@@ -145,8 +153,12 @@ class AgentSession:
         started = time.perf_counter()
         try:
             yield
-        except APIProblem:
+        except APIProblem as problem:
+            self.overlong = self.overlong or problem.code == TOO_LONG
             raise
+        except PromptTooLong as error:
+            self.overlong = True
+            raise bad_request(str(error), "messages", TOO_LONG) from error
         except RolloutFailure as error:
             self.fail(error)
             raise
@@ -163,6 +175,11 @@ class AgentSession:
             self._calls.discard(task)
             self._metrics["generate_seconds"] += time.perf_counter() - started
             self.last_used = time.monotonic()
+
+    @property
+    def limit(self) -> str | None:
+        """The limit that the policy ran into ('max_turns', 'token_budget'); None: none."""
+        return self._limit or ("token_budget" if self.overlong and self.turns else None)
 
     @property
     def idle_seconds(self) -> float:
@@ -207,6 +224,7 @@ class AgentSession:
         if not made.token_ids:
             raise EngineFailure("the engine returned an empty reply")
         self._transcript.add(prompt, reply, {"call": self.turns, **info}, cache_id)
+        self.overlong = False
         self._caches[cache_id] = self._transcript.exchanges[-1]
         self._metrics["response_tokens"] += len(made.token_ids)
         self._metrics["parse_errors"] += int(reply.action.parse_error is not None)
@@ -240,12 +258,12 @@ class AgentSession:
             metrics["success"] = float(success)
         turns = self._transcript.turns()
         if turns:
-            turns[-1] = replace(turns[-1], terminated=self._limit is None)
+            turns[-1] = replace(turns[-1], terminated=self.limit is None)
         return Trajectory(
             self.id,
             self.task,
             turns,
-            "failure" if self.failure is not None else self._limit or "terminated",
+            "failure" if self.failure is not None else self.limit or "terminated",
             self._group_id,
             verdict,
             self.failure,
