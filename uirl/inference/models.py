@@ -17,7 +17,7 @@ from uirl.errors import CheckpointError, ConfigError, ContractError, EngineFailu
 from uirl.images import Screenshot
 from uirl.inference.templates import TEMPLATES
 from uirl.inference.tiny import TINY_MODELS, build_tiny
-from uirl.inference.vision import QWEN_FAMILY, VisionInputs
+from uirl.inference.vision import QWEN_FAMILY, VisionInputs, check_family
 
 if TYPE_CHECKING:
     from uirl.inference.attention import AttentionSpans
@@ -236,6 +236,9 @@ def _load_pretrained(config: Any, *, weights: bool = True) -> tuple[Any, Any, An
     try:
         hf_config = AutoConfig.from_pretrained(path, **kwargs)
         pictures = hasattr(hf_config, "vision_config")
+        if pictures:
+            # before weights are read, and before a picture processor of another family is looked for
+            check_family(hf_config)
         front = AutoModelForImageTextToText if pictures else AutoModelForCausalLM
         with _quiet():
             load = front.from_pretrained if weights else _hollow(front, hf_config)

@@ -1,8 +1,9 @@
 """Screenshots -> what a vision-language model's forward wants: pixels, placeholder counts, positions.
 
 Two families are understood. Qwen-VL (2, 2.5, 3): images are rows of patches with a grid and rotary positions have
-three axes. LLaVA-like: images are stacked and positions are those of the tokens. The HF image processor does the
-pixels; it is called on image batches, never together with text, so that token ids stay ours.
+three axes. LLaVA (1.5, ViP) over a tower of CLIP's or SigLIP's kind: images of one size are stacked and positions are
+those of the tokens. The HF image processor does the pixels; it is called on image batches, never together with text, so
+that token ids stay ours.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from uirl.errors import AlignmentError, ContractError
 from uirl.images import Screenshot
 
 QWEN_FAMILY = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-STACKED_FAMILY = ("llava", "llava_onevision", "vipllava")
+STACKED_FAMILY = ("llava", "vipllava")
+STACKED_TOWERS = ("clip_vision_model", "siglip_vision_model")
+"""Vision towers that make one row of features from a picture of a fixed size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +43,9 @@ class VisionInputs:
     engine already processed. Threads may share it."""
 
     def __init__(self, model_config: Any, image_processor: Any, *, cache_bytes: int = 256 * 1024**2) -> None:
-        kind = model_config.model_type
-        if kind not in QWEN_FAMILY + STACKED_FAMILY:
-            raise ContractError(
-                f"model type {kind!r} takes images in a way this engine does not know; expected one of "
-                f"{', '.join(QWEN_FAMILY + STACKED_FAMILY)}. Add its rules in uirl/inference/vision.py."
-            )
+        check_family(model_config)
         self.processor = image_processor
-        self.has_grid = kind in QWEN_FAMILY
+        self.has_grid = model_config.model_type in QWEN_FAMILY
         self.axes = 3 if self.has_grid else 1
         token = getattr(model_config, "image_token_id", None)
         self.image_token_id = int(token if token is not None else model_config.image_token_index)
@@ -154,10 +152,28 @@ class VisionInputs:
                 self._held -= old.pixels.numel() * old.pixels.element_size()
 
 
+def check_family(model_config: Any) -> None:
+    """Raises ContractError for a vision-language model whose pictures are not understood here."""
+    kind = model_config.model_type
+    tower = getattr(model_config.vision_config, "model_type", "")
+    if kind in QWEN_FAMILY or (kind in STACKED_FAMILY and tower in STACKED_TOWERS):
+        return
+    over = f" with a tower of type {tower!r}" if kind in STACKED_FAMILY else ""
+    raise ContractError(
+        f"model type {kind!r}{over} takes images in a way that is not known here; expected one of {', '.join(QWEN_FAMILY)}, or one of "
+        f"{', '.join(STACKED_FAMILY)} with a tower of type {' or '.join(STACKED_TOWERS)}. Add its rules in "
+        "uirl/inference/vision.py."
+    )
+
+
 def _stacked_tokens(model_config: Any) -> int:
+    """Features that a picture leaves: one per patch, and that of the whole picture where the tower has one and the
+    model keeps it."""
     vision = model_config.vision_config
     patches = (vision.image_size // vision.patch_size) ** 2
-    return patches if getattr(model_config, "vision_feature_select_strategy", "default") == "default" else patches + 1
+    whole = 1 if vision.model_type == "clip_vision_model" else 0
+    dropped = 1 if getattr(model_config, "vision_feature_select_strategy", "default") == "default" else 0
+    return int(patches + whole - dropped)
 
 
 class GridPatches:
