@@ -160,9 +160,9 @@ def check_family(model_config: Any) -> None:
         return
     over = f" with a tower of type {tower!r}" if kind in STACKED_FAMILY else ""
     raise ContractError(
-        f"model type {kind!r}{over} takes images in a way that is not known here; expected one of {', '.join(QWEN_FAMILY)}, or one of "
-        f"{', '.join(STACKED_FAMILY)} with a tower of type {' or '.join(STACKED_TOWERS)}. Add its rules in "
-        "uirl/inference/vision.py."
+        f"model type {kind!r}{over} takes images in a way that is not known here; expected one of "
+        f"{', '.join(QWEN_FAMILY)}, or one of {', '.join(STACKED_FAMILY)} with a tower of type "
+        f"{' or '.join(STACKED_TOWERS)}. Add its rules in uirl/inference/vision.py."
     )
 
 
