@@ -106,6 +106,25 @@ def test_no_logits_are_made_for_tokens_that_were_not_sampled(policy, images, mon
     assert sum(seen) == int(batch.response_mask.sum()) < batch.input_ids.numel()
 
 
+def test_several_chunks_of_logits_are_made_again_on_the_way_back_and_one_is_kept(policy, images, monkeypatch):
+    batch = collate(policy.loaded, sample_trajectories(policy, images, n=3), images)
+    tokens = int(batch.response_mask.sum())
+    seen: list[int] = []
+    real = policy_module.project
+    monkeypatch.setattr(policy_module, "project", lambda loaded, h: seen.append(len(h)) or real(loaded, h))
+    vocabulary = policy.model.get_output_embeddings().weight.shape[0]
+    for at_once, made in ((1000, tokens), (4, 2 * tokens)):
+        monkeypatch.setattr(policy_module, "LOGITS_PER_CHUNK", at_once * vocabulary)
+        seen.clear()
+        policy.log_probs_and_values(batch).log_probs.sum().backward()
+        assert max(seen) <= at_once
+        assert sum(seen) == made
+        seen.clear()
+        with torch.no_grad():
+            policy.log_probs_and_values(batch)
+        assert sum(seen) == tokens
+
+
 def test_values_stand_before_the_token_is_chosen(policy, images):
     batch = collate(policy.loaded, sample_trajectories(policy, images, n=2), images)
     torch.nn.init.normal_(policy.value_head.weight)
