@@ -28,7 +28,7 @@ def completion(**asked: Any) -> Any:
 
 
 def test_a_bare_call_asks_for_one_reply_and_nothing_else() -> None:
-    assert chat().options == completion().options == CallOptions("m", {}, (), 1, False, False, False, False)
+    assert chat().options == completion().options == CallOptions("m")
     assert (chat().tools, chat().reads_calls, chat().tools_key) == ((), True, "")
     assert completion(prompt=[1, 2]).prompt == completion(prompt=[[1, 2]]).prompt == (1, 2)
     assert completion(prompt=["hi"]).prompt == "hi"
