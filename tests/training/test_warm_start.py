@@ -16,7 +16,8 @@ from tests.training.test_loop import settings
 from uirl.errors import EnvironmentFailure
 from uirl.images import ImageStore
 from uirl.training.assembly import assemble
-from uirl.training.warm_start import Demonstrations, warm_start
+from uirl.training.interrupt import Interrupt
+from uirl.training.warm_start import Demonstrations, WarmStart
 from uirl.types import Sample, Trajectory
 
 
@@ -132,7 +133,10 @@ def run_warm_start(
 
     monkeypatch.setattr(module, "evaluate_episodes", evaluate)
     said: list[str] = []
-    done = asyncio.run(warm_start(parts, said.append))
+    monkeypatch.setattr(module, "say", said.append)
+    rows: list[int] = []
+    done = asyncio.run(WarmStart(parts, Interrupt(), lambda step, row: rows.append(step)).run(lambda: None))
+    assert rows == list(range(1, done["steps"] + 1))
     assert parts.collector.on_finished is not None, "the episodes that follow are written down again"
     return done, learner, measured, said, written
 

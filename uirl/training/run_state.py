@@ -42,8 +42,9 @@ def count_groups(state: dict[str, Any], groups: Sequence[Group]) -> None:
 
 def stop_reason(state: Mapping[str, Any], training: TrainingConfig, goal: int) -> str | None:
     """Why the run ends here; None: it goes on. `goal`: updates in all."""
-    if training.stop_at_success is not None and (state["held_out"] or 0.0) >= training.stop_at_success:
-        return f"held-out success reached {training.stop_at_success}"
+    asked, reached = training.stop_at_success, state["held_out"]
+    if asked is not None and reached is not None and reached >= asked:
+        return f"held-out success reached {asked}"
     if training.max_seconds is not None and state["seconds"] >= training.max_seconds:
         return f"the time limit of {training.max_seconds:g} s was reached"
     return "all epochs are done" if state["step"] >= goal else None
