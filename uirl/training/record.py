@@ -157,10 +157,10 @@ def row_of(
     played: Sequence[Trajectory],
     update: Mapping[str, Any],
     engine: Mapping[str, float],
-    attempts: Sequence[Trajectory] = (),
+    attempts: Sequence[Trajectory] | None = None,
 ) -> dict[str, Any]:
     """The numbers of one step: how the episodes went, what the update did, how fast the engine was. `attempts` failed
-    and were repeated."""
+    and were repeated; None: nobody counted them."""
     metrics = Metrics()
     usable = [t for t in played if t.failure is None]
     for trajectory in usable:
@@ -177,7 +177,8 @@ def row_of(
     stops = Counter(t.stop_reason for t in played)
     row |= {f"stop/{reason}": count / len(played) for reason, count in sorted(stops.items(), key=str)}
     row["count/failed_episodes"] = sum(t.failure is not None for t in played)
-    row["count/failed_attempts"] = len(attempts)
+    if attempts is not None:
+        row["count/failed_attempts"] = len(attempts)
     row |= update
     seconds = engine.get("prefill_seconds", 0.0) + engine.get("decode_seconds", 0.0)
     if seconds:

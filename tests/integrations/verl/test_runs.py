@@ -25,8 +25,9 @@ from uirl.metrics import read_metrics
 from uirl.rollout import samples_of
 from uirl.storage import TrajectoryStore
 from uirl.training.assembly import assemble
+from uirl.training.interrupt import Interrupt
 from uirl.training.measure import measure
-from uirl.training.warm_start import warm_start
+from uirl.training.warm_start import WarmStart
 from uirl.types import Trajectory
 
 pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("one_ray")]
@@ -59,7 +60,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = config(folder, *(f"training.warm_start.{key}" for key in steps))
     parts = assemble(store, TwoLooks())
     loop = EventLoopThread()
-    loop.run(warm_start(parts, lambda line: None))
+    loop.run(WarmStart(parts, Interrupt(), lambda step, row: None).run(lambda: None))
     loop.run(parts.close())
     loop.close()
     return save_checkpoint(folder / "step_000001", parts.learner, {})
