@@ -295,3 +295,62 @@ def test_a_damaged_newest_checkpoint_is_named_with_the_way_back(tmp_path: Path) 
     assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1, 2], "nothing is dropped"
     assert fit(resumed(config, from_step=1))["steps"] == 2
     assert (tmp_path / "run" / "abandoned-1" / "checkpoints" / "step_000002" / "state.json").read_bytes() == b"{}"
+
+
+@pytest.mark.parametrize("call", [5, 9])  # the evaluation before the first update; the one after the last
+def test_what_comes_after_a_resumed_evaluation_is_saved(
+    tmp_path: Path, call: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint of the same step does not stand for a run that is further by now."""
+    give_up, passed = Interrupt.give_up, 0
+
+    async def asked_at(self: Interrupt, coroutine: Any) -> Any:
+        nonlocal passed
+        passed += 1
+        if passed == call:
+            self.ask()
+        return await give_up(self, coroutine)
+
+    monkeypatch.setattr(Interrupt, "give_up", asked_at)
+    config = quick(tmp_path, eval_every=1)
+    assert fit(config) == {}
+    summary = fit(resumed(config))
+    texts = [(step / "state.json").read_text() for step in sorted((tmp_path / "run" / "checkpoints").iterdir())]
+    first, *_, last = (json.loads(text)["extra"]["state"] for text in texts)
+    assert first["before"] is not None
+    assert last["pending"] is None
+    capsys.readouterr()
+    assert fit(resumed(config)) == summary
+    assert "this run is finished" in capsys.readouterr().out
+
+
+def test_an_interrupted_evaluation_of_the_warm_start_keeps_the_step_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_up, passed = Interrupt.give_up, 0
+
+    async def asked_at(self: Interrupt, coroutine: Any) -> Any:
+        nonlocal passed
+        passed += 1
+        if passed == 3:
+            self.ask()
+        return await give_up(self, coroutine)
+
+    monkeypatch.setattr(Interrupt, "give_up", asked_at)
+    monkeypatch.setattr("uirl.training.saving.LARGEST_SHARE", 1e9)
+    config = quick(tmp_path)
+    config.checkpoint.save_seconds = 1e-9  # every step is saved, so a checkpoint of step 0 stands there
+    assert fit(config) == {}
+    state = json.loads((tmp_path / "run" / "checkpoints" / "step_000000" / "state.json").read_text())
+    assert state["extra"]["state"]["warming"]["step"] == 2
+
+
+def test_a_run_does_not_begin_among_the_checkpoints_of_another(tmp_path: Path) -> None:
+    first, second = quick(tmp_path / "a"), quick(tmp_path / "b")
+    for config in (first, second):
+        config.checkpoint.output_dir = str(tmp_path / "kept")
+    fit(first, 1)
+    with pytest.raises(ConfigError, match="holds checkpoints of another run"):
+        fit(second, 1)
+    assert not (tmp_path / "b").exists()
+    assert fit(resumed(first), 2)["steps"] == 2

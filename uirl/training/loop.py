@@ -79,8 +79,8 @@ class RayPPOTrainer:
         self._interrupt = Interrupt()
         self._clock = SaveClock(config.checkpoint.save_seconds)
         self._state = fresh_state()
-        self._saved: Path | None = None
-        """The checkpoint that holds the run as it is; None: none does."""
+        self._saved: tuple[Path, dict[str, Any]] | None = None
+        """The newest checkpoint and the state in it: it holds the run as it is where that is still the state."""
         self._restored = False
         self._closed = False
         self._parts.collector.on_finished = self._write_down
@@ -131,7 +131,7 @@ class RayPPOTrainer:
             self.metrics_history = list(extra["history"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path} holds no valid state of a run: {error!r}") from error
-        self._restored, self._saved = True, Path(path)
+        self._restored, self._saved = True, (Path(path), copy.deepcopy(self._state))
 
     @property
     def busy(self) -> bool:
@@ -161,7 +161,7 @@ class RayPPOTrainer:
         say(f"run directory {record.path}")
         say(parts.tasks.told)
         if self._restored and self._saved is not None:
-            say(f"resumed at {place(self._state)}, from {self._saved}")
+            say(f"resumed at {place(self._state)}, from {self._saved[0]}")
             reason = stop_reason(self._state, self.config.training, goal)
             if (summary := summary_of_finished(self._state, record, reason)) is not None:
                 return summary
@@ -184,7 +184,7 @@ class RayPPOTrainer:
             if state["pending"] is None:
                 with self._parts.images.holding():  # from the first episode of an update to its last gradient
                     row = await self._step(channel, per_epoch, earlier + time.perf_counter() - started)
-                state["pending"], self._saved = plain_row(row), None
+                state["pending"] = plain_row(row)
                 state["seconds"] = earlier + time.perf_counter() - started
             await self._after_step(goal, per_epoch)
         return await self._finish(reason)
@@ -272,7 +272,7 @@ class RayPPOTrainer:
             warm.load_state_dict(state["warming"])
 
         def keep() -> None:
-            self._saved, state["warming"] = None, warm.state_dict()
+            state["warming"] = warm.state_dict()
             if self._clock.due():
                 self._save()
 
@@ -376,7 +376,7 @@ class RayPPOTrainer:
     def _save(self) -> Path:
         """The checkpoint of the run as it is; where one holds that already, that."""
         folder = self._open_record().checkpoints / f"step_{self._state['step']:06d}"
-        if self._saved == folder:
+        if self._saved == (folder, self._state):
             return folder
         settings, started = self.config.checkpoint, time.monotonic()
         with doing(f"saving {folder}"):
@@ -384,7 +384,7 @@ class RayPPOTrainer:
                 folder, self.learner, self._extra(), settings.keep_last_n, save_optimizer=settings.save_optimizer
             )
         self._clock.saved(started)
-        self._saved = folder
+        self._saved = (folder, copy.deepcopy(self._state))
         return folder
 
     def _keep_interrupted(self) -> None:

@@ -15,7 +15,14 @@ from uirl.metrics import Metrics, MetricsLogger, TensorBoardTracker, Tracker, Wa
 from uirl.storage import RunDirectory, TrajectoryStore
 from uirl.training.curve import draw_curve
 from uirl.training.progress import say
-from uirl.training.resume import changed_keys, checkpoints_of, run_name_for, set_later_aside, stored_config
+from uirl.training.resume import (
+    changed_keys,
+    checkpoints_of,
+    refuse_foreign_checkpoints,
+    run_name_for,
+    set_later_aside,
+    stored_config,
+)
 from uirl.types import Trajectory
 
 
@@ -43,6 +50,8 @@ class RunRecord:
                 raise ConfigError(str(error)) from error
         path = Path(logging.runs_dir) / run_name_for(config, config.environment.label)
         earlier = stored_config(path) if resume else None
+        if not (path / "config.yaml").is_file():
+            refuse_foreign_checkpoints(checkpoints_of(path, config))
         begun = config.model_copy(deep=True)
         begun.checkpoint.resume, begun.checkpoint.from_step = False, None  # of this start, not of the run
         directory = RunDirectory.create(path, begun.to_yaml(), resume=resume)

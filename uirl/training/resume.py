@@ -114,6 +114,17 @@ def checkpoints_of(run: Path, config: ConfigStore | None) -> Path:
     return Path(chosen) if chosen is not None else run / "checkpoints"
 
 
+def refuse_foreign_checkpoints(folder: Path) -> None:
+    """Nothing, where a run that begins may put its checkpoints into `folder`. Raises ConfigError where another run has:
+    each would delete the other's and be continued from them."""
+    found = finished_folders(folder)
+    if found:
+        raise ConfigError(
+            f"checkpoint.output_dir: {folder} holds checkpoints of another run ({found[-1].name}); choose a folder for "
+            "each run, or leave it at null"
+        )
+
+
 def changed_keys(earlier: ConfigStore, now: ConfigStore) -> list[str]:
     """'key: old -> new' for every key that differs."""
     old, new = dict(_leaves(earlier.to_dict())), dict(_leaves(now.to_dict()))

@@ -27,7 +27,7 @@ def summary_of(
     return {
         "success_before": before.get("success"),
         "success_after": after.success,
-        "success_after_interval": after.interval,
+        "success_after_interval": list(after.interval) if after.interval else None,
         "reward_before": before.get("reward"),
         "reward_after": after.reward,
         "controls": controls,
