@@ -13,7 +13,7 @@ class CheckpointConfig(Section):
     key: ClassVar[str] = "checkpoint"
 
     output_dir: PathText | None = None
-    """Folder of the checkpoints; None: 'checkpoints' in the run directory."""
+    """Folder of the checkpoints, of this run alone; None: 'checkpoints' in the run directory."""
     save_interval: Count | None = 5
     """Epochs between checkpoints; None: `save_seconds` alone decides."""
     save_seconds: Positive | None = 60.0
