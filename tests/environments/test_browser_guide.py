@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import random
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import uirl
+from uirl.cli.main import main
+from uirl.environments import scripted_success
 from uirl.environments.browser.environment import PageEnvironment
 from uirl.environments.browser.web import WebEnvironment
 
@@ -20,6 +26,53 @@ def test_the_blocks_run_in_order() -> None:
     space: dict[str, Any] = {"__name__": "guide"}
     for block in blocks:
         exec(compile(block, "docs/your_own_web_app.md", "exec"), space)
+
+
+def test_the_files_it_names_train_where_they_were_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a budget of seconds: that the run learns, and how fast, stands in benchmarks/RESULTS.md."""
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    project.mkdir()
+    elsewhere.mkdir()
+    files = dict(re.findall(r"```(?:python|yaml) (shop\.\w+)\n(.*?)```", PAGE, re.DOTALL))
+    assert set(files) == {"shop.py", "shop.yaml"}
+    for name, text in files.items():
+        (project / name).write_text(text)
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    short = [
+        "training.num_epochs=1",
+        "training.num_iters_per_epoch=1",
+        "training.eval_episodes=8",
+        "training.batch_size=8",
+    ]
+    warm = (
+        "training.warm_start={demonstrations: 8, batch_size: 8, steps: 1, evaluate_every: null, stop_at_success: null}"
+    )
+    assert main(["train", str(project / "shop.yaml"), *short, warm, "logging.tensorboard=false"]) == 0
+    assert "stopped because" in capsys.readouterr().out
+    assert main(["eval", "runs/shop", "--episodes", "4"]) == 0
+    assert main(["export", "runs/shop", "--to", "hf"]) == 0
+
+
+def test_its_task_is_won_by_whoever_reads_the_goal_and_by_nobody_else() -> None:
+    (shop,) = re.findall(r"```python shop\.py\n(.*?)```", PAGE, re.DOTALL)
+    space: dict[str, Any] = {"__name__": "shop"}
+    exec(compile(shop, "docs/your_own_web_app.md", "exec"), space)
+
+    class Reader(space["ShopEnvironment"]):  # type: ignore[misc]
+        def prepare(self, rng: random.Random, task: Any) -> None:
+            super().prepare(rng, task)
+            self.bought = self.wanted
+
+    class Contrarian(space["ShopEnvironment"]):  # type: ignore[misc]
+        def prepare(self, rng: random.Random, task: Any) -> None:
+            super().prepare(rng, task)
+            self.bought = {"apple": "pear", "pear": "plum", "plum": "apple"}[self.wanted]
+
+    assert scripted_success(Reader(), episodes=6) == 1.0
+    assert scripted_success(Contrarian(), episodes=6) == 0.0
 
 
 def test_an_environment_is_twenty_lines() -> None:
