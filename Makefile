@@ -7,13 +7,13 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: train test mutants test-verl test-vllm check format setup browser clean
+.PHONY: train test mutants test-verl test-vllm check format setup browser sandbox clean
 
 train: setup browser
 	$(BIN)/uirl train configs/screen.yaml
 
 # two at a time, a file each
-test: setup browser check
+test: setup browser sandbox check
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # which small changes to the code no test notices: SAMPLE of them (0: all), drawn by SEED from MUTATE, each with those tests
@@ -47,6 +47,9 @@ $(READY): requirements.lock pyproject.toml
 
 browser: setup
 	sh scripts/install_browser.sh
+
+sandbox:
+	sh scripts/install_bubblewrap.sh
 
 # the algorithms against verl's own, whole runs of it on Ray, and TRL, in an environment of its own (2 GB, 7 minutes)
 PLAIN := -p no:asyncio -o asyncio_mode= -o addopts= -o filterwarnings=

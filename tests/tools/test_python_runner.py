@@ -45,7 +45,7 @@ def walled(request: pytest.FixtureRequest) -> ToolRegistry:
         try:
             tool = PythonTool(cpu_seconds=30, wall_seconds=PLENTY, disk_mb=8)
         except (ConfigError, FileNotFoundError) as error:
-            pytest.skip(f"no {walls} here: {error}")
+            pytest.skip(f"no {walls} here: {str(error).splitlines()[-1]}")
     assert tool.walls == walls
     return ToolRegistry([tool])
 
