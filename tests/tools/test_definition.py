@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -390,3 +391,52 @@ def test_patterns_mean_what_they_meant() -> None:
 def test_items_are_unique_as_json_schema_means_it(items: list[Any], fit: bool) -> None:
     schema = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
     assert (ToolDefinition("t", parameters=schema).check({"x": items}) is None) is fit
+
+
+def test_items_whose_hashes_collide_are_compared_as_fast_as_others() -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
+    tool = ToolDefinition("t", parameters=schema)
+    prime = sys.hash_info.modulus
+    started = time.thread_time()
+    assert tool.check({"x": [i * prime for i in range(9_000)]}) is None
+    assert time.thread_time() - started < 1.0  # each with each takes several
+
+
+TREE = {
+    "type": "object",
+    "properties": {"root": {"$ref": "#/$defs/tree"}},
+    "$defs": {
+        "tree": {
+            "oneOf": [
+                {"type": "object", "properties": {"is": {"const": kind}, "of": {"$ref": "#/$defs/tree"}}}
+                for kind in ("not", "maybe")
+            ]
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("levels", [30, 60])
+def test_a_schema_that_refers_to_itself_takes_a_bounded_time(levels: int) -> None:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"of": value}
+    assert "more than 10000 steps" in str(ToolDefinition("t", parameters=TREE).check({"root": value}))
+
+
+def test_a_schema_that_is_itself_is_the_arguments_limit() -> None:
+    tool = ToolDefinition("t", parameters={"type": "object", "allOf": [{"$ref": "#"}]})
+    assert "nested too deep" in str(tool.check({}))
+
+
+def test_a_schema_that_names_its_draft_keeps_the_limits_where_it_refers_to_its_root() -> None:
+    parameters = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "object",
+        "properties": {"inner": {"$ref": "#"}, "mail": {"type": "string", "pattern": EMAIL}},
+    }
+    mail = "a" * 22 + "!"
+    told = ToolDefinition("t", parameters=parameters).check({"inner": {"mail": "ann"}})
+    assert told == f"argument 'inner.mail': got \"ann\" (string), expected pattern {_short(EMAIL)}"
+    (error,) = schema.errors_of(schema.validator_of(json.dumps(parameters)), {"inner": {"mail": mail}})
+    assert error.message == "does not match the pattern"  # ours

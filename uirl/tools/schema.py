@@ -2,7 +2,8 @@
 
 Patterns are matched by `regex`, which knows a time limit, and not by `re`, in which a common pattern for e-mail
 addresses takes seconds for 24 characters; a linear engine would refuse the look-aheads that schemas are full of. Items
-are told to be unique by hashing, not by comparing all with all.
+are told to be unique by hashing, not by comparing all with all. A schema that refers to itself may take a value into
+two alternatives at every level, and those double with each: so the steps of a check are counted.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -24,7 +26,20 @@ from uirl.limits import LimitError
 
 PATTERN_SECONDS = 0.1
 """For all patterns of one check together."""
-_deadline: ContextVar[float] = ContextVar("deadline of the patterns")
+MAX_STEPS = 10_000
+"""Values held against a part of the schema, in one check. Each takes some 20 microseconds."""
+
+
+@dataclass(slots=True)
+class _Left:
+    """What a check may still take."""
+
+    deadline: float
+    """Of the patterns."""
+    steps: int
+
+
+_left: ContextVar[_Left] = ContextVar("what the check may still take")
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
@@ -45,23 +60,48 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 def validator_of(schema: str) -> Validator:
     """The validator of a schema in JSON."""
     read = json.loads(schema)
-    kind = extend(_class_of(read), _KEYWORDS)
+    kind: Any = extend(_class_of(read), _KEYWORDS)
+    kind.evolve = _evolved
     # An empty registry: a reference to another document is an error, never a download.
     made: Validator = kind(read, registry=Registry())
     return made
 
 
 def errors_of(validator: Validator, value: Any) -> list[ValidationError]:
-    """What is wrong with `value`. Raises LimitError where its patterns take too long to tell."""
-    token = _deadline.set(time.monotonic() + PATTERN_SECONDS)
+    """What is wrong with `value`. Raises LimitError where that takes too long to tell."""
+    token = _left.set(_Left(time.monotonic() + PATTERN_SECONDS, MAX_STEPS))
     try:
         return list(validator.iter_errors(value))
+    except RecursionError:
+        raise LimitError("the arguments are nested too deep to compare with the schema; expected flatter ones") from None
     finally:
-        _deadline.reset(token)
+        _left.reset(token)
 
 
 def _class_of(schema: Mapping[str, Any]) -> Any:
     return validator_for(schema, default=Draft202012Validator)
+
+
+def _evolved(self: Any, **changes: Any) -> Any:
+    """The validator of a part of a schema: jsonschema's `evolve`, which comes before every comparison.
+
+    It stays of its class: jsonschema's own follows `$schema`, and forgets `_KEYWORDS` where a reference leads back to
+    the root. Raises LimitError where the steps are used up.
+    """
+    left = _left.get()
+    left.steps -= 1
+    if left.steps < 0:
+        raise LimitError(
+            f"the arguments take more than {MAX_STEPS} steps to compare with the schema; expected fewer or flatter ones"
+        )
+    kept = {
+        "schema": self.schema,
+        "resolver": self._ref_resolver,
+        "format_checker": self.format_checker,
+        "registry": self._registry,
+        "_resolver": self._resolver,
+    }
+    return type(self)(**(kept | changes))
 
 
 def _patterns(schema: Any) -> Iterator[str]:
@@ -85,7 +125,7 @@ def _compiled(pattern: str) -> Any:
 
 
 def _found(pattern: str, text: str) -> bool:
-    left = _deadline.get() - time.monotonic()
+    left = _left.get().deadline - time.monotonic()
     try:
         if left > 0:
             return _compiled(pattern).search(text, timeout=left) is not None
@@ -129,12 +169,17 @@ def _unique(validator: Any, unique: bool, value: Any, schema: Any) -> Iterator[V
 
 
 def _hashable(value: Any) -> Any:
-    """Equal for what JSON Schema calls equal: 1 and 1.0, but not 1 and true."""
+    """Equal for what JSON Schema calls equal: 1 and 1.0, but not 1 and true.
+
+    Numbers become text: theirs are hashes that anybody can make collide, and a set of such is quadratic.
+    """
     if isinstance(value, dict):
         return ("object", frozenset((key, _hashable(item)) for key, item in value.items()))
     if isinstance(value, list):
         return ("array", tuple(map(_hashable, value)))
-    return (type(value) is bool, value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    return ("number", f"{int(value):x}" if value == int(value) else float(value).hex())
 
 
 _KEYWORDS = {
