@@ -251,10 +251,21 @@ MAPPED = (
     "kept = []\nfor n in range(40):\n  f = open('a', 'w+b', 0); f.write(bytes(1 << 20))\n"
     "  kept.append(mmap.mmap(f.fileno(), 0)); f.close(); os.remove('a')"
 )
+ODDLY_NAMED = (
+    "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.mmap.restype = ctypes.c_void_p\nfor n in range(40):\n"
+    "  f = os.open('a\\x0cb', os.O_RDWR | os.O_CREAT); os.write(f, bytes(1 << 20))\n"
+    "  libc.mmap(None, 1 << 20, 1, 1, f, ctypes.c_long(0)); os.close(f); os.remove('a\\x0cb')"
+)
+BEHIND_A_DEAD_LEADER = (
+    "import ctypes, threading\ndef hold():\n time.sleep(0.2)\n try:\n  "
+    + HELD.replace("\n", "\n  ")
+    + "\n  time.sleep(2)\n except OSError as error:\n  print(error, flush=True); os._exit(1)\n os._exit(0)\n"
+    "threading.Thread(target=hold).start()\nctypes.CDLL(None).pthread_exit(None)"
+)
 EMPTY = "for n in range(10_000):\n  open(f'{n}', 'wb').close()"
 
 
-@pytest.mark.parametrize("code", [WRITES, HELD, MAPPED])
+@pytest.mark.parametrize("code", [WRITES, HELD, MAPPED, ODDLY_NAMED, BEHIND_A_DEAD_LEADER])
 def test_files_have_a_limit_together(walled: ToolRegistry, code: str, temporary: Path) -> None:
     success, text = run(walled, f"import mmap, os, time\n{code}\nwhile True: time.sleep(1)")
     assert not success
@@ -326,6 +337,7 @@ def test_limits_cannot_be_raised(python: ToolRegistry) -> None:
         """
         import resource
         print(resource.getrlimit(resource.RLIMIT_CPU), resource.getrlimit(resource.RLIMIT_AS))
+        assert max(resource.getrlimit(resource.RLIMIT_NPROC)) == 4096
         resource.setrlimit(resource.RLIMIT_CPU, (1, 2))
         """,
     )
@@ -610,7 +622,7 @@ def verdict(machine: str, number: int, *arguments: int, architecture: int | None
         elif code == 0x06:
             return constant
         else:
-            holds = {0x15: accumulator == constant, 0x35: accumulator >= constant, 0x45: bool(accumulator & constant)}
+            holds = {0x15: accumulator == constant, 0x35: accumulator >= constant}
             position += if_true if holds[code] else if_false
 
 
@@ -640,6 +652,7 @@ def test_the_filter_on_both_machines(machine: str, calls: dict[str, int]) -> Non
     assert ask("clone3") == NO_SUCH_CALL
     thread, process = 0x3D0F00, 0x1200011  # the flags of pthread_create and of fork
     assert (ask("clone", thread), ask("clone", process)) == (ALLOW, REFUSE)
+    assert ask("clone", thread & ~0x400) == REFUSE  # a thread with a table of files of its own
     assert (ask("prlimit", 0, 7, 0), ask("prlimit", 0, 7, 0x1000), ask("prlimit", 0, 7, 1 << 40)) == (
         ALLOW, REFUSE, REFUSE,
     )  # fmt: skip

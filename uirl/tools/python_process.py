@@ -215,17 +215,29 @@ class _Disk:
     def _removed(self) -> int:
         found: dict[int, int] = {}
         with suppress(OSError):
-            for name in os.listdir(f"/proc/{self._process}/fd"):
+            task, maps = self._living_task()
+            for name in os.listdir(f"{task}/fd"):
                 with suppress(OSError):
-                    file = os.stat(f"/proc/{self._process}/fd/{name}")
+                    file = os.stat(f"{task}/fd/{name}")
                     if file.st_nlink == 0:
                         found[file.st_ino] = _size(file)
-            for line in Path(f"/proc/{self._process}/maps").read_text(errors="replace").splitlines():
+            for line in maps.split("\n"):  # splitlines would split in names of files as well
                 fields = line.split(maxsplit=5)
                 if len(fields) == 6 and fields[5].startswith(self._folder) and fields[5].endswith("(deleted)"):
                     begin, _, end = fields[0].partition("-")
                     found.setdefault(int(fields[4]), int(end, 16) - int(begin, 16))
         return sum(found.values())
+
+    def _living_task(self) -> tuple[str, str]:
+        """The folder in /proc of a thread that has not ended, and its maps. All share memory and files, and the first
+        one may end before the others: then its folder shows neither. Raises OSError where all have ended."""
+        threads = f"/proc/{self._process}/task"
+        for name in os.listdir(threads):
+            with suppress(OSError):
+                maps = Path(f"{threads}/{name}/maps").read_text(errors="replace")
+                if maps:
+                    return f"{threads}/{name}", maps
+        raise ProcessLookupError(f"no thread of {self._process} is left")
 
 
 def _size(file: os.stat_result) -> int:

@@ -73,7 +73,9 @@ def errors_of(validator: Validator, value: Any) -> list[ValidationError]:
     try:
         return list(validator.iter_errors(value))
     except RecursionError:
-        raise LimitError("the arguments are nested too deep to compare with the schema; expected flatter ones") from None
+        raise LimitError(
+            "the arguments are nested too deep to compare with the schema; expected flatter ones"
+        ) from None
     finally:
         _left.reset(token)
 

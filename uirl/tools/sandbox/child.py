@@ -24,6 +24,8 @@ SOURCE = "<code>"
 READY = b"ready"
 
 _RESERVE = 4 << 20
+_MOST_THREADS = 4096
+"""Of the user together, programs of other episodes included: a machine has numbers for 32 768."""
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 _CAPABILITIES_3 = 0x20080522
 
@@ -96,6 +98,7 @@ def _limit(settings: dict[str, Any]) -> None:
         ("AS", settings["memory_bytes"], settings["memory_bytes"]),
         ("FSIZE", settings["file_bytes"], settings["file_bytes"]),
         ("NOFILE", 64, 64),
+        ("NPROC", _MOST_THREADS, _MOST_THREADS),
         ("CORE", 0, 0),
     ):
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (soft, hard))

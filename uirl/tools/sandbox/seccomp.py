@@ -83,9 +83,10 @@ _IOCTL_REQUESTS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 _PRCTL_OPTIONS = (3, 15, 16, 0x53564D41)
 """PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_SET_VMA."""
 _AF_UNIX, _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCKET_TYPE = 1, 2, 10, 1, 0xF
-_CLONE_THREAD = 0x00010000
+_THREAD = 0x00010000 | 0x00000400
+"""CLONE_THREAD and CLONE_FILES: a thread with a table of files of its own could hide removed ones in it."""
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _REFUSE, _NOT_THERE = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
 _NUMBER, _ARCHITECTURE = 0, 4
@@ -140,7 +141,12 @@ def build(machine: str, network: bool, files: bool, process: int) -> list[_Instr
 def _conditions(network: bool, process: int) -> dict[str, list[_Instruction]]:
     """Name of a call -> the tests of its arguments, each of which returns where it settles the matter."""
     return {
-        "clone": [(_LOAD, 0, 0, _low(0)), (_ANY_BIT, 0, 1, _CLONE_THREAD), (_RETURN, 0, 0, _ALLOW)],
+        "clone": [
+            (_LOAD, 0, 0, _low(0)),
+            (_AND, 0, 0, _THREAD),
+            (_EQUAL, 0, 1, _THREAD),
+            (_RETURN, 0, 0, _ALLOW),
+        ],
         "prlimit64": _only_null(2),
         "prctl": _one_of(0, _PRCTL_OPTIONS),
         "fcntl": _one_of(1, _FCNTL_COMMANDS),
