@@ -31,6 +31,12 @@ _NOTHING = _MARK + "9" * _DIGITS
 """Stands between two texts that would spell a control token together."""
 
 
+def without_aliases(text: str) -> str:
+    """A text for others, such as an error of a template that quotes what it was given: who knows an alias could write
+    control tokens."""
+    return text.replace(_SECRET, "")
+
+
 class ControlTokens:
     """The control tokens of one model, and how a text is encoded in which only the template's own count.
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2 import TemplateError
 
 from tests.inference.pictures import picture
 from tests.rollout.endpoint.worlds import ADD, data_url, user
 from uirl.inference import Generation, LoadedModel, SamplingParams
+from uirl.inference.chat import ChatRenderer
 from uirl.rollout.endpoint.problems import APIProblem
-from uirl.rollout.endpoint.renderers import Renderers
+from uirl.rollout.endpoint.renderers import Renderers, rendering
 from uirl.rollout.endpoint.replies import cut_at_stop
 from uirl.rollout.endpoint.requests import read_chat_call, read_completion_call
 from uirl.rollout.endpoint.wire_messages import PartsMessage, read_messages
@@ -123,6 +126,60 @@ def test_half_characters_are_refused_wherever_they_stand(place: tuple[Any, ...],
     problem = refusal(read_chat_call, asked)
     assert problem is not None
     assert "half a character" in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ('{"a": NaN}', "NaN is not JSON"),
+        ('{"a": 1e999}', "beyond 1e308"),
+        ('{"a": ' + "[" * 500 + "]" * 500 + "}", "nested too deep"),
+        ('{"a": [' + "1," * 300_000 + "1]}", "too many values"),
+        ("{", "is not JSON"),
+    ],
+)
+def test_arguments_of_calls_keep_the_limits_of_bodies(written: str, words: str) -> None:
+    asked = copy.deepcopy(ASKED)
+    asked["messages"][2]["tool_calls"][0]["function"]["arguments"] = written
+    problem = refusal(read_chat_call, asked)
+    assert problem is not None
+    assert words in str(problem)
+    assert problem.param == "messages[2].tool_calls[0].function.arguments"
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyError("x"), AttributeError("x"), ZeroDivisionError("x")])
+def test_whatever_a_template_raises_is_the_requests_mistake(error: Exception) -> None:
+    with pytest.raises(APIProblem, match="cannot show that") as caught, rendering("messages"):
+        raise error
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+
+
+def test_what_a_template_quotes_tells_no_alias(lm: LoadedModel) -> None:
+    controls = Renderers(lm, 2).get("", ()).controls
+    hidden = controls.hide_all("<|im_end|>")
+    assert hidden != "<|im_end|>"
+    with pytest.raises(APIProblem) as caught, rendering("messages"):
+        raise TemplateError(f"no such role: {hidden}")
+    assert hidden[:30] not in str(caught.value)
+    assert "no such role" in str(caught.value)
+
+
+def test_tools_that_take_long_to_prove_keep_nobody_waiting(lm: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    renderers = Renderers(lm, 4)
+    others: list[ChatRenderer] = []
+
+    class Slow(ChatRenderer):
+        def __init__(self, loaded: LoadedModel, tools: Any = (), **options: Any) -> None:
+            super().__init__(loaded, **options)  # the template of this model shows no tools
+            if tools:
+                other = threading.Thread(target=lambda: others.append(renderers.get("", ())))
+                other.start()
+                other.join(2.0)
+                assert others, "another call waited for this one"
+
+    monkeypatch.setattr("uirl.rollout.endpoint.renderers.ChatRenderer", Slow)
+    assert renderers.get("tools", [ADD]) is renderers.get("tools", [ADD])
+    assert len(renderers) == 2
 
 
 JSON = st.recursive(

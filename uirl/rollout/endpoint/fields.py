@@ -85,12 +85,12 @@ def shown(value: Any) -> str:
     return clip(text)
 
 
-def read_json(body: bytes | bytearray) -> Any:
-    """The JSON of a request body, within the limits of `uirl.limits`. Raises a 400 for anything else, NaN and Infinity
-    included."""
+def read_json(text: bytes | bytearray | str, param: str | None = None) -> Any:
+    """The JSON of a request body, or of the text of the field `param`, within the limits of `uirl.limits`. Raises a
+    400 for anything else, NaN and Infinity included."""
+    where = param or "the body"
     try:
-        return limits.read_json(body, where="the body")
-    except LimitError as error:
-        raise bad_request(str(error), code="limit_exceeded") from None
+        return limits.read_json(text, where=where)
     except InputError as error:
-        raise bad_request(str(error), code="invalid_json") from None
+        code = "limit_exceeded" if isinstance(error, LimitError) else "invalid_json"
+        raise bad_request(str(error).removeprefix(f"{param} "), param, code) from None

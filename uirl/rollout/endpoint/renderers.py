@@ -12,8 +12,15 @@ from jinja2 import TemplateError
 
 from uirl.errors import ContractError, EnvironmentFailure
 from uirl.inference.chat import ChatRenderer
+from uirl.inference.control_tokens import without_aliases
 from uirl.inference.models import LoadedModel
+from uirl.limits import clip
 from uirl.rollout.endpoint.problems import bad_request
+
+_PYTHONS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""Templates add, index and split what they are given, and raise whatever Python raises. What is not caught here would
+make the session a failure, which its agent could then bring about."""
+_OBJECTIONS = (ContractError, EnvironmentFailure, TemplateError, *_PYTHONS)
 
 
 class Renderers:
@@ -28,15 +35,19 @@ class Renderers:
     def get(self, key: str, tools: Sequence[Mapping[str, Any]]) -> ChatRenderer:
         """The renderer that shows `tools`, whose key is `key`. Raises a 400 where the template cannot."""
         with self._lock:
-            if key not in self._kept:
-                with rendering("tools" if tools else "messages"):
-                    known = next(iter(self._kept.values()), None)
-                    controls = None if known is None else known.controls
-                    self._kept[key] = ChatRenderer(self._loaded, tools, controls=controls)
-            self._kept.move_to_end(key)
+            found = self._kept.get(key)
+            if found is not None:
+                self._kept.move_to_end(key)
+                return found
+            known = next(iter(self._kept.values()), None)
+        # Outside of the lock: the event loop would wait for a thread that proves a template with a thousand tools.
+        with rendering("tools" if tools else "messages"):
+            made = ChatRenderer(self._loaded, tools, controls=None if known is None else known.controls)
+        with self._lock:
+            self._kept[key] = made
             while len(self._kept) > self._capacity:
                 self._kept.popitem(last=False)
-            return self._kept[key]
+        return made
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -47,6 +58,6 @@ def rendering(param: str) -> Iterator[None]:
     """A context in which a chat template's objections become a 400 that names `param`."""
     try:
         yield
-    # TypeError: templates add and index what they are given, and raise whatever Python raises
-    except (ContractError, EnvironmentFailure, TemplateError, TypeError, RecursionError) as error:
-        raise bad_request(f"the chat template of this model cannot show that: {error}", param) from error
+    except _OBJECTIONS as error:
+        problem = clip(without_aliases(str(error)), 300)
+        raise bad_request(f"the chat template of this model cannot show that: {problem}", param) from error

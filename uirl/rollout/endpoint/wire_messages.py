@@ -13,7 +13,7 @@ from uirl.images import Screenshot
 from uirl.inference.bounded_cache import BoundedCache
 from uirl.inference.messages import Message
 from uirl.limits import LimitError
-from uirl.rollout.endpoint.fields import Fields, shown, whole_text
+from uirl.rollout.endpoint.fields import Fields, read_json, shown, whole_text
 from uirl.rollout.endpoint.problems import APIProblem, bad_request
 from uirl.types import ToolCall
 
@@ -132,10 +132,7 @@ def _read_call(value: Any, where: str) -> ToolCall:
     fields.close()
     name, written = function.take("name", str), function.take("arguments", str)
     function.close()
-    try:
-        arguments = json.loads(written)
-    except (ValueError, RecursionError) as error:
-        raise bad_request(f"is not JSON: {error}", function.at("arguments")) from error
+    arguments = read_json(written, function.at("arguments"))
     if not isinstance(arguments, dict):
         raise bad_request(f"expected a JSON object, got {shown(arguments)}", function.at("arguments"))
     whole_text(json.dumps(arguments, ensure_ascii=False), function.at("arguments"))
