@@ -14,7 +14,8 @@ VISION = "model.visual.blocks.0."
 
 
 def lora_config(*overrides: str):
-    return make_config("model.use_lora=true", "model.lora.r=4", "model.lora.lora_alpha=8", *overrides)
+    # neither number is a default of peft, so that a description which lacks one reads as another adapter
+    return make_config("model.use_lora=true", "model.lora.r=4", "model.lora.lora_alpha=6", *overrides)
 
 
 def adapted(policy: Policy) -> set[str]:

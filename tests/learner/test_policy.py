@@ -197,6 +197,12 @@ def test_float16_is_refused():
 
 
 class TestPolicyValueModel:
+    def test_a_model_given_by_its_section_has_the_seed_that_is_given(self):
+        section = make_config().model
+        first, same, other = (dict(PolicyValueModel(section, seed=seed).named_parameters()) for seed in (3, 3, 4))
+        assert all(torch.equal(first[name], same[name]) for name in first)
+        assert not all(torch.equal(first[name], other[name]) for name in first)
+
     def test_logits_and_values_of_every_position(self, policy):
         model = PolicyValueModel(policy)
         ids = torch.tensor([[20, 21, 22, 23]])
@@ -224,3 +230,11 @@ class TestPolicyValueModel:
     def test_it_wants_a_value_head(self):
         with pytest.raises(ContractError, match="critic=True"):
             PolicyValueModel(Policy.from_config(make_config(), critic=False))
+
+
+def test_random_weights_depend_on_the_seed_alone():
+    first, same, other = (
+        dict(Policy.from_config(make_config(f"training.seed={seed}")).model.named_parameters()) for seed in (3, 3, 4)
+    )
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)

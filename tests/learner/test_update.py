@@ -284,7 +284,7 @@ class TestDeadGroups:
 
     def test_too_few_live_groups_are_not_enough(self, images):
         samples_of = self.live_only_in_group({0})
-        for floor, skipped in ((0.3, 1.0), (0.2, 0.0)):
+        for floor, skipped in ((0.26, 1.0), (0.25, 0.0)):
             learner = make_learner(images, *self.GRPO, f"algorithm.min_live_groups={floor}")
             metrics = learner.update(sample_trajectories(learner.policy, images, n=8, reward=samples_of))
             assert metrics["live_groups"] == 0.25
@@ -322,6 +322,20 @@ class TestDeadGroups:
             samples = sample_trajectories(learner.policy, images, n=8, reward=self.live_only_in_group({0, 2}))
             rates.append(learner.update(samples)["learning_rate"])
         assert rates[1] == pytest.approx(rates[0] / 2)
+
+    @pytest.mark.parametrize(
+        ("option", "share"), [("training.warmup_steps=4", 4), ("algorithm.scale_step_by_live=true", 2)]
+    )
+    def test_a_smaller_rate_makes_a_smaller_step(self, images, option, share):
+        far = []
+        for options in ([], [option]):
+            learner = make_learner(images, *self.GRPO, "training.minibatches=1", "training.weight_decay=0", *options)
+            before = weights_of(learner.policy)
+            learner.update(sample_trajectories(learner.policy, images, n=8, reward=self.live_only_in_group({0, 2})))
+            after = weights_of(learner.policy)
+            far.append(max(float((after[name] - before[name]).abs().max()) for name in before))
+        # the first step of Adam is the rate in each direction
+        assert far[1] == pytest.approx(far[0] / share, rel=0.02)
 
     def test_whitening_gives_a_dead_group_no_life(self, images):
         learner = make_learner(images, TEXT, "training.adv_estimator=reinforce_plus_plus_baseline")
