@@ -88,13 +88,22 @@ async def test_a_stream_says_what_the_answer_says(lm: LoadedModel, kind: str) ->
             streamed = await stream.get_final_completion()
     mine, other = whole.choices[0], streamed.choices[0]
     assert "chunk" in kinds
-    assert other.message.content == mine.message.content
+    assert (other.message.role, other.message.content) == ("assistant", mine.message.content)
     assert other.finish_reason == mine.finish_reason == ("stop" if kind == "text" else "tool_calls")
     assert [(c.id, c.function.name, c.function.arguments) for c in other.message.tool_calls or []] == [
         (c.id, c.function.name, c.function.arguments) for c in mine.message.tool_calls or []
     ]
     assert [entry.logprob for entry in other.logprobs.content] == [entry.logprob for entry in mine.logprobs.content]
     assert streamed.usage == whole.usage
+
+
+async def test_a_token_that_is_a_part_of_a_character_has_no_bytes(lm: LoadedModel) -> None:
+    async with ModelEndpoint(says(lm, "a\N{PARROT}"), lm, any_model=True) as endpoint:
+        choice = await ask(client_of(endpoint), HI, logprobs=True)
+    whole, *parts = choice.logprobs.content[:-1]
+    assert (whole.token, whole.bytes) == ("a", [97])
+    assert len(parts) > 1
+    assert [part.bytes for part in parts] == [None] * len(parts)
 
 
 async def test_several_choices_draw_differently_and_repeatably(endpoint: ModelEndpoint) -> None:

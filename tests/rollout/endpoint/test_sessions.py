@@ -465,6 +465,26 @@ async def test_a_session_that_nobody_finishes_expires(lm: LoadedModel) -> None:
     assert engine.released
 
 
+@pytest.mark.parametrize(("idle", "looks"), [(4.0, 1.0), (3600.0, 30.0)])
+async def test_it_is_looked_for_forgotten_sessions_often_enough(
+    lm: LoadedModel, monkeypatch: pytest.MonkeyPatch, idle: float, looks: float
+) -> None:
+    sleep, waited, twice = asyncio.sleep, list[float](), asyncio.Event()
+
+    async def soon(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 2:
+            twice.set()
+        await sleep(0.001)
+
+    endpoint = ModelEndpoint(says(lm, "yes"), lm, idle_seconds=idle)
+    monkeypatch.setattr(asyncio, "sleep", soon)
+    sweep = asyncio.create_task(endpoint._sweep())
+    await asyncio.wait_for(twice.wait(), 60)
+    sweep.cancel()
+    assert set(waited) == {looks}
+
+
 async def test_a_call_on_its_way_keeps_a_session_alive(lm: LoadedModel) -> None:
     gate = Gate()
     async with ModelEndpoint(Watched(says(lm, "yes"), gate), lm) as endpoint:

@@ -91,6 +91,14 @@ async def test_a_page_elsewhere_cannot_ask_under_a_name_of_its_own(lm: LoadedMod
         assert "access-control-allow-origin" not in answer.headers
 
 
+@pytest.mark.parametrize("host", ["localhost", "agent.localhost", "127.0.0.2", "[::1]"])
+async def test_names_of_this_machine_are_answered_without_a_key(lm: LoadedModel, host: str) -> None:
+    async with ModelEndpoint(says(lm, "yes"), lm, host="localhost") as endpoint, httpx.AsyncClient() as plain:
+        port = endpoint.url.rpartition(":")[2]
+        answer = await plain.get(f"{endpoint.base_url}/models", headers={"host": f"{host}:{port}"})
+        assert answer.status_code == 200
+
+
 async def test_a_body_that_is_too_long_is_refused_while_it_comes(lm: LoadedModel) -> None:
     async with ModelEndpoint(says(lm, "yes"), lm, max_body=2000, any_model=True) as endpoint:
         assert (await ask(client_of(endpoint), [user("word " * 100)])).message.content == "yes"
