@@ -20,8 +20,9 @@ def test_a_new_run_has_its_config_and_its_places(tmp_path):
         assert run.name == "first"
         assert run.config_path.read_text() == "training: {}\n"
         assert run.checkpoints.is_dir()
-        places = (run.metrics_path, run.trajectories_path, run.summary_path, run.plot_path("curve"))
-        assert [p.name for p in places] == ["metrics.jsonl", "trajectories.sqlite", "summary.json", "curve.png"]
+        places = (run.metrics_path, run.trajectories_path, run.summary_path, run.plot_path("curve"), run.tensorboard)
+        names = ["metrics.jsonl", "trajectories.sqlite", "summary.json", "curve.png", "tensorboard"]
+        assert places == tuple(run.path / name for name in names)
     assert RunDirectory.open(tmp_path / "runs" / "first").config_path.is_file()
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.rollout.worlds import Countdown
 from tests.training.test_loop import settings
+from uirl.rollout.collector import Collector
 from uirl.training.assembly import Assembly, assemble, sampling_of
 
 
@@ -66,3 +70,17 @@ def test_a_reward_function_judges_training_evaluation_and_controls(tmp_path: Pat
     control = parts.collector_for(Countdown(length=9))
     assert parts.collector.reward_fn is parts.eval_collector.reward_fn is control.reward_fn is not None
     assert control.environment.length == 9  # type: ignore[attr-defined]
+
+
+async def test_closing_frees_both_collectors_and_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = parts_of(tmp_path)
+    closed: list[Any] = []
+    for kind in (Collector, type(parts.engine)):
+
+        async def note(part: Any, close: Any = kind.close) -> None:
+            await close(part)
+            closed.append(part)
+
+        monkeypatch.setattr(kind, "close", note)
+    await parts.close()
+    assert {id(part) for part in closed} == {id(parts.collector), id(parts.eval_collector), id(parts.engine)}

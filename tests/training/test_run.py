@@ -179,13 +179,17 @@ def test_a_success_that_nobody_knows_stops_nothing_and_no_thread_stays(tmp_path:
     assert set(threading.enumerate()) <= before
 
 
-def test_a_run_stops_at_the_success_or_the_time_that_was_asked_for(tmp_path: Path) -> None:
+def test_a_run_stops_at_the_success_or_the_time_that_was_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     easy = settings(tmp_path / "easy", eval_every=1, stop_at_success=0.0)
     late = settings(tmp_path / "late", max_seconds=0.001)
     for config, reason in ((easy, "held-out success reached 0.0"), (late, "the time limit of 0.001 s was reached")):
         config.training.warm_start.enabled = False
+        config.logging.print_every = 100
         trainer = RayPPOTrainer(config)
         summary = trainer.fit(num_epochs=3, num_iters_per_epoch=1)
         trainer.cleanup()
+        assert "step    1/3" in capsys.readouterr().out, "the last update is told, whatever made it the last"
         assert (summary["steps"], summary["stopped_because"]) == (1, reason)
         assert summary["warm_start"] is None
