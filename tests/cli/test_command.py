@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,15 @@ from typing import Any
 import pytest
 
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore
+from uirl.cli.imports import make_importable
 from uirl.cli.main import main
 from uirl.config.stored import override_stored
 from uirl.environments import ENVIRONMENTS
 from uirl.errors import ConfigError
 from uirl.images import ImageStore
 from uirl.learner import Learner, Policy, load_policy, save_checkpoint
+from uirl.training.measure import free_record, measure
+from uirl.training.task_sets import stored_tasks
 
 QUICK = [
     "model.model_name=uirl/tiny-lm",
@@ -324,6 +328,70 @@ def test_a_folder_from_somebody_else_runs_no_code(
     assert typed in told
     assert "trust" in told
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("here", "named"), [(".", "checkpoints/step_000001"), ("..", "run/checkpoints/step_000001")])
+def test_a_checkpoint_of_somebody_elses_run_runs_no_code_beside_it(
+    here: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    run = tmp_path / "run"
+    step = run / "checkpoints" / "step_000001"
+    step.mkdir(parents=True)
+    module = "evil" if here == "." else "run.evil"
+    for folder in (run, step):
+        (folder / "config.yaml").write_text(f"environment: {{name: '{module}:Game'}}")
+    (step / "manifest.json").write_text("{}")
+    (run / "evil.py").write_text(EVIL.format(path=str(tmp_path / "ran")))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(run / here)
+    with pytest.raises(ConfigError, match="names the environment"):
+        _lies_there(named)
+    assert not (tmp_path / "ran").exists()
+
+
+def _lies_there(named: str) -> None:
+    """What `uirl eval` does before it loads anything."""
+    make_importable(opened=named)
+    sys.path.append(os.getcwd())  # as `python -m uirl` has it
+    measure(named, episodes=1)
+
+
+def test_a_checkpoint_is_of_its_run_from_wherever_it_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    step = tmp_path / "run" / "checkpoints" / "step_000001"
+    step.mkdir(parents=True)
+    for folder in (tmp_path / "run", step):
+        ConfigStore().to_yaml(folder / "config.yaml")
+    tasks = tmp_path / "run" / "eval_tasks.json"
+    tasks.write_text("[]")
+    for here, named in ((step.parent, step.name), (step, "."), (tmp_path, "run/checkpoints/step_000001")):
+        monkeypatch.chdir(here)
+        found = stored_tasks(Path(named))
+        assert found is not None
+        assert found.resolve() == tasks
+        assert free_record(Path(named)).resolve().parent == tmp_path / "run" / "evaluations"
+
+
+@pytest.mark.parametrize("option", ["trust_remote_code=true", "worker_cls=evil.Worker"])
+def test_an_engine_option_of_a_stored_config_needs_a_word(option: str, tmp_path: Path) -> None:
+    stored = ConfigStore()
+    stored.inference.engine_options = {"max_num_seqs": 4}
+    typed = [f"inference.engine_options.{option}"]
+    assert override_stored(stored, typed, tmp_path).inference.engine_options["max_num_seqs"] == 4
+    key, _, value = option.partition("=")
+    stored.inference.engine_options[key] = True if value == "true" else value
+    with pytest.raises(ConfigError, match=f"type inference.engine_options.{key}="):
+        override_stored(stored, [], tmp_path)
+    override_stored(stored, typed, tmp_path)
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = [sys.executable, "-u", "-m", "uirl", "environments"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()  # before it writes its first line
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
 
 
 def test_what_a_person_types_is_trusted(tmp_path: Path, monkeypatch: Any) -> None:

@@ -76,8 +76,9 @@ def export_episodes(source: Path, out: Path | None = None) -> Path:
 
 def _default(source: Path, name: str) -> Path:
     """`exports/<name>` in the run that `source` is, or is a checkpoint of."""
-    candidates = (source, source.resolve().parent.parent)
-    run = next((folder for folder in candidates if (folder / "checkpoints").is_dir()), None)
+    from uirl.storage import run_of
+
+    run = run_of(source)
     if run is None:
         raise ConfigError(f"{source} is no run directory and lies in none; say where to write: --out PATH")
     return run / "exports" / name

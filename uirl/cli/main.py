@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0 done, 1 a check failed, 2 an error that the person can mend, 130 interrupted."""
+    """The exit status: 0 done, 1 a check failed, 2 an error that the person can mend, 130 interrupted, 141 nobody
+    reads the output any more."""
     options = _options(arguments)
     from uirl.event_loop import sigterm_as_ctrl_c
 
@@ -33,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("uirl: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at its end
+        return 141  # as of SIGPIPE: the reader left, as that of `uirl environments | head -1`
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

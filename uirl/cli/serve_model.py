@@ -105,12 +105,13 @@ def _load(model: str, backend: str | None, overrides: list[str]) -> tuple[Policy
     from uirl.config import ConfigStore
     from uirl.config.stored import override_stored
     from uirl.learner import Policy
+    from uirl.storage import run_of
     from uirl.training.measure import locate, policy_at
 
     changes = [*overrides, *([f"inference.backend={backend}"] if backend else [])]
     if Path(model).exists():
         folder, stored = locate(Path(model))
-        config = override_stored(stored, changes, Path(model))
+        config = override_stored(stored, changes, run_of(model) or Path(model))
         return policy_at(folder, config), config
     config = ConfigStore()
     config.model.model_name = model

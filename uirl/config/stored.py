@@ -19,7 +19,7 @@ def override_stored(stored: ConfigStore, overrides: Sequence[str], folder: Path)
 
     Raises ConfigError, with what to type, where the config would run code and the person has not asked for it: Python
     that lies with the model (`model.trust_remote_code`), an environment inside the folder, a program in an option of
-    the environment.
+    the environment, an option of the engine that is no number.
     """
     config, typed = stored.override(overrides), _harmless(stored).override(overrides)
     if config.model.trust_remote_code and not typed.model.trust_remote_code:
@@ -33,6 +33,12 @@ def override_stored(stored: ConfigStore, overrides: Sequence[str], folder: Path)
             f"the config at {folder} names the environment {name!r}, which is code in that folder. Type "
             f"environment.name={name} if you trust where the folder came from"
         )
+    for key, value in config.inference.engine_options.items():
+        if not _is_number(value) and typed.inference.engine_options.get(key) != value:
+            raise ConfigError(
+                f"the config at {folder} gives the engine the option {key}={value!r:.80}, and such an option can name "
+                f"code. If you trust where the folder came from, type inference.engine_options.{key}=..."
+            )
     for section in ("options", "eval_options"):
         allowed = dict(_programs(getattr(typed.environment, section), section))
         for key, program in _programs(getattr(config.environment, section), section):
@@ -49,7 +55,12 @@ def _harmless(stored: ConfigStore) -> ConfigStore:
     copy = stored.model_copy(deep=True)
     copy.model.trust_remote_code = False
     copy.environment.name, copy.environment.options, copy.environment.eval_options = "screen", {}, {}
+    copy.inference.engine_options = {}
     return copy
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _lies_in(folder: Path, name: str) -> bool:

@@ -171,6 +171,12 @@ class RunDirectory:
         self.write_text("config.yaml", config)
 
 
+def run_of(path: str | os.PathLike[str]) -> Path | None:
+    """The run directory that `path` is, or that has the checkpoint `path`, from wherever it is named; None: neither."""
+    folders = (Path(path), Path(path).resolve().parent.parent)
+    return next((folder for folder in folders if (folder / "checkpoints").is_dir()), None)
+
+
 def free_run_name(runs_dir: str | os.PathLike[str], stem: str, suffix: str = "") -> str:
     """`stem`, or `stem-2`, `stem-3`, ...: the first that, with `suffix` behind it, is not in `runs_dir` yet. See
     `clean_run_name`."""

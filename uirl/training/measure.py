@@ -16,7 +16,7 @@ from uirl.event_loop import EventLoopThread
 from uirl.learner import Policy, latest_checkpoint, load_policy
 from uirl.learner.folder import number_of
 from uirl.rollout.episode import RewardFunction
-from uirl.storage import TrajectoryStore, free_run_name
+from uirl.storage import TrajectoryStore, free_run_name, run_of
 from uirl.training.assembly import assemble
 from uirl.training.evaluation import EvaluationReport, evaluate_episodes, require_evidence
 from uirl.training.progress import doing
@@ -47,7 +47,7 @@ def measure(
         raise ConfigError(f"expected 1 <= tries <= episodes, got tries={tries} and episodes={episodes}")
     path = saved_as(Path(path))
     folder, stored = locate(path)
-    config = override_stored(stored, overrides, path)
+    config = override_stored(stored, overrides, run_of(path) or path)
     tasks = _tasks_for(path, tasks_path, same=config.environment == stored.environment)
     if tasks is not None:
         config.environment.tasks = None  # the file of the training tasks may lie on another machine
@@ -99,8 +99,7 @@ def free_record(path: Path) -> Path:
     """Where `uirl eval` puts its episodes: a new file in `evaluations` of the run that `path` is or belongs to; for
     other folders, which may be somebody else's, in `runs/evaluations`."""
     folder, config = locate(path)
-    runs = [run for run in (path, path.parent.parent) if (run / "checkpoints").is_dir()]
-    home = runs[0] if runs else Path(config.logging.runs_dir)
+    home = run_of(path) or Path(config.logging.runs_dir)
     return home / "evaluations" / f"{free_run_name(home / 'evaluations', folder.name, '.sqlite')}.sqlite"
 
 
@@ -124,7 +123,7 @@ def locate(path: Path) -> tuple[Path, ConfigStore]:
         if newest is None:
             raise CheckpointError(f"{path} has no finished checkpoint yet; wait for the first or train longer")
         return newest, config
-    for candidate in (path / "config.yaml", path.parent.parent / "config.yaml"):
+    for candidate in (path / "config.yaml", path.resolve().parent.parent / "config.yaml"):
         if candidate.is_file():
             return path, ConfigStore.from_yaml(candidate)
     if (path / "config.json").is_file():

@@ -112,7 +112,7 @@ def read_tasks(path: Path) -> list[Any]:
 def stored_tasks(path: Path) -> Path | None:
     """The file of evaluation tasks in the run directory `path`, or in that of the checkpoint `path`; None: the run
     was measured on the environment's own."""
-    files = [run / EVAL_TASKS for run in (path, path.parent.parent) if (run / "config.yaml").is_file()]
+    files = [run / EVAL_TASKS for run in (path, path.resolve().parent.parent) if (run / "config.yaml").is_file()]
     return next((file for file in files if file.is_file()), None)
 
 
