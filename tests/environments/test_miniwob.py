@@ -546,7 +546,7 @@ def test_there_are_130_pages_and_the_tables_name_only_them() -> None:
         ({"zoom": 0}, "zoom is the number"),
         ({"width": 0}, "whole pixels"),
         ({"image_format": "gif"}, "image_format is"),
-        ({"quality": 0}, "quality 1 to 100"),
+        ({"image_format": "jpeg", "quality": 0}, "an int from 1 to 100, got 0"),
         ({"max_turns": 0}, "max_turns 1"),
         ({"picture": 3}, "no option 'picture'"),
     ],

@@ -190,7 +190,7 @@ def test_controls_fail(name: str, options: dict[str, Any]) -> None:
         ("calculator", {"operators": "+/"}, "operators must be some of '+-*', got '+/'"),
         ("calculator", {"operators": ""}, "operators must be some of"),
         ("calculator", {"demonstrator": "wise"}, "demonstrator must be one of"),
-        ("calculator", {"carelessness": 1.5}, "carelessness must be a probability, got 1.5"),
+        ("calculator", {"carelessness": 1.5}, "carelessness must be a probability in [0, 1], got 1.5"),
         ("calculator", {"spare_turns": -1}, "spare_turns must be an int from 0, got -1"),
         ("calculator", {"names": 3}, "no option 'names'"),
         ("lookup", {"lookups": 3}, "no option 'lookups'"),

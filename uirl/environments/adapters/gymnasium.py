@@ -47,17 +47,26 @@ class GymnasiumEnvironment(BaseEnvironment):
         `spawn()` makes others from its spec, or copies it where it has none.
         `view` 'auto': an image where the observation space is one, else text. `action_names` name the actions of a
         Discrete space in order. `max_turns` None: the limit of the registry, if any. `make_options` go to
-        `gymnasium.make`. `describe`: a system prompt that says how to act. Raises ConfigError.
+        `gymnasium.make`, so `env` is an id then. `describe`: a system prompt that says how to act. Raises ConfigError.
         """
         super().__init__(config)
         if view not in VIEWS:
             raise ConfigError(f"gymnasium: view must be one of {VIEWS}, got {view!r}; {did_you_mean(str(view), VIEWS)}")
+        if max_turns is not None and (isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1):
+            raise ConfigError(f"gymnasium: max_turns must be a positive int or null, got {max_turns!r}")
+        if make_options and not isinstance(env, str):
+            raise ConfigError(
+                f"gymnasium: make_options go to gymnasium.make, which is not asked where env is {shown(env, 80)}, got "
+                f"{sorted(make_options)}; give the id of a registered environment, or leave make_options out"
+            )
         self._make, self._env, spec = _read_source(env, view, dict(make_options or {}))
         self.max_turns = max_turns if max_turns is not None else getattr(spec, "max_episode_steps", None)
         self._view, self._names = view, tuple(action_names or ())
         self._success_return, self._describe = success_return, describe
         self._return, self._turns = 0.0, 0
         self._last = Observation()
+        if self._env is not None:
+            self._check_spaces(self._env)
 
     def reset(self, *, seed: int | None = None) -> tuple[Observation, dict[str, Any]]:
         """The first observation. `seed` None: the generator of the underlying environment goes on."""
@@ -113,13 +122,22 @@ class GymnasiumEnvironment(BaseEnvironment):
     def _opened(self) -> Any:
         if self._env is None:
             assert self._make is not None  # spawn() leaves one of the two
-            self._env = self._make()
-            if self._names and len(self._names) != getattr(self._env.action_space, "n", None):
-                raise ConfigError(
-                    f"gymnasium: got {len(self._names)} action_names, expected one per action of "
-                    f"{self._env.action_space}"
-                )
+            made = self._make()
+            self._check_spaces(made)
+            self._env = made
         return self._env
+
+    def _check_spaces(self, env: Any) -> None:
+        seen = env.observation_space
+        if self._view == "image" and not (str(seen.dtype) == "uint8" and len(seen.shape or ()) in (2, 3)):
+            raise ConfigError(
+                f"gymnasium: view 'image' needs observations that are uint8 pictures, got {shown(seen, 80)}; 'rgb' "
+                "shows what the environment renders"
+            )
+        if self._names and len(self._names) != getattr(env.action_space, "n", None):
+            raise ConfigError(
+                f"gymnasium: got {len(self._names)} action_names, expected one per action of {env.action_space}"
+            )
 
     def _see(self, value: Any) -> Observation:
         view = self._view if self._view != "auto" else "image" if _is_image(value) else "text"

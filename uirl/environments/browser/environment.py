@@ -21,7 +21,7 @@ from uirl.environments.browser.marks import CLICKABLE, Mark, draw_marks, read_ma
 from uirl.environments.browser.navigation import PageLost, Threw
 from uirl.environments.browser.page import Page
 from uirl.environments.browser.picture import Frame
-from uirl.environments.ui_actions import ActionSpace, Answer, Click, Coordinates, Terminate, UIAction
+from uirl.environments.ui_actions import ACTIONS, CLICKS, ActionSpace, Answer, Click, Coordinates, Terminate, UIAction
 from uirl.errors import ConfigError
 from uirl.types import Action, Observation, StepResult, Task
 
@@ -77,7 +77,7 @@ class PageEnvironment(BaseEnvironment):
         crop: Sequence[int] | None = None,
         image_size: int | Sequence[int] | None = None,
         image_format: ImageFormat = "png",
-        quality: int = 80,
+        quality: int | None = None,
         actions: Sequence[str] | None = None,
         coordinates: Coordinates = "pixels",
         say_target: bool = False,
@@ -96,8 +96,8 @@ class PageEnvironment(BaseEnvironment):
             crop: part of the page that becomes the picture, as (left, top, width, height) in CSS pixels; None: all.
             image_size: the picture is resized to this (width, height), or square of this side; None: as it is.
                 Positions are in pixels of the picture, whatever its size.
-            image_format, quality: 'png', or 'jpeg' of a quality from 1 to 100. A picture that is cropped, resized or
-                marked afterwards is handed on as it then is, without loss.
+            image_format, quality: 'png', or 'jpeg' of a quality from 1 to 100 (None: 80). A picture that is cropped,
+                resized or marked afterwards is handed on as it then is, without loss.
             actions: names of the actions that are offered; None: those of the class.
             coordinates: 'pixels', or 'grid_999': 0 to 999 along each side.
             say_target: the prompt asks for the word `target` before the coordinates of a click, and demonstrators give
@@ -123,12 +123,11 @@ class PageEnvironment(BaseEnvironment):
             raise ConfigError("actions is an empty list; expected names such as 'click'")
         self.space = ActionSpace(*self.picture_size, offered, coordinates, marks, say_target)
         """The actions that are offered, and how they are written."""
-        if image_format not in ("png", "jpeg") or not 1 <= quality <= 100:
-            raise ConfigError(f"image_format is 'png' or 'jpeg' with quality 1 to 100, got {image_format!r}, {quality}")
+        _check_pointing(self.space, say_target, coordinates)
         if tree < 0 or settle < 0 or (max_turns is not None and max_turns < 1):
             raise ConfigError(f"tree and settle are at least 0, max_turns 1; got {tree}, {settle}, {max_turns}")
         self.max_turns = self.max_turns if max_turns is None else max_turns
-        self._capture: Mapping[str, Any] = {"format": image_format, "quality": quality}
+        self._capture = _capture(image_format, quality)
         self._tree, self._settle = tree, settle
         self._page: Page | None = None
         self._reach: frozenset[str] = frozenset()  # of that page
@@ -305,6 +304,33 @@ class PageEnvironment(BaseEnvironment):
         images = () if self._done else self._seen.images
         info = {"success": False, "mistake": problem}
         return StepResult(Observation(text, images, info), terminated=self._done)
+
+
+def _capture(image_format: str, quality: int | None) -> dict[str, Any]:
+    """The arguments of `Page.screenshot`. Raises ConfigError."""
+    if image_format not in ("png", "jpeg"):
+        raise ConfigError(f"image_format is 'png' or 'jpeg', got {image_format!r}")
+    if quality is None:
+        return {"format": image_format}
+    if isinstance(quality, bool) or not isinstance(quality, int) or not 1 <= quality <= 100:
+        raise ConfigError(f"quality is that of 'jpeg', an int from 1 to 100, got {quality!r}")
+    if image_format == "png":
+        raise ConfigError(f"PNG has no quality, got {quality}; set image_format to 'jpeg', or leave quality out (null)")
+    return {"format": image_format, "quality": quality}
+
+
+def _check_pointing(space: ActionSpace, say_target: bool, coordinates: str) -> None:
+    """Raises ConfigError for options of clicks and positions where no action has any."""
+    clicks = [name for name in space.names if name in CLICKS]
+    if say_target and not clicks:
+        raise ConfigError(
+            f"say_target is about clicks, and the actions {', '.join(space.names)} have none; leave it out"
+        )
+    if coordinates != "pixels" and not any({"x", "y"} & set(ACTIONS[name].arguments) for name in space.names):
+        raise ConfigError(
+            f"coordinates={coordinates!r} is about positions, and the actions {', '.join(space.names)} have none; "
+            "leave it out"
+        )
 
 
 def _lines(*parts: str) -> str:

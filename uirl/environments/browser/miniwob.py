@@ -11,6 +11,7 @@ from uirl.environments.browser.environment import ImageFormat, Judgement, PageEn
 from uirl.environments.browser.miniwob_pages import AREA, BEGIN, RELOADED, STATE, guard, page_names, page_url
 from uirl.environments.browser.miniwob_tags import HANDS, LEVELS, NEEDS, page_tags
 from uirl.environments.browser.page import Page
+from uirl.environments.demonstrators import error_rate
 from uirl.environments.ui_actions import Click, Coordinates, UIAction
 from uirl.errors import ConfigError, did_you_mean
 from uirl.types import Action, Observation, Task
@@ -45,7 +46,7 @@ class MiniWobEnvironment(PageEnvironment):
         crop: Literal["area"] | Sequence[int] | None = None,
         image_size: int | Sequence[int] | None = None,
         image_format: ImageFormat = "png",
-        quality: int = 80,
+        quality: int | None = None,
         actions: Sequence[str] | None = None,
         coordinates: Coordinates = "pixels",
         say_target: bool = False,
@@ -55,7 +56,7 @@ class MiniWobEnvironment(PageEnvironment):
         settle: float = 0.0,
         reward: Literal["page", "success"] = "page",
         demonstrator: Literal["expert", "careless"] = "expert",
-        carelessness: float = 0.5,
+        carelessness: float | None = None,
     ) -> None:
         """An environment that opens its page at the first reset.
 
@@ -68,8 +69,9 @@ class MiniWobEnvironment(PageEnvironment):
             crop: 'area': the 160 x 160 below the instruction, which the text says anyway.
             reward: 'page': what the page gives, in [-1, 1]; 'success': 1 for a success, else 0.
             demonstrator: what `expert_action` plays: 'expert' clicks the right thing; 'careless' does so too, but with
-                probability `carelessness` it clicks any of the things the page offers (or anywhere, where there is
-                only one). With `say_target` both say the word of what they click, where the page has one.
+                probability `carelessness` (None: 0.5) it clicks any of the things the page offers (or
+                anywhere, where there is only one). With `say_target` both say the word of what they click,
+                where the page has one.
 
         Raises:
             ConfigError: an option does not fit, there is no such page, no browser, or no package `miniwob`.
@@ -97,9 +99,8 @@ class MiniWobEnvironment(PageEnvironment):
             settle=settle,
         )
         _check_choice("reward", reward, ("page", "success"))
-        _check_choice("demonstrator", demonstrator, ("expert", "careless"))
         self._reward_kind = reward
-        self._carelessness = carelessness if demonstrator == "careless" else 0.0
+        self._carelessness = error_rate("miniwob", demonstrator, carelessness)
         self.demonstrator_may_fail = self._carelessness > 0
         self._shown: str | None = None  # name of the page that is loaded
         self._guard = ""

@@ -40,6 +40,8 @@ LEVELS = {
 }
 """1: one digit; 2: three digits, one after the other; 3: first names; 4: three contacts; 5: ten of a hundred."""
 SMALLEST_SLIP = 56
+_OFFERED = {True: ("click", "type"), False: ("click", "type", "keys", "scroll")}
+"""Whether there is a slip -> the actions."""
 WORDS = {"code": "field", "first": "first", "last": "last", "email": "email"}
 """Field -> the word for it before the coordinates of a click."""
 
@@ -72,7 +74,7 @@ class DataEntryEnvironment(WebEnvironment):
         zoom: float = 1.0,
         image_size: int | Sequence[int] | None = None,
         image_format: ImageFormat = "png",
-        quality: int = 80,
+        quality: int | None = None,
         actions: Sequence[str] | None = None,
         coordinates: Coordinates = "pixels",
         say_target: bool = False,
@@ -118,7 +120,7 @@ class DataEntryEnvironment(WebEnvironment):
             image_size=image_size,
             image_format=image_format,
             quality=quality,
-            actions=actions or (("click", "type") if base.slip else ("click", "type", "keys", "scroll")),
+            actions=_OFFERED[base.slip] if actions is None else actions,
             coordinates=coordinates,
             say_target=say_target,
             marks=marks,
@@ -192,7 +194,7 @@ class DataEntryEnvironment(WebEnvironment):
 
     def _instruction(self) -> str:
         if self._slip and self._told:
-            values = ", then ".join(row["code"] for row in self._sheet[: self._rows])
+            values = ", then ".join(row[self._fields[0]] for row in self._sheet[: self._rows])
             return f"type {values} and submit"
         if self._slip:
             return "type the code and submit" if self._rows == 1 else f"type and submit {self._rows} codes"

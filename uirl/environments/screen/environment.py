@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from uirl.environments.base import BaseEnvironment
+from uirl.environments.demonstrators import error_rate
 from uirl.environments.screen.drawing import draw
 from uirl.environments.screen.layout import Grid
 from uirl.environments.screen.stages import COLOURS, ColourStage, ConfirmStage, DigitStage, Stage
@@ -15,7 +16,6 @@ from uirl.errors import ConfigError, did_you_mean
 from uirl.types import Action, Observation, StepResult, ToolCall
 
 LEVELS = {1: ("colour",), 2: ("colour", "confirm"), 3: ("colour", "digit", "confirm")}
-DEMONSTRATORS = ("expert", "careless")
 
 
 class ScreenEnvironment(BaseEnvironment):
@@ -44,7 +44,7 @@ class ScreenEnvironment(BaseEnvironment):
         jitter: int = 2,
         retries: int = 0,
         demonstrator: str = "expert",
-        carelessness: float = 0.5,
+        carelessness: float | None = None,
         blank_image: bool = False,
         hide_instruction: bool = False,
         describe: bool = False,
@@ -54,18 +54,18 @@ class ScreenEnvironment(BaseEnvironment):
         `size`: width and height in pixels; everything scales with it, and from about 100 pixels on buttons carry the
         name of their colour. `buttons` of the colours in `palette` stand in `slots` x `slots` places, moved by up to
         `jitter` (pixels of a 56-pixel screen). `demonstrator` 'careless' presses any button, with probability
-        `carelessness`, where the instruction names one. `blank_image` and `hide_instruction` are the controls that
-        take away the picture or the words. `describe`: a system prompt that explains the actions, for models that
-        read; a tiny one would only pay for its tokens.
+        `carelessness` (None: 0.5), where the instruction names one. `blank_image` and `hide_instruction` are the
+        controls that take away the picture or the words. `describe`: a system prompt that explains the actions, for
+        models that read; a tiny one would only pay for its tokens.
         """
         super().__init__(config)
         palette = tuple(palette)
-        _check_options(size, level, palette, buttons, slots, jitter, retries, demonstrator, carelessness)
+        _check_options(size, level, palette, buttons, slots, jitter, retries)
         self.size, self.retries = size, retries
         self.max_turns = len(LEVELS[level]) + retries
         self._grid = Grid(size, slots, jitter)
         self._kinds, self._palette, self._buttons = LEVELS[level], palette, buttons
-        self._carelessness = carelessness if demonstrator == "careless" else 0.0
+        self._carelessness = error_rate("screen", demonstrator, carelessness)
         self.demonstrator_may_fail = self._carelessness > 0
         self._blank, self._hidden, self._describe = blank_image, hide_instruction, describe
         self._begin(random.Random(0))
@@ -184,8 +184,6 @@ def _check_options(
     slots: int,
     jitter: int,
     retries: int,
-    demonstrator: str,
-    carelessness: float,
 ) -> None:
     for name, value, low in (
         ("slots", slots, 1),
@@ -211,7 +209,3 @@ def _check_options(
         raise ConfigError(f"screen: the palette names a colour twice: {palette}")
     if level == 3 and slots < 2:
         raise ConfigError("screen: level 3 needs at least 2 slots per side, for the digit and its field, got 1")
-    if demonstrator not in DEMONSTRATORS:
-        raise ConfigError(f"screen: demonstrator must be one of {DEMONSTRATORS}, got {demonstrator!r}")
-    if not isinstance(carelessness, (int, float)) or not 0 <= carelessness <= 1:
-        raise ConfigError(f"screen: carelessness is a probability in [0, 1], got {carelessness!r}")

@@ -6,13 +6,14 @@ import random
 import re
 from typing import Any
 
+from uirl.environments import demonstrators
 from uirl.environments.base import BaseEnvironment
 from uirl.errors import ConfigError
 from uirl.types import Action
 
 _NUMBER = re.compile(r"\s*([0-9]{1,9})\s*", re.ASCII)
 
-DEMONSTRATORS = ("expert", "careless", "random")
+DEMONSTRATORS = (*demonstrators.DEMONSTRATORS, "random")
 
 
 class GuessNumberEnvironment(BaseEnvironment):
@@ -31,11 +32,11 @@ class GuessNumberEnvironment(BaseEnvironment):
         n: int = 7,
         guesses: int = 3,
         demonstrator: str = "expert",
-        carelessness: float = 0.5,
+        carelessness: float | None = None,
         describe: bool = False,
     ) -> None:
         """`demonstrator` 'expert' halves the range; 'random' guesses anything and shows the format alone; 'careless'
-        does the one or, with probability `carelessness`, the other.
+        does the one or, with probability `carelessness` (None: 0.5), the other.
 
         `describe`: a system prompt with the rules, for models that read; a tiny one would only pay for its tokens.
         """
@@ -43,13 +44,10 @@ class GuessNumberEnvironment(BaseEnvironment):
         for name, value in (("n", n), ("guesses", guesses)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"guess_number: {name} must be a positive int, got {value!r}")
-        if demonstrator not in DEMONSTRATORS:
-            raise ConfigError(f"guess_number: demonstrator must be one of {DEMONSTRATORS}, got {demonstrator!r}")
         self.n, self.guesses, self.max_turns = n, guesses, guesses
-        if isinstance(carelessness, bool) or not 0 <= carelessness <= 1:
-            raise ConfigError(f"guess_number: carelessness must be a probability, got {carelessness!r}")
+        errs = demonstrators.error_rate("guess_number", demonstrator, carelessness, DEMONSTRATORS)
         self._describe = describe
-        self._carelessness = {"expert": 0.0, "careless": carelessness, "random": 1.0}[demonstrator]
+        self._carelessness = 1.0 if demonstrator == "random" else errs
         self.demonstrator_may_fail = self._carelessness > 0
         self._begin(random.Random(0))
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from uirl.environments.base import BaseEnvironment
+from uirl.environments.demonstrators import error_rate
 from uirl.environments.tool_use.environment import Describe, ToolEnvironment
 from uirl.errors import ConfigError
 from uirl.tools import CalculatorTool, Tool, ToolRegistry
 from uirl.types import Action, Task, ToolResult
 
 OPERATORS = "+-*"
-DEMONSTRATORS = ("expert", "careless")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class ArithmeticEnvironment(ToolEnvironment):
         digits: int = 2,
         operators: str = OPERATORS,
         demonstrator: str = "expert",
-        carelessness: float = 0.5,
+        carelessness: float | None = None,
         spare_turns: int = 1,
         unplugged: bool = False,
         describe: Describe = "template",
@@ -66,9 +66,10 @@ class ArithmeticEnvironment(ToolEnvironment):
         """Raises ConfigError for an option that does not fit.
 
         `terms` numbers of `digits` digits are combined by some of the `operators`. `demonstrator` 'careless' makes a
-        mistake in every call with probability `carelessness`: half the time he guesses the answer instead, otherwise he
-        gets one name or one character wrong. `spare_turns` more than the solution needs are allowed. `unplugged`: the
-        control in which every call finds no tool. `describe` and `action_format`: see `ToolEnvironment`.
+        mistake in every call with probability `carelessness` (None: 0.5): half the time he guesses the answer
+        instead, otherwise he gets one name or one character wrong. `spare_turns` more than the solution needs are
+        allowed. `unplugged`: the control in which every call finds no tool. `describe` and `action_format`: see
+        `ToolEnvironment`.
         """
         instructions = "" if describe == "none" else self.instructions
         super().__init__(config, describe=describe, action_format=action_format, instructions=instructions)
@@ -80,13 +81,9 @@ class ArithmeticEnvironment(ToolEnvironment):
             raise ConfigError(f"{name}: spare_turns must be an int from 0, got {spare_turns!r}")
         if not isinstance(operators, str) or not operators or set(operators) - set(OPERATORS):
             raise ConfigError(f"{name}: operators must be some of {OPERATORS!r}, got {operators!r}")
-        if demonstrator not in DEMONSTRATORS:
-            raise ConfigError(f"{name}: demonstrator must be one of {DEMONSTRATORS}, got {demonstrator!r}")
-        if isinstance(carelessness, bool) or not 0 <= carelessness <= 1:
-            raise ConfigError(f"{name}: carelessness must be a probability, got {carelessness!r}")
         self.terms, self.digits, self.operators = terms, digits, operators
         self.unplugged = unplugged
-        self._carelessness = carelessness if demonstrator == "careless" else 0.0
+        self._carelessness = error_rate(name, demonstrator, carelessness)
         self.demonstrator_may_fail = self._carelessness > 0
         self.max_turns = len(self.draw(random.Random(0)).names) + 2 + spare_turns
         self._computed: str | None = None

@@ -34,7 +34,7 @@ class LookupEnvironment(ArithmeticEnvironment):
         operators: str = OPERATORS,
         names: int = len(NAMES),
         demonstrator: str = "expert",
-        carelessness: float = 0.5,
+        carelessness: float | None = None,
         spare_turns: int = 1,
         unplugged: bool = False,
         describe: Describe = "template",
