@@ -5,6 +5,7 @@ import json
 import random
 import resource
 import shutil
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +130,10 @@ def test_without_its_optimizer_a_checkpoint_is_smaller_and_starts_a_fresh_one(tm
     load_checkpoint(small, fresh)
     assert fresh.optimizer is None
     assert fresh.version == learner.version
+
+
+def test_others_may_read_a_checkpoint_and_only_its_owner_writes(saved):
+    assert stat.S_IMODE(saved.stat().st_mode) == 0o755
 
 
 def test_nothing_in_a_checkpoint_is_a_pickle(saved):

@@ -24,6 +24,7 @@ def checked(environment: Countdown) -> Finding:
     config.inference.max_tokens = 4
     found = {finding.what: finding for finding in preflight(config, environment)}
     assert all(finding.ok for finding in found.values()), found
+    assert {"a weight update reaches the engine", "resume"} <= found.keys()
     return found["control tokens in content"]
 
 

@@ -16,7 +16,7 @@ from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.errors import CheckpointError, ConfigError
 from uirl.training import measure
 from uirl.training.interrupt import Interrupt
-from uirl.training.resume import candidates, run_name_for
+from uirl.training.resume import candidates, naming_the_way_back, run_name_for
 from uirl.training.saving import SaveClock
 
 
@@ -281,6 +281,20 @@ def test_going_back_cuts_the_line_and_keeps_what_was(tmp_path: Path, capsys: pyt
     assert "resumed at step 2, from" in capsys.readouterr().out, "the abandoned line is not taken up again"
     with pytest.raises(CheckpointError, match=r"no checkpoint of step 7 .* expected one of 0, 1, 2, 3"):
         fit(resumed(config, from_step=7))
+
+
+@pytest.mark.parametrize(("steps", "way"), [([0], None), ([0, 1], 0), ([1, 2, 3], 2)])
+def test_the_way_back_is_the_checkpoint_before_the_damaged_one(
+    tmp_path: Path, steps: list[int], way: int | None
+) -> None:
+    folders = [tmp_path / f"step_{step:06d}" for step in steps]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "manifest.json").write_text("{}")
+    with pytest.raises(CheckpointError) as told, naming_the_way_back(folders[-1]):
+        raise CheckpointError("it is damaged")
+    assert ("--from-step" in str(told.value)) == (way is not None)
+    assert way is None or f"--resume --from-step {way} " in str(told.value)
 
 
 def test_a_damaged_newest_checkpoint_is_named_with_the_way_back(tmp_path: Path) -> None:

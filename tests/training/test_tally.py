@@ -53,3 +53,10 @@ def test_nobody_said_what_success_is() -> None:
 def test_more_than_one_in_twenty_is_the_last_line(failed: int, told: bool, capsys: pytest.CaptureFixture[str]) -> None:
     warn_of_excluded({"training": tally_of(episodes(20 - failed, 0, engine=failed))})
     assert ("MORE THAN 5 %" in capsys.readouterr().out) == told
+
+
+def test_what_has_no_name_is_told_without_one(capsys: pytest.CaptureFixture[str]) -> None:
+    tally = tally_of(episodes(18, 0, engine=2))
+    assert excluded_rows({"": tally}) == {"excluded": tally.words()}
+    warn_of_excluded({"": tally})
+    assert capsys.readouterr().out.endswith(f"leave them out. {tally.words()}\n")
