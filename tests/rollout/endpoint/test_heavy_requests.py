@@ -110,7 +110,7 @@ async def test_pictures_are_decoded_beside_the_event_loop_and_once(
     async with ModelEndpoint(says(vlm, "yes"), vlm, any_model=True) as endpoint:
         client = client_of(endpoint)
         for _ in range(3):
-            await ask(client, [user([data_url(picture(91))])])
+            await ask(client, [{"role": "system", "content": "look"}, user([data_url(picture(91))])])
     assert len(threads) == 2  # once to prove it, once for the model
     assert threading.get_ident() not in threads
 
