@@ -330,7 +330,7 @@ def test_rows_that_say_nothing_are_refused(seeing: tuple[Any, Client], row: dict
 def test_a_prompt_without_room_is_told(tmp_path: Path) -> None:
     lengths = {"data.max_prompt_length": 2, "data.max_response_length": 2}
     config, client = prepared(tmp_path, *TEXT, verl=lengths)
-    with pytest.raises(AlignmentError, match=r"raise data\.max_prompt_length"):
+    with pytest.raises(EpisodeFailed, match=r"^prompt: .*data\.max_prompt_length .*; raise the limit"):
         play(config, client, *rows(config))
 
 
