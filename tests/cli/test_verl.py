@@ -65,7 +65,7 @@ def test_without_verl_it_says_what_to_install(
 
 def test_export_without_verl_says_what_it_wants(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["verl", "--export", str(tmp_path)]) == 2
-    assert "holds no checkpoint of verl's" in capsys.readouterr().err
+    assert "neither a run directory, nor a checkpoint" in capsys.readouterr().err
 
 
 def test_a_key_among_the_arguments_is_moved_into_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

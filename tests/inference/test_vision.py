@@ -61,6 +61,7 @@ def test_the_image_cache_is_bounded(vlm) -> None:
 def test_an_unknown_family_is_named(vlm) -> None:
     class Config:
         model_type = "telepathy"
+        vision_config = None
 
     with pytest.raises(ContractError, match="telepathy"):
         VisionInputs(Config(), None)

@@ -31,6 +31,8 @@ from uirl.types import Trajectory
 
 ELSEWHERE = {
     "checkpoint.resume": "tests/training/test_loop.py resumes killed runs",
+    "checkpoint.from_step": "tests/training/test_resume.py goes back",
+    "checkpoint.save_seconds": "tests/training/test_resume.py waits by a clock of its own",
     "environment.tasks": "tests/training/test_task_sets.py",
     "environment.eval_tasks": "tests/training/test_task_sets.py",
     "environment.step_timeout": "seen in the plan below, tried in tests/environments/test_session.py",

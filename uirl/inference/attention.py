@@ -163,7 +163,7 @@ def prove_attention(loaded: LoadedModel) -> None:
     where, _ = loaded.positions(ids, ())
     tokens = torch.tensor([ids], device=loaded.device)
     positions = torch.from_numpy(where.copy()).to(loaded.device)[:, None]
-    with _small_windows(config):
+    with _evaluating(loaded.model), _small_windows(config):
         theirs = hidden_states(loaded, tokens, positions, ())
         try:
             ours = _through_the_cache(loaded, attention_spans(loaded), tokens, positions)
@@ -202,6 +202,18 @@ def _through_the_cache(loaded: LoadedModel, spans: AttentionSpans, tokens: Tenso
         parts.append(hidden_states(loaded, *feed, (), attention_mask=masks, past_key_values=cache, use_cache=True))
         start = end
     return torch.cat(parts, dim=1)
+
+
+@contextlib.contextmanager
+def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """A context in which `model` is in evaluation mode: HF's gradient checkpointing keeps no cache in training mode."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 @contextlib.contextmanager
