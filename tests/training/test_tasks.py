@@ -21,6 +21,8 @@ FIVE = [Task(f"t{i}") for i in range(5)]
 class Listening:
     """Notes the episodes it is asked for, and plays none."""
 
+    on_finished = None
+
     def __init__(self) -> None:
         self.specs: list[EpisodeSpec] = []
         self.environment = Countdown()

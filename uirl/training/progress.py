@@ -57,17 +57,25 @@ class _Watch:
         self.activities: list[Activity] = []
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._idle = threading.Event()
 
     def begin(self, activity: Activity) -> None:
         with self._lock:
             self.activities.append(activity)
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="uirl-progress", daemon=True)
+            if self._thread is None:
+                self._idle = threading.Event()
+                self._thread = threading.Thread(target=self._run, args=(self._idle,), name="uirl-progress", daemon=True)
                 self._thread.start()
 
     def end(self, activity: Activity) -> None:
+        """No longer says that; the thread is gone with the last activity."""
         with self._lock:
             self.activities.remove(activity)
+            if self.activities or self._thread is None:
+                return
+            thread, self._thread = self._thread, None
+            self._idle.set()
+        thread.join()
 
     def look(self, now: float) -> str | None:
         """The line to say now: about the newest activity, once nothing was said for `SILENCE` seconds; else None."""
@@ -77,13 +85,8 @@ class _Watch:
             return None
         return current.line(now)
 
-    def _run(self) -> None:
-        while True:
-            time.sleep(min(1.0, SILENCE))
-            with self._lock:
-                if not self.activities:
-                    self._thread = None
-                    return
+    def _run(self, idle: threading.Event) -> None:
+        while not idle.wait(min(1.0, SILENCE)):
             line = self.look(time.monotonic())
             if line is not None:
                 say(line)
