@@ -1,21 +1,22 @@
 """1 MB and 100 000 items to every public entry: nothing keeps the thread of the event loop for long.
 
 The entries come from the tables they stand in, so that a new parser, tool or route is asked as well. What is measured
-is CPU time of the thread, not the clock: a busy machine changes nothing. Inputs of this size take at most 0.2 s where
-they are refused or read in linear time; super-linear work takes minutes, and the limit lies well between.
+is CPU time of the thread, not the clock: a busy machine changes little. `pytest -s` prints the longest of each kind.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.stretches import BOUND, TRIES, note, table, watching
+from tests.stretches import call as call_within
 from uirl.environments.adapters.browsergym_actions import read_actions
 from uirl.environments.remote import wire
 from uirl.environments.remote.server.app import create_app
@@ -28,8 +29,6 @@ from uirl.rollout.endpoint.requests import read_chat_call, read_completion_call
 from uirl.tools import CalculatorTool, LookupTool, SearchTool, ToolRegistry
 from uirl.types import Action, ToolCall
 
-LIMIT = 1.0
-"""Seconds of CPU: five times what is meant, for slow machines."""
 SIZE, ITEMS = 1_000_000, 100_000
 
 TEXTS: dict[str, str] = {
@@ -69,32 +68,37 @@ BODIES: dict[str, Any] = {
 }
 
 
-@contextlib.contextmanager
-def within(what: str) -> Iterator[None]:
-    """A context that may refuse its input and must not keep the thread."""
-    started = time.thread_time()
-    with contextlib.suppress(UirlError, ValueError):
-        yield
-    took = time.thread_time() - started
-    assert took < LIMIT, f"{what} kept the thread for {took:.2f} s"
+REFUSED = (UirlError, ValueError)
+
+
+def within(entry: str, what: str, work: Callable[[], Any]) -> None:
+    """Runs work that may refuse its input and must not keep the thread."""
+
+    def run() -> None:
+        with contextlib.suppress(*REFUSED):
+            work()
+
+    call_within(entry, what, run)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _printed() -> Iterator[None]:
+    yield
+    print(table())
 
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("name", PARSERS)
 def test_parsers(name: str, text: str) -> None:
     parser = create_parser(name)
-    with within(f"{name} on {text}"):
-        parser.parse(TEXTS[text])
+    within(f"parser {name}", text, lambda: parser.parse(TEXTS[text]))
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_action_strings(text: str) -> None:
-    with within(text):
-        read_actions(TEXTS[text])
-    with within(text):
-        wire.loads(TEXTS[text])
-    with within(text):
-        fields.read_json(TEXTS[text].encode())
+    within("actions of BrowserGym", text, lambda: read_actions(TEXTS[text]))
+    within("JSON of the environment server", text, lambda: wire.loads(TEXTS[text]))
+    within("JSON of the model endpoint", text, lambda: fields.read_json(TEXTS[text].encode()))
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -102,13 +106,15 @@ def test_calls(call: str) -> None:
     space = ActionSpace(100, 100)
     tools = ToolRegistry([CalculatorTool(), SearchTool(["a b"]), LookupTool({"a": "b"})])
     given = CALLS[call]
-    with within("the actions of a user interface"):
-        space.read(Action(tool_calls=(given,)))
+    within("actions of a user interface", call, lambda: space.read(Action(tool_calls=(given,))))
     for tool in tools:
         name = given.name if call == "a long name" else tool.name
-        with within(f"{tool.name} on {call}"):
+
+        def execute(name: str = name) -> None:
             success, text = tools.execute_tool(name, **given.arguments)
             assert success or len(str(text)) < 10_000
+
+        within(f"tool {tool.name}", call, execute)
 
 
 READERS: dict[str, Callable[[Any], Any]] = {
@@ -123,8 +129,11 @@ READERS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("reader", READERS)
 def test_readers(reader: str, body: str) -> None:
-    with within(f"{reader} on {body}"), contextlib.suppress(KeyError, TypeError):
-        READERS[reader](BODIES[body])
+    def read() -> None:
+        with contextlib.suppress(KeyError, TypeError):
+            READERS[reader](BODIES[body])
+
+    within(f"reader of {reader}", body, read)
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -137,10 +146,16 @@ async def test_every_route_that_takes_a_body(body: str) -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         made = (await client.post("/v1/sessions", json={"seed": 3})).json()
         for path in paths:
-            started = time.thread_time()
-            answer = await client.post(path.format(id=made["session"]), content=written)
-            took = time.thread_time() - started
-            assert took < LIMIT, f"{path} kept the loop for {took:.2f} s"
+            best = float("inf")
+            for _ in range(TRIES):
+                with watching() as seen:
+                    task = client.post(path.format(id=made["session"]), content=written)
+                    answer = await asyncio.create_task(task)
+                best = min(best, seen.loop)
+                if best <= BOUND:
+                    break
+            note(f"environment server: POST {path}", best)
+            assert best <= BOUND, f"{path} kept the loop for {best:.2f} s"
             assert answer.status_code < 500 or answer.status_code == 503
             assert len(answer.content) < 100_000
     await app.state.sessions.close_all()

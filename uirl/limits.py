@@ -192,6 +192,17 @@ def check_pixels(width: int, height: int, where: str, most: int = MAX_PIXELS) ->
         raise LimitError(f"{where} has {width} x {height} pixels; expected at most {most}: send it smaller")
 
 
+def is_finite(value: Any) -> bool:
+    """Whether `value` is a finite number that fits a float: 1e400 written out as a whole number does not, and neither
+    True nor False is a number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 def clip(text: str, most: int = 60) -> str:
     """`text` for a message: whole, or its beginning with dots, `most` characters long."""
     return text if len(text) <= most else text[: most - 3] + "..."

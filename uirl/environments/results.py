@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from uirl.errors import EnvironmentFailure
 from uirl.images import Screenshot, screenshot
+from uirl.limits import is_finite, shown
 from uirl.types import Observation, StepResult
 
 RESET_SHAPES = "an observation or (observation, info)"
@@ -65,10 +65,9 @@ def read_observation(value: Any, where: str) -> Observation:
 
 
 def _read_mapping(value: Mapping[str, Any], where: str) -> Observation:
-    unknown = sorted(map(str, set(value) - {"text", "image", "images"}))
-    if unknown or not value:
+    if not value or not set(value) <= {"text", "image", "images"}:
         raise EnvironmentFailure(
-            f"{where} returned an observation dict with keys {sorted(map(str, value))}; expected only 'text', 'image', "
+            f"{where} returned an observation dict with keys {shown(list(value), 200)}; expected only 'text', 'image', "
             "'images' (what the agent must not see belongs in info)"
         )
     text = value.get("text", "")
@@ -103,7 +102,7 @@ def _read_image(value: Any, where: str) -> Screenshot:
 
 def _read_reward(value: Any, where: str) -> float:
     plain = _plain(value)
-    if isinstance(plain, (bool, int, float)) and math.isfinite(plain):
+    if isinstance(plain, bool) or is_finite(plain):
         return float(plain)
     raise EnvironmentFailure(
         f"{where} returned the reward {_describe(value)}; expected a finite number "
@@ -141,5 +140,4 @@ def _plain(value: Any) -> Any:
 
 
 def _describe(value: Any) -> str:
-    shown = repr(value)
-    return f"{shown if len(shown) <= 60 else shown[:57] + '...'} ({type(value).__name__})"
+    return f"{shown(value)} ({type(value).__name__})"

@@ -17,7 +17,6 @@ apart from its answer (`reasoning_content`) is not part of the reply.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -38,6 +37,7 @@ from uirl.inference.http_client import HTTPClient, Once
 from uirl.inference.models import LoadedModel
 from uirl.inference.openai_probe import TokenAbility, choose_model, probe_chat, probe_text, probe_tokens, read_pick
 from uirl.inference.openai_wire import reply_text, wire_messages
+from uirl.limits import is_finite
 
 if TYPE_CHECKING:
     from uirl.config import ConfigStore
@@ -303,4 +303,4 @@ def _cached_tokens(answer: Mapping[str, Any]) -> int:
     usage = answer.get("usage")
     details = usage.get("prompt_tokens_details") if isinstance(usage, Mapping) else None
     count = details.get("cached_tokens") if isinstance(details, Mapping) else None
-    return int(count) if isinstance(count, int | float) and math.isfinite(count) else 0
+    return int(count) if is_finite(count) else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from uirl.errors import ConfigError, did_you_mean
 from uirl.inference.http_client import HTTPClient, ServerFailure
 from uirl.inference.models import LoadedModel
+from uirl.limits import is_finite
 
 _SILENT = frozenset({401, 403, 408, 429})
 """Statuses that say nothing about what a server can do: a key is missing, or it is busy."""
@@ -123,7 +123,7 @@ def read_pick(answer: Mapping[str, Any]) -> Pick | None:
         text = str(choice.get("text") or "")
     except (LookupError, TypeError, ValueError):
         return None
-    if len(ids) != len(log_probs) or not all(math.isfinite(value) for value in log_probs):
+    if len(ids) != len(log_probs) or not all(map(is_finite, log_probs)):
         return None
     return Pick(ids, log_probs, text, prompt_ids)
 

@@ -19,8 +19,9 @@ from typing import Any
 from uirl.errors import EngineFailure
 from uirl.images import Screenshot
 from uirl.inference.messages import Message
+from uirl.limits import MAX_CALLS
 
-_BLOCK = re.compile(r"\n?<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
+_BEGIN, _END = "<tool_call>\n", "\n</tool_call>"
 _CALL = re.compile(r'\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)\}', re.DOTALL)
 
 
@@ -35,7 +36,8 @@ def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     for number, message in enumerate(messages):
         if message.role == "assistant":
             said = _assistant(message, number)
-            if not message.tool_calls and _results_after(messages, number) < len(said.get("tool_calls", ())):
+            made = len(said.get("tool_calls", ()))
+            if made and not message.tool_calls and _results_after(messages, number) < made:
                 # servers refuse calls that nobody answered: these stay the text they were, as formats such as MAI-UI's
                 # want it
                 said = {"role": "assistant", "content": message.text}
@@ -54,7 +56,8 @@ def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def _results_after(messages: Sequence[Message], number: int) -> int:
     """How many tool results follow a message at once."""
-    return sum(1 for _ in takewhile(lambda message: message.role == "tool", messages[number + 1 :]))
+    behind = range(number + 1, len(messages))
+    return sum(1 for _ in takewhile(lambda at: messages[at].role == "tool", behind))
 
 
 def reply_text(message: Any) -> str:
@@ -96,10 +99,9 @@ def _assistant(message: Message, number: int) -> dict[str, Any]:
     calls = [(call.id, call.name, json.dumps(dict(call.arguments), ensure_ascii=False)) for call in message.tool_calls]
     text = message.text
     if not calls:
-        found = [_read_call(block) for block in _BLOCK.findall(text)]
-        if found and None not in found:
-            calls = [("", *call) for call in found if call is not None]
-            text = _BLOCK.sub("", text)
+        found, rest = _split(text)
+        if found:
+            calls, text = [("", *call) for call in found], rest
     if not calls:
         return {"role": "assistant", "content": text}
     return {
@@ -112,6 +114,22 @@ def _assistant(message: Message, number: int) -> dict[str, Any]:
     }
 
 
+def _split(text: str) -> tuple[list[tuple[str, str]], str]:
+    """The calls in the blocks of a reply, and the text without them; no calls where one of them cannot be read, or
+    where there are more than a parser takes. Linear in the text, whatever is opened and not closed in it."""
+    calls: list[tuple[str, str]] = []
+    around: list[str] = []
+    at = 0
+    while (begin := text.find(_BEGIN, at)) >= 0 and (end := text.find(_END, begin + len(_BEGIN))) >= 0:
+        call = _read_call(text[begin + len(_BEGIN) : end])
+        if call is None or len(calls) == MAX_CALLS:
+            return [], text
+        calls.append(call)
+        around.append(text[at:begin].removesuffix("\n"))
+        at = end + len(_END)
+    return calls, "".join([*around, text[at:]])
+
+
 def _read_call(block: str) -> tuple[str, str] | None:
     """(name, arguments) of a block as `write_call` wrote it; None for any other, and for arguments that are no JSON:
     servers read them to render them."""
@@ -120,9 +138,10 @@ def _read_call(block: str) -> tuple[str, str] | None:
         return None
     try:
         json.loads(match[2])
-    except ValueError:
+        name = json.loads(match[1])
+    except (ValueError, RecursionError):
         return None
-    return json.loads(match[1]), match[2]
+    return name, match[2]
 
 
 def _content(message: Message) -> Any:

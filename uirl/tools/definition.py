@@ -13,7 +13,7 @@ from jsonschema import SchemaError, ValidationError
 from referencing.exceptions import Unresolvable
 
 from uirl.errors import ConfigError, ContractError, did_you_mean
-from uirl.limits import InputError, Limits, check_plain, clip, sample, shown
+from uirl.limits import InputError, LimitError, Limits, as_plain, check_plain, clip, sample, shown
 from uirl.tools.schema import check_schema, errors_of, validator_of
 from uirl.tools.signature import CallSignature
 
@@ -22,6 +22,8 @@ MAX_PROBLEMS = 3
 
 _CHECKED = Limits(items=10_000, depth=64)
 """Of the arguments of one call: a validator takes some 10 microseconds for each value."""
+_SCHEMA = Limits(items=4000, depth=48)
+"""Of the schema of one tool: proving one takes some 100 microseconds for each value and 20 calls for each level."""
 _Problem = Callable[[], str]
 """One mistake, put in words where it is told."""
 _NAME = re.compile(r"[\w.:/-]{1,128}")
@@ -127,13 +129,16 @@ class ToolDefinition:
                 '{"type": "object", "properties": {...}}'
             )
         try:
-            plain = json.loads(json.dumps(dict(self.parameters), allow_nan=False))
+            plain = as_plain(dict(self.parameters), "the schema", _SCHEMA)
             check_schema(plain)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"the parameters of tool {self.name!r} are not JSON: {error}") from error
+        except LimitError as error:
+            raise ConfigError(f"the parameters of tool {self.name!r} are too much: {error}") from None
+        except InputError as error:
+            raise ConfigError(f"the parameters of tool {self.name!r} are not JSON: {error}") from None
         except SchemaError as error:
             raise ConfigError(
-                f"the parameters of tool {self.name!r} are no JSON Schema: {error.message} at {error.json_path}"
+                f"the parameters of tool {self.name!r} are no JSON Schema: {clip(error.message, 200)} at "
+                f"{error.json_path}"
             ) from error
         object.__setattr__(self, "parameters", plain)
 

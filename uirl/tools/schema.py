@@ -22,10 +22,12 @@ from jsonschema.protocols import Validator
 from jsonschema.validators import Draft202012Validator, extend, validator_for
 from referencing import Registry
 
-from uirl.limits import LimitError
+from uirl.limits import LimitError, clip, shown
 
 PATTERN_SECONDS = 0.1
 """For all patterns of one check together."""
+MAX_PATTERN = 1000
+"""Characters of one pattern: compiling takes some 10 microseconds for each."""
 MAX_STEPS = 10_000
 """Values held against a part of the schema, in one check. Each takes some 20 microseconds."""
 
@@ -45,15 +47,17 @@ _left: ContextVar[_Left] = ContextVar("what the check may still take")
 def check_schema(schema: Mapping[str, Any]) -> None:
     """Raises SchemaError for what is no JSON Schema, patterns that cannot be compiled included, and for
     `unevaluatedProperties` beside `patternProperties`, which jsonschema matches without a time limit."""
+    for pattern in _patterns(schema):
+        if len(pattern) > MAX_PATTERN:
+            raise SchemaError(f"a pattern has {len(pattern)} characters; expected at most {MAX_PATTERN}")
+        try:
+            _compiled(pattern)
+        except (regex.error, RecursionError) as error:
+            raise SchemaError(f"the pattern {shown(pattern)} cannot be read: {clip(str(error))}") from None
     _class_of(schema).check_schema(schema)
     written = json.dumps(schema)
     if '"unevaluatedProperties"' in written and '"patternProperties"' in written:
         raise SchemaError("unevaluatedProperties beside patternProperties is not supported; use additionalProperties")
-    for pattern in _patterns(schema):
-        try:
-            _compiled(pattern)
-        except regex.error as error:
-            raise SchemaError(f"the pattern {pattern!r} cannot be read: {error}") from None
 
 
 @lru_cache(maxsize=1024)

@@ -143,16 +143,16 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
 def _read_entries(body: str) -> dict[str, str]:
     lines = [line for line in body.splitlines() if line.strip()]
     margin = min((len(line) - len(line.lstrip()) for line in lines), default=0)
-    entries: dict[str, str] = {}
+    entries: dict[str, list[str]] = {}
     current = ""
     for line in lines:
         entry = _ENTRY.match(line[margin:]) if not line[margin].isspace() else None
         if entry:
             current = entry[1]
-            entries[current] = entry[2].strip()
+            entries[current] = [entry[2]]
         elif current:
-            entries[current] = f"{entries[current]} {line.strip()}".strip()
-    return entries
+            entries[current].append(line)
+    return {name: " ".join(map(str.strip, words)).strip() for name, words in entries.items()}
 
 
 def _named_parameters(target: Callable[..., Any], name: str) -> typing.Iterator[inspect.Parameter]:

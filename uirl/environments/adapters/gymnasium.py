@@ -9,6 +9,7 @@ import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from uirl.environments.base import BaseEnvironment
@@ -19,6 +20,7 @@ from uirl.types import Observation
 VIEWS = ("auto", "text", "image", "ansi", "rgb")
 """What the agent sees: the observation as text, the observation as an image, or one of the two renderings."""
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
+_COLOUR = re.compile(r"\x1b\[([0-9;]*)m")
 
 
 class GymnasiumEnvironment(BaseEnvironment):
@@ -186,8 +188,9 @@ def read_action(space: Any, reply: str, names: Sequence[str] = ()) -> Any:
     elif kind == "Discrete":
         chosen = _read_discrete(space, reply, names)
     else:
-        numbers = [float(number) for number in _NUMBER.findall(reply)]
-        chosen = _as_array(space, numbers) if len(numbers) == _size(space) else None
+        size = _size(space)
+        numbers = [float(found[0]) for found in islice(_NUMBER.finditer(reply), size + 1)]
+        chosen = _as_array(space, numbers) if len(numbers) == size else None
     if chosen is None or not space.contains(chosen):
         raise _NoAction(f"No action {reply[:40]!r}; answer with {expected}.")
     return chosen
@@ -251,8 +254,23 @@ def _is_image(value: Any) -> bool:
 
 def _without_colours(text: str) -> str:
     """The text with [brackets] around what a terminal would highlight: often that alone says where the player is."""
-    marked = re.sub(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", r"[\1]", text)
-    return re.sub(r"\x1b\[[0-9;]*m", "", marked).strip("\n")
+    return "\n".join(map(_marked, text.split("\n"))).strip("\n")
+
+
+def _marked(line: str) -> str:
+    """One line with brackets from a code to the next reset; a highlight that is not reset is none."""
+    first, *rest = _COLOUR.split(line)
+    written = [first]
+    opened: int | None = None
+    for code, piece in zip(rest[::2], rest[1::2], strict=True):
+        resets = code in ("", "0")
+        if resets == (opened is not None):
+            opened = None if resets else len(written)
+            written.append("]" if resets else "[")
+        written.append(piece)
+    if opened is not None:
+        written[opened] = ""
+    return "".join(written)
 
 
 def _as_text(value: Any) -> str:
@@ -262,7 +280,7 @@ def _as_text(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return " ".join(_as_text(item) for item in value)
     if getattr(value, "ndim", 0):
-        return " ".join(_as_text(item) for item in value)
+        return _as_text(value.tolist())
     if isinstance(value, str):
         return value
     plain = value.item() if hasattr(value, "item") else value

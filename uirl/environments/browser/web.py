@@ -19,6 +19,7 @@ from uirl.environments.browser.page import Page
 from uirl.environments.browser.site import ORIGIN, Site
 from uirl.environments.ui_actions import Answer, Terminate, UIAction
 from uirl.errors import ConfigError, EnvironmentFailure, did_you_mean
+from uirl.limits import shown
 from uirl.types import Action, Task
 
 _LOG = logging.getLogger(__name__)
@@ -166,7 +167,7 @@ class WebEnvironment(PageEnvironment):
         if isinstance(read["state"], dict):
             self._state = read["state"]
             return None
-        problem = f"{type(self).__name__}.state gave {read['state']!r:.80}; expected an object, e.g. ({{n: 1}})"
+        problem = f"{type(self).__name__}.state gave {shown(read['state'], 80)}; expected an object, e.g. ({{n: 1}})"
         if first:
             raise EnvironmentFailure(problem)
         return self._unread(problem)

@@ -6,7 +6,6 @@ that looks like a fault of its own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -24,7 +23,7 @@ from uirl.environments.ui_vocabulary import (
     Wait,
 )
 from uirl.errors import did_you_mean
-from uirl.limits import shown
+from uirl.limits import is_finite, shown
 from uirl.types import Action, ToolCall
 
 APPS = (
@@ -166,7 +165,7 @@ class _Arguments:
         """A place in pixels: x / 999 of the width, truncated; 999 is the last pixel."""
         value = self.given.get(name)
         pair = list(value) if isinstance(value, (list, tuple)) else []
-        if len(pair) != 2 or not all(_is_number(n) and 0 <= n <= GRID for n in pair):
+        if len(pair) != 2 or not all(is_finite(n) and 0 <= n <= GRID for n in pair):
             raise _Mistake(f'{self.action} needs "{name}": [x,y] between 0 and {GRID}; got {shown(value, 40)}')
         lengths = (self.space.width, self.space.height)
         x, y = (min(int(n / GRID * length), length - 1) for n, length in zip(pair, lengths, strict=True))
@@ -228,7 +227,3 @@ _READERS: dict[str, Callable[[_Arguments], PhoneAction]] = {
 }
 ACTIONS = frozenset(_READERS)
 """Names that no tool may have."""
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from uirl.environments.remote.pictures import whole
 from uirl.environments.remote.wire import WireError, from_base64
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.images import Screenshot
-from uirl.limits import shown
+from uirl.limits import is_finite, shown
 
 SUITE = "mobile_world"
 UNHEALTHY = "Device is not healthy"
@@ -122,8 +121,7 @@ class PhoneServer:
         """How the task stands. An answer without a score is a failure, never a score of zero."""
         said = await self._ask("GET", "/task/eval", json=self._of(task), timeout=self.timeouts.task)
         value: Any = said.get("score") if isinstance(said, dict) else None
-        known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not known or not 0 <= value <= 1:
+        if not is_finite(value) or not 0 <= value <= 1:
             raise EnvironmentFailure(f"{self.url}/task/eval answered {shown(said, 120)}; expected a score from 0 to 1")
         reason = said.get("reason")
         return Score(float(value), reason if isinstance(reason, str) else "")

@@ -6,7 +6,6 @@ Both are read from what the server says; nothing here talks to it.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from uirl.environments.remote.wire import WireError, from_base64, plain, read_result, write_action
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.images import Screenshot, screenshot
-from uirl.limits import shown
+from uirl.limits import is_finite, shown
 from uirl.types import Action, Observation
 
 NAME_FIELDS = ("action_type", "action", "name", "tool_name", "type", "command")
@@ -77,7 +76,7 @@ def read_frame(data: Mapping[str, Any], where: str) -> Frame:
         raise EnvironmentFailure(f"{where} sent {shown(data, 80)}; expected an observation")
     ends = {name: _flag(data, seen, name, where) for name in ("done", "terminated", "truncated")}
     reward = data.get("reward")
-    number = isinstance(reward, (int, float)) and math.isfinite(reward)
+    number = isinstance(reward, bool) or is_finite(reward)
     if reward is not None and not number:
         raise EnvironmentFailure(f"{where} sent the reward {shown(reward)}; expected a finite number or null")
     try:

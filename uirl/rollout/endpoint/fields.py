@@ -66,7 +66,7 @@ class Fields:
         """Raises a 400 for the first field that nobody took."""
         for name in self._left:
             raise bad_request(
-                f"is not known here; {did_you_mean(name, self._known)}", self.at(name), "unknown_parameter"
+                f"is not known here; {did_you_mean(name, self._known)}", self.at(clip(name)), "unknown_parameter"
             )
 
 

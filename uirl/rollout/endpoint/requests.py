@@ -52,14 +52,11 @@ class ChatCall:
     options: CallOptions
     messages: tuple[WireMessage, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
+    tools_key: str = ""
+    """Equal for the same tools in the same words: the template writes them as they stand."""
     reads_calls: bool = True
     """False (`tool_choice` 'none'): the tools are shown all the same, so that the history stays what it was, and the
     reply is text."""
-
-    @property
-    def tools_key(self) -> str:
-        """Equal for the same tools in the same words: the template writes them as they stand."""
-        return json.dumps(self.tools, ensure_ascii=False) if self.tools else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +71,7 @@ def read_chat_call(value: Any) -> ChatCall:
     """The call in the JSON of a request. Raises a 400 that names the field."""
     fields = Fields(value)
     messages = read_messages(fields.take("messages", list))
-    tools = _read_tools(fields.take("tools", list, []))
+    tools, tools_key = _read_tools(fields.take("tools", list, []))
     choice = fields.raw("tool_choice")
     if choice not in (None, "auto", "none"):
         raise bad_request(
@@ -92,7 +89,7 @@ def read_chat_call(value: Any) -> ChatCall:
     most = _agreeing(fields, "max_completion_tokens", "max_tokens")
     options = _read_options(fields, most, log_probs)
     fields.close()
-    return ChatCall(options, messages, tools, choice != "none")
+    return ChatCall(options, messages, tools, tools_key, choice != "none")
 
 
 def read_completion_call(value: Any) -> CompletionCall:
@@ -198,7 +195,8 @@ def _read_stop(value: Any) -> tuple[str, ...]:
     return tuple(whole_text(word, "stop") for word in words)
 
 
-def _read_tools(values: list[Any]) -> tuple[Mapping[str, Any], ...]:
+def _read_tools(values: list[Any]) -> tuple[tuple[Mapping[str, Any], ...], str]:
+    """The tools, and their key."""
     if len(values) > MAX_TOOLS:
         raise bad_request(f"expected at most {MAX_TOOLS} tools, got {len(values)}", "tools")
     for i, value in enumerate(values):
@@ -212,8 +210,8 @@ def _read_tools(values: list[Any]) -> tuple[Mapping[str, Any], ...]:
         Fields(function.take("parameters", dict, {}), function.at("parameters"))
         function.take("strict", bool, False)  # not enforced: arguments are what the policy writes, as the guide says
         function.close()
-    whole_text(json.dumps(values, ensure_ascii=False), "tools")
-    return tuple(values)
+    key = json.dumps(values, ensure_ascii=False) if values else ""
+    return tuple(values), whole_text(key, "tools")
 
 
 def _read_prompt(value: Any) -> str | tuple[int, ...]:

@@ -19,6 +19,7 @@ from uvicorn import Config, Server
 
 from uirl.environments.remote.server.connections import PROVE, most_connections, patient
 from uirl.errors import ConfigError, EngineFailure, RolloutFailure
+from uirl.limits import shown
 from uirl.rollout.endpoint.answers import Writer
 from uirl.rollout.endpoint.fields import Fields, read_json
 from uirl.rollout.endpoint.lengths import beside_the_loop
@@ -158,7 +159,7 @@ class _Routes:
         if session is None and not self._endpoint.any_model and name != self._endpoint.model_name:
             raise APIProblem(
                 404,
-                f"there is no model {name!r} here; this is {self._endpoint.model_name!r}",
+                f"there is no model {shown(name)} here; this is {self._endpoint.model_name!r}",
                 code="model_not_found",
                 param="model",
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -64,10 +64,11 @@ class ModelService:
         with self._admitted(), nullcontext() if session is None else session.call():
             self._check_pictures(call)
             transcript = Transcript() if session is None else session.transcript
-            texts = texts_of(call.messages, call.tools_key)
-            # a picture may be as large as it likes in few bytes
-            size = SMALL + 1 if any(m.message.images for m in call.messages) else sum(map(len, texts))
-            chat, prompt = await beside_the_loop(size, lambda: self._chat_prompt(call, texts, transcript))
+            # a picture may be as large as it likes in few bytes, and a message of few characters costs as much as many:
+            # its key has its role and its calls too
+            size = len(call.tools_key) + sum(len(m.key) for m in call.messages)
+            size = SMALL + 1 if any(m.message.images for m in call.messages) else size
+            chat, prompt = await beside_the_loop(size, lambda: self._chat_prompt(call, transcript))
             for shot in prompt.new_images:
                 self.images.put(shot)
             offered = {tool["function"]["name"] for tool in call.tools}
@@ -80,8 +81,8 @@ class ModelService:
 
             return await self._answer(prompt, call.options, read, session, "messages")
 
-    def _chat_prompt(self, call: ChatCall, texts: Sequence[str], transcript: Transcript) -> tuple[ChatRenderer, Prompt]:
-        self.lengths.check(texts, "messages")
+    def _chat_prompt(self, call: ChatCall, transcript: Transcript) -> tuple[ChatRenderer, Prompt]:
+        self.lengths.check(texts_of(call.messages, call.tools_key), "messages")
         chat = self.renderers.get(call.tools_key, call.tools)
         with rendering("messages"):
             return chat, transcript.chat_prompt(call.messages, call.tools_key, chat)
@@ -91,10 +92,9 @@ class ModelService:
         with self._admitted(), nullcontext() if session is None else session.call():
             transcript = Transcript() if session is None else session.transcript
             tokenizer = self.loaded.tokenizer
-            ids, text = await beside_the_loop(len(call.prompt), lambda: self._plain_prompt(call.prompt))
-            if self.loaded.vision is not None and self.loaded.vision.image_token_id in ids:
-                raise bad_request("holds the placeholder of a picture; pictures go to /chat/completions", "prompt")
-            prompt = transcript.token_prompt(ids, text, (Message("user", text),))
+            # it is compared with everything that was recorded
+            size = len(call.prompt) * (1 + len(transcript.exchanges))
+            prompt = await beside_the_loop(size, lambda: self._plain_prompt(call.prompt, transcript))
 
             def decode(ids: object) -> str:
                 return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
@@ -105,7 +105,13 @@ class ModelService:
 
             return await self._answer(prompt, call.options, read, session, "prompt")
 
-    def _plain_prompt(self, prompt: str | tuple[int, ...]) -> tuple[tuple[int, ...], str]:
+    def _plain_prompt(self, prompt: str | tuple[int, ...], transcript: Transcript) -> Prompt:
+        ids, text = self._ids_and_text(prompt)
+        if self.loaded.vision is not None and self.loaded.vision.image_token_id in ids:
+            raise bad_request("holds the placeholder of a picture; pictures go to /chat/completions", "prompt")
+        return transcript.token_prompt(ids, text, (Message("user", text),))
+
+    def _ids_and_text(self, prompt: str | tuple[int, ...]) -> tuple[tuple[int, ...], str]:
         """(ids, text) of the prompt of a completion. Raises a 400 where it cannot fit or is not this model's."""
         tokenizer = self.loaded.tokenizer
         if isinstance(prompt, str):

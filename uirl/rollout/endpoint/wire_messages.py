@@ -12,7 +12,7 @@ from typing import Any
 from uirl.images import Screenshot
 from uirl.inference.bounded_cache import BoundedCache
 from uirl.inference.messages import Message
-from uirl.limits import LimitError
+from uirl.limits import MAX_CALLS, LimitError
 from uirl.rollout.endpoint.fields import Fields, read_json, shown, whole_text
 from uirl.rollout.endpoint.problems import APIProblem, bad_request
 from uirl.types import ToolCall
@@ -77,7 +77,7 @@ def _read_message(value: Any, where: str, names: dict[str, str], pictures: _Pict
     said = fields.take("role", str)
     role = _ROLES.get(said)
     if role is None:
-        raise bad_request(f"expected one of {', '.join(_ROLES)}, got {said!r}", fields.at("role"))
+        raise bad_request(f"expected one of {', '.join(_ROLES)}, got {shown(said)}", fields.at("role"))
     if role == "assistant":
         return _read_assistant(fields, names)
     content = fields.raw("content")
@@ -95,7 +95,7 @@ def _read_tool(fields: Fields, content: Any, names: Mapping[str, str]) -> WireMe
     call_id = fields.take("tool_call_id", str)
     if call_id not in names:
         raise bad_request(
-            f"no earlier assistant message made a call {call_id!r}; a result follows its call",
+            f"no earlier assistant message made a call {shown(call_id)}; a result follows its call",
             fields.at("tool_call_id"),
         )
     fields.take("name", str, "")
@@ -114,6 +114,8 @@ def _read_assistant(fields: Fields, names: dict[str, str]) -> WireMessage:
     for extra in ("refusal", "audio", "function_call", "reasoning_content"):
         fields.only(extra, "", why="a reply is its text and its tool calls")
     fields.close()
+    if len(values) > MAX_CALLS:
+        raise bad_request(f"expected at most {MAX_CALLS} calls, got {len(values)}", fields.at("tool_calls"))
     calls = tuple(_read_call(value, f"{fields.at('tool_calls')}[{i}]") for i, value in enumerate(values))
     if content is None and not calls:
         raise bad_request("expected content or tool_calls, got neither", fields.at("content"))
@@ -162,7 +164,7 @@ def _read_content(
             parts.append(None)
         else:
             known = "'text'" if pictures is None else "'text' or 'image_url'"
-            raise bad_request(f"expected {known}, got {kind!r}", fields.at("type"), "unsupported_value")
+            raise bad_request(f"expected {known}, got {shown(kind)}", fields.at("type"), "unsupported_value")
         fields.close()
     return parts, tuple(shots)
 
