@@ -303,4 +303,4 @@ def _cached_tokens(answer: Mapping[str, Any]) -> int:
     usage = answer.get("usage")
     details = usage.get("prompt_tokens_details") if isinstance(usage, Mapping) else None
     count = details.get("cached_tokens") if isinstance(details, Mapping) else None
-    return int(count) if is_finite(count) else 0
+    return int(count) if isinstance(count, int | float) and is_finite(count) else 0
