@@ -202,7 +202,7 @@ NONSENSE_STEPS: list[tuple[Any, str]] = [
     (("next", 0.5, False, {"success": "yes"}), "'yes' (str) as info['success']"),
     ((None, 0.5, False, {}), "None (NoneType) as observation"),
     ((3, 0.5, False, {}), "3 (int) as observation"),
-    (({"text": "a", "target": "b"}, 0.5, False, {}), "keys ['target', 'text']"),
+    (({"text": "a", "target": "b"}, 0.5, False, {}), "keys ['text', 'target']"),
     (({"text": 3}, 0.5, False, {}), "3 (int) as observation text"),
     (({"images": RED}, 0.5, False, {}), "as 'images'"),
     ((np.zeros((4, 3), np.float32), 0.5, False, {}), "uint8"),
