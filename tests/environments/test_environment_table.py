@@ -93,3 +93,23 @@ def test_the_table_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+SERVER = {"url": "http://127.0.0.1:9"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "package"),
+    [
+        ("miniwob", {}, "miniwob"),
+        ("gymnasium", {"env": "CartPole-v1"}, "gymnasium"),
+        *((name, SERVER, "httpx") for name in ("remote", "ui_verifiers", "openenv", "mobile_world")),
+        ("openenv", SERVER, "websockets"),
+    ],
+)
+def test_a_missing_package_is_found_before_a_run_has_begun(
+    monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match="pip install"):
+        create_environment(name, options)

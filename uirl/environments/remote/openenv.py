@@ -61,7 +61,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
         step_timeout: float = 60.0,
         reset_timeout: float = 180.0,
     ) -> None:
-        """Raises ConfigError for options that do not fit.
+        """Raises ConfigError for options that do not fit, and where the package websockets is missing.
 
         Args:
             config: the environment section of the run's configuration; not read.
@@ -73,6 +73,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
             prompt: the system prompt, which is not on the wire.
             blind: go without rewards, for the agent's token of a `uirl serve`.
         """
+        _require_websockets()
         super().__init__(
             config, url, urls, spares, token_env,
             most=None, patience=patience, rest=rest, timeouts=(step_timeout, reset_timeout),
@@ -160,11 +161,9 @@ class OpenEnvEnvironment(RemoteEnvironment):
             raise full from None
 
     async def _connected(self, url: str) -> ClientConnection:
-        try:
-            from websockets.asyncio.client import connect
-            from websockets.exceptions import InvalidHandshake, InvalidStatus
-        except ImportError as error:
-            raise ConfigError("OpenEnv needs the package websockets: pip install 'uirl[client]'") from error
+        from websockets.asyncio.client import connect
+        from websockets.exceptions import InvalidHandshake, InvalidStatus
+
         address = "ws" + url.removeprefix("http") + "/ws"
         local = any(address.startswith((f"ws://{name}", f"ws://[{name}]")) for name in _NO_PROXY)
         try:
@@ -245,6 +244,14 @@ class OpenEnvEnvironment(RemoteEnvironment):
     def _ours(self) -> bool:
         """Whether the server is a `uirl serve`, which takes whole actions and tasks."""
         return "tool_calls" in self._schema.get("properties", {})
+
+
+def _require_websockets() -> None:
+    """Raises ConfigError, before a run has begun, where the package is missing."""
+    try:
+        import websockets  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("OpenEnv needs the package websockets: pip install 'uirl[client]'") from error
 
 
 def _said(url: str, kind: str, body: Mapping[str, Any]) -> RolloutFailure:
