@@ -67,8 +67,9 @@ class OpenEnvEnvironment(RemoteEnvironment):
             config: the environment section of the run's configuration; not read.
             url, urls, spares, token_env, patience, rest, step_timeout, reset_timeout: as of the environment 'remote'.
             action_format: parser of the policy's replies; 'text': the reply is the action.
-            name_field: field of the server's action that takes the name of a call; None: read from its schema.
-            text_field: field that takes a reply as text; None: the schema's only text field.
+            name_field: field of the server's action for the name of a call, of no use with 'text'; None: read from its
+                schema.
+            text_field: field that takes the reply, with 'text' alone; None: the schema's only text field.
             reset_options: further data of every reset, such as a difficulty.
             prompt: the system prompt, which is not on the wire.
             blind: go without rewards, for the agent's token of a `uirl serve`.
@@ -78,6 +79,16 @@ class OpenEnvEnvironment(RemoteEnvironment):
             config, url, urls, spares, token_env,
             most=None, patience=patience, rest=rest, timeouts=(step_timeout, reset_timeout),
         )  # fmt: skip
+        if name_field is not None and action_format == "text":
+            raise ConfigError(
+                f"openenv: name_field is for the name of a call, and action_format 'text' has none, got {name_field!r}"
+                "; leave it out, or choose the parser of another format"
+            )
+        if text_field is not None and action_format != "text":
+            raise ConfigError(
+                f"openenv: text_field is for action_format 'text', got {action_format!r} and {text_field!r}; leave it "
+                "out"
+            )
         self.action_format, self.max_turns = action_format, max_turns  # type: ignore[misc]
         self._fields = {"name": name_field, "text": text_field}
         self._reset_options, self._prompt, self._blind = dict(reset_options or {}), prompt, blind

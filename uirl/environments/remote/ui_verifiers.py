@@ -111,6 +111,11 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         for name, value, low in (("wrong_cost", wrong_cost, 0), ("delay", delay, 0), ("rows", rows or 1, 1)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or value < low:
                 raise ConfigError(f"ui_verifiers: {name} must be a number of at least {low}, got {value!r}")
+        if protocol == "S" and session_type != "simple_data_entry":
+            raise ConfigError(
+                f"ui_verifiers: protocol 'S' opens no sessions, so it has no session_type, got {session_type!r}; "
+                "leave it out, or set protocol to 'auto' or 'M'"
+            )
         super().__init__(
             config, url, urls, spares, token_env,
             most=1 if protocol == "S" else None, patience=patience, rest=rest, timeouts=(step_timeout, reset_timeout),
