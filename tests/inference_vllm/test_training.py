@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 from tests.inference_vllm.running import GAP, SMALL
 from uirl.config import load_config
+from uirl.metrics import read_metrics
 from uirl.rollout.episode import RewardFunction
 from uirl.training.loop import RayPPOTrainer
 
@@ -43,11 +43,11 @@ def train(tmp_path: Path, steps: int, *more: str, reward_fn: RewardFunction | No
     trainer = RayPPOTrainer(config, reward_fn=reward_fn)
     try:
         trainer.fit()
-        lines = (trainer.run_path / "metrics.jsonl").read_text().splitlines()
+        rows = read_metrics(trainer.run_path / "metrics.jsonl")
         assert trainer._parts.engine.policy_version == trainer.learner.version
     finally:
         trainer.cleanup()
-    return [json.loads(line) for line in lines]
+    return rows
 
 
 @pytest.mark.parametrize(("where", "steps"), [("process", 20), ("server", 14)])
