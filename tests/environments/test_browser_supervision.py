@@ -175,8 +175,6 @@ async def test_a_state_that_an_action_broke_is_no_failure_and_at_the_beginning_i
 
 
 async def test_an_address_that_never_ends_loading_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Page.goto, "__kwdefaults__", {"timeout": 0.5})
-    monkeypatch.setattr(Page.settle, "__kwdefaults__", {"sure": False, "timeout": 0.5})
     hang = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -196,6 +194,9 @@ async def test_an_address_that_never_ends_loading_is_left(monkeypatch: pytest.Mo
 
         env = Slow()
         await env.reset(seed=1)
+        # from here on: the first load may take a busy machine longer
+        monkeypatch.setattr(Page.goto, "__kwdefaults__", {"timeout": 0.5})
+        monkeypatch.setattr(Page.settle, "__kwdefaults__", {"sure": False, "timeout": 0.5})
         told = await env.step(Action.of("goto", url=f"{env.url}/slow"))
         assert (told.done, told.observation.info["state"]["count"]) == (False, "1")
         told = await env.step(Action.of("click", x=10, y=5))
