@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from tests.threads import left_since
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure, EpisodeTimeout
 from uirl.tools import MCPServer, ToolRegistry
 from uirl.tools.mcp_tools import text_of
@@ -317,7 +318,7 @@ def test_a_server_that_cannot_be_reached(options: dict[str, Any], words: str) ->
     with pytest.raises(EnvironmentFailure, match=words) as caught:
         MCPServer(**options).start()
     assert "secret" not in str(caught.value)
-    assert set(threading.enumerate()) <= threads
+    assert not left_since(threads)
 
 
 def test_misuse_is_told() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, field_validator
 
+from tests.threads import left_since
 from uirl.errors import ConfigError, ContractError, EngineFailure, EnvironmentFailure, EpisodeTimeout
 from uirl.tools import (
     CalculatorTool,
@@ -412,7 +413,7 @@ def test_the_synchronous_front_awaits(inside: bool) -> None:
 
     assert (asyncio.run(call()) if inside else registry.execute_tool("waiter")) == (True, "tool-registry")
     asyncio.run(registry.close())
-    assert set(threading.enumerate()) <= before
+    assert not left_since(before)
 
 
 def test_a_forgotten_registry_ends_its_thread() -> None:

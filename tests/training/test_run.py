@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.rollout.worlds import Countdown
+from tests.threads import left_since
 from tests.training.test_loop import settings
 from uirl import RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.errors import CheckpointError
@@ -176,7 +177,7 @@ def test_a_success_that_nobody_knows_stops_nothing_and_no_thread_stays(tmp_path:
     trainer.cleanup()
     assert (summary["steps"], summary["success_after"]) == (2, None)
     assert summary["reward_after"] is not None
-    assert set(threading.enumerate()) <= before
+    assert not left_since(before)
 
 
 def test_a_run_stops_at_the_success_or_the_time_that_was_asked_for(
