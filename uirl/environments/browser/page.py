@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from uirl.environments.browser import keyboard, pointer
 from uirl.environments.browser.cdp import CdpConnection, Refused
-from uirl.environments.browser.navigation import Navigation, PageLost, Threw, Unopened, is_moved, value_of
+from uirl.environments.browser.navigation import Threw, is_moved
 from uirl.environments.browser.site import Site
 from uirl.environments.browser.style import STYLE
+from uirl.environments.browser.tab import LOAD_SECONDS, WORLD, Tab
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
 
-LOAD_SECONDS = 20.0
 LOWEST_WINDOW = 100
 """Pixels. The full browser never draws a page whose window has no room beside its bars, whatever the page's size."""
-WORLD = "uirl"
-"""Name of the JavaScript world of ours in a page: it sees the same document, and the page's scripts cannot see it."""
 LONGEST_TYPED = 200
 """Characters up to which a text is typed key by key; a longer one arrives at once, as if it were pasted."""
 MAX_NOTICES = 8
-_BY_VALUE = {"returnByValue": True, "awaitPromise": True}
 _TOGETHER = 64  # input events sent before the first answer
 
 
@@ -32,14 +28,9 @@ class Page:
 
     def __init__(self, connection: CdpConnection, context: str, target: str, session: str) -> None:
         self.context = context
-        self.target = target
-        self._broken: str | None = None
-        self._own_doing = False  # `_broken` by the page itself
         self._connection = connection
-        self._session = session
+        self._tab = Tab(connection, target, session, self._notice)
         self._closed = False
-        self._navigation = Navigation(connection, target, session)
-        self._world: tuple[int, int] | None = None  # the document it is of, and its id
         self._background: set[asyncio.Task[Any]] = set()
         self._notices: list[str] = []
         self._clipboard = ""
@@ -70,8 +61,7 @@ class Page:
         return page
 
     async def _prepare(self, width: int, height: int) -> None:
-        listen, session = self._connection.on, self._session
-        listen(session, "Page.javascriptDialogOpening", self._on_dialog)
+        self._connection.on(self._tab.session, "Page.javascriptDialogOpening", self._on_dialog)
         # The scale is that of the browser: where a page has one of its own, clicks are lost now and then.
         metrics = {"width": width, "height": height, "deviceScaleFactor": 0, "mobile": False}
         deny = {"behavior": "deny", "browserContextId": self.context}
@@ -85,14 +75,19 @@ class Page:
         )
 
     @property
+    def target(self) -> str:
+        """The browser's name of the tab."""
+        return self._tab.target
+
+    @property
     def broken(self) -> str | None:
         """Why the page must not be used any more (a call failed, timed out or was cut off); None: it is fine."""
-        return self._broken or self._connection.lost
+        return self._tab.broken
 
     async def serve(self, site: Site) -> None:
         """Answers what this page asks of the site's origin, from this process."""
         self._site = site
-        self._connection.on(self._session, "Fetch.requestPaused", self._on_request)
+        self._connection.on(self._tab.session, "Fetch.requestPaused", self._on_request)
         await self._call("Fetch.enable", {"patterns": [{"urlPattern": f"{site.origin}/*"}]})
 
     async def run_on_load(self, script: str) -> None:
@@ -107,7 +102,7 @@ class Page:
             details = event["exceptionDetails"]
             found.append(details.get("exception", {}).get("description") or details["text"])
 
-        self._connection.on(self._session, "Runtime.exceptionThrown", note)
+        self._connection.on(self._tab.session, "Runtime.exceptionThrown", note)
         await self._call("Runtime.enable")
         return found
 
@@ -116,36 +111,11 @@ class Page:
 
         Raises `Unopened` where it cannot be (a file to be kept counts), or takes too long: then it stops where it is.
         """
-        self._check()
-        self._navigation.begin()
-        try:
-            async with asyncio.timeout(timeout):
-                answer = await self._connection.call(
-                    "Page.navigate", {"url": url}, session=self._session, timeout=2 * timeout
-                )
-                if answer.get("errorText"):
-                    raise Unopened(f"{url} cannot be opened: {answer['errorText']}")
-                loader = answer.get("loaderId")  # absent where only the fragment of the address changed
-                if loader:
-                    await self._navigation.loaded(loader)
-                    await self._navigation.end()  # else its end would look like that of the next one
-                    self._check()
-        except TimeoutError as error:
-            await self._stop_loading()
-            raise Unopened(f"{url} was not loaded within {timeout} s") from error
-        except asyncio.CancelledError:
-            self._broken = self._broken or f"going to {url} was cut off"
-            raise
+        await self._tab.goto(url, timeout=timeout)
 
     async def back(self) -> bool:
         """Goes back to the page before. False: there is none since `forget_history`."""
-        history = await self._call("Page.getNavigationHistory")
-        before = history["currentIndex"] - 1
-        if before < 0:
-            return False
-        await self._call("Page.navigateToHistoryEntry", {"entryId": history["entries"][before]["id"]})
-        await self.settle()
-        return True
+        return await self._tab.travel(-1)
 
     async def forget_history(self) -> None:
         """Makes the page that is shown the first one."""
@@ -154,12 +124,12 @@ class Page:
     @property
     def unreachable(self) -> str | None:
         """The address in whose place the browser's error page is shown; None: a page is shown."""
-        return self._navigation.unreachable
+        return self._tab.navigation.unreachable
 
     @property
     def leaving(self) -> bool:
         """The page is on its way to another, as far as it is known by now."""
-        return self._navigation.under_way
+        return self._tab.navigation.under_way
 
     async def settle(self, *, sure: bool = False, timeout: float = LOAD_SECONDS) -> None:
         """Returns when the page is not on its way to another (at once, mostly).
@@ -167,32 +137,7 @@ class Page:
         `sure`: asks the page first, for after an action that may have led away: what it began is known only by then,
         and whoever looks at a page that is leaving may wait for a picture that never comes.
         """
-        if sure and not self.leaving:
-            await self._ask_whether_it_stays()
-        if not self.leaving:
-            return
-        try:
-            async with asyncio.timeout(timeout):
-                await self._navigation.end()
-        except TimeoutError:
-            self._notice(f"the page had not finished loading after {timeout:g} s, and was stopped")
-            await self._stop_loading()
-        self._check()
-
-    async def _stop_loading(self) -> None:
-        """Ends a navigation where it is. Raises EnvironmentFailure where the browser does not."""
-        await self._call("Page.stopLoading")
-        try:
-            async with asyncio.timeout(self._connection.timeout):
-                await self._navigation.end()
-        except TimeoutError as error:
-            self._broken = "a navigation did not end, and could not be stopped"
-            raise EnvironmentFailure(self._broken) from error
-
-    async def _ask_whether_it_stays(self) -> None:
-        with contextlib.suppress(Refused):  # it has left
-            # The answer comes on the way of the page's events, after all that went before it.
-            await self._call("Runtime.evaluate", {"expression": "0"})
+        await self._tab.settle(sure=sure, timeout=timeout)
 
     async def evaluate(self, expression: str, *, apart: bool = False, timeout: float | None = None) -> Any:
         """The JSON value of a JavaScript expression; a promise is awaited.
@@ -201,31 +146,21 @@ class Page:
         page's scripts can neither see nor change. Raises `Threw` where the expression throws, PageLost where the page
         does not stay.
         """
-        params = {"expression": expression, **_BY_VALUE}
-
-        async def ask() -> Any:
-            where = {"contextId": await self._world_apart()} if apart else {}
-            return await self._call("Runtime.evaluate", params | where, timeout=timeout)
-
-        return value_of(await self._of_one_document(ask, f"{expression[:120]!r}"), expression)
+        return await self._tab.evaluate(expression, apart=apart, timeout=timeout)
 
     async def hold(self, expression: str) -> str:
         """A handle of the object that a JavaScript expression gives: the page's scripts have no way to it.
 
         It is good for `ask` until the page loads another document.
         """
-        answer = await self._call("Runtime.evaluate", {"expression": expression})
-        value_of(answer, expression)
-        return str(answer["result"]["objectId"])
+        return await self._tab.hold(expression)
 
     async def ask(self, handle: str, function: str, *arguments: Any, timeout: float | None = None) -> Any:
         """The JSON value of a JavaScript function called on a held object, as `this`; a promise is awaited.
 
         Raises `Refused` where the page has gone elsewhere, EnvironmentFailure where the function throws.
         """
-        given = [{"value": argument} for argument in arguments]
-        params = {"objectId": handle, "functionDeclaration": function, "arguments": given, **_BY_VALUE}
-        return value_of(await self._call("Runtime.callFunctionOn", params, timeout=timeout), function)
+        return await self._tab.ask(handle, function, *arguments, timeout=timeout)
 
     async def move(self, x: float, y: float) -> None:
         """Moves the pointer to x, y (CSS pixels from the top left)."""
@@ -274,14 +209,11 @@ class Page:
 
     async def screenshot(self, *, format: Literal["png", "jpeg"] = "png", quality: int = 80) -> bytes:
         """The visible page as an encoded picture. `quality` is JPEG's, 1 to 100."""
-        params = {"format": format, "quality": quality, "optimizeForSpeed": True}
-        taken = await self._of_one_document(lambda: self._call("Page.captureScreenshot", params), "its picture")
-        return base64.b64decode(taken["data"])
+        return await self._tab.screenshot(format=format, quality=quality)
 
     async def accessibility_nodes(self) -> list[dict[str, Any]]:
         """The nodes of the accessibility tree, as the protocol gives them."""
-        tree = await self._of_one_document(lambda: self._call("Accessibility.getFullAXTree"), "its tree")
-        return list(tree["nodes"])
+        return await self._tab.accessibility_nodes()
 
     def take_notices(self) -> list[str]:
         """What a person would have noticed since the last call: dialogs and their words, windows that opened."""
@@ -293,8 +225,7 @@ class Page:
         if self._closed:
             return
         self._closed = True
-        self._broken = self._broken or "the page was closed"
-        self._connection.forget(self._session)
+        self._tab.forget("the page was closed")
         if self._connection.lost is not None:
             return
         try:
@@ -312,26 +243,6 @@ class Page:
             self._notice(f"a new window was closed: {url or 'about:blank'}")
             self._reply("Target.closeTarget", {"targetId": target}, of_page=False)
 
-    async def _of_one_document(self, call: Callable[[], Awaitable[Any]], what: str) -> Any:
-        """What a call gives that the page stays for. Raises PageLost where it leaves three times."""
-        for _ in range(3):
-            await self.settle()
-            try:
-                return await call()
-            except Refused as error:
-                if not is_moved(error):
-                    raise
-        raise PageLost(f"the page went elsewhere three times during {what}")
-
-    async def _world_apart(self) -> int:
-        document = self._navigation.documents
-        if self._world is None or self._world[0] != document:
-            # In a document without scripts those of `run_on_load` wait for the first one that runs.
-            await self._call("Runtime.evaluate", {"expression": "0"})
-            made = await self._call("Page.createIsolatedWorld", {"frameId": self.target, "worldName": WORLD})
-            self._world = document, made["executionContextId"]
-        return self._world[1]
-
     async def _input(self, method: str, events: Iterable[Mapping[str, Any]]) -> None:
         await self.settle()
         waiting = list(events)
@@ -342,20 +253,8 @@ class Page:
                 if not is_moved(error):  # a page that leaves under the hand was left by it
                     raise
 
-    async def _call(self, method: str, params: Mapping[str, Any] | None = None, timeout: float | None = None) -> Any:
-        self._check()
-        try:
-            return await self._connection.call(method, params, session=self._session, timeout=timeout)
-        except BaseException as error:
-            # Cancelled, timed out or refused: what the page did meanwhile is unknown.
-            if not is_moved(error):
-                self._broken = self._broken or f"{method} did not finish: {error!r}"
-            raise
-
-    def _check(self) -> None:
-        if self.broken is not None:
-            kind = PageLost if self._own_doing else EnvironmentFailure
-            raise kind(f"this page is broken, open another: {self.broken}")
+    async def _call(self, method: str, params: Mapping[str, Any] | None = None) -> Any:
+        return await self._tab.call(method, params)
 
     def _notice(self, words: str) -> None:
         if len(self._notices) < MAX_NOTICES:
@@ -366,7 +265,7 @@ class Page:
 
         async def make() -> None:
             with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):
-                await self._connection.call(method, params, session=self._session if of_page else None)
+                await self._connection.call(method, params, session=self._tab.session if of_page else None)
 
         task = asyncio.create_task(make())
         self._background.add(task)
@@ -379,18 +278,12 @@ class Page:
 
     def crashed(self, killed: bool) -> None:
         """Told by the browser: the page's process is gone. `killed`: by somebody else, as where memory is out."""
-        self._lose("the page was killed" if killed else "the page crashed", own_doing=not killed)
+        self._tab.end("the page was killed" if killed else "the page crashed", own_doing=not killed)
 
     def closed_itself(self) -> None:
         """Told by the browser: the page is gone."""
         if not self._closed:
-            self._lose("the page closed itself", own_doing=True)
-
-    def _lose(self, reason: str, own_doing: bool) -> None:
-        if self._broken is None:
-            self._broken, self._own_doing = reason, own_doing
-        self._connection.fail_session(self._session, reason, PageLost if own_doing else EnvironmentFailure)
-        self._navigation.give_up()
+            self._tab.end("the page closed itself", own_doing=True)
 
     def _on_dialog(self, event: Mapping[str, Any]) -> None:
         """Accepts alerts and questions: a dialog stops the page, and nobody else would answer it."""

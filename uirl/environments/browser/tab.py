@@ -1,0 +1,187 @@
+"""One tab of the browser: go somewhere, read, look. Every call ends within its time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal
+
+from uirl.environments.browser.cdp import CdpConnection, Refused
+from uirl.environments.browser.navigation import Navigation, PageLost, Unopened, is_moved, value_of
+from uirl.errors import EnvironmentFailure
+
+LOAD_SECONDS = 20.0
+WORLD = "uirl"
+"""Name of the JavaScript world of ours in a page: it sees the same document, and the page's scripts cannot see it."""
+_BY_VALUE = {"returnByValue": True, "awaitPromise": True}
+
+
+class Tab:
+    """One target of the browser, spoken to in one session. It belongs to a `Page`, which prepares and closes it."""
+
+    def __init__(
+        self, connection: CdpConnection, target: str, session: str, notice: Callable[[str], None] = lambda words: None
+    ) -> None:
+        """`Page.enable` must follow. `notice` takes what a person would have seen, in words."""
+        self.target = target
+        self.session = session
+        self.navigation = Navigation(connection, target, session)
+        self._connection = connection
+        self._notice = notice
+        self._broken: str | None = None
+        self._own_doing = False  # `_broken` by the page itself
+        self._world: tuple[int, int] | None = None  # the document it is of, and its id
+
+    @property
+    def broken(self) -> str | None:
+        """Why the tab must not be used any more (a call failed, timed out or was cut off); None: it is fine."""
+        return self._broken or self._connection.lost
+
+    def end(self, reason: str, own_doing: bool = False) -> None:
+        """It is of no use any more: the calls that wait fail, and so does every later one.
+
+        `own_doing`: the page brought it about, which is a PageLost.
+        """
+        if self._broken is None:
+            self._broken, self._own_doing = reason, own_doing
+        self._connection.fail_session(self.session, reason, PageLost if own_doing else EnvironmentFailure)
+        self.navigation.give_up()
+
+    def forget(self, reason: str) -> None:
+        """It is closed: nobody listens to it any more."""
+        self._broken = self._broken or reason
+        self._connection.forget(self.session)
+
+    async def call(self, method: str, params: Mapping[str, Any] | None = None, timeout: float | None = None) -> Any:
+        """The result of a protocol method of this tab. One that does not finish breaks the tab."""
+        self.check()
+        try:
+            return await self._connection.call(method, params, session=self.session, timeout=timeout)
+        except BaseException as error:
+            # Cancelled, timed out or refused: what the page did meanwhile is unknown.
+            if not is_moved(error):
+                self._broken = self._broken or f"{method} did not finish: {error!r}"
+            raise
+
+    def check(self) -> None:
+        """Raises EnvironmentFailure or PageLost where the tab is of no use any more."""
+        if self.broken is not None:
+            kind = PageLost if self._own_doing else EnvironmentFailure
+            raise kind(f"this page is broken, open another: {self.broken}")
+
+    async def goto(self, url: str, *, timeout: float = LOAD_SECONDS) -> None:
+        """Returns when `url` is loaded (its load event).
+
+        Raises `Unopened` where it cannot be (a file to be kept counts), or takes too long: then it stops where it is.
+        """
+        self.check()
+        self.navigation.begin()
+        try:
+            async with asyncio.timeout(timeout):
+                answer = await self._connection.call(
+                    "Page.navigate", {"url": url}, session=self.session, timeout=2 * timeout
+                )
+                if answer.get("errorText"):
+                    raise Unopened(f"{url} cannot be opened: {answer['errorText']}")
+                loader = answer.get("loaderId")  # absent where only the fragment of the address changed
+                if loader:
+                    await self.navigation.loaded(loader)
+                    await self.navigation.end()  # else its end would look like that of the next one
+                    self.check()
+        except TimeoutError as error:
+            await self._stop_loading()
+            raise Unopened(f"{url} was not loaded within {timeout} s") from error
+        except asyncio.CancelledError:
+            self._broken = self._broken or f"going to {url} was cut off"
+            raise
+
+    async def travel(self, steps: int) -> bool:
+        """Goes that many pages through the history, back where negative. False: there is no such page."""
+        history = await self.call("Page.getNavigationHistory")
+        wanted = history["currentIndex"] + steps
+        if not 0 <= wanted < len(history["entries"]):
+            return False
+        await self.call("Page.navigateToHistoryEntry", {"entryId": history["entries"][wanted]["id"]})
+        await self.settle()
+        return True
+
+    async def settle(self, *, sure: bool = False, timeout: float = LOAD_SECONDS) -> None:
+        """Returns when the tab is not on its way to another page (at once, mostly); see `Page.settle`."""
+        if sure and not self.navigation.under_way:
+            with contextlib.suppress(Refused):  # it has left
+                # The answer comes on the way of the page's events, after all that went before it.
+                await self.call("Runtime.evaluate", {"expression": "0"})
+        if not self.navigation.under_way:
+            return
+        try:
+            async with asyncio.timeout(timeout):
+                await self.navigation.end()
+        except TimeoutError:
+            self._notice(f"the page had not finished loading after {timeout:g} s, and was stopped")
+            await self._stop_loading()
+        self.check()
+
+    async def _stop_loading(self) -> None:
+        """Ends a navigation where it is. Raises EnvironmentFailure where the browser does not."""
+        await self.call("Page.stopLoading")
+        try:
+            async with asyncio.timeout(self._connection.timeout):
+                await self.navigation.end()
+        except TimeoutError as error:
+            self._broken = "a navigation did not end, and could not be stopped"
+            raise EnvironmentFailure(self._broken) from error
+
+    async def evaluate(self, expression: str, *, apart: bool = False, timeout: float | None = None) -> Any:
+        """The JSON value of a JavaScript expression; see `Page.evaluate`."""
+        params = {"expression": expression, **_BY_VALUE}
+
+        async def ask() -> Any:
+            where = {"contextId": await self._world_apart()} if apart else {}
+            return await self.call("Runtime.evaluate", params | where, timeout=timeout)
+
+        return value_of(await self.of_one_document(ask, f"{expression[:120]!r}"), expression)
+
+    async def hold(self, expression: str) -> str:
+        """A handle of the object that a JavaScript expression gives; see `Page.hold`."""
+        answer = await self.call("Runtime.evaluate", {"expression": expression})
+        value_of(answer, expression)
+        return str(answer["result"]["objectId"])
+
+    async def ask(self, handle: str, function: str, *arguments: Any, timeout: float | None = None) -> Any:
+        """The JSON value of a JavaScript function called on a held object; see `Page.ask`."""
+        given = [{"value": argument} for argument in arguments]
+        params = {"objectId": handle, "functionDeclaration": function, "arguments": given, **_BY_VALUE}
+        return value_of(await self.call("Runtime.callFunctionOn", params, timeout=timeout), function)
+
+    async def screenshot(self, *, format: Literal["png", "jpeg"] = "png", quality: int = 80) -> bytes:
+        """The visible page as an encoded picture. `quality` is JPEG's, 1 to 100."""
+        params = {"format": format, "quality": quality, "optimizeForSpeed": True}
+        taken = await self.of_one_document(lambda: self.call("Page.captureScreenshot", params), "its picture")
+        return base64.b64decode(taken["data"])
+
+    async def accessibility_nodes(self) -> list[dict[str, Any]]:
+        """The nodes of the accessibility tree, as the protocol gives them."""
+        tree = await self.of_one_document(lambda: self.call("Accessibility.getFullAXTree"), "its tree")
+        return list(tree["nodes"])
+
+    async def of_one_document(self, call: Callable[[], Awaitable[Any]], what: str) -> Any:
+        """What a call gives that the page stays for. Raises PageLost where it leaves three times."""
+        for _ in range(3):
+            await self.settle()
+            try:
+                return await call()
+            except Refused as error:
+                if not is_moved(error):
+                    raise
+        raise PageLost(f"the page went elsewhere three times during {what}")
+
+    async def _world_apart(self) -> int:
+        document = self.navigation.documents
+        if self._world is None or self._world[0] != document:
+            # In a document without scripts those of `run_on_load` wait for the first one that runs.
+            await self.call("Runtime.evaluate", {"expression": "0"})
+            made = await self.call("Page.createIsolatedWorld", {"frameId": self.target, "worldName": WORLD})
+            self._world = document, made["executionContextId"]
+        return self._world[1]
