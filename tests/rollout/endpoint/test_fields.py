@@ -94,8 +94,12 @@ def test_what_is_asked_for_arrives() -> None:
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [user("a"), {"role": "assistant"}, user("b")]}, "messages[1].content"),
         ({"messages": [user("a"), {"role": "assistant", "content": "b"}]}, "messages[1]"),
-        ({"messages": [user("a"), {"role": "assistant", "tool_calls": [CALL | {"x": 1}]}, user("b")]},
-         "messages[1].tool_calls[0].x"),
+        ({"messages": [user("a"), {"role": "assistant", "content": "b", "refusal": "no"}, user("c")]},
+         "messages[1].refusal"),
+        ({"messages": [user("a"), {"role": "assistant", "tool_calls": [CALL | {"type": "web"}]}, user("b")]},
+         "messages[1].tool_calls[0].type"),
+        ({"messages": [user("a"), {"role": "assistant", "tool_calls": [CALL]},
+                       {"role": "tool", "tool_call_id": "c1", "content": "b", "x": 1}]}, "messages[2].x"),
         ({"messages": [user("a"), {"role": "tool", "tool_call_id": "c9", "content": "b"}]}, "messages[1].tool_call_id"),
     ],
 )  # fmt: skip
@@ -152,6 +156,15 @@ def test_tool_messages_carry_the_name_of_the_call_they_answer() -> None:
     ]
     message = read_messages(told)[2].message
     assert (message.role, message.name, message.call_id, message.text) == ("tool", "add", "c1", "3")
+
+
+def test_the_notes_on_replies_are_named_a_few_and_fit_for_the_record() -> None:
+    reply = {"role": "assistant", "content": "b"} | {f"note{i}": i for i in range(1000)}
+    read = chat(messages=[user("a"), reply, reply, user("c")])
+    assert read.ignored == tuple(f"note{i}" for i in range(20))
+    long = chat(messages=[user("a"), {"role": "assistant", "content": "b", "\ud83d" + "n" * 10**6: 1}, user("c")])
+    assert [len(name) for name in long.ignored] == [60]
+    assert long.ignored[0].encode()
 
 
 def test_calls_without_an_id_get_one_that_follows_from_the_tokens() -> None:

@@ -205,6 +205,30 @@ async def test_two_calls_in_one_reply_have_two_ids(lm: LoadedModel) -> None:
     assert [result.text for result in record.turns[0].tool_results] == [f"of {first.id}", f"of {second.id}"]
 
 
+async def test_what_a_library_notes_on_a_reply_is_passed_over_and_recorded(lm: LoadedModel) -> None:
+    loaded = with_tools(lm)
+    async with ModelEndpoint(says(loaded, f"I add\n{CALLS_ADD}", "3"), loaded) as endpoint:
+        session = endpoint.session()
+        client = client_of(session)
+        choice = await ask(client, [user("1 + 2?")], tools=[ADD])
+        # litellm's Message, the openai client's parsed messages and Gemini's signatures, each with what it adds
+        told = choice.message.model_dump(exclude_none=True) | {
+            "provider_specific_fields": {"refusal": None}, "parsed": None, "annotations": [], "reasoning_content": "so",
+            "content": [{"type": "text", "text": "I add", "cache_control": {"type": "ephemeral"}}],
+        }  # fmt: skip
+        told["tool_calls"][0] |= {"extra_content": {"signature": "x"}, "index": 0}
+        told["tool_calls"][0]["function"] |= {"parsed_arguments": {"a": 1}}
+        result = {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "3"}
+        await ask(client, [user("1 + 2?"), told, result], tools=[ADD])
+        record = session.finish(1.0)
+    assert [turn.starts_segment for turn in record.turns] == [True, False]
+    assert "ignored_fields" not in record.turns[0].info
+    assert set(record.turns[1].info["ignored_fields"]) == {
+        "provider_specific_fields", "reasoning_content", "content.cache_control", "tool_calls.extra_content",
+        "tool_calls.function.parsed_arguments",
+    }  # fmt: skip
+
+
 async def test_a_call_that_cannot_be_read_is_text_and_so_is_one_that_is_not_wanted(lm: LoadedModel) -> None:
     loaded = with_tools(lm)
     async with ModelEndpoint(says(loaded, '<tool_call>{"name": "add", ', CALLS_ADD), loaded) as endpoint:

@@ -12,6 +12,8 @@ from uirl.rollout.endpoint.problems import bad_request
 
 _NAMES = {str: "a string", bool: "true or false", int: "a whole number", float: "a number", list: "a list"}
 _ABSENT: Any = object()
+MOST_NOTED = 20
+"""Names of fields that are noted where they are passed over."""
 
 
 class Fields:
@@ -57,6 +59,12 @@ class Fields:
         """Fields that have no meaning for a model of one's own (who asks, what a provider should keep)."""
         for name in names:
             self.raw(name)
+
+    def rest(self) -> list[str]:
+        """The names of the fields that nobody took, at most 20 of them, shortened: what is passed over is noted."""
+        left = [clip(name).encode(errors="replace").decode() for name in list(self._left)[:MOST_NOTED]]
+        self._left.clear()
+        return left
 
     def at(self, name: str) -> str:
         """The path of a field, for errors."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from uirl.inference.contract import SamplingParams
-from uirl.rollout.endpoint.fields import Fields, shown, whole_text
+from uirl.rollout.endpoint.fields import MOST_NOTED, Fields, shown, whole_text
 from uirl.rollout.endpoint.problems import bad_request
 from uirl.rollout.endpoint.wire_messages import WireMessage, read_messages
 
@@ -54,6 +54,8 @@ class ChatCall:
     tools: tuple[Mapping[str, Any], ...] = ()
     tools_key: str = ""
     """Equal for the same tools in the same words: the template writes them as they stand."""
+    ignored: tuple[str, ...] = ()
+    """Fields of replies that were sent back which were passed over (`WireMessage.ignored`)."""
     reads_calls: bool = True
     """False (`tool_choice` 'none'): the tools are shown all the same, so that the history stays what it was, and the
     reply is text."""
@@ -89,7 +91,8 @@ def read_chat_call(value: Any) -> ChatCall:
     most = _agreeing(fields, "max_completion_tokens", "max_tokens")
     options = _read_options(fields, most, log_probs)
     fields.close()
-    return ChatCall(options, messages, tools, tools_key, choice != "none")
+    ignored = dict.fromkeys(name for message in messages for name in message.ignored)
+    return ChatCall(options, messages, tools, tools_key, tuple(ignored)[:MOST_NOTED], choice != "none")
 
 
 def read_completion_call(value: Any) -> CompletionCall:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from uirl.errors import EngineFailure
 from uirl.images import ImageStore
@@ -79,7 +80,8 @@ class ModelService:
                     return tool_reply(cut, text, self._ended(cut), self.parser, offered, prompt.ids)
                 return text_reply(cut, text, self._ended(cut))
 
-            return await self._answer(prompt, call.options, read, session, "messages")
+            note = {"ignored_fields": list(call.ignored)} if call.ignored else {}
+            return await self._answer(prompt, call.options, read, session, "messages", note)
 
     def _chat_prompt(self, call: ChatCall, transcript: Transcript) -> tuple[ChatRenderer, Prompt]:
         self.lengths.check(texts_of(call.messages, call.tools_key), "messages")
@@ -103,7 +105,7 @@ class ModelService:
                 cut, text = cut_at_stop(made, decode, call.options.stop)
                 return text_reply(cut, text, self._ended(cut))
 
-            return await self._answer(prompt, call.options, read, session, "prompt")
+            return await self._answer(prompt, call.options, read, session, "prompt", {})
 
     def _plain_prompt(self, prompt: str | tuple[int, ...], transcript: Transcript) -> Prompt:
         ids, text = self._ids_and_text(prompt)
@@ -130,7 +132,9 @@ class ModelService:
         read: Callable[[Generation], Reply],
         session: AgentSession | None,
         param: str,
+        note: Mapping[str, Any],
     ) -> Answer:
+        """`note`: for the record of every turn."""
         requests = self._requests(prompt, options, session, param)
         made = await self._generate(requests)
         replies = tuple(read(generation) for generation in made)
@@ -138,7 +142,7 @@ class ModelService:
             raise bad_request("this engine tells no log-probs", "logprobs", "unsupported_value")
         if session is not None:
             for request, reply in zip(requests, replies, strict=True):
-                info = {"temperature": request.sampling.temperature, "top_p": request.sampling.top_p}
+                info = {"temperature": request.sampling.temperature, "top_p": request.sampling.top_p, **note}
                 session.add(prompt, reply, info, request.session_id or "")
         return Answer(prompt.ids, replies)
 

@@ -33,6 +33,8 @@ class WireMessage:
     message: Message
     key: str
     """Equal for two messages that say the same, however the client wrote them down."""
+    ignored: tuple[str, ...] = ()
+    """Fields of an assistant's message that nobody here knows: clients send replies back with notes of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,34 +108,37 @@ def _read_tool(fields: Fields, content: Any, names: Mapping[str, str]) -> WireMe
 
 
 def _read_assistant(fields: Fields, names: dict[str, str]) -> WireMessage:
+    """A reply as a client sends it back. What its library noted on it (litellm's provider_specific_fields, parsed
+    arguments, thoughts it took out) is passed over; what says something that we cannot show is refused."""
     content = fields.raw("content")
     name = fields.take("name", str, "")
     values = fields.take("tool_calls", list, [])
-    # what an SDK's message object carries along and nobody filled
     fields.ignore("annotations")
-    for extra in ("refusal", "audio", "function_call", "reasoning_content"):
+    for extra in ("refusal", "audio", "function_call"):
         fields.only(extra, "", why="a reply is its text and its tool calls")
-    fields.close()
+    ignored = fields.rest()
     if len(values) > MAX_CALLS:
         raise bad_request(f"expected at most {MAX_CALLS} calls, got {len(values)}", fields.at("tool_calls"))
-    calls = tuple(_read_call(value, f"{fields.at('tool_calls')}[{i}]") for i, value in enumerate(values))
+    calls = tuple(_read_call(value, f"{fields.at('tool_calls')}[{i}]", ignored) for i, value in enumerate(values))
     if content is None and not calls:
         raise bad_request("expected content or tool_calls, got neither", fields.at("content"))
-    parts, _ = _read_content("" if content is None else content, fields.at("content"))
+    parts, _ = _read_content("" if content is None else content, fields.at("content"), ignored=ignored)
     names.update((call.id, call.name) for call in calls)
     text = _joined(parts)
-    return WireMessage(Message("assistant", text, name=name, tool_calls=calls), assistant_key(text, calls))
+    message = Message("assistant", text, name=name, tool_calls=calls)
+    return WireMessage(message, assistant_key(text, calls), tuple(dict.fromkeys(ignored)))
 
 
-def _read_call(value: Any, where: str) -> ToolCall:
+def _read_call(value: Any, where: str, ignored: list[str]) -> ToolCall:
+    """One call of a reply that is sent back; `ignored` grows by the fields that are passed over."""
     fields = Fields(value, where)
     identity = fields.take("id", str)
     fields.only("type", "function", why="only functions can be called")
     function = Fields(fields.take("function", dict), fields.at("function"))
     fields.ignore("index")
-    fields.close()
     name, written = function.take("name", str), function.take("arguments", str)
-    function.close()
+    ignored += [f"tool_calls.{rest}" for rest in fields.rest()]
+    ignored += [f"tool_calls.function.{rest}" for rest in function.rest()]
     arguments = read_json(written, function.at("arguments"))
     if not isinstance(arguments, dict):
         raise bad_request(f"expected a JSON object, got {shown(arguments)}", function.at("arguments"))
@@ -142,9 +147,10 @@ def _read_call(value: Any, where: str) -> ToolCall:
 
 
 def _read_content(
-    content: Any, where: str, pictures: _Pictures | None = None
+    content: Any, where: str, pictures: _Pictures | None = None, ignored: list[str] | None = None
 ) -> tuple[list[str | None], tuple[Screenshot, ...]]:
-    """(texts, with None where a picture stands; the pictures). `pictures` None: none are taken."""
+    """(texts, with None where a picture stands; the pictures). `pictures` None: none are taken. `ignored` grows by the
+    fields that are passed over; None: none are."""
     if isinstance(content, str):
         return [whole_text(content, where)], ()
     if not isinstance(content, list):
@@ -165,7 +171,10 @@ def _read_content(
         else:
             known = "'text'" if pictures is None else "'text' or 'image_url'"
             raise bad_request(f"expected {known}, got {shown(kind)}", fields.at("type"), "unsupported_value")
-        fields.close()
+        if ignored is None:
+            fields.close()
+        else:
+            ignored += [f"content.{rest}" for rest in fields.rest()]
     return parts, tuple(shots)
 
 
