@@ -94,6 +94,10 @@ class ChatRenderer:
         """
         return self.controls.encode(self.controls.hide_reply(reply, own) + self.end_text)
 
+    def beginning(self, reply: str, own: Sequence[str] = ()) -> list[int]:
+        """Ids of the beginning of a reply; `own` as for `demonstration`."""
+        return self.controls.encode(self.controls.hide_reply(reply, own))
+
     def check_sampled(self, ids: Sequence[int]) -> None:
         """See `LoadedModel.check_sampled`."""
         self._loaded.check_sampled(ids)

@@ -14,8 +14,10 @@ from uirl.parsers import create_parser
 from uirl.rollout.endpoint.problems import APIProblem
 from uirl.rollout.endpoint.replies import tool_reply
 from uirl.rollout.endpoint.requests import CallOptions, read_chat_call, read_completion_call
+from uirl.rollout.endpoint.tool_choice import AS_IT_LIKES, ToolChoice
 from uirl.rollout.endpoint.wire_messages import read_messages
 
+OTHER = {"type": "function", "function": {"name": "other"}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 
 
@@ -29,7 +31,7 @@ def completion(**asked: Any) -> Any:
 
 def test_a_bare_call_asks_for_one_reply_and_nothing_else() -> None:
     assert chat().options == completion().options == CallOptions("m")
-    assert (chat().tools, chat().reads_calls, chat().tools_key) == ((), True, "")
+    assert (chat().tools, chat().choice, chat().tools_key) == ((), AS_IT_LIKES, "")
     assert completion(prompt=[1, 2]).prompt == completion(prompt=[[1, 2]]).prompt == (1, 2)
     assert completion(prompt=["hi"]).prompt == "hi"
 
@@ -43,7 +45,13 @@ def test_what_is_asked_for_arrives() -> None:
     assert chat(max_completion_tokens=5, max_tokens=5).options.asked == {"max_tokens": 5}
     assert chat(stop="a").options.stop == completion(stop=["a"]).options.stop == ("a",)
     assert chat(logprobs=True).options.log_probs is completion(logprobs=0).options.log_probs is True
-    assert chat(tools=[ADD], tool_choice="none").reads_calls is False
+    assert chat(tools=[ADD], tool_choice="none").choice == ToolChoice("none")
+    assert not ToolChoice("none").reads_calls
+    named = {"type": "function", "function": {"name": "add"}}
+    for said in ({"tool_choice": named}, {"tool_choice": named["function"] | {"type": "function"}}):
+        assert chat(tools=[ADD, OTHER], **said).choice == ToolChoice("add", ("add",))
+    assert chat(tools=[ADD, OTHER], tool_choice="required").choice == ToolChoice("required", ("add", "other"))
+    assert chat(tools=[ADD], parallel_tool_calls=False).choice == ToolChoice(parallel=False)
     streamed = chat(stream=True, stream_options={"include_usage": True, "include_obfuscation": True})
     assert (streamed.options.stream, streamed.options.include_usage) == (True, True)
     assert chat(stream=True, stream_options={}).options.include_usage is False
@@ -55,7 +63,14 @@ def test_what_is_asked_for_arrives() -> None:
     ("asked", "param"),
     [
         ({"top_logprobs": 1}, "top_logprobs"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"parallel_tool_calls": 0}, "parallel_tool_calls"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [ADD], "tool_choice": "always"}, "tool_choice"),
+        ({"tools": [ADD], "tool_choice": {"type": "web"}}, "tool_choice"),
+        ({"tools": [ADD], "tool_choice": {"type": "function"}}, "tool_choice.name"),
+        ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}},
+         "tool_choice.function.name"),
+        ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "add"}, "x": 1}}, "tool_choice.x"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"functions": [ADD]}, "functions"),

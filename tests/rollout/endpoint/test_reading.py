@@ -49,7 +49,7 @@ def test_a_whole_request() -> None:
         ("tool", "3", "add"),
     ]
     assert call.messages[2].message.tool_calls[0].arguments == {"a": 1, "b": [2]}
-    assert (call.options.stop, call.options.include_usage, call.reads_calls) == (("a", "b"), True, True)
+    assert (call.options.stop, call.options.include_usage, call.choice.reads_calls) == (("a", "b"), True, True)
     assert call.options.sampling(SamplingParams(max_tokens=7), None) == SamplingParams(max_tokens=7, temperature=0.5)
 
 

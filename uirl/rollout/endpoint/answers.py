@@ -113,7 +113,10 @@ class Writer:
         return {"content": content, "refusal": None}
 
     def _token_ids(self, reply: Reply) -> dict[str, Any]:
-        return {"token_ids": list(reply.generation.token_ids)} if self._options.token_ids else {}
+        if not self._options.token_ids:
+            return {}
+        given = {"given_token_ids": list(reply.given)} if reply.given else {}
+        return {"token_ids": list(reply.generation.token_ids)} | given
 
     def _prompt_ids(self) -> dict[str, Any]:
         return {"prompt_token_ids": list(self._answer.prompt_ids)} if self._options.token_ids else {}

@@ -33,6 +33,8 @@ class Reply:
     """What the client reads as text."""
     calls: tuple[ToolCall, ...] = ()
     """What the client reads as tool calls."""
+    given: tuple[int, ...] = ()
+    """Ids that the reply was given to begin with: context, not sampled. `text` begins with theirs."""
 
     @property
     def finish_reason(self) -> str:

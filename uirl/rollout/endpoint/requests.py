@@ -10,6 +10,7 @@ from typing import Any
 from uirl.inference.contract import SamplingParams
 from uirl.rollout.endpoint.fields import MOST_NOTED, Fields, shown, whole_text
 from uirl.rollout.endpoint.problems import bad_request
+from uirl.rollout.endpoint.tool_choice import AS_IT_LIKES, ToolChoice, read_tool_choice
 from uirl.rollout.endpoint.wire_messages import WireMessage, read_messages
 
 MAX_CHOICES = 32
@@ -56,9 +57,7 @@ class ChatCall:
     """Equal for the same tools in the same words: the template writes them as they stand."""
     ignored: tuple[str, ...] = ()
     """Fields of replies that were sent back which were passed over (`WireMessage.ignored`)."""
-    reads_calls: bool = True
-    """False (`tool_choice` 'none'): the tools are shown all the same, so that the history stays what it was, and the
-    reply is text."""
+    choice: ToolChoice = AS_IT_LIKES
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +73,11 @@ def read_chat_call(value: Any) -> ChatCall:
     fields = Fields(value)
     messages = read_messages(fields.take("messages", list))
     tools, tools_key = _read_tools(fields.take("tools", list, []))
-    choice = fields.raw("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise bad_request(
-            f"{shown(choice)} is not supported: the policy decides whether it calls; use 'auto' or 'none'",
-            "tool_choice",
-            "unsupported_value",
-        )
+    parallel = fields.take("parallel_tool_calls", bool, True)
+    names = [tool["function"]["name"] for tool in tools]
+    choice = read_tool_choice(fields.raw("tool_choice"), parallel, names)
     log_probs = fields.take("logprobs", bool, False)
     fields.only("top_logprobs", 0, why="engines return the log-prob of the sampled token alone")
-    fields.only("parallel_tool_calls", True, why="the policy decides how many calls it writes")
     fields.only("response_format", {"type": "text"}, why="replies are not constrained")
     fields.only("modalities", ["text"], why="replies are text")
     fields.only("functions", [], why="use tools")
@@ -92,7 +86,7 @@ def read_chat_call(value: Any) -> ChatCall:
     options = _read_options(fields, most, log_probs)
     fields.close()
     ignored = dict.fromkeys(name for message in messages for name in message.ignored)
-    return ChatCall(options, messages, tools, tools_key, tuple(ignored)[:MOST_NOTED], choice != "none")
+    return ChatCall(options, messages, tools, tools_key, tuple(ignored)[:MOST_NOTED], choice)
 
 
 def read_completion_call(value: Any) -> CompletionCall:

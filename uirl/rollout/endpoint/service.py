@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from uirl.errors import EngineFailure
 from uirl.images import ImageStore
@@ -21,8 +21,11 @@ from uirl.rollout.endpoint.renderers import Renderers, rendering
 from uirl.rollout.endpoint.replies import Reply, cut_at_stop, text_reply, tool_reply
 from uirl.rollout.endpoint.requests import CallOptions, ChatCall, CompletionCall
 from uirl.rollout.endpoint.session import AgentSession
+from uirl.rollout.endpoint.tool_choice import AS_IT_LIKES, ToolChoice
 from uirl.rollout.endpoint.transcript import Prompt, Transcript
 from uirl.rollout.episode import derive_seed
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,37 @@ class Answer:
     def version(self) -> int:
         """The oldest policy version that sampled a reply."""
         return min(reply.generation.policy_version for reply in self.replies)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One call on its way to the engine."""
+
+    prompt: Prompt
+    param: str
+    """The field in which the prompt came."""
+    options: CallOptions
+    read: Callable[[Generation, str], Reply]
+    """(what was sampled, the text it was given to begin with) -> the reply."""
+    note: Mapping[str, Any] = field(default_factory=dict)
+    """For the record of every turn."""
+    choice: ToolChoice = AS_IT_LIKES
+    chat: ChatRenderer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """One reply that was sampled."""
+
+    request: GenerationRequest
+    reply: Reply
+    note: Mapping[str, Any] = field(default_factory=dict)
+
+    def short_of(self, missed: str) -> _Drawn:
+        """The same with what it lacks of what the client wants."""
+        action = self.reply.action
+        told = replace(action, parse_error=action.parse_error or missed)
+        return replace(self, reply=replace(self.reply, action=told), note={**self.note, "missed": missed})
 
 
 @dataclass(slots=True)
@@ -74,14 +108,16 @@ class ModelService:
                 self.images.put(shot)
             offered = {tool["function"]["name"] for tool in call.tools}
 
-            def read(made: Generation) -> Reply:
+            def read(made: Generation, given: str) -> Reply:
                 cut, text = cut_at_stop(made, chat.decode, call.options.stop)
-                if offered and call.reads_calls:
-                    return tool_reply(cut, text, self._ended(cut), self.parser, offered, prompt.ids)
-                return text_reply(cut, text, self._ended(cut))
+                if offered and call.choice.reads_calls:
+                    return tool_reply(cut, given + text, self._ended(cut), self.parser, offered, prompt.ids)
+                return text_reply(cut, given + text, self._ended(cut))
 
-            note = {"ignored_fields": list(call.ignored)} if call.ignored else {}
-            return await self._answer(prompt, call.options, read, session, "messages", note)
+            note: dict[str, Any] = {"ignored_fields": list(call.ignored)} if call.ignored else {}
+            note |= {} if call.choice == AS_IT_LIKES else {"tool_choice": call.choice.said}
+            asked = _Asked(prompt, "messages", call.options, read, note, call.choice, chat)
+            return await self._answer(asked, session)
 
     def _chat_prompt(self, call: ChatCall, transcript: Transcript) -> tuple[ChatRenderer, Prompt]:
         self.lengths.check(texts_of(call.messages, call.tools_key), "messages")
@@ -101,11 +137,11 @@ class ModelService:
             def decode(ids: object) -> str:
                 return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-            def read(made: Generation) -> Reply:
+            def read(made: Generation, given: str) -> Reply:
                 cut, text = cut_at_stop(made, decode, call.options.stop)
-                return text_reply(cut, text, self._ended(cut))
+                return text_reply(cut, given + text, self._ended(cut))
 
-            return await self._answer(prompt, call.options, read, session, "prompt", {})
+            return await self._answer(_Asked(prompt, "prompt", call.options, read), session)
 
     def _plain_prompt(self, prompt: str | tuple[int, ...], transcript: Transcript) -> Prompt:
         ids, text = self._ids_and_text(prompt)
@@ -125,34 +161,27 @@ class ModelService:
             raise bad_request(f"token {max(prompt)} is none of this model's {len(tokenizer)}", "prompt")
         return prompt, tokenizer.decode(prompt)
 
-    async def _answer(
-        self,
-        prompt: Prompt,
-        options: CallOptions,
-        read: Callable[[Generation], Reply],
-        session: AgentSession | None,
-        param: str,
-        note: Mapping[str, Any],
-    ) -> Answer:
-        """`note`: for the record of every turn."""
-        requests = self._requests(prompt, options, session, param)
-        made = await self._generate(requests)
-        replies = tuple(read(generation) for generation in made)
-        if options.log_probs and any(reply.generation.log_probs is None for reply in replies):
+    async def _answer(self, asked: _Asked, session: AgentSession | None) -> Answer:
+        requests = self._requests(asked, session)
+        drawn = await self._together([self._drawn(request, asked) for request in requests])
+        replies = tuple(of_one[-1].reply for of_one in drawn)
+        if asked.options.log_probs and any(reply.generation.log_probs is None for reply in replies):
             raise bad_request("this engine tells no log-probs", "logprobs", "unsupported_value")
         if session is not None:
-            for request, reply in zip(requests, replies, strict=True):
-                info = {"temperature": request.sampling.temperature, "top_p": request.sampling.top_p, **note}
-                session.add(prompt, reply, info, request.session_id or "")
-        return Answer(prompt.ids, replies)
+            for of_one in drawn:
+                for one in of_one:
+                    sampling, sent = one.request.sampling, one is of_one[-1]
+                    info = {"temperature": sampling.temperature, "top_p": sampling.top_p, **asked.note, **one.note}
+                    info |= {} if sent else {"sent": False}
+                    session.add(asked.prompt, one.reply, info, one.request.session_id or "", sent=sent)
+        return Answer(asked.prompt.ids, replies)
 
-    def _requests(
-        self, prompt: Prompt, options: CallOptions, session: AgentSession | None, param: str
-    ) -> list[GenerationRequest]:
-        """One request for each choice, with a seed and a cache of its own. `param`: the field the prompt came in."""
+    def _requests(self, asked: _Asked, session: AgentSession | None) -> list[GenerationRequest]:
+        """One request for each choice, with a seed and a cache of its own."""
+        prompt, options = asked.prompt, asked.options
         room = self.max_context - len(prompt.ids)
         if room < 1:
-            raise self.lengths.problem(len(prompt.ids), param)
+            raise self.lengths.problem(len(prompt.ids), asked.param)
         fixed = session.sampling if session is not None else None
         sampling = options.sampling(self.sampling, fixed)
         stops = tuple(token for word in options.stop for token in self._single_token(word))
@@ -170,20 +199,53 @@ class ModelService:
             requests.append(GenerationRequest(prompt.ids, prompt.images, own, cache, prompt.messages))
         return requests
 
-    async def _generate(self, requests: list[GenerationRequest]) -> list[Generation]:
-        tasks = [asyncio.ensure_future(self.engine.generate(request)) for request in requests]
+    async def _drawn(self, request: GenerationRequest, asked: _Asked) -> list[_Drawn]:
+        """The replies to one request: the last is what the client gets, one before it was not as it is wanted."""
+        first = _Drawn(request, asked.read(await self._generate(request), ""))
+        missed = asked.choice.missed(first.reply)
+        if missed is None:
+            return [first]
+        given = asked.choice.opening(first.reply, self.parser) if self.engine.takes_weights else ""
+        again, ids = self._again(request, asked, given)
+        if again is None:
+            return [first.short_of(missed)]
+        made = await self._generate(again)
+        second = _Drawn(again, replace(asked.read(made, given), given=ids), {"given": given} if given else {})
+        lacks = asked.choice.missed(second.reply)
+        return [first.short_of(missed), second if lacks is None else second.short_of(lacks)]
+
+    def _again(
+        self, request: GenerationRequest, asked: _Asked, given: str
+    ) -> tuple[GenerationRequest | None, tuple[int, ...]]:
+        """(the request for another reply, which begins with `given`; the ids of that). None: it would be the same."""
+        sampling = request.sampling
+        seed = None if sampling.seed is None else derive_seed(sampling.seed, "again")
+        ids = tuple(asked.chat.beginning(given, self.parser.control_words)) if given and asked.chat is not None else ()
+        room = self.max_context - len(request.prompt_ids) - len(ids)
+        if room < 1 or (sampling.temperature == 0 and not ids):
+            return None, ()
+        sampling = replace(sampling, seed=seed, max_tokens=min(sampling.max_tokens, room))
+        # as messages, a prompt that ends with the beginning of its own reply cannot be said
+        messages = () if ids else request.messages
+        return replace(request, prompt_ids=request.prompt_ids + ids, sampling=sampling, messages=messages), ids
+
+    async def _together(self, work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        """What all of `work` returns; where one raises or the caller goes away, the others are cancelled."""
+        tasks = [asyncio.ensure_future(one) for one in work]
         try:
-            made = await asyncio.gather(*tasks)
+            return await asyncio.gather(*tasks)
         except BaseException:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
-        if any(generation.finish_reason == "abort" for generation in made):
+
+    async def _generate(self, request: GenerationRequest) -> Generation:
+        made = await self.engine.generate(request)
+        if made.finish_reason == "abort":
             raise EngineFailure("the engine gave the reply up before its end")
-        for generation in made:
-            self.loaded.check_sampled(generation.token_ids)
-        return list(made)
+        self.loaded.check_sampled(made.token_ids)
+        return made
 
     @contextmanager
     def _admitted(self) -> Iterator[None]:

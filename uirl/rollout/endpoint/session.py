@@ -80,7 +80,7 @@ class AgentSession:
     @property
     def turns(self) -> int:
         """Calls that were answered so far."""
-        return len(self._transcript.exchanges)
+        return sum(exchange.sent for exchange in self._transcript.exchanges)
 
     @property
     def transcript(self) -> Transcript:
@@ -213,8 +213,8 @@ class AgentSession:
         """Every name that the engine was given."""
         return list(self._caches)
 
-    def add(self, prompt: Prompt, reply: Reply, info: dict[str, Any], cache_id: str) -> None:
-        """Records one answer. Raises ContractError for one that cannot be learned from, in a session for training."""
+    def add(self, prompt: Prompt, reply: Reply, info: dict[str, Any], cache_id: str, *, sent: bool = True) -> None:
+        """Records one reply. Raises ContractError for one that cannot be learned from, in a session for training."""
         made = reply.generation
         if made.log_probs is None and self.for_training:
             raise ContractError(
@@ -223,9 +223,9 @@ class AgentSession:
             )
         if not made.token_ids:
             raise EngineFailure("the engine returned an empty reply")
-        self._transcript.add(prompt, reply, {"call": self.turns, **info}, cache_id)
+        self._transcript.add(prompt, reply, {"call": self.turns, **info}, cache_id, sent=sent)
         self.overlong = False
-        self._caches[cache_id] = self._transcript.exchanges[-1]
+        self._caches[cache_id] = self._transcript.exchanges[-1] if sent else None
         self._metrics["response_tokens"] += len(made.token_ids)
         self._metrics["parse_errors"] += int(reply.action.parse_error is not None)
 

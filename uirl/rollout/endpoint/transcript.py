@@ -33,6 +33,8 @@ class Exchange:
     info: dict[str, Any]
     cache_id: str
     """The engine's name for the cache that ends with this reply."""
+    sent: bool = True
+    """False: the client never saw this reply, it got the next one (`tool_choice`)."""
     followers: int = 0
     """How many calls went on from here."""
 
@@ -104,16 +106,25 @@ class Transcript:
         parent, length = None, 0
         for exchange in self.exchanges:
             sequence = exchange.ids()
-            if length < len(sequence) < len(ids) and ids[: len(sequence)] == sequence and not exchange.images():
+            if (
+                exchange.sent
+                and length < len(sequence) < len(ids)
+                and ids[: len(sequence)] == sequence
+                and not exchange.images()
+            ):
                 parent, length = exchange, len(sequence)
         return Prompt(ids, (), messages, parent, ids[length:], (), Observation(text), _chained("completion", str(ids)))
 
-    def add(self, prompt: Prompt, reply: Reply, info: dict[str, Any], cache_id: str) -> None:
-        """Records one answer to `prompt`."""
-        exchange = Exchange(prompt.parent, prompt.new_ids, prompt.new_images, prompt.observation, reply, info, cache_id)
-        if prompt.parent is not None:
-            prompt.parent.followers += 1
+    def add(self, prompt: Prompt, reply: Reply, info: dict[str, Any], cache_id: str, *, sent: bool = True) -> None:
+        """Records one reply to `prompt`. Nothing goes on from one that was not `sent`."""
+        parent = prompt.parent
+        new_ids = (*prompt.new_ids, *reply.given)
+        exchange = Exchange(parent, new_ids, prompt.new_images, prompt.observation, reply, info, cache_id, sent)
         self.exchanges.append(exchange)
+        if not sent:
+            return
+        if parent is not None:
+            parent.followers += 1
         key = assistant_key(reply.content, reply.calls)
         self._states.setdefault(_chained(prompt.key, key), []).append(exchange)
         self._said[key] = reply.text
@@ -121,13 +132,14 @@ class Transcript:
     def turns(self) -> list[Turn]:
         """The turns, segment by segment: every segment is one unbroken token sequence.
 
-        The first call that goes on from a reply continues its segment; every other one begins its own. Segments stand
+        The first call that goes on from a reply continues its segment; every other one begins its own, and so does a
+        reply that was not sent. Segments stand
         in the order in which they ended, so the last turn is the one that was answered last.
         """
         segments: dict[Exchange, list[Exchange]] = {}
         for exchange in self.exchanges:
             before = segments.get(exchange.parent) if exchange.parent is not None else None
-            goes_on = before is not None and before[-1] is exchange.parent
+            goes_on = exchange.sent and before is not None and before[-1] is exchange.parent
             segment = before if goes_on and before is not None else []
             segment.append(exchange)
             segments[exchange] = segment
