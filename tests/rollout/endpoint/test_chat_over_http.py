@@ -97,13 +97,14 @@ async def test_a_stream_says_what_the_answer_says(lm: LoadedModel, kind: str) ->
     assert streamed.usage == whole.usage
 
 
-async def test_a_token_that_is_a_part_of_a_character_has_no_bytes(lm: LoadedModel) -> None:
+async def test_a_token_that_is_a_part_of_a_character_has_its_bytes(lm: LoadedModel) -> None:
     async with ModelEndpoint(says(lm, "a\N{PARROT}"), lm, any_model=True) as endpoint:
         choice = await ask(client_of(endpoint), HI, logprobs=True)
     whole, *parts = choice.logprobs.content[:-1]
     assert (whole.token, whole.bytes) == ("a", [97])
     assert len(parts) > 1
-    assert [part.bytes for part in parts] == [None] * len(parts)
+    assert bytes(byte for part in parts for byte in part.bytes) == "\N{PARROT}".encode()
+    assert choice.logprobs.content[-1].token == "<|im_end|>"
 
 
 async def test_several_choices_draw_differently_and_repeatably(endpoint: ModelEndpoint) -> None:

@@ -11,10 +11,11 @@ from tests.rollout.endpoint.worlds import ADD, CALLS_ADD, Watched, ask, client_o
 from uirl import samples_of
 from uirl.inference import LoadedModel, SamplingParams, TransformersInferenceEngine
 from uirl.parsers import create_parser
+from uirl.parsers.base import TextParser
 from uirl.rollout.endpoint import AgentSession, ModelEndpoint
 from uirl.rollout.endpoint.tool_choice import call_opening
 from uirl.rollout.episode import EpisodeLimits
-from uirl.types import Trajectory
+from uirl.types import Action, Trajectory
 
 OTHER = {"type": "function", "function": {"name": "other", "parameters": {"type": "object", "properties": {}}}}
 ADD_ITSELF = {"type": "function", "function": {"name": "add"}}
@@ -37,8 +38,13 @@ def test_an_opening_goes_on_as_a_call_in_every_format_that_can(format: str) -> N
 
 
 def test_a_format_without_names_before_arguments_has_no_opening() -> None:
-    assert call_opening(create_parser("text"), ["add"]) == ""
-    assert call_opening(create_parser("mai_ui"), ["add", "sub"]) == ""
+    class ArgumentsFirst(TextParser):
+        def render(self, action: Action) -> str:
+            return f"{dict(action.tool_calls[0].arguments)} -> {action.tool_calls[0].name}"
+
+    assert call_opening(TextParser(), ["add"]) == ""
+    for names in (["add"], ["add", "sub"]):
+        assert call_opening(ArgumentsFirst(), names) == ""
 
 
 async def test_a_call_that_is_missing_is_given_its_beginning(lm: LoadedModel) -> None:

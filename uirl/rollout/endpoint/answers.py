@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from uirl.inference.models import LoadedModel
+from uirl.inference.token_bytes import TokenBytes
 from uirl.rollout.endpoint.replies import Reply
 from uirl.rollout.endpoint.requests import CallOptions
 from uirl.rollout.endpoint.service import Answer
@@ -20,8 +20,10 @@ _PIECES = re.compile(r"\S+\s*|\s+")
 class Writer:
     """Writes the answer to one call."""
 
-    def __init__(self, loaded: LoadedModel, model: str, options: CallOptions, answer: Answer, *, chat: bool) -> None:
-        self._loaded, self._options, self._answer, self._chat = loaded, options, answer, chat
+    def __init__(
+        self, token_bytes: TokenBytes, model: str, options: CallOptions, answer: Answer, *, chat: bool
+    ) -> None:
+        self._token_bytes, self._options, self._answer, self._chat = token_bytes, options, answer, chat
         kind = "chat.completion" if chat else "text_completion"
         self._head = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -98,7 +100,8 @@ class Writer:
         if not self._options.log_probs:
             return None
         generation = reply.generation
-        words = [self._loaded.tokenizer.decode([token]) for token in generation.token_ids]
+        parts = [self._token_bytes.of(token) for token in generation.token_ids]
+        words = [part.decode(errors="replace") for part in parts]
         values = list(generation.log_probs or ())
         if not self._chat:
             offsets = [sum(len(word) for word in words[:i]) for i in range(len(words))]
@@ -107,8 +110,8 @@ class Writer:
                 "tokens": words, "token_logprobs": values, "top_logprobs": alternatives, "text_offset": offsets
             }  # fmt: skip
         content = [
-            {"token": word, "logprob": value, "bytes": _bytes(word), "top_logprobs": []}
-            for word, value in zip(words, values, strict=True)
+            {"token": word, "logprob": value, "bytes": list(part), "top_logprobs": []}
+            for word, part, value in zip(words, parts, values, strict=True)
         ]
         return {"content": content, "refusal": None}
 
@@ -138,11 +141,6 @@ def _calls(reply: Reply) -> list[dict[str, Any]]:
         }
         for call in reply.calls
     ]
-
-
-def _bytes(word: str) -> list[int] | None:
-    """The bytes of a token's text; None: it is a part of a character, which text cannot tell."""
-    return None if "\N{REPLACEMENT CHARACTER}" in word else list(word.encode())
 
 
 def _event(data: dict[str, Any]) -> str:

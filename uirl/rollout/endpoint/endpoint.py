@@ -18,6 +18,7 @@ from uirl.errors import ConfigError, ContractError, EngineFailure, EpisodeTimeou
 from uirl.images import ImageStore
 from uirl.inference.contract import InferenceEngine, SamplingParams
 from uirl.inference.models import LoadedModel
+from uirl.inference.token_bytes import TokenBytes
 from uirl.parsers import ActionParser, create_parser
 from uirl.rollout.endpoint.problems import APIProblem
 from uirl.rollout.endpoint.renderers import Renderers
@@ -89,6 +90,7 @@ class ModelEndpoint:
             ConfigError: A public address or remote sessions without a key, an unknown parser.
         """
         self.loaded, self.api_key = loaded, api_key
+        self.token_bytes = TokenBytes(loaded)
         self.images = images if images is not None else ImageStore()
         self.model_name = model_name or loaded.name
         self.max_body, self.any_model, self.remote_sessions = max_body, any_model, remote_sessions

@@ -98,14 +98,14 @@ class _Routes:
         call = await self._read(request, read_chat_call)
         self._check_model(call.options.model, session)
         answer = await _unless_gone(request, self._endpoint.service.chat(call, session))
-        return _written(Writer(self._endpoint.loaded, self._endpoint.model_name, call.options, answer, chat=True))
+        return _written(Writer(self._endpoint.token_bytes, self._endpoint.model_name, call.options, answer, chat=True))
 
     async def complete(self, request: Request) -> Response:
         session = self._session(request)
         call = await self._read(request, read_completion_call)
         self._check_model(call.options.model, session)
         answer = await _unless_gone(request, self._endpoint.service.complete(call, session))
-        return _written(Writer(self._endpoint.loaded, self._endpoint.model_name, call.options, answer, chat=False))
+        return _written(Writer(self._endpoint.token_bytes, self._endpoint.model_name, call.options, answer, chat=False))
 
     async def models(self, request: Request) -> dict[str, Any]:
         self._session(request)
