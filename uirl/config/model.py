@@ -84,8 +84,9 @@ class ModelConfig(Section):
     """'chatml', 'hermes' (ChatML with tools), 'llama-2', 'llama-3' or a Jinja template; None: the tokenizer's own."""
     attn_implementation: str | None = None
     """HuggingFace attention kernel ('sdpa', 'eager', 'flash_attention_2'); None: HuggingFace's choice."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    gradient_checkpointing: bool | None = None
+    """Recompute activations in the backward pass: less memory, about a third more time. None: under verl, whose models
+    are large, and not with the local trainer."""
     use_lora: bool = False
     """Train low-rank adapters (`model.lora`) and leave the weights as they are."""
     lora: LoraConfig = Field(default_factory=LoraConfig)

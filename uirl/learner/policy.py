@@ -88,7 +88,7 @@ class Policy:
             load_model(config, seed=seed),
             critic=critic,
             lora_config=config.lora if config.use_lora else None,
-            gradient_checkpointing=config.gradient_checkpointing,
+            gradient_checkpointing=bool(config.gradient_checkpointing),
             seed=seed,
         )
 

@@ -19,6 +19,7 @@ CPU: dict[str, Any] = {
     "data.max_prompt_length": 64,
     "data.max_response_length": 128,
     f"{_A}.model.use_remove_padding": False,
+    f"{_A}.model.enable_gradient_checkpointing": False,
     f"{_A}.model.lora_alpha": 32,
     f"{_A}.model.override_config.attn_implementation": "sdpa",
     f"{_A}.actor.strategy": "fsdp2",

@@ -20,8 +20,9 @@ from tests.integrations.verl.worlds import BROKEN, share_of_good
 from uirl.errors import AlignmentError, ConfigError
 from uirl.images import ImageStore
 from uirl.integrations.verl.agent_loop import EnvironmentAgentLoop, EpisodeFailed
-from uirl.integrations.verl.config import ESTIMATORS, put
+from uirl.integrations.verl.config import ESTIMATORS
 from uirl.integrations.verl.dataset import CustomEnvironmentDataset
+from uirl.integrations.verl.keys import put
 from uirl.integrations.verl.office import Office
 from uirl.integrations.verl.outputs import outputs_of
 from uirl.integrations.verl.running import create_agent_loop_manager

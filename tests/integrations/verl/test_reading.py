@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from uirl import ConfigError, ConfigStore
+from uirl.integrations.verl.config import FIXED, FOR_SMALL_MODELS, MAPPED
+from uirl.integrations.verl.keys import compose
 from uirl.integrations.verl.reading import load_verl_config, read_verl_yaml, with_verl_values
 from uirl.integrations.verl.settings import Settings
 
@@ -122,3 +126,83 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path, text: str, message:
 def test_a_key_that_nobody_has_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"verl has no key 'trainer\.nnode'.*did you mean 'nnodes'"):
         load_verl_config(file(tmp_path, "trainer: {nnode: 2}"))
+
+
+OURS_WHATEVER_THE_FILE_SAYS = {
+    *FIXED,
+    "actor_rollout_ref.actor.data_loader_seed",  # of a run there is one seed
+    "actor_rollout_ref.rollout.seed",
+    "data.seed",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",  # how large an update is, and how many there are
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "critic.ppo_mini_batch_size",
+    "data.train_batch_size",
+    "trainer.total_epochs",
+    "trainer.total_training_steps",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "actor_rollout_ref.rollout.name",
+    "actor_rollout_ref.rollout.val_kwargs.temperature",  # evaluation samples as training does
+    "trainer.test_freq",  # evaluations, checkpoints, their number and their place
+    "trainer.save_freq",
+    "trainer.max_actor_ckpt_to_keep",
+    "trainer.max_critic_ckpt_to_keep",
+    "trainer.resume_mode",
+    "trainer.logger",
+    "trainer.project_name",
+    "trainer.experiment_name",
+    "critic.enable",
+    "actor_rollout_ref.model.path",
+    "critic.model.path",
+    "critic.model.tokenizer_path",
+    "actor_rollout_ref.model.lora_alpha",
+    "actor_rollout_ref.actor.kl_loss_coef",  # of a term that is off
+}
+"""verl's keys that hold our value in a file that says nothing of them. None of them is about large models."""
+
+
+def leaves_of(config: Any) -> dict[str, Any]:
+    """Dotted key -> value of verl's whole config, without what only repeats another key."""
+    from omegaconf import OmegaConf
+
+    def walk(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+        for key, value in node.items():
+            if isinstance(value, dict) and value:
+                yield from walk(value, f"{prefix}{key}.")
+            elif not (isinstance(value, str) and ("${" in value or value == "???")):
+                yield f"{prefix}{key}", value
+
+    return dict(walk(OmegaConf.to_container(config), ""))
+
+
+@pytest.mark.verl
+def test_a_file_that_says_nothing_holds_no_default_of_ours_that_suits_tiny_models(tmp_path: Path) -> None:
+    from omegaconf import OmegaConf
+
+    made, ours, _ = load_verl_config(file(tmp_path, "uirl: {}\n"))
+    theirs = compose()
+    theirs.actor_rollout_ref.rollout.name = "vllm"
+    mine = {key: value for key, value in leaves_of(made).items() if not key.startswith("data.uirl")}
+    differs = {key for key, value in mine.items() if value != OmegaConf.select(theirs, key)}
+    assert differs - OURS_WHATEVER_THE_FILE_SAYS == set()
+    # and ours tell what verl will do
+    assert (ours.training.entropy_coef, ours.algorithm.dual_clip, ours.training.learning_rate) == (0, 3.0, 1e-6)
+    assert (ours.model.dtype, ours.training.betas, ours.training.warmup_steps) == ("bfloat16", (0.9, 0.999), 0)
+    assert ours.training.value_learning_rate == made.critic.optim.lr == 1e-5
+
+
+@pytest.mark.verl
+def test_what_the_file_or_the_command_line_writes_holds_even_where_it_is_our_default(tmp_path: Path) -> None:
+    small = ConfigStore()
+    text = "uirl: {training: {entropy_coef: 0.02, betas: [0.9, 0.99]}, model: {gradient_checkpointing: false}}\n"
+    made, ours, _ = load_verl_config(file(tmp_path, text), ["uirl.algorithm.dual_clip=null", "uirl.training.lam=0.95"])
+    actor = made.actor_rollout_ref.actor
+    assert (actor.entropy_coeff, actor.clip_ratio_c, list(actor.optim.betas)) == (0.02, 1e9, [0.9, 0.99])
+    assert (made.algorithm.lam, ours.training.lam, ours.algorithm.dual_clip) == (0.95, 0.95, None)
+    assert not made.actor_rollout_ref.model.enable_gradient_checkpointing
+    assert not made.critic.model.enable_gradient_checkpointing
+    assert ours.training.entropy_coef == small.training.entropy_coef
+
+
+def test_the_keys_for_small_models_are_mapped_ones() -> None:
+    assert [key for key in FOR_SMALL_MODELS if key not in MAPPED] == []

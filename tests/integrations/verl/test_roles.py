@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.integrations.verl.pages import CONFIGS, PAGES, blocks
 from uirl import ConfigError, ConfigStore, load_model
 from uirl.integrations.verl.config import create_verl_config
 from uirl.integrations.verl.reading import load_verl_config
@@ -225,16 +226,6 @@ def test_a_reward_pool_of_its_own(model: str) -> None:
         "actor_rollout": "global_pool",
         "rm": "reward_pool",
     }
-
-
-PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("verl.md", "verl_run_book.md")}
-
-
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGES[page], re.DOTALL | re.MULTILINE)
-
-
-CONFIGS = [(page, number) for page in PAGES for number in range(len(blocks(page, "yaml")))]
 
 
 @pytest.mark.parametrize(("page", "number"), CONFIGS)

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from uirl.config import ConfigStore, yaml_text
-from uirl.errors import ConfigError, did_you_mean
-from uirl.integrations.verl.roles import adapter_keys, schema_of
+from uirl.config import ConfigStore
+from uirl.errors import ConfigError
+from uirl.integrations.verl.keys import ACTOR, HF, ROLLOUT, as_mapping, compose, put
+from uirl.integrations.verl.roles import adapter_keys, recompute_keys, schema_of
 from uirl.integrations.verl.settings import Settings
-
-ACTOR, ROLLOUT, HF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 
 ESTIMATORS = {
     "gae": "gae",
@@ -71,7 +69,10 @@ MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
         [f"{HF}.override_config.attn_implementation"],
         lambda value, config: _UNSET if value is None else value,
     ),
-    "model.gradient_checkpointing": ([f"{HF}.enable_gradient_checkpointing"], same),
+    "model.gradient_checkpointing": (
+        [f"{HF}.enable_gradient_checkpointing", "critic.model.enable_gradient_checkpointing"],
+        lambda value, config: _UNSET if value is None else value,
+    ),
     "model.lora.lora_alpha": ([f"{HF}.lora_alpha"], same),
     "inference.backend": ([f"{ROLLOUT}.name"], lambda value, config: _rollout_name(value)),
     "inference.temperature": ([f"{ROLLOUT}.temperature"], same),
@@ -177,6 +178,21 @@ MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
 }
 """Our key -> (verl's keys, what our value is there). A tuple is spread over the keys."""
 
+FOR_SMALL_MODELS = (
+    "model.dtype",
+    "training.micro_batch_tokens",
+    "training.learning_rate",
+    "training.betas",
+    "training.warmup_steps",
+    "training.entropy_coef",
+    "training.lam",
+    "training.value_clip",
+    "training.value_learning_rate",
+    "algorithm.dual_clip",
+)
+"""Keys of `MAPPED` whose defaults were chosen for tiny models on one machine. A `ConfigStore` means what it says, these
+included; a file in verl's terms that does not write them keeps verl's own values."""
+
 BY_OUR_LOOP = "read by our agent loop, which runs inside verl's workers"
 BY_MODEL_FOLDER = "the policy is written to a folder that verl loads"
 ELSEWHERE: dict[str, str] = {
@@ -238,18 +254,6 @@ FIXED = {
 """What a run of ours needs of verl, whatever the config says. The dataset moves with the curriculum, so it is read in
 order and in the trainer's own process."""
 
-FREE = ("override_config", "engine_kwargs", "ray_init", "mixed_precision")
-"""Sections in which anything goes: verl hands them on as they are."""
-UNLISTED = (f"{ROLLOUT}.agent.agent_loop_manager_class",)
-"""Keys that verl reads although its schema does not hold them."""
-
-OTHER_NAMES = {
-    "algorithm.clip_ratio": f"{ACTOR}.clip_ratio",
-    "algorithm.clip_eps_low": f"{ACTOR}.clip_ratio_low",
-    "algorithm.clip_eps_high": f"{ACTOR}.clip_ratio_high",
-}
-"""Names under which people write verl keys -> where verl has them."""
-
 
 def create_verl_config(
     config: ConfigStore,
@@ -271,7 +275,8 @@ def create_verl_config(
     given = as_mapping(overrides)
     schema = "ppo_megatron_trainer" if megatron else schema_of(given)
     composed = compose(schema)
-    values = FIXED | adapter_keys(config, "megatron" if schema == "ppo_megatron_trainer" else "fsdp2")
+    strategy = "megatron" if schema == "ppo_megatron_trainer" else "fsdp2"
+    values = FIXED | adapter_keys(config, strategy) | recompute_keys(config, strategy)
     for key, (targets, convert) in MAPPED.items():
         value = convert(_at(config, key), config)
         spread = value if isinstance(value, tuple) else (value,) * len(targets)
@@ -297,64 +302,11 @@ def ignored(config: ConfigStore) -> list[str]:
     return [f"{key}: {why}" for key, why in WITHOUT_EFFECT.items() if _at(config, key) != _at(default, key)]
 
 
-def compose(name: str = "ppo_trainer") -> Any:
-    """verl's own config of that name with all its defaults, as its command composes it."""
-    try:
-        import verl
-        from hydra import compose as hydra_compose
-        from hydra import initialize_config_dir
-    except ImportError as error:
-        raise ConfigError(f"verl is not installed ({error}); pip install 'uirl[verl]'") from error
-    folder = Path(verl.__file__).parent / "trainer" / "config"
-    with initialize_config_dir(str(folder), version_base=None):
-        return hydra_compose(name)
-
-
-def put(config: Any, key: str, value: Any) -> None:
-    """Sets one of verl's keys. Raises ConfigError, with the nearest one, for a key verl does not have.
-
-    In the sections `FREE` anything goes.
-    """
-    from omegaconf import OmegaConf, open_dict
-
-    key = OTHER_NAMES.get(key, key)
-    free = any(f".{section}." in f".{key}." for section in FREE)
-    if free or key in UNLISTED:
-        with open_dict(config):
-            OmegaConf.update(config, key, value, force_add=True)
-        return
-    node: Any = config
-    path = key.split(".")
-    for i, part in enumerate(path):
-        # keys(), not `in`: omegaconf hides keys whose value is still missing
-        known = [str(name) for name in node.keys()] if OmegaConf.is_dict(node) else []  # noqa: SIM118
-        if part not in known:
-            raise ConfigError(
-                f"verl has no key {key!r}: {'.'.join(path[:i]) or 'the top'} holds no {part!r}; "
-                f"{did_you_mean(part, known)}"
-            )
-        node = node[part] if i < len(path) - 1 else node
-    OmegaConf.update(config, key, value)
-
-
 def _at(config: ConfigStore, key: str) -> Any:
     value: Any = config
     for part in key.split("."):
         value = getattr(value, part)
     return value
-
-
-def as_mapping(overrides: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
-    """verl's key -> value, of a mapping or of texts 'KEY=VALUE' in which values are YAML. Raises ConfigError."""
-    if isinstance(overrides, Mapping):
-        return dict(overrides)
-    out = {}
-    for text in overrides:
-        key, sign, value = text.partition("=")
-        if not sign or not key:
-            raise ConfigError(f"got {text!r}, expected KEY=VALUE, e.g. trainer.nnodes=2")
-        out[key.lstrip("+")] = yaml_text.parse(value, f"the value of {key}")
-    return out
 
 
 def _response_length(config: ConfigStore) -> int:

@@ -52,7 +52,7 @@ class CustomGRPOTrainer:
             )
         if not hasattr(config, "actor_rollout_ref"):
             raise ConfigError(f"expected a ConfigStore or verl's config, got {type(config).__name__}")
-        from uirl.integrations.verl.config import put
+        from uirl.integrations.verl.keys import put
 
         made = copy.deepcopy(config)
         try:

@@ -10,14 +10,13 @@ from uirl.config import ConfigStore, yaml_text
 from uirl.errors import ConfigError
 from uirl.integrations.verl.config import (
     ESTIMATORS,
-    HF,
+    FOR_SMALL_MODELS,
     MAPPED,
-    OTHER_NAMES,
-    ROLLOUT,
-    as_mapping,
     create_verl_config,
     same,
 )
+from uirl.integrations.verl.keys import HF, OTHER_NAMES, ROLLOUT, as_mapping, compose
+from uirl.integrations.verl.roles import schema_of
 
 OURS = ("uirl", "curriculum")
 """Sections of such a file that are ours: a whole ConfigStore, and who chooses the tasks."""
@@ -30,13 +29,16 @@ def load_verl_config(
     as `uirl.section.key`.
 
     What the file says in verl's terms is also written into our config, as far as we have a key for it, so that the
-    two never disagree; ours goes along in `data.uirl`. `model_path` replaces the model of the file. Raises
-    ConfigError for a key that neither verl nor we have.
+    two never disagree; ours goes along in `data.uirl`. Of `FOR_SMALL_MODELS`, what nobody wrote keeps verl's own value.
+    `model_path` replaces the model of the file. Raises ConfigError for a key that neither verl nor we have.
     """
-    flat, own, curriculum = read_verl_yaml(path, overrides)
+    flat, own, curriculum, written = _read(path, overrides)
+    flat = _verls_own(flat, written) | flat
     if model_path is not None:
         flat[f"{HF}.path"] = model_path
     own = with_verl_values(own, flat)
+    if "rollout.parallel" not in written:  # verl plays all episodes of an update at once
+        own.rollout.parallel = max(own.rollout.parallel, own.training.batch_size)
     return create_verl_config(own, flat, model_path=flat.get(f"{HF}.path")), own, curriculum
 
 
@@ -45,6 +47,13 @@ def read_verl_yaml(
 ) -> tuple[dict[str, Any], ConfigStore, dict[str, Any]]:
     """(verl's key -> value, the section `uirl`, the section `curriculum`); verl need not be installed. Raises
     ConfigError."""
+    return _read(path, overrides)[:3]
+
+
+def _read(
+    path: str | Path, overrides: Mapping[str, Any] | Sequence[str]
+) -> tuple[dict[str, Any], ConfigStore, dict[str, Any], set[str]]:
+    """The same, and those keys of ours that the file or `overrides` write."""
     try:
         values = yaml_text.parse(Path(path).read_text(encoding="utf-8"), str(path)) or {}
     except (OSError, UnicodeDecodeError) as error:
@@ -57,16 +66,28 @@ def read_verl_yaml(
             raise ConfigError(f"{path}: section {name} is {section!r:.60}; expected keys and values")
     flat = _in_verls_words(dict(_leaves(values)), str(path))
     own, changes = ConfigStore.build(sections["uirl"]), []
+    written = {key for key, _ in _leaves(sections["uirl"])}
     for key, value in as_mapping(overrides).items():
         first, _, rest = key.partition(".")
         if first == "uirl":
             changes.append(f"{rest}={yaml_text.render(value).strip()}")
+            written |= {key for key, _ in _leaves({rest: value})}
         elif first == "curriculum":
             sections["curriculum"][rest] = value
         else:
             # another spelling of the same key, one in the file and one on the command line, must not be written twice
             flat[OTHER_NAMES.get(key, key)] = value
-    return flat, own.override(changes), sections["curriculum"]
+    return flat, own.override(changes), sections["curriculum"], written
+
+
+def _verls_own(flat: Mapping[str, Any], written: set[str]) -> dict[str, Any]:
+    """verl's key -> its own value, where ours would be a default `FOR_SMALL_MODELS` that nobody wrote."""
+    from omegaconf import OmegaConf
+
+    silent = [key for key in FOR_SMALL_MODELS if key not in written and not set(MAPPED[key][0]) & set(flat)]
+    values = compose(schema_of(flat))
+    out = {key: OmegaConf.select(values, key) for ours in silent for key in MAPPED[ours][0]}
+    return {key: OmegaConf.to_container(v) if OmegaConf.is_config(v) else v for key, v in out.items()}
 
 
 def with_verl_values(config: ConfigStore, flat: Mapping[str, Any]) -> ConfigStore:
@@ -118,12 +139,22 @@ def _updates_per_epoch(value: Any, config: ConfigStore, flat: Mapping[str, Any])
     return _NOTHING if value is None or value % epochs else value // epochs
 
 
+def _limit(value: Any, config: ConfigStore, flat: Mapping[str, Any]) -> Any:
+    return None if value >= 1e9 else value
+
+
 def _backend(value: Any, config: ConfigStore, flat: Mapping[str, Any]) -> Any:
     return value if value in ("vllm", "sglang") else _NOTHING
 
 
 Back = Callable[[Any, ConfigStore, Mapping[str, Any]], Any]
 BACK: dict[str, Back] = {
+    "model.gradient_checkpointing": _same,
+    "training.betas": _same,
+    "training.warmup_steps": lambda value, config, flat: _NOTHING if value > 0 else 0,
+    "training.value_clip": _limit,
+    "training.value_learning_rate": _same,
+    "algorithm.dual_clip": _limit,
     "training.group_size": _same,
     "training.batch_size": _episodes,
     "training.minibatches": _minibatches,

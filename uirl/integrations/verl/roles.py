@@ -169,6 +169,16 @@ def adapter_keys(config: ConfigStore, strategy: str) -> dict[str, Any]:
     return {f"{_HF}.lora_rank": 0, **{f"{_HF}.lora.{name}": value for name, value in rows.items() if model.use_lora}}
 
 
+def recompute_keys(config: ConfigStore, strategy: str) -> dict[str, Any]:
+    """verl's keys for `model.gradient_checkpointing` that Megatron reads, which recomputes nothing by itself; FSDP's
+    is one key of the model (`uirl.integrations.verl.config.MAPPED`) and on by itself."""
+    if strategy != "megatron" or config.model.gradient_checkpointing is False:
+        return {}
+    how = {"granularity": "full", "method": "uniform", "num_layers": 1}
+    parts = (f"{_A}.megatron", "critic.megatron")
+    return {f"{p}.override_transformer_config.recompute_{key}": how[key] for p in parts for key in how}
+
+
 def _hf_layers(target: str | list[str], vision: bool) -> Any:
     known = _HF_LAYERS_WITH_VISION if vision else _HF_LAYERS
     return known[target] if isinstance(target, str) else list(target)

@@ -13,7 +13,8 @@ from uirl.environments import BaseEnvironment, EnvironmentSession, create_enviro
 from uirl.errors import ConfigError
 from uirl.event_loop import EventLoopThread
 from uirl.files import write_atomically
-from uirl.integrations.verl.config import create_verl_config, ignored, put
+from uirl.integrations.verl.config import create_verl_config, ignored
+from uirl.integrations.verl.keys import put
 from uirl.integrations.verl.roles import check_placement
 from uirl.integrations.verl.settings import Settings
 from uirl.metrics import read_metrics

@@ -1,0 +1,77 @@
+"""verl's own keys: its whole config as its command composes it, and how one of its keys is set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from uirl.config import yaml_text
+from uirl.errors import ConfigError, did_you_mean
+
+ACTOR, ROLLOUT, HF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+
+FREE = ("override_config", "engine_kwargs", "ray_init", "mixed_precision")
+"""Sections in which anything goes: verl hands them on as they are."""
+UNLISTED = (f"{ROLLOUT}.agent.agent_loop_manager_class",)
+"""Keys that verl reads although its schema does not hold them."""
+
+OTHER_NAMES = {
+    "algorithm.clip_ratio": f"{ACTOR}.clip_ratio",
+    "algorithm.clip_eps_low": f"{ACTOR}.clip_ratio_low",
+    "algorithm.clip_eps_high": f"{ACTOR}.clip_ratio_high",
+}
+"""Names under which people write verl keys -> where verl has them."""
+
+
+def compose(name: str = "ppo_trainer") -> Any:
+    """verl's own config of that name with all its defaults, as its command composes it."""
+    try:
+        import verl
+        from hydra import compose as hydra_compose
+        from hydra import initialize_config_dir
+    except ImportError as error:
+        raise ConfigError(f"verl is not installed ({error}); pip install 'uirl[verl]'") from error
+    folder = Path(verl.__file__).parent / "trainer" / "config"
+    with initialize_config_dir(str(folder), version_base=None):
+        return hydra_compose(name)
+
+
+def put(config: Any, key: str, value: Any) -> None:
+    """Sets one of verl's keys. Raises ConfigError, with the nearest one, for a key verl does not have.
+
+    In the sections `FREE` anything goes.
+    """
+    from omegaconf import OmegaConf, open_dict
+
+    key = OTHER_NAMES.get(key, key)
+    free = any(f".{section}." in f".{key}." for section in FREE)
+    if free or key in UNLISTED:
+        with open_dict(config):
+            OmegaConf.update(config, key, value, force_add=True)
+        return
+    node: Any = config
+    path = key.split(".")
+    for i, part in enumerate(path):
+        # keys(), not `in`: omegaconf hides keys whose value is still missing
+        known = [str(name) for name in node.keys()] if OmegaConf.is_dict(node) else []  # noqa: SIM118
+        if part not in known:
+            raise ConfigError(
+                f"verl has no key {key!r}: {'.'.join(path[:i]) or 'the top'} holds no {part!r}; "
+                f"{did_you_mean(part, known)}"
+            )
+        node = node[part] if i < len(path) - 1 else node
+    OmegaConf.update(config, key, value)
+
+
+def as_mapping(overrides: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
+    """verl's key -> value, of a mapping or of texts 'KEY=VALUE' in which values are YAML. Raises ConfigError."""
+    if isinstance(overrides, Mapping):
+        return dict(overrides)
+    out = {}
+    for text in overrides:
+        key, sign, value = text.partition("=")
+        if not sign or not key:
+            raise ConfigError(f"got {text!r}, expected KEY=VALUE, e.g. trainer.nnodes=2")
+        out[key.lstrip("+")] = yaml_text.parse(value, f"the value of {key}")
+    return out
