@@ -83,7 +83,7 @@ async def test_a_page_that_never_stays_is_a_failure(web_page: str) -> None:
         next(pictures)
         raise Refused("Page.captureScreenshot", "Inspected target navigated or closed")
 
-    page._tab.call = leave  # type: ignore[method-assign, assignment]
+    page.tabs.first.call = leave  # type: ignore[method-assign, assignment]
     with pytest.raises(EnvironmentFailure, match="went elsewhere three times during its picture"):
         await page.screenshot()
     assert next(pictures) == 3

@@ -15,20 +15,35 @@ from jsonschema import Draft202012Validator
 
 from uirl.environments.ui_actions import (
     ACTIONS,
+    CLICKS,
     ActionSpace,
     Answer,
+    AnswerDialog,
     Back,
     Click,
     ClickMark,
+    CloseTab,
     Drag,
+    DragMark,
+    Fill,
+    Focus,
+    Forward,
     Goto,
+    HoldKey,
+    Insert,
     Keys,
     LookAgain,
+    MouseButton,
     Move,
+    MoveToMark,
+    NewTab,
     Scroll,
+    Select,
+    SwitchTab,
     Terminate,
     Type,
     UIAction,
+    Upload,
     Wait,
 )
 from uirl.environments.ui_keys import read_chord
@@ -39,6 +54,7 @@ from uirl.types import Action, ToolCall
 SPACE = ActionSpace(160, 210)
 GRID = ActionSpace(160, 210, coordinates="grid_999")
 MARKED = ActionSpace(160, 210, marks=True)
+HELD = ActionSpace(160, 210, modifiers=True)
 
 READ: list[tuple[dict[str, Any], UIAction]] = [
     ({"action": "click", "x": 0, "y": 209}, Click(0, 209)),
@@ -46,6 +62,24 @@ READ: list[tuple[dict[str, Any], UIAction]] = [
     ({"action": "double_click", "x": 3, "y": 4}, Click(3, 4, "left", 2)),
     ({"action": "triple_click", "x": 3, "y": 4}, Click(3, 4, "left", 3)),
     ({"action": "right_click", "x": 3, "y": 4}, Click(3, 4, "right", 1)),
+    ({"action": "middle_click", "x": 3, "y": 4}, Click(3, 4, "middle", 1)),
+    ({"action": "mouse_down", "x": 3, "y": 4}, MouseButton(3, 4, "left", True)),
+    ({"action": "mouse_up", "x": 3, "y": 4, "button": "right"}, MouseButton(3, 4, "right", False)),
+    ({"action": "key_down", "key": "Shift"}, HoldKey("shift", True)),
+    ({"action": "key_up", "key": "a"}, HoldKey("a", False)),
+    ({"action": "insert", "text": "ab"}, Insert("ab")),
+    ({"action": "fill", "x": 3, "y": 4, "value": ""}, Fill(3, 4, None, "")),
+    ({"action": "focus", "x": 3, "y": 4}, Focus(3, 4)),
+    ({"action": "select", "x": 3, "y": 4, "options": "red"}, Select(3, 4, None, ("red",))),
+    ({"action": "select", "x": 3, "y": 4, "options": ["red", "blue"]}, Select(3, 4, None, ("red", "blue"))),
+    ({"action": "upload", "files": []}, Upload(None, None, None, ())),
+    ({"action": "upload", "x": 3, "y": 4, "files": "a.pdf"}, Upload(3, 4, None, ("a.pdf",))),
+    ({"action": "forward"}, Forward()),
+    ({"action": "new_tab"}, NewTab()),
+    ({"action": "switch_tab", "tab": 2}, SwitchTab(2)),
+    ({"action": "close_tab"}, CloseTab()),
+    ({"action": "dialog", "choice": "ok"}, AnswerDialog("ok")),
+    ({"action": "dialog", "choice": "cancel", "text": "7"}, AnswerDialog("cancel", "7")),
     ({"action": "move", "x": 3.0, "y": 4}, Move(3, 4)),
     ({"action": "drag", "x": 3, "y": 4, "to_x": 159, "to_y": 0}, Drag(3, 4, 159, 0)),
     ({"action": "type", "text": " ä\n"}, Type(" ä\n")),
@@ -114,6 +148,18 @@ MISTAKES: list[tuple[ActionSpace, ToolCall, str]] = [
     (SPACE, call("wait", seconds=11), "wait needs seconds from 0 to 10; got 11"),
     (SPACE, call("wait", seconds=10**400), "wait needs seconds from 0 to 10; got a number of more"),
     (SPACE, call("goto", url="a b"), "goto needs an address without spaces; got 'a b'"),
+    (SPACE, call("click", x=1, y=1, modifiers="ctrl"), "click has no argument 'modifiers'; expected x, y"),
+    (HELD, call("click", x=1, y=1, modifiers="a"), "modifiers are of ctrl, alt, shift, meta; got 'a'"),
+    (HELD, call("click", x=1, y=1, modifiers=3), "click needs a text modifiers; got 3"),
+    (SPACE, call("mouse_down", x=1, y=1, button="thumb"), "mouse_down needs button, one of left, right, middle; got"),
+    (SPACE, call("key_down", key="ctrl+a"), "key_down takes one key; got ctrl+a"),
+    (SPACE, call("select", x=1, y=1, options=3), "select needs options, a text or a list of texts; got 3"),
+    (SPACE, call("upload", files=["a"] * 51), "upload takes at most 50 files of 10000 characters"),
+    (SPACE, call("fill", x=1, y=1), "fill needs a text value; got None"),
+    (MARKED, call("drag", mark=1), "drag needs a whole number to_mark from 1 to 9999; got None"),
+    (MARKED, call("drag", mark=1, to_x=3, to_y=4), "drag takes a mark, or x and y; got both"),
+    (SPACE, call("switch_tab", tab=0), "switch_tab needs a whole number tab from 1 to 9999; got 0"),
+    (SPACE, call("dialog", choice="yes"), "dialog needs choice, one of ok, cancel; got 'yes'"),
     (SPACE, call("terminate", status="done"), "terminate needs status, one of success, failure, fail; got 'done'"),
 ]
 
@@ -124,7 +170,7 @@ def test_a_mistake_is_a_sentence_of_one_line(space: ActionSpace, written: ToolCa
     assert isinstance(got, str)
     assert got.startswith(told)
     assert "\n" not in got
-    assert len(got) < 250
+    assert len(got) < 320
 
 
 def test_a_reply_without_exactly_one_action() -> None:
@@ -156,12 +202,13 @@ def test_what_an_expert_writes_on_the_grid_is_the_pixel_it_meant(size: int, data
 
 @given(st.sampled_from(sorted(ACTIONS)), st.dictionaries(
     st.sampled_from(["x", "y", "to_x", "to_y", "text", "keys", "direction", "amount", "seconds", "url", "status",
-                     "mark", "target", "other"]),
+                     "mark", "target", "other", "to_mark", "modifiers", "button", "key", "value", "options", "files",
+                     "tab", "choice"]),
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers(), max_size=2)
     | st.sampled_from(["up", "success", "ctrl+a", "++", "+", " ", "ctrl+"]),
 ))  # fmt: skip
 def test_nothing_a_policy_writes_raises(name: str, arguments: dict[str, Any]) -> None:
-    for space in (SPACE, GRID, MARKED):
+    for space in (SPACE, GRID, MARKED, HELD):
         got = space.read_call(ToolCall(name, arguments))
         if isinstance(got, Click | Move):
             assert 0 <= got.x < 160
@@ -208,7 +255,7 @@ def test_chords_that_are_none(written: str, told: str) -> None:
         read_chord(written)
 
 
-@pytest.mark.parametrize("space", [SPACE, GRID, MARKED, ActionSpace(1, 1, targets=True)])
+@pytest.mark.parametrize("space", [SPACE, GRID, MARKED, HELD, ActionSpace(1, 1, targets=True)])
 def test_the_schemas_and_the_examples_agree_with_the_reading(space: ActionSpace) -> None:
     schemas = {schema["function"]["name"]: schema["function"]["parameters"] for schema in space.schemas()}
     assert list(schemas) == list(ACTIONS)
@@ -220,6 +267,7 @@ def test_the_schemas_and_the_examples_agree_with_the_reading(space: ActionSpace)
         assert not isinstance(space.read_call(ToolCall(name, example)), str), line
         Draft202012Validator.check_schema(schemas[name])
         Draft202012Validator(schemas[name]).validate(example)
+        assert ("modifiers" in schemas[name].get("properties", {})) == (space.modifiers and name in CLICKS)
         assert set(ACTIONS[name].arguments) <= set(schemas[name].get("properties", {}))
 
 
@@ -236,7 +284,21 @@ def test_a_space_of_marks_takes_both() -> None:
     assert MARKED.read_call(call("right_click", mark=7)) == ClickMark(7, "right")
     assert MARKED.read_call(MARKED.write(ClickMark(7, "left", 2))) == ClickMark(7, "left", 2)
     assert MARKED.read_call(call("click", x=1, y=2)) == Click(1, 2)
-    assert isinstance(MARKED.read_call(call("move", mark=7)), str)
+    assert MARKED.read_call(call("move", mark=7)) == MoveToMark(7)
+    assert MARKED.read_call(call("drag", mark=7, to_mark=8)) == DragMark(7, 8)
+    assert MARKED.read_call(call("fill", mark=7, value="a")) == Fill(mark=7, value="a")
+    for action in (MoveToMark(7), DragMark(7, 8), Select(mark=3, options=("a", "b")), Upload(mark=1, files=())):
+        assert MARKED.read_call(MARKED.write(action)) == action
+    assert isinstance(MARKED.read_call(call("mouse_down", mark=7)), str)
+
+
+def test_keys_may_be_held_with_a_click() -> None:
+    for written in ("ctrl+Shift", ["Control", "shift"]):
+        assert HELD.read_call(call("click", x=1, y=2, modifiers=written)) == Click(1, 2, modifiers=("ctrl", "shift"))
+    assert HELD.read_call(call("click", x=1, y=2, modifiers=[])) == Click(1, 2)
+    action = Click(1, 2, "right", 1, ("ctrl", "shift"))
+    assert HELD.write(action).arguments == {"x": 1, "y": 2, "modifiers": "ctrl+shift"}
+    assert HELD.read_call(HELD.write(action)) == action
 
 
 @pytest.mark.parametrize(

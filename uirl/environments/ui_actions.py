@@ -6,38 +6,47 @@ was wrong with it: whatever a policy writes is its own mistake at worst, never a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from uirl.environments.ui_keys import read_chord
+from uirl.environments.ui_reading import READERS, Arguments, Mistake
 from uirl.environments.ui_vocabulary import (
     ACTIONS,
     AXES,
     CLICKS,
-    DIRECTIONS,
     GRID,
-    MAX_SCROLL,
-    MAX_TEXT,
-    MAX_URL,
-    MAX_WAIT,
-    SCROLL_NOTCHES,
-    STATUSES,
+    MARKED,
     VALUES,
     Answer,
+    AnswerDialog,
+    Axis,
     Back,
     Click,
     ClickMark,
+    CloseTab,
     Coordinates,
     Drag,
+    DragMark,
+    Fill,
+    Focus,
+    Forward,
     Goto,
+    HoldKey,
+    Insert,
     Keys,
     LookAgain,
+    MouseButton,
     Move,
+    MoveToMark,
+    NewTab,
+    OnElement,
     Scroll,
+    Select,
+    SwitchTab,
     Terminate,
     Type,
     UIAction,
+    Upload,
     Wait,
 )
 from uirl.errors import ConfigError, did_you_mean
@@ -49,19 +58,34 @@ __all__ = [
     "CLICKS",
     "ActionSpace",
     "Answer",
+    "AnswerDialog",
     "Back",
     "Click",
     "ClickMark",
+    "CloseTab",
     "Coordinates",
     "Drag",
+    "DragMark",
+    "Fill",
+    "Focus",
+    "Forward",
     "Goto",
+    "HoldKey",
+    "Insert",
     "Keys",
     "LookAgain",
+    "MouseButton",
     "Move",
+    "MoveToMark",
+    "NewTab",
+    "OnElement",
     "Scroll",
+    "Select",
+    "SwitchTab",
     "Terminate",
     "Type",
     "UIAction",
+    "Upload",
     "Wait",
 ]
 
@@ -83,6 +107,8 @@ class ActionSpace:
     targets: bool = False
     """The descriptions ask for the word `target` before the coordinates of a click: a policy that says what it means
     to press before it says where learns the two apart. It is accepted, and ignored, either way."""
+    modifiers: bool = False
+    """Clicks may say which keys are held meanwhile."""
 
     def __post_init__(self) -> None:
         names = tuple(self.names) or tuple(ACTIONS)
@@ -112,13 +138,13 @@ class ActionSpace:
             return f"unknown action {shown(call.name, 40)}; expected {known}"
         spec = ACTIONS[call.name]
         arguments = {name: value for name, value in call.arguments.items() if name != "target"}
-        known_names = spec.arguments + (("mark",) if self.marks and call.name in CLICKS else ())
+        known_names = (*spec.arguments, *self._more(call.name))
         for name in arguments:
             if name not in known_names:
                 return f"{call.name} has no argument {shown(name, 40)}; expected {', '.join(known_names) or 'none'}"
         try:
-            return _READERS[call.name](_Arguments(self, call.name, arguments))
-        except _Mistake as mistake:
+            return READERS[call.name](Arguments(self, call.name, arguments))
+        except Mistake as mistake:
             return str(mistake)
 
     def write(self, action: UIAction, target: str = "") -> ToolCall:
@@ -127,12 +153,16 @@ class ActionSpace:
         On a 'grid_999' screen of more than 999 pixels not every pixel can be named; the nearest one is.
         """
         values: dict[str, Any] = {"target": target} if target else {}
-        for name in (*ACTIONS[action.name].arguments, "mark"):
+        for name in (*ACTIONS[action.name].arguments, "mark", "to_mark", "modifiers"):
             value: Any = getattr(action, name, None)
-            if value is not None and name in AXES:
+            if value is None or (name == "modifiers" and not value):
+                continue
+            if name in AXES:
                 values[name] = self._coordinate(value, AXES[name])
-            elif value is not None:
-                values[name] = "+".join(value) if name == "keys" else value
+            elif isinstance(value, tuple):
+                values[name] = "+".join(value) if name in ("keys", "modifiers") else list(value)
+            else:
+                values[name] = value
         return ToolCall(action.name, values)
 
     def schemas(self) -> list[dict[str, Any]]:
@@ -148,140 +178,35 @@ class ActionSpace:
             lines.append(f"x grows to the right, y downwards, in {unit}{size}.")
         return "\n".join(lines)
 
-    def limit(self, axis: Literal["x", "y"]) -> int:
+    def limit(self, axis: Axis) -> int:
         """The largest coordinate on an axis."""
         if self.coordinates == "grid_999":
             return GRID
         return (self.width if axis == "x" else self.height) - 1
 
-    def pixel(self, value: float, axis: Literal["x", "y"]) -> int:
+    def pixel(self, value: float, axis: Axis) -> int:
         """The pixel of a coordinate between 0 and `limit`."""
         if self.coordinates == "pixels":
             return int(value)
         size = self.width if axis == "x" else self.height
         return min(int(value * size / GRID), size - 1)
 
-    def _coordinate(self, pixel: int, axis: Literal["x", "y"]) -> int:
+    def _more(self, name: str) -> tuple[str, ...]:
+        """Arguments of an action that not every screen takes."""
+        marks = self._marks(name)
+        return (*marks, "modifiers") if self.modifiers and name in CLICKS else marks
+
+    def _marks(self, name: str) -> tuple[str, ...]:
+        if not self.marks or name not in MARKED:
+            return ()
+        return ("mark", "to_mark") if name == "drag" else ("mark",)
+
+    def _coordinate(self, pixel: int, axis: Axis) -> int:
         if self.coordinates == "pixels":
             return pixel
         size = self.width if axis == "x" else self.height
         near = int((pixel + 0.5) * GRID / size)  # about its middle
         return near if self.pixel(near, axis) == pixel else min(near + 1, GRID)
-
-
-class _Mistake(ValueError):
-    """What is wrong with a call, in words for the policy."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Arguments:
-    """The arguments of one call, checked as they are asked for."""
-
-    space: ActionSpace
-    action: str
-    given: Mapping[str, Any]
-
-    def has(self, *names: str) -> bool:
-        return any(name in self.given for name in names)
-
-    def point(self, x: str = "x", y: str = "y") -> tuple[int, int]:
-        return self._pixel(x, x, y), self._pixel(y, x, y)
-
-    def _pixel(self, name: str, x: str, y: str) -> int:
-        value: Any = self.given.get(name)
-        axis = AXES[name]
-        if not _is_number(value):
-            raise _Mistake(f"{self.action} needs numbers {x} and {y}; got {name}={_shown(value)}")
-        limit = self.space.limit(axis)
-        # A fraction of a pixel is still in that pixel: the last one reaches to just under its successor.
-        inside = 0 <= value < limit + 1 if self.space.coordinates == "pixels" else 0 <= value <= limit
-        if not inside:
-            raise _Mistake(f"{name}={_shown(value)} is outside the picture; expected 0 to {limit}")
-        return self.space.pixel(value, axis)
-
-    def integer(self, name: str, low: int, high: int) -> int:
-        value: Any = self.given.get(name)
-        if not _is_number(value) or not low <= value <= high or value != int(value):
-            raise _Mistake(f"{self.action} needs a whole number {name} from {low} to {high}; got {_shown(value)}")
-        return int(value)
-
-    def text(self, name: str, limit: int) -> str:
-        value = self.given.get(name)
-        if not isinstance(value, str) or not value:
-            raise _Mistake(f"{self.action} needs a text {name}; got {_shown(value)}")
-        if len(value) > limit:
-            raise _Mistake(f"{self.action} takes at most {limit} characters; got {len(value)}")
-        if any("\ud800" <= character <= "\udfff" for character in value):
-            raise _Mistake(f"{self.action} needs text of whole characters; {name} holds half of a surrogate pair")
-        return value
-
-    def choice(self, name: str, known: Iterable[str]) -> str:
-        value = self.given.get(name)
-        if not isinstance(value, str) or value not in known:
-            raise _Mistake(f"{self.action} needs {name}, one of {', '.join(known)}; got {_shown(value)}")
-        return value
-
-
-def _click(arguments: _Arguments) -> UIAction:
-    button, count = CLICKS[arguments.action]
-    if not arguments.has("mark"):
-        return Click(*arguments.point(), button, count)
-    if arguments.has("x", "y"):
-        raise _Mistake(f"{arguments.action} takes a mark, or x and y; got both")
-    return ClickMark(arguments.integer("mark", 1, 9999), button, count)
-
-
-def _drag(arguments: _Arguments) -> UIAction:
-    return Drag(*arguments.point(), *arguments.point("to_x", "to_y"))
-
-
-def _keys(arguments: _Arguments) -> UIAction:
-    try:
-        return Keys(read_chord(arguments.text("keys", 100)))
-    except ValueError as error:
-        raise _Mistake(str(error)) from error
-
-
-def _scroll(arguments: _Arguments) -> UIAction:
-    direction: Any = arguments.choice("direction", DIRECTIONS)
-    amount = arguments.integer("amount", 1, MAX_SCROLL) if arguments.has("amount") else SCROLL_NOTCHES
-    where = arguments.point() if arguments.has("x", "y") else (None, None)
-    return Scroll(direction, amount, *where)
-
-
-def _wait(arguments: _Arguments) -> UIAction:
-    value: Any = arguments.given.get("seconds", 1.0)
-    if not _is_number(value) or not 0 <= value <= MAX_WAIT:
-        raise _Mistake(f"wait needs seconds from 0 to {MAX_WAIT:g}; got {_shown(value)}")
-    return Wait(float(value))
-
-
-def _goto(arguments: _Arguments) -> UIAction:
-    url = arguments.text("url", MAX_URL)
-    if any(character <= " " for character in url):
-        raise _Mistake(f"goto needs an address without spaces; got {_shown(url)}")
-    return Goto(url)
-
-
-def _terminate(arguments: _Arguments) -> UIAction:
-    status: Any = STATUSES[arguments.choice("status", STATUSES)]
-    return Terminate(status)
-
-
-_READERS: dict[str, Callable[[_Arguments], UIAction]] = {
-    **dict.fromkeys(CLICKS, _click),
-    "move": lambda arguments: Move(*arguments.point()),
-    "drag": _drag,
-    "type": lambda arguments: Type(arguments.text("text", MAX_TEXT)),
-    "keys": _keys,
-    "scroll": _scroll,
-    "wait": _wait,
-    "back": lambda _: Back(),
-    "goto": _goto,
-    "answer": lambda arguments: Answer(arguments.text("text", MAX_TEXT)),
-    "terminate": _terminate,
-    "screenshot": lambda _: LookAgain(),
-}
 
 
 def _value(space: ActionSpace, name: str) -> tuple[Any, dict[str, Any]]:
@@ -301,8 +226,10 @@ def _shown_arguments(space: ActionSpace, name: str) -> list[str]:
 def _example(space: ActionSpace, name: str) -> str:
     spec = ACTIONS[name]
     shown = [a for a in _shown_arguments(space, name) if a not in spec.optional]
-    if space.marks and name in CLICKS:
-        shown = [a for a in shown if a not in AXES] + ["mark"]
+    marks = space._marks(name)
+    if marks:
+        others = [a for a in shown if a not in AXES]
+        shown = [*others, *marks] if name in CLICKS else [*marks, *others]  # a click's target stands before it
     values = ((argument, _value(space, argument)[0]) for argument in shown)
     inside = ",".join(f'"{k}":{v}' if isinstance(v, int) else f'"{k}":"{v}"' for k, v in values)
     return f'{{"action":"{name}"{"," if inside else ""}{inside}}}'
@@ -312,19 +239,10 @@ def _schema(space: ActionSpace, name: str) -> dict[str, Any]:
     spec = ACTIONS[name]
     shown = _shown_arguments(space, name)
     required = [a for a in shown if a not in spec.optional]
-    if space.marks and name in CLICKS:
-        shown, required = [*shown, "mark"], [a for a in required if a not in AXES]
+    if space._marks(name):
+        required = [a for a in required if a not in AXES]
+    shown = [*shown, *space._more(name)]
     parameters: dict[str, Any] = {"type": "object", "properties": {a: dict(_value(space, a)[1]) for a in shown}}
     if required:
         parameters["required"] = required
     return {"type": "function", "function": {"name": name, "description": spec.purpose, "parameters": parameters}}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, int) and abs(value) > 10**40:
-        return "a number of more than 40 digits"  # Python refuses to write very long ones
-    return shown(value, 40)

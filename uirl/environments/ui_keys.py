@@ -17,7 +17,12 @@ _OTHER_NAMES = {
     "super": "meta", "win": "meta", "windows": "meta", "return": "enter", "kpenter": "enter", "esc": "escape",
     "del": "delete", "ins": "insert", "bksp": "backspace", "spacebar": "space", "pgup": "pageup", "prior": "pageup",
     "pgdn": "pagedown", "pgdown": "pagedown", "next": "pagedown", "arrowleft": "left", "arrowright": "right",
-    "arrowup": "up", "arrowdown": "down", "plus": "+", "minus": "-",
+    "arrowup": "up", "arrowdown": "down", "plus": "+", "minus": "-", "controlright": "ctrl", "controlormeta": "ctrl",
+    "altleft": "alt", "altright": "alt", "shiftleft": "shift", "shiftright": "shift", "metaleft": "meta",
+    "metaright": "meta", "backquote": "`", "equal": "=", "bracketleft": "[", "bracketright": "]", "backslash": "\\",
+    "semicolon": ";", "quote": "'", "comma": ",", "period": ".", "slash": "/",
+    **{f"digit{number}": str(number) for number in range(10)},
+    **{f"key{letter}": letter for letter in "abcdefghijklmnopqrstuvwxyz"},
 }  # fmt: skip
 _KNOWN = (*MODIFIERS, *NAMED_KEYS)
 

@@ -12,14 +12,25 @@ from uirl.environments.browser.navigation import Unopened
 from uirl.environments.browser.page import Page
 from uirl.environments.browser.picture import Frame
 from uirl.environments.ui_actions import (
+    AnswerDialog,
     Back,
     Click,
     ClickMark,
+    CloseTab,
     Drag,
+    DragMark,
+    Forward,
     Goto,
+    HoldKey,
+    Insert,
     Keys,
+    MouseButton,
     Move,
+    MoveToMark,
+    NewTab,
+    OnElement,
     Scroll,
+    SwitchTab,
     Type,
     UIAction,
     Wait,
@@ -35,29 +46,64 @@ async def perform(
     do nothing to a page. Raises EnvironmentFailure or EpisodeTimeout where the page fails.
     """
     match action:
-        case Click(x, y, button, count):
-            await page.click(*frame.on_page(x, y), button, count)
-        case ClickMark(number, button, count):
-            if number > len(marks):
-                return f"there is no mark {number}; the picture has {_count(marks)}"
-            await page.click(marks[number - 1].x, marks[number - 1].y, button, count)
+        case Click(x, y, button, count, held):
+            await page.click(*frame.on_page(x, y), button, count, held)
+        case ClickMark(number, button, count, held):
+            mark = _mark(marks, number)
+            if isinstance(mark, str):
+                return mark
+            await page.click(mark.x, mark.y, button, count, held)
         case Move(x, y):
             await page.move(*frame.on_page(x, y))
+        case MoveToMark(number):
+            mark = _mark(marks, number)
+            if isinstance(mark, str):
+                return mark
+            await page.move(mark.x, mark.y)
+        case MouseButton(x, y, button, down):
+            await page.mouse_button(*frame.on_page(x, y), button, down)
         case Drag(x, y, to_x, to_y):
             await page.drag(*frame.on_page(x, y), *frame.on_page(to_x, to_y))
-        case Type(text):
-            await page.type(text)
-        case Keys(keys):
-            await page.press(keys)
+        case DragMark(number, other):
+            start, end = _mark(marks, number), _mark(marks, other)
+            if isinstance(start, str) or isinstance(end, str):
+                return start if isinstance(start, str) else str(end)
+            await page.drag(start.x, start.y, end.x, end.y)
         case Scroll(direction, amount, x, y):
             at = None if x is None or y is None else frame.on_page(x, y)
             await page.scroll(direction, amount, at)
+        case _:
+            return await _other(page, action, origins)
+    return None
+
+
+async def _other(page: Page, action: UIAction, origins: Collection[str]) -> str | None:
+    """What has no place: keys, and the browser around the page."""
+    match action:
+        case Type(text):
+            await page.type(text)
+        case Insert(text):
+            await page.insert(text)
+        case Keys(keys):
+            await page.press(keys)
+        case HoldKey(key, down):
+            await page.hold_key(key, down)
         case Wait(seconds):
             await asyncio.sleep(seconds)
         case Back():
-            return None if await page.back() else "there is no page to go back to"
+            return await page.back()
+        case Forward():
+            return await page.forward()
         case Goto(url):
             return await _go(page, url, origins)
+        case NewTab():
+            return await page.tabs.new()
+        case SwitchTab(number):
+            return await page.tabs.switch(number)
+        case CloseTab():
+            return await page.tabs.close()
+        case OnElement() | AnswerDialog():
+            return f"{action.name} is not possible here"
     return None
 
 
@@ -82,5 +128,7 @@ async def _go(page: Page, url: str, origins: Collection[str]) -> str | None:
     return None
 
 
-def _count(marks: Sequence[Mark]) -> str:
-    return f"1 to {len(marks)}" if marks else "none"
+def _mark(marks: Sequence[Mark], number: int) -> Mark | str:
+    if number <= len(marks):
+        return marks[number - 1]
+    return f"there is no mark {number}; the picture has {f'1 to {len(marks)}' if marks else 'none'}"

@@ -116,6 +116,7 @@ class Chromium:
         self._process: _BrowserProcess | None = None
         self._starting = asyncio.Lock()
         self._pages: WeakValueDictionary[str, Page] = WeakValueDictionary()  # by context
+        self._attached: dict[str, str] = {}  # target of a page that is being opened -> its session
 
     @classmethod
     def shared(cls, allow: Iterable[str] = (), scale: float = 1.0) -> Chromium:
@@ -139,7 +140,7 @@ class Chromium:
 
         Starts the browser where it does not run. Raises EnvironmentFailure or EpisodeTimeout where it cannot.
         """
-        page = await Page.open(await self._connected(), width, height)
+        page = await Page.open(await self._connected(), width, height, self._attached.pop)
         self._pages[page.context] = page
         return page
 
@@ -171,10 +172,16 @@ class Chromium:
             self._stopped(process)
             raise
         try:
-            connection.on(None, "Target.targetCreated", self._on_target)
+            connection.on(None, "Target.attachedToTarget", self._on_target)
+            connection.on(None, "Target.targetInfoChanged", self._on_change)
             connection.on(None, "Target.targetCrashed", self._on_crash)
             connection.on(None, "Target.targetDestroyed", self._on_close)
-            await connection.call("Target.setDiscoverTargets", {"discover": True, "filter": [{"type": "page"}]})
+            pages = {"filter": [{"type": "page"}]}
+            await connection.call("Target.setDiscoverTargets", {"discover": True, **pages})
+            # What a page opens waits until we have prepared it.
+            waiting = {"autoAttach": True, "waitForDebuggerOnStart": True, "flatten": True}
+            await connection.call("Target.setAutoAttach", waiting | pages)
+            self._attached.clear()  # of the tab that the browser started with
         except BaseException as error:
             connection.end(f"it failed at its start: {error!r}")
             raise
@@ -184,15 +191,24 @@ class Chromium:
         found = event["targetInfo"]
         page = self._pages.get(found.get("browserContextId", ""))
         if page is not None:
-            page.close_popup(found["targetId"], found["url"])
+            page.tabs.adopt(found["targetId"], event["sessionId"], found["url"])
+        else:
+            self._attached[found["targetId"]] = event["sessionId"]
+
+    def _on_change(self, event: Mapping[str, Any]) -> None:
+        found = event["targetInfo"]
+        page = self._pages.get(found.get("browserContextId", ""))
+        if page is not None:
+            page.tabs.renamed(found["targetId"], found)
 
     def _on_crash(self, event: Mapping[str, Any]) -> None:
-        for page in [page for page in self._pages.values() if page.target == event["targetId"]]:
-            page.crashed(killed=event["status"] == "killed")
+        for page in list(self._pages.values()):
+            page.crashed(event["targetId"], killed=event["status"] == "killed")
 
     def _on_close(self, event: Mapping[str, Any]) -> None:
-        for page in [page for page in self._pages.values() if page.target == event["targetId"]]:
-            page.closed_itself()
+        self._attached.pop(event["targetId"], None)
+        for page in list(self._pages.values()):
+            page.gone(event["targetId"])
 
     def _stopped(self, process: _BrowserProcess) -> None:
         process.stop()

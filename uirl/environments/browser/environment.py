@@ -121,7 +121,7 @@ class PageEnvironment(BaseEnvironment):
         offered = tuple(self.actions if actions is None else actions)
         if not offered:
             raise ConfigError("actions is an empty list; expected names such as 'click'")
-        self.space = ActionSpace(*self.picture_size, offered, coordinates, marks, say_target)
+        self.space = ActionSpace(*self.picture_size, offered, coordinates, marks, say_target, modifiers=True)
         """The actions that are offered, and how they are written."""
         _check_pointing(self.space, say_target, coordinates)
         if tree < 0 or settle < 0 or (max_turns is not None and max_turns < 1):
@@ -184,6 +184,7 @@ class PageEnvironment(BaseEnvironment):
         self._done, self._turns = False, 0
         self.plan(task, seed)
         page = await self._usable_page()
+        await page.begin()
         self._goal = await self.begin(page, task, seed)
         await page.move(0, 0)  # where the last episode left the pointer must not show
         page.take_notices()
@@ -210,6 +211,7 @@ class PageEnvironment(BaseEnvironment):
         meant = self.space.read(action)
         if isinstance(meant, str):
             return self._tell(meant)
+        page.tabs.acted()
         problem = await perform(page, meant, self._frame, marks=self._marked, origins=self.destinations())
         if problem is not None:
             return self._tell(problem)
@@ -222,7 +224,7 @@ class PageEnvironment(BaseEnvironment):
             judgement = await self.judge(page, meant)
         self._done = self._done or judgement.ended or isinstance(meant, (Answer, Terminate))
         info = {"success": judgement.success, **judgement.info}
-        said = page.take_notices()
+        said = [*page.take_notices(), page.tabs.words()]
         seen = Observation(_lines(*said), (), info) if self._done else await self._look(page, said, info)
         return StepResult(seen, judgement.reward, terminated=self._done)
 
@@ -286,7 +288,7 @@ class PageEnvironment(BaseEnvironment):
         if self.space.marks:
             found = []
             with contextlib.suppress(Threw):  # a document without a body, such as a picture
-                found = read_marks(await page.evaluate(CLICKABLE, apart=True))
+                found = read_marks(await page.evaluate(CLICKABLE, apart=True, shown=True))
             self._marked = [mark for mark in found if self._frame.in_picture(mark.x, mark.y)]
             boxes = [self._frame.box(mark.left, mark.top, mark.right, mark.bottom) for mark in self._marked]
             picture = draw_marks(picture, boxes)

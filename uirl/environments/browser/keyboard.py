@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 Event = dict[str, Any]
@@ -46,9 +46,16 @@ _LAYOUT = {
 """Character -> code and virtual key code of its key on a US keyboard, and whether it needs shift."""
 
 
-def chord(keys: Sequence[str]) -> Iterator[Event]:
-    """The events of keys pressed together, named as in `uirl.environments.ui_keys`, modifiers first."""
-    held = 0
+def modifier_bits(keys: Iterable[str]) -> int:
+    """The bits of those of the keys that are modifiers."""
+    return sum(MODIFIER_BITS[key] for key in set(keys) & set(MODIFIER_BITS))
+
+
+def chord(keys: Sequence[str], held: int = 0) -> Iterator[Event]:
+    """The events of keys pressed together, named as in `uirl.environments.ui_keys`, modifiers first.
+
+    `held`: bits of the modifiers that are held already.
+    """
     for key in keys[:-1]:
         held |= MODIFIER_BITS[key]
         yield _event("rawKeyDown", key, held)
@@ -63,6 +70,15 @@ def chord(keys: Sequence[str]) -> Iterator[Event]:
     for key in reversed(keys[:-1]):
         held &= ~MODIFIER_BITS[key]
         yield _event("keyUp", key, held)
+
+
+def hold(key: str, down: bool, modifiers: int) -> Event:
+    """The event of one key that is pressed or let go; `modifiers`: bits of those that are held beside it."""
+    if not down:
+        return _event("keyUp", key, modifiers)
+    held = modifiers | MODIFIER_BITS.get(key, 0)
+    writes = _text(key, held) and not held & ~MODIFIER_BITS["shift"]
+    return _event("keyDown" if writes else "rawKeyDown", key, held)
 
 
 def typing(text: str) -> Iterator[Event]:

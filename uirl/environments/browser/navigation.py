@@ -70,6 +70,11 @@ class Navigation:
         """Forgets the loads of before."""
         self._loads.clear()
 
+    def expect(self) -> None:
+        """A navigation was asked for, which starts in a moment or not at all."""
+        self._still.clear()
+        asyncio.get_running_loop().call_later(STARTS_WITHIN, self._on_not_started)
+
     async def loaded(self, loader: str) -> None:
         """Returns when the document of that loader is loaded (its load event)."""
         await self._load(loader).wait()
@@ -85,8 +90,7 @@ class Navigation:
 
     def _on_requested(self, event: Mapping[str, Any]) -> None:
         if event["frameId"] == self._target and event.get("disposition", "currentTab") == "currentTab":
-            self._still.clear()
-            asyncio.get_running_loop().call_later(STARTS_WITHIN, self._on_not_started)
+            self.expect()
 
     def _on_not_started(self) -> None:
         if not self._loading:

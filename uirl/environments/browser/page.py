@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from uirl.environments.browser import keyboard, pointer
@@ -13,6 +13,7 @@ from uirl.environments.browser.navigation import Threw, is_moved
 from uirl.environments.browser.site import Site
 from uirl.environments.browser.style import STYLE
 from uirl.environments.browser.tab import LOAD_SECONDS, WORLD, Tab
+from uirl.environments.browser.tabs import Tabs
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
 
 LOWEST_WINDOW = 100
@@ -29,17 +30,27 @@ class Page:
     def __init__(self, connection: CdpConnection, context: str, target: str, session: str) -> None:
         self.context = context
         self._connection = connection
-        self._tab = Tab(connection, target, session, self._notice)
+        self.tabs = Tabs(
+            connection, context, Tab(connection, target, session, self._notice), self._prepare, self._notice
+        )
+        """The page's own tab and those that it opened."""
+        self._size = (0, 0)
+        self._scripts = [STYLE]
         self._closed = False
         self._background: set[asyncio.Task[Any]] = set()
         self._notices: list[str] = []
         self._clipboard = ""
         self._pointer = (0.0, 0.0)
+        self._held: set[str] = set()  # keys
+        self._pressed: set[str] = set()  # buttons of the mouse
         self._site: Site | None = None
 
     @classmethod
-    async def open(cls, connection: CdpConnection, width: int, height: int) -> Page:
-        """An empty page of `width` x `height` CSS pixels in a new context."""
+    async def open(cls, connection: CdpConnection, width: int, height: int, attached: Callable[[str], str]) -> Page:
+        """An empty page of `width` x `height` CSS pixels in a new context.
+
+        `attached` gives the session of a target that was just made: the browser attaches to all of them.
+        """
         # disposeOnDetach: where this process dies without a word, the browser frees the context by itself.
         try:
             made = await connection.call("Target.createBrowserContext", {"disposeOnDetach": True})
@@ -48,9 +59,12 @@ class Page:
                 window = {"width": width, "height": max(height, LOWEST_WINDOW)}
                 where = {"url": "about:blank", "browserContextId": context, **window}
                 target = (await connection.call("Target.createTarget", where))["targetId"]
-                attached = await connection.call("Target.attachToTarget", {"targetId": target, "flatten": True})
-                page = cls(connection, context, target, attached["sessionId"])
-                await page._prepare(width, height)
+                page = cls(connection, context, target, attached(target))
+                page._size = (width, height)
+                deny = {"behavior": "deny", "browserContextId": context}
+                await asyncio.gather(
+                    connection.call("Browser.setDownloadBehavior", deny), page._prepare(page.tabs.first)
+                )
             except BaseException:
                 if connection.lost is None:
                     await connection.call("Target.disposeBrowserContext", {"browserContextId": context})
@@ -60,39 +74,41 @@ class Page:
             raise
         return page
 
-    async def _prepare(self, width: int, height: int) -> None:
-        self._connection.on(self._tab.session, "Page.javascriptDialogOpening", self._on_dialog)
+    async def _prepare(self, tab: Tab) -> None:
+        """Readies a tab, and lets its first script run only then."""
+        width, height = self._size
+        self._connection.on(tab.session, "Page.javascriptDialogOpening", lambda event: self._on_dialog(tab, event))
         # The scale is that of the browser: where a page has one of its own, clicks are lost now and then.
         metrics = {"width": width, "height": height, "deviceScaleFactor": 0, "mobile": False}
-        deny = {"behavior": "deny", "browserContextId": self.context}
         await asyncio.gather(
-            self._call("Page.enable"),
-            self._call("Page.setLifecycleEventsEnabled", {"enabled": True}),
-            self._call("Emulation.setDeviceMetricsOverride", metrics),
-            self._call("Page.setInterceptFileChooserDialog", {"enabled": True}),
-            self._connection.call("Browser.setDownloadBehavior", deny),
-            self.run_on_load(STYLE),
+            tab.call("Page.enable"),
+            tab.call("Page.setLifecycleEventsEnabled", {"enabled": True}),
+            tab.call("Emulation.setDeviceMetricsOverride", metrics),
+            tab.call("Page.setInterceptFileChooserDialog", {"enabled": True}),
+            *([self._intercept(tab, self._site)] if self._site is not None else []),
+            *(tab.call("Page.addScriptToEvaluateOnNewDocument", _apart(script)) for script in self._scripts),
+            tab.call("Runtime.runIfWaitingForDebugger"),
         )
 
     @property
     def target(self) -> str:
-        """The browser's name of the tab."""
-        return self._tab.target
+        """The browser's name of the first tab."""
+        return self.tabs.first.target
 
     @property
     def broken(self) -> str | None:
         """Why the page must not be used any more (a call failed, timed out or was cut off); None: it is fine."""
-        return self._tab.broken
+        return self.tabs.broken
 
     async def serve(self, site: Site) -> None:
         """Answers what this page asks of the site's origin, from this process."""
         self._site = site
-        self._connection.on(self._tab.session, "Fetch.requestPaused", self._on_request)
-        await self._call("Fetch.enable", {"patterns": [{"urlPattern": f"{site.origin}/*"}]})
+        await self._intercept(self.tabs.first, site)
 
     async def run_on_load(self, script: str) -> None:
         """Runs `script` in every later document, before its own scripts, in the world apart from theirs."""
-        await self._call("Page.addScriptToEvaluateOnNewDocument", {"source": script, "worldName": WORLD})
+        self._scripts.append(script)
+        await self._call("Page.addScriptToEvaluateOnNewDocument", _apart(script))
 
     async def collect_errors(self) -> list[str]:
         """A list to which every exception is added, from now on, that a script of the page leaves uncaught."""
@@ -102,7 +118,7 @@ class Page:
             details = event["exceptionDetails"]
             found.append(details.get("exception", {}).get("description") or details["text"])
 
-        self._connection.on(self._tab.session, "Runtime.exceptionThrown", note)
+        self._connection.on(self.tabs.first.session, "Runtime.exceptionThrown", note)
         await self._call("Runtime.enable")
         return found
 
@@ -111,11 +127,31 @@ class Page:
 
         Raises `Unopened` where it cannot be (a file to be kept counts), or takes too long: then it stops where it is.
         """
-        await self._tab.goto(url, timeout=timeout)
+        await self.tabs.shown.goto(url, timeout=timeout)
 
-    async def back(self) -> bool:
-        """Goes back to the page before. False: there is none since `forget_history`."""
-        return await self._tab.travel(-1)
+    async def back(self) -> str | None:
+        """Goes back to the page before; a str where there is none since `forget_history`.
+
+        A tab that the page opened is closed where it has no page before, as on a phone: what opened it is shown again.
+        """
+        if await self.tabs.shown.travel(-1):
+            return None
+        if self.tabs.shown is self.tabs.first:
+            return "there is no page to go back to"
+        return await self.tabs.close()
+
+    async def forward(self) -> str | None:
+        """Goes forward again; a str where nothing was gone back from."""
+        return None if await self.tabs.shown.travel(1) else "there is no page to go forward to"
+
+    async def begin(self) -> None:
+        """Clears away what an episode may have left: other tabs, keys and buttons that are held, words."""
+        await self.tabs.close_others()
+        for button in tuple(self._pressed):
+            await self.mouse_button(*self._pointer, button, down=False)
+        for key in tuple(self._held):
+            await self.hold_key(key, down=False)
+        self.take_notices()
 
     async def forget_history(self) -> None:
         """Makes the page that is shown the first one."""
@@ -123,13 +159,13 @@ class Page:
 
     @property
     def unreachable(self) -> str | None:
-        """The address in whose place the browser's error page is shown; None: a page is shown."""
-        return self._tab.navigation.unreachable
+        """The address in whose place the browser's error page is in the first tab; None: a page is."""
+        return self.tabs.first.navigation.unreachable
 
     @property
     def leaving(self) -> bool:
-        """The page is on its way to another, as far as it is known by now."""
-        return self._tab.navigation.under_way
+        """The page is on its way to another, as far as it is known by now, or a window is opening."""
+        return self.tabs.first.navigation.under_way or self.tabs.shown.navigation.under_way or self.tabs.opening
 
     async def settle(self, *, sure: bool = False, timeout: float = LOAD_SECONDS) -> None:
         """Returns when the page is not on its way to another (at once, mostly).
@@ -137,41 +173,59 @@ class Page:
         `sure`: asks the page first, for after an action that may have led away: what it began is known only by then,
         and whoever looks at a page that is leaving may wait for a picture that never comes.
         """
-        await self._tab.settle(sure=sure, timeout=timeout)
+        await self.tabs.shown.settle(sure=sure, timeout=timeout)
+        if self.tabs.opening:
+            await self.tabs.ready()
+            await self.tabs.shown.settle(timeout=timeout)
+        if self.tabs.shown is not self.tabs.first:
+            await self.tabs.first.settle(timeout=timeout)
 
-    async def evaluate(self, expression: str, *, apart: bool = False, timeout: float | None = None) -> Any:
-        """The JSON value of a JavaScript expression; a promise is awaited.
+    async def evaluate(
+        self, expression: str, *, apart: bool = False, shown: bool = False, timeout: float | None = None
+    ) -> Any:
+        """The JSON value of a JavaScript expression in the first tab; a promise is awaited.
 
-        `apart`: in a world of ours, which sees the same document and none of the page's variables, and which the
-        page's scripts can neither see nor change. Raises `Threw` where the expression throws, PageLost where the page
-        does not stay.
+        `shown`: in the tab that is shown, whichever it is. `apart`: in a world of ours, which sees the same document
+        and none of the page's variables, and which the page's scripts can neither see nor change. Raises `Threw` where
+        the expression throws, PageLost where the page does not stay.
         """
-        return await self._tab.evaluate(expression, apart=apart, timeout=timeout)
+        tab = self.tabs.shown if shown else self.tabs.first
+        return await tab.evaluate(expression, apart=apart, timeout=timeout)
 
     async def hold(self, expression: str) -> str:
-        """A handle of the object that a JavaScript expression gives: the page's scripts have no way to it.
+        """A handle of the object that an expression gives in the first tab: the page's scripts have no way to it.
 
         It is good for `ask` until the page loads another document.
         """
-        return await self._tab.hold(expression)
+        return await self.tabs.first.hold(expression)
 
     async def ask(self, handle: str, function: str, *arguments: Any, timeout: float | None = None) -> Any:
         """The JSON value of a JavaScript function called on a held object, as `this`; a promise is awaited.
 
         Raises `Refused` where the page has gone elsewhere, EnvironmentFailure where the function throws.
         """
-        return await self._tab.ask(handle, function, *arguments, timeout=timeout)
+        return await self.tabs.first.ask(handle, function, *arguments, timeout=timeout)
 
     async def move(self, x: float, y: float) -> None:
         """Moves the pointer to x, y (CSS pixels from the top left)."""
         self._pointer = (x, y)
         await self._input("Input.dispatchMouseEvent", [pointer.move(x, y)])
 
-    async def click(self, x: float, y: float, button: str = "left", count: int = 1) -> None:
+    async def click(
+        self, x: float, y: float, button: str = "left", count: int = 1, modifiers: Collection[str] = ()
+    ) -> None:
         """Moves to x, y, presses and releases the button `count` times; returns when the page handled it."""
         self._pointer = (x, y)
+        held = keyboard.modifier_bits((*modifiers, *self._held))
         # All are sent before the first answer: one round trip, and the browser keeps their order.
-        await self._input("Input.dispatchMouseEvent", pointer.clicks(x, y, button, count))
+        await self._input("Input.dispatchMouseEvent", pointer.clicks(x, y, button, count, held))
+
+    async def mouse_button(self, x: float, y: float, button: str, down: bool) -> None:
+        """Moves to x, y and presses a button there, or lets it go."""
+        self._pointer = (x, y)
+        for event in pointer.button_event(x, y, button, down):
+            await self._input("Input.dispatchMouseEvent", [event])
+        (self._pressed.add if down else self._pressed.discard)(button)
 
     async def drag(self, x: float, y: float, to_x: float, to_y: float) -> None:
         """Presses the left button at x, y, moves to to_x, to_y and releases it there."""
@@ -189,7 +243,18 @@ class Page:
         if len(text) <= LONGEST_TYPED:
             await self._input("Input.dispatchKeyEvent", keyboard.typing(text))
         else:
-            await self._input("Input.insertText", [{"text": text}])
+            await self.insert(text)
+
+    async def insert(self, text: str) -> None:
+        """Puts text in at once, without keys."""
+        await self._input("Input.insertText", [{"text": text}])
+
+    async def hold_key(self, key: str, down: bool) -> None:
+        """Presses a key and holds it, or lets it go; a modifier that is held goes with clicks and keys."""
+        self._held.discard(key)
+        await self._input("Input.dispatchKeyEvent", [keyboard.hold(key, down, keyboard.modifier_bits(self._held))])
+        if down:
+            self._held.add(key)
 
     async def press(self, keys: Sequence[str]) -> None:
         """Presses keys together, named as in `uirl.environments.ui_keys`.
@@ -204,16 +269,17 @@ class Page:
             return
         if chord in keyboard.COPY | keyboard.CUT:
             with contextlib.suppress(Threw):  # no document in which anything is selected
-                self._clipboard = await self.evaluate(keyboard.SELECTED, apart=True) or self._clipboard
-        await self._input("Input.dispatchKeyEvent", keyboard.chord(chord))
+                self._clipboard = await self.evaluate(keyboard.SELECTED, apart=True, shown=True) or self._clipboard
+        held = keyboard.modifier_bits(self._held)
+        await self._input("Input.dispatchKeyEvent", keyboard.chord(chord, held))
 
     async def screenshot(self, *, format: Literal["png", "jpeg"] = "png", quality: int = 80) -> bytes:
         """The visible page as an encoded picture. `quality` is JPEG's, 1 to 100."""
-        return await self._tab.screenshot(format=format, quality=quality)
+        return await self.tabs.shown.screenshot(format=format, quality=quality)
 
     async def accessibility_nodes(self) -> list[dict[str, Any]]:
         """The nodes of the accessibility tree, as the protocol gives them."""
-        return await self._tab.accessibility_nodes()
+        return await self.tabs.shown.accessibility_nodes()
 
     def take_notices(self) -> list[str]:
         """What a person would have noticed since the last call: dialogs and their words, windows that opened."""
@@ -225,7 +291,7 @@ class Page:
         if self._closed:
             return
         self._closed = True
-        self._tab.forget("the page was closed")
+        self.tabs.forget("the page was closed")
         if self._connection.lost is not None:
             return
         try:
@@ -236,12 +302,6 @@ class Page:
             await self._connection.probe()  # a browser that answers nobody is ended, and the context with it
             if self._connection.lost is None:
                 raise
-
-    def close_popup(self, target: str, url: str) -> None:
-        """Closes another window that this page opened: nobody could see it."""
-        if target != self.target:
-            self._notice(f"a new window was closed: {url or 'about:blank'}")
-            self._reply("Target.closeTarget", {"targetId": target}, of_page=False)
 
     async def _input(self, method: str, events: Iterable[Mapping[str, Any]]) -> None:
         await self.settle()
@@ -254,40 +314,49 @@ class Page:
                     raise
 
     async def _call(self, method: str, params: Mapping[str, Any] | None = None) -> Any:
-        return await self._tab.call(method, params)
+        return await self.tabs.shown.call(method, params)
 
     def _notice(self, words: str) -> None:
         if len(self._notices) < MAX_NOTICES:
             self._notices.append(words[:200])
 
-    def _reply(self, method: str, params: Mapping[str, Any], *, of_page: bool = True) -> None:
+    def _reply(self, tab: Tab, method: str, params: Mapping[str, Any]) -> None:
         """Makes a call that nobody waits for. Where it fails the page has gone on without it, or is gone."""
 
         async def make() -> None:
             with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):
-                await self._connection.call(method, params, session=self._tab.session if of_page else None)
+                await self._connection.call(method, params, session=tab.session)
 
         task = asyncio.create_task(make())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def _on_request(self, event: Mapping[str, Any]) -> None:
-        assert self._site is not None
-        answer = self._site.fulfilment(event["request"]["url"])
-        self._reply("Fetch.fulfillRequest", {"requestId": event["requestId"], **answer})
+    async def _intercept(self, tab: Tab, site: Site) -> None:
+        """Answers for the site what a tab asks for."""
 
-    def crashed(self, killed: bool) -> None:
-        """Told by the browser: the page's process is gone. `killed`: by somebody else, as where memory is out."""
-        self._tab.end("the page was killed" if killed else "the page crashed", own_doing=not killed)
+        def answer(event: Mapping[str, Any]) -> None:
+            found = site.fulfilment(event["request"]["url"])
+            self._reply(tab, "Fetch.fulfillRequest", {"requestId": event["requestId"], **found})
 
-    def closed_itself(self) -> None:
-        """Told by the browser: the page is gone."""
-        if not self._closed:
-            self._tab.end("the page closed itself", own_doing=True)
+        self._connection.on(tab.session, "Fetch.requestPaused", answer)
+        await tab.call("Fetch.enable", {"patterns": [{"urlPattern": f"{site.origin}/*"}]})
 
-    def _on_dialog(self, event: Mapping[str, Any]) -> None:
+    def crashed(self, target: str, killed: bool) -> None:
+        """Told by the browser: a tab's process is gone. `killed`: by somebody else, as where memory is out."""
+        self.tabs.crashed(target, "the page was killed" if killed else "the page crashed", own_doing=not killed)
+
+    def gone(self, target: str) -> None:
+        """Told by the browser: a tab is gone."""
+        if not self._closed and self.tabs.gone(target):
+            self.tabs.first.end("the page closed itself", own_doing=True)
+
+    def _on_dialog(self, tab: Tab, event: Mapping[str, Any]) -> None:
         """Accepts alerts and questions: a dialog stops the page, and nobody else would answer it."""
         if event["type"] != "beforeunload":
             self._notice(f"the page said: {event['message']}")
         reply = {"accept": True, "promptText": event.get("defaultPrompt", "")}
-        self._reply("Page.handleJavaScriptDialog", reply)
+        self._reply(tab, "Page.handleJavaScriptDialog", reply)
+
+
+def _apart(script: str) -> dict[str, str]:
+    return {"source": script, "worldName": WORLD}

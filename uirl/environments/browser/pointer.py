@@ -13,18 +13,30 @@ NOTCH = 53
 """Pixels that one notch of the wheel scrolls, as in Chromium on Linux."""
 DRAG_STEPS = 5
 """Movements of a drag: pages look at the first few to tell a drag from a click."""
-_BITS = {"left": 1, "right": 2}
+_BITS = {"left": 1, "right": 2, "middle": 4}
 
 
 def move(x: float, y: float) -> Event:
     return {"type": "mouseMoved", "x": x, "y": y, "buttons": 0}
 
 
-def clicks(x: float, y: float, button: str, count: int) -> Iterator[Event]:
-    """A move to x, y and `count` presses and releases, counted as the browser counts quick ones."""
-    yield move(x, y)
+def button_event(x: float, y: float, button: str, down: bool) -> Iterator[Event]:
+    """A move to x, y and one press or release."""
+    yield move(x, y) | ({} if down else {"button": button, "buttons": _BITS[button]})
+    event = {"x": x, "y": y, "button": button, "clickCount": 1}
+    yield {"type": "mousePressed" if down else "mouseReleased", "buttons": _BITS[button] if down else 0, **event}
+
+
+def clicks(x: float, y: float, button: str, count: int, modifiers: int = 0) -> Iterator[Event]:
+    """A move to x, y and `count` presses and releases, counted as the browser counts quick ones.
+
+    `modifiers`: bits of the keys that are held, as in `keyboard.MODIFIER_BITS`.
+    """
+    yield move(x, y) | ({"modifiers": modifiers} if modifiers else {})
     for number in range(1, count + 1):
         press = {"x": x, "y": y, "button": button, "clickCount": number}
+        if modifiers:
+            press["modifiers"] = modifiers
         yield {"type": "mousePressed", "buttons": _BITS[button], **press}
         yield {"type": "mouseReleased", "buttons": 0, **press}
 

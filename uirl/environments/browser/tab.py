@@ -27,6 +27,7 @@ class Tab:
         """`Page.enable` must follow. `notice` takes what a person would have seen, in words."""
         self.target = target
         self.session = session
+        self.url = self.title = ""
         self.navigation = Navigation(connection, target, session)
         self._connection = connection
         self._notice = notice
