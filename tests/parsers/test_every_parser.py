@@ -12,12 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from uirl.parsers import PARSERS, check_parser, create_parser, json_reading
+from uirl.parsers import PARSERS, ActionParser, check_parser, create_parser, json_reading
 from uirl.parsers.json_reading import MAX_OBJECTS
 from uirl.types import Action, ToolCall
 
 FORMATS = sorted(set(PARSERS) - {"hermes", "function_calling"})
 WITH_CALLS = sorted(set(FORMATS) - {"text"})
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("a", "add", "say", "search", "click")]
 CORPUS = {path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).with_name("corpus").glob("*.txt")}
 
 MARKERS = (
@@ -47,6 +48,11 @@ calls = st.builds(ToolCall, nasty.filter(bool) | st.just("click"), arguments) | 
 calls_with_ids = st.builds(ToolCall, nasty.filter(bool), arguments, nasty)
 
 
+def made(name: str) -> ActionParser:
+    """The parser of that name for a policy with tools: so it reads the most as calls."""
+    return create_parser(name).for_tools(TOOLS)
+
+
 def actions_of(name: str, thoughts: st.SearchStrategy[str]) -> st.SearchStrategy[Action]:
     """Actions that the format can hold."""
     of_format = calls if name == "react" else calls | calls_with_ids
@@ -61,7 +67,7 @@ relaxed = settings(max_examples=150, deadline=None, suppress_health_check=[Healt
 @relaxed
 @given(st.data())
 def test_what_is_rendered_parses_back(name: str, data: st.DataObject) -> None:
-    parser = create_parser(name)
+    parser = made(name)
     action = data.draw(actions_of(name, st.sampled_from(["", "I see.", "Zwei Wörter: 1) {so}\n2) [ok] <b>"])))
     text = parser.render(action)
     assert parser.parse(text) == replace(action, text=text)
@@ -71,7 +77,7 @@ def test_what_is_rendered_parses_back(name: str, data: st.DataObject) -> None:
 @relaxed
 @given(st.data())
 def test_no_thought_makes_it_write_other_calls(name: str, data: st.DataObject) -> None:
-    parser = create_parser(name)
+    parser = made(name)
     action = data.draw(actions_of(name, nasty))
     try:
         text = parser.render(action)
@@ -84,7 +90,7 @@ def test_no_thought_makes_it_write_other_calls(name: str, data: st.DataObject) -
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from([*MARKERS, "name", "arguments", ":", ",", "1"]) | st.text(max_size=4)).map("".join))
 def test_no_text_breaks_it(name: str, text: str) -> None:
-    check_parser(create_parser(name), [], [text])
+    check_parser(made(name), [], [text])
 
 
 def format_of(stem: str) -> str:
@@ -105,19 +111,19 @@ def mutations(text: str) -> Iterator[str]:
 @pytest.mark.parametrize("name", FORMATS)
 def test_no_mutation_of_a_valid_reply_breaks_it(name: str) -> None:
     own = [reply for stem, reply in CORPUS.items() if format_of(stem) == name]
-    check_parser(create_parser(name), [], [broken for reply in own for broken in mutations(reply)])
+    check_parser(made(name), [], [broken for reply in own for broken in mutations(reply)])
     foreign = list(CORPUS.values())
     rng = random.Random(7)
     spliced = []
     for _ in range(400):
         left, right = rng.choices(foreign, k=2)
         spliced.append(left[: rng.randrange(len(left))] + right[rng.randrange(len(right)) :])
-    check_parser(create_parser(name), [], foreign + spliced)
+    check_parser(made(name), [], foreign + spliced)
 
 
 @pytest.mark.parametrize("stem", sorted(CORPUS))
 def test_every_reply_of_the_corpus_is_read_and_written_again(stem: str) -> None:
-    parser = create_parser(format_of(stem))
+    parser = made(format_of(stem))
     action = parser.parse(CORPUS[stem])
     assert action.parse_error is None
     assert action.tool_calls
@@ -129,7 +135,7 @@ def test_every_reply_of_the_corpus_is_read_and_written_again(stem: str) -> None:
 @pytest.mark.parametrize("stem", sorted(stem for stem in CORPUS if format_of(stem) != "react"))
 def test_a_reply_that_was_cut_off_never_gives_another_call(stem: str) -> None:
     """ReAct is left out: a plain Action Input that was cut off is a shorter one."""
-    parser = create_parser(format_of(stem))
+    parser = made(format_of(stem))
     data = CORPUS[stem].encode()
     whole = parser.parse(CORPUS[stem]).tool_calls
     cut = [parser.parse(data[:n].decode("utf-8", errors="replace")).tool_calls for n in range(len(data))]
@@ -182,7 +188,7 @@ GARBAGE: dict[str, Callable[[int], str]] = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_megabyte_of_garbage_takes_no_longer_than_its_length(name: str) -> None:
     """Quadratic work on a megabyte takes minutes; the bound of seconds is far from what it takes (milliseconds)."""
-    parser = create_parser(name)
+    parser = made(name)
     for kind, make in GARBAGE.items():
         for length in (MEGABYTE // 10, MEGABYTE):
             text = make(length)
@@ -204,6 +210,6 @@ def test_a_value_is_tried_at_a_bounded_number_of_places_and_at_none_twice(
         return decode(text, position)
 
     monkeypatch.setattr(json_reading._DECODER, "raw_decode", counting)
-    create_parser(name).parse(GARBAGE[kind](MEGABYTE // 10))
+    made(name).parse(GARBAGE[kind](MEGABYTE // 10))
     assert len(tried) <= MAX_OBJECTS + 1
     assert tried == sorted(set(tried))

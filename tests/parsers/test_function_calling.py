@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from uirl.errors import ConfigError
 from uirl.parsers import FunctionCallingParser
 from uirl.parsers.json_reading import MAX_OBJECTS
+from uirl.parsers.table import format_of
 from uirl.types import Action, ToolCall
 
 ADD = ToolCall("add", {"a": 1, "b": {"c": "}{"}})
@@ -17,8 +20,11 @@ ADD_LLAMA, SAY_LLAMA = ADD_JSON.replace("arguments", "parameters"), SAY_JSON.rep
 ADD_ARGS, SAY_ARGS = ADD_JSON[29:-1], SAY_JSON[29:-1]
 
 
-def parse(style: str, reply: str) -> Action:
-    action = FunctionCallingParser(style).parse(reply)
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("add", "say", "now", "a")]
+
+
+def parse(style: str, reply: str, *, tools: list[dict[str, Any]] = TOOLS) -> Action:
+    action = FunctionCallingParser(style).for_tools(tools).parse(reply)
     assert action.text == reply
     return action
 
@@ -51,8 +57,8 @@ READ = [
     ("llama-3", f"Let me <|python_tag|> {ADD_JSON}", "Let me", [ADD]),
     ("llama-3", f"```json\n{ADD_LLAMA}\n```", "", [ADD]),
     ("llama-3", '{"type": "function", "name": "a", "parameters": {}}', "", [ToolCall("a")]),
-    ("llama-3", '{"name": "a"}', "", [ToolCall("a")]),
-    ("llama-3", 'given {"user": {"name": "a"}}: {"name": "b"}', 'given {"user": {"name": "a"}}:', [ToolCall("b")]),
+    ("llama-3", '<|python_tag|>{"name": "a"}', "", [ToolCall("a")]),
+    ("llama-3", f'given {{"user": {ADD_LLAMA}}}: {SAY_LLAMA}', f'given {{"user": {ADD_LLAMA}}}:', [SAY]),
     ("mistral", f"[TOOL_CALLS] [{ADD_JSON}, {SAY_JSON}]", "", [ADD, SAY]),
     ("mistral", f"[{ADD_JSON}, {SAY_JSON}]", "", [ADD, SAY]),
     ("mistral", f"I add.[TOOL_CALLS][{ADD_JSON}]", "I add.", [ADD]),
@@ -64,6 +70,7 @@ READ = [
     ("mistral", f"I add.[TOOL_CALLS]add{ADD_ARGS}", "I add.", [ADD]),
     ("mistral", f"add{ADD_ARGS}say{SAY_ARGS}", "", [ADD, SAY]),
     ("mistral", "now{}", "", [ToolCall("now")]),
+    ("mistral", 'nowVvvODy9mT{}add{"b": 1}', "", [ToolCall("now", {}, "VvvODy9mT"), ToolCall("add", {"b": 1})]),
     ("mistral", f"[TOOL_CALLS] {ADD_JSON}", "", [ADD]),
 ]
 
@@ -85,11 +92,21 @@ PLAIN = [
     ("qwen", "<tool_cal"),
     ("qwen", f"or <tool_call>{ADD_JSON}</tool_call></think>42"),
     ("llama-3", 'They are {"name": "Bob", "age": 3} and {"answer": {broken}}.'),
+    ("llama-3", 'The record you asked for is {"name": "Alice"}.'),
+    ("llama-3", '{"name": "Alice", "id": "7"}'),
+    ("llama-3", '{"type": "function", "name": "a"}'),
+    ("llama-3", '{"parameters": {}}'),
+    ("llama-3", '{"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {}}}'),
+    ("llama-3", f'{{"type": "function", "function": {ADD_LLAMA}}}'),
     ("llama-3", "f(x) = {x: 1}; {"),
     ("llama-3", 'cut off: {"x": {"name": "a"}'),
     ("mistral", 'cut off: [{"x": [{"name": "a"}]'),
     ("mistral", 'They are [{"name": "Bob", "age": 3}], [1, 2] and [{"answer": {broken}].'),
     ("mistral", 'Foo {"a": 1} and later foo{"a": 1}'),
+    ("mistral", 'set{"a": 1}'),
+    ("mistral", 'nowhere{"a": 1}'),
+    ("mistral", 'now-VvvODy9m{"a": 1}'),
+    ("mistral", 'The records are [{"name": "Alice"}, {"name": "Bob", "id": "7"}].'),
     ("mistral", "x{1} [TOOL_CALLS"),
     ("mistral", "[]"),
     ("qwen", ""),
@@ -122,7 +139,6 @@ BROKEN = [
     ("qwen", '<tool_call>{"action": "add"}</tool_call>', 'without "name"'),
     ("qwen", '<tool_call>["add"]</tool_call>', "must be an object, got str"),
     ("qwen", '<tool_call>{"name": 3}</tool_call>', '"name" must be a name, got 3'),
-    ("qwen", '<tool_call>{"name": "a", "arguments": "{}"}</tool_call>', '"arguments" must be an object, got "{}"'),
     ("qwen", '<tool_call>{"name": "a", "x": 1}</tool_call>', 'unexpected "x"'),
     ("qwen", '<tool_call>{"name": "a", "id": 1}</tool_call>', '"id" must be a string'),
     ("qwen", '<tool_call>{"name": "a", "arguments": {"x": 1e999}}</tool_call>', "finite"),
@@ -201,13 +217,31 @@ def test_special_tokens_may_be_missing_from_what_is_rendered(style: str, marker:
     [
         ("qwen", "I write <tool_call> now"),
         ("qwen", f"<tool_call>{ADD_JSON}</tool_call>"),
-        ("llama-3", '{"name": "no"}'),
-        ("mistral", "no{}"),
+        ("llama-3", '{"name": "no", "parameters": {}}'),
+        ("mistral", "now{}"),
     ],
 )
 def test_a_thought_that_reads_as_a_call_is_not_written(style: str, thought: str) -> None:
     with pytest.raises(ValueError, match="is a call in the thought"):
-        FunctionCallingParser(style).render(Action(tool_calls=(ADD,), thought=thought))
+        FunctionCallingParser(style).for_tools(TOOLS).render(Action(tool_calls=(ADD,), thought=thought))
+
+
+def test_a_bare_head_is_no_call_where_the_tools_are_not_known() -> None:
+    assert parse("mistral", 'add{"a": 1}').tool_calls == (ToolCall("add", {"a": 1}),)
+    assert parse("mistral", 'add{"a": 1}', tools=[]).tool_calls == ()
+
+
+def test_the_parser_for_some_tools_leaves_the_first_as_it_was() -> None:
+    parser = FunctionCallingParser("mistral")
+    parser.for_tools(TOOLS)
+    assert parser.parse("now{}").tool_calls == ()
+    assert format_of(parser) == "mistral"
+
+
+@pytest.mark.parametrize("schemas", [[{}], [{"function": 3}], [{"function": {"name": 3}}], [{"name": "now"}]])
+def test_schemas_of_other_shapes_do_not_break_it(schemas: list[dict[str, Any]]) -> None:
+    known = "name" in schemas[0]
+    assert bool(parse("mistral", "now{}", tools=schemas).tool_calls) == known
 
 
 def test_arguments_that_json_cannot_hold_are_not_written() -> None:

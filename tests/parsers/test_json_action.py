@@ -33,6 +33,11 @@ def test_reads_the_call_and_the_thought_before_it(reply: str, thought: str) -> N
     assert action == Action(text=reply, tool_calls=(CLICK,), thought=thought)
 
 
+def test_a_record_with_a_name_is_passed_over() -> None:
+    reply = 'She is {"name": "Alice", "id": "7"}: {"action":"click","x":3,"y":4}'
+    assert parser.parse(reply).tool_calls == (CLICK,)
+
+
 def test_several_calls_stay_in_order() -> None:
     calls = parser.parse('[{"action":"a"},{"name":"b","id":"7","arguments":{}}]').tool_calls
     assert calls == (ToolCall("a"), ToolCall("b", {}, "7"))
@@ -50,8 +55,11 @@ def test_several_calls_stay_in_order() -> None:
         ('{"action":3}', '"action" must be a name, got 3'),
         ('{"action":""}', '"action" must be a name'),
         ('{"name":"click","arguments":[3,4]}', '"arguments" must be an object, got [3, 4]'),
-        ('{"name":"click","x":3}', 'unexpected "x"'),
-        ('{"name":"click","id":3}', '"id" must be a string'),
+        ('{"name":"click","arguments":{},"x":3}', 'unexpected "x"'),
+        ('{"name":"click","args":{},"id":3}', '"id" must be a string'),
+        ('{"name":"click","x":3}', 'JSON without "action"'),
+        ('The record you asked for is {"name": "Alice"}.', 'JSON without "action"'),
+        ('{"tool":"hammer"}', 'JSON without "action"'),
         ('{"action":"click","x":NaN}', "NaN"),
         ('{"action":"click","x":-1e999}', "finite"),
         ('{"action":"click","x":' + "1" * 5000 + "}", "digits"),

@@ -90,6 +90,19 @@ def test_a_reply_with_a_call_is_executed_and_one_without_is_the_answer(manager: 
     assert manager.conversation[2] == {"role": "tool", "content": "42", "name": "calculator"}
 
 
+def test_a_bare_call_of_a_tool_that_there_is_is_executed_and_other_text_is_the_answer() -> None:
+    """What is left of `[TOOL_CALLS]NAME[ARGS]{...}` where decoding leaves the special tokens out."""
+    manager = MultiTurnManager(ToolRegistry([CalculatorTool()]), create_parser("mistral"), Asks())
+    manager.reset()
+    turn = manager.step('calculator{"expression": "6*7"}')
+    assert turn.tool_call is not None
+    assert turn.tool_call.result == 42
+    turn = manager.step('set{"expression": "6*7"}')
+    assert (turn.tool_call, turn.action.parse_error) == (None, None)
+    assert manager.env.steps == ['set{"expression": "6*7"}']
+    manager.close()
+
+
 def test_the_summary_counts_tools_and_rewards(manager: MultiTurnManager) -> None:
     manager.reset()
     manager.step(CALL)

@@ -71,6 +71,11 @@ class BaseEnvironment(ABC):
         are described in the prompt prefix."""
         return ()
 
+    def callable_tools(self) -> Sequence[Mapping[str, Any]]:
+        """JSON schemas of the functions the policy may call, however it is told of them: what parsers look at to tell
+        a call from text. Empty: not known."""
+        return self.tool_schemas()
+
     def tasks(self) -> Sequence[Task] | None:
         """The tasks of this environment; None: there is one, and the seed makes its instances."""
         return None

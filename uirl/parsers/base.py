@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 from uirl.types import Action
 
 ANSWER = "answer"
 """A final answer, in formats that know one, is the call `ToolCall("answer", {"text": ...})`: an environment finds it
 where it finds every other decision, whatever the format."""
+
+
+Tools: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""Name of a tool -> the JSON schema of its arguments. Empty: which tools there are is not known."""
 
 
 class ActionParser(ABC):
@@ -29,6 +35,26 @@ class ActionParser(ABC):
     def describe(self) -> str:
         """How to write a call, in a sentence for a system prompt; empty: there is nothing to say."""
         return ""
+
+    def for_tools(self, schemas: Sequence[Mapping[str, Any]]) -> ActionParser:
+        """The parser for a policy that has these tools; itself, where the format reads the same with and without.
+
+        `schemas`: as chat templates take them, `{"type": "function", "function": {"name", "parameters"}}`. A format
+        whose calls can look like ordinary text takes them for calls only where there is a tool of that name, and one
+        that writes arguments as text learns their types.
+        """
+        return self
+
+
+def tools_of(schemas: Sequence[Mapping[str, Any]]) -> Tools:
+    """The tools in schemas of functions; what names none is passed over."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for schema in schemas:
+        function = schema.get("function", schema)
+        if isinstance(function, Mapping) and isinstance(name := function.get("name"), str):
+            parameters = function.get("parameters")
+            found[name] = parameters if isinstance(parameters, Mapping) else {}
+    return found
 
 
 class TextParser(ActionParser):

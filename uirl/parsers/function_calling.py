@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from uirl.errors import ConfigError, did_you_mean
-from uirl.parsers.base import ActionParser
+from uirl.parsers.base import ActionParser, Tools, tools_of
 from uirl.parsers.llama_style import LLAMA_3
 from uirl.parsers.mistral_style import MISTRAL
 from uirl.parsers.qwen_style import QWEN
@@ -30,12 +33,14 @@ class FunctionCallingParser(ActionParser):
         if style not in STYLES:
             raise ConfigError(f"unknown style of function calls {style!r}; {did_you_mean(style, STYLES)}")
         self.style = style
+        self.tools: Tools = {}
+        """What the policy may call; empty: not known."""
         self._format = STYLES[style]
         self.control_words = self._format.control_words
 
     def parse(self, text: str) -> Action:
         """The action in `text`, in linear time; never raises."""
-        return read_reply(self._format, text)
+        return read_reply(self._format, text, self.tools)
 
     def render(self, action: Action) -> str:
         r"""The thought, then the calls as the models of this style write them; a marker in an argument is escaped.
@@ -43,7 +48,13 @@ class FunctionCallingParser(ActionParser):
         Without a call it is the text of the action. Raises TypeError or ValueError for arguments JSON cannot hold, and
         ValueError for a thought that would be read as a call.
         """
-        return write_reply(self._format, action)
+        return write_reply(self._format, action, self.tools)
 
     def describe(self) -> str:
         return self._format.description
+
+    def for_tools(self, schemas: Sequence[Mapping[str, Any]]) -> FunctionCallingParser:
+        """The parser of the same style that knows which tools there are."""
+        parser = FunctionCallingParser(self.style)
+        parser.tools = tools_of(schemas)
+        return parser

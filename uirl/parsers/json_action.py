@@ -28,8 +28,8 @@ class JSONActionParser(ActionParser):
 
     Two forms: flat (`{"action": NAME, ARGUMENT: VALUE, ...}`) and long (`{"name" or "tool": NAME, "arguments" or
     "args": {...}}`, with an optional `"id"`). Fences and other text around the objects are passed over, and so are
-    objects without one of the three name keys. Up to a `</think>` outside of them everything is thought, drafts of
-    calls included.
+    other objects: a record that has a name and no arguments is no call. Up to a `</think>` outside of them everything
+    is thought, drafts of calls included.
     An outer object that is cut off or malformed is an error even where a complete object stands inside it.
     """
 
@@ -93,7 +93,8 @@ def _read_call(value: dict[str, Any]) -> ToolCall | None:
     if key is None:
         return None
     if key != "action":
-        return read_long_form(value, key, _ARGUMENT_KEYS)
+        named = any(holder in value for holder in _ARGUMENT_KEYS)
+        return read_long_form(value, key, _ARGUMENT_KEYS) if named else None
     name = read_name(value, key)
     check_plain(value)
     return ToolCall(name, {k: v for k, v in value.items() if k != key})

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from uirl.limits import shown
-from uirl.parsers.base import ANSWER, ActionParser
+from uirl.parsers.base import ANSWER, ActionParser, Tools
 from uirl.parsers.json_reading import Unreadable
 from uirl.parsers.qwen_style import CLOSE, OPEN, find_block, long_form, read_block
 from uirl.parsers.reply_reading import Format, read_reply, write_marked, write_reply
@@ -90,7 +90,7 @@ def _to_grid(pixel: float, length: int) -> int:
     return min(near, key=lambda value: abs(_to_pixel(value, length) - pixel))
 
 
-def _read(text: str, position: int) -> tuple[list[ToolCall], int]:
+def _read(text: str, position: int, tools: Tools) -> tuple[list[ToolCall], int]:
     calls, end = read_block(text, position)
     return [_read_action(call) for call in calls], end
 
@@ -120,7 +120,7 @@ def _middle(a: float, b: float) -> float:
     return int(middle) if middle.is_integer() else middle
 
 
-def _write(thought: str, calls: Sequence[ToolCall]) -> str:
+def _write(thought: str, calls: Sequence[ToolCall], tools: Tools) -> str:
     if len(calls) != 1:
         raise ValueError(f"a reply of MAI-UI has one call, got {len(calls)}; write one action per turn")
     call = calls[0]

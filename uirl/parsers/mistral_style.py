@@ -1,7 +1,8 @@
 """Calls as Mistral writes them: `[TOOL_CALLS] [{"name": NAME, "arguments": {...}}]` or `[TOOL_CALLS]NAME[ARGS]{...}`.
 
 The markers are special tokens, which decoding leaves out. Then a list of calls is known by its form, anywhere; the
-other form only at the start of the reply, where an id (`[CALL_ID]`) cannot be told from the name it follows.
+other form only at the start of the reply and by the name of a tool (with an id behind it, which has nine letters and
+digits): `set{"a": 1}` is ordinary text elsewhere.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from uirl.parsers.base import Tools
 from uirl.parsers.json_reading import Malformed, Unreadable, check_plain, read_value
 from uirl.parsers.llama_style import names_call
 from uirl.parsers.qwen_style import long_form, read_named
@@ -23,24 +25,25 @@ _MARKER = re.compile(r"\[TOOL_CALLS\]\s*")
 _WORD = r'[^\s\[\]{}"]{1,200}+'
 _HEAD = re.compile(rf"(?P<name>{_WORD})\s*+(?:\[CALL_ID\]\s*+(?P<id>{_WORD})\s*+)?(?:\[ARGS\]\s*+)?(?=\{{)")
 _BARE_HEAD = re.compile(r'\s*+(?P<name>[A-Za-z_][\w.-]{0,199}+)(?=\{\s*["}])')
+_ID_LENGTH = 9
 _BEGINS_LIKE_A_CALL = re.compile(r'\[\s*\{\s*"(?:name|arguments|parameters|id)"\s*:')
 
 
-def find_calls(text: str, start: int) -> int:
-    """Where the marker, a list of objects, or at the start of the reply a name with arguments stands."""
-    if start == 0 and _BARE_HEAD.match(text):
+def find_calls(text: str, start: int, tools: Tools) -> int:
+    """Where the marker, a list of objects, or at the start of the reply a tool with arguments stands."""
+    if start == 0 and _bare_head(text, 0, tools):
         return 0
     match = _OPENING.search(text, start)
     return match.start() if match else -1
 
 
-def read_calls(text: str, position: int) -> tuple[list[ToolCall], int]:
+def read_calls(text: str, position: int, tools: Tools) -> tuple[list[ToolCall], int]:
     """The calls at `position` and where they end; none where a list without the marker is not one of calls."""
     marker = _MARKER.match(text, position)
     if marker is not None:
         return _read_marked(text, marker.end())
     if not text.startswith("[", position):
-        return _read_bare(text, position)
+        return _read_bare(text, position, tools)
     try:
         values, end = read_value(text, position)
     except Malformed as error:
@@ -59,24 +62,37 @@ def _read_marked(text: str, position: int) -> tuple[list[ToolCall], int]:
     head = _HEAD.match(text, position)
     if head is None:
         raise Unreadable(f"{_EXPECTED}, got {text[position : position + 12]!r} after [TOOL_CALLS]")
-    return _read_arguments(text, head, head["id"] or "")
+    return _read_arguments(text, head.end(), head["name"], head["id"] or "")
 
 
-def _read_bare(text: str, position: int) -> tuple[list[ToolCall], int]:
+def _read_bare(text: str, position: int, tools: Tools) -> tuple[list[ToolCall], int]:
     """Calls without markers, one right behind the other."""
     calls: list[ToolCall] = []
     end = position
-    while (head := _BARE_HEAD.match(text, end)) is not None:
-        found, end = _read_arguments(text, head, "")
+    while (head := _bare_head(text, end, tools)) is not None:
+        name, identity, begin = head
+        found, end = _read_arguments(text, begin, name, identity)
         calls += found
         check_count(calls)
     return calls, end
 
 
-def _read_arguments(text: str, head: re.Match[str], identity: str) -> tuple[list[ToolCall], int]:
-    arguments, end = read_value(text, head.end())
-    check_plain([head["name"], identity, arguments])
-    return [ToolCall(head["name"], arguments, identity)], end
+def _bare_head(text: str, position: int, tools: Tools) -> tuple[str, str, int] | None:
+    """(name of a tool, id, where the arguments begin) at `position`."""
+    head = _BARE_HEAD.match(text, position)
+    if head is None:
+        return None
+    word = head["name"]
+    if word in tools:
+        return word, "", head.end()
+    name, identity = word[:-_ID_LENGTH], word[-_ID_LENGTH:]
+    return (name, identity, head.end()) if name in tools and identity.isalnum() else None
+
+
+def _read_arguments(text: str, position: int, name: str, identity: str) -> tuple[list[ToolCall], int]:
+    arguments, end = read_value(text, position)
+    check_plain([name, identity, arguments])
+    return [ToolCall(name, arguments, identity)], end
 
 
 def _read_list(values: list[Any]) -> list[ToolCall]:
@@ -86,7 +102,7 @@ def _read_list(values: list[Any]) -> list[ToolCall]:
     return [read_named(value, _ARGUMENT_KEYS, _EXPECTED) for value in values]
 
 
-def _write(thought: str, calls: Sequence[ToolCall]) -> str:
+def _write(thought: str, calls: Sequence[ToolCall], tools: Tools) -> str:
     written = f"[TOOL_CALLS] {write_marked([long_form(call) for call in calls])}"
     return f"{thought}\n{written}" if thought else written
 

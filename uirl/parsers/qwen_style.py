@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from uirl.parsers.base import Tools
 from uirl.parsers.json_reading import Unreadable, read_long_form, read_value
-from uirl.parsers.reply_reading import Format, check_count, write_marked
+from uirl.parsers.reply_reading import NO_TOOLS, Format, check_count, write_marked
 from uirl.types import ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -16,13 +17,13 @@ _LEAD = re.compile(r"[\s\"'`]*+(?:json\s*+)?(?=[{\[])")
 _NEXT = re.compile(r"[\s,]*+(?=\{)")
 
 
-def find_block(text: str, start: int) -> int:
+def find_block(text: str, start: int, tools: Tools = NO_TOOLS) -> int:
     """Where the next block opens. A closing tag that nothing opened counts where it is all there is."""
     position = text.find(OPEN, start)
     return text.find(CLOSE) if position < 0 and start == 0 else position
 
 
-def read_block(text: str, position: int) -> tuple[list[ToolCall], int]:
+def read_block(text: str, position: int, tools: Tools = NO_TOOLS) -> tuple[list[ToolCall], int]:
     """The calls of the block at `position` (one object, several, or a list) and where the last of them ends.
 
     The closing tag is not asked for: where the JSON is complete, nothing is in doubt.
@@ -57,7 +58,7 @@ def read_named(value: Any, argument_keys: tuple[str, ...], expected: str) -> Too
     return read_long_form(value, "name", argument_keys)
 
 
-def write_blocks(thought: str, calls: Sequence[ToolCall]) -> str:
+def write_blocks(thought: str, calls: Sequence[ToolCall], tools: Tools = NO_TOOLS) -> str:
     """The thought, then one block per call."""
     blocks = [f"{OPEN}\n{write_marked(long_form(call))}\n{CLOSE}" for call in calls]
     return "\n".join([thought, *blocks] if thought else blocks)

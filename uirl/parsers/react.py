@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from uirl.parsers.base import ANSWER, ActionParser
+from uirl.parsers.base import ANSWER, ActionParser, Tools
 from uirl.parsers.json_reading import Malformed, Unreadable, check_plain, read_value
 from uirl.parsers.reply_reading import (
     END_OF_THOUGHT,
@@ -76,12 +76,12 @@ class ReActActionParser(ActionParser):
         return _REACT.description
 
 
-def _find(text: str, start: int) -> int:
+def _find(text: str, start: int, tools: Tools) -> int:
     match = _STEP.search(text, start)
     return match.start() if match else -1
 
 
-def _read(text: str, position: int) -> tuple[list[ToolCall], int]:
+def _read(text: str, position: int, tools: Tools) -> tuple[list[ToolCall], int]:
     label = _STEP.match(text, position)
     if label is None:
         raise AssertionError(f"no label at {position}, which is no place of _find")
@@ -159,7 +159,7 @@ def _end_of_text(text: str, start: int, ends: re.Pattern[str]) -> int:
     return end.start() if end else len(text)
 
 
-def _write(thought: str, calls: Sequence[ToolCall]) -> str:
+def _write(thought: str, calls: Sequence[ToolCall], tools: Tools) -> str:
     steps = [_write_step(call, last=i == len(calls) - 1) for i, call in enumerate(calls)]
     return "\n".join([f"Thought: {thought}", *steps] if thought else steps)
 

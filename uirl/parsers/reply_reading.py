@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from uirl.parsers.base import Tools
 from uirl.parsers.json_reading import MAX_OBJECTS, Unreadable, write_value
 from uirl.types import Action, ToolCall
 
@@ -18,39 +19,43 @@ _OPENING = re.compile(r"(?:```\w*|<tool_call>|\[)\s*$")
 _MARKERS = ("</think", "<tool_call>", "</tool_call>", "<|", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 
 
+NO_TOOLS: Tools = {}
+"""Which tools there are is not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """How one family of models writes calls."""
 
-    find: Callable[[str, int], int]
-    """(reply, from where) -> where the next call may begin; -1: there is none."""
-    read: Callable[[str, int], tuple[list[ToolCall], int]]
-    """(reply, a place of `find`) -> the calls there and where they end, after that place. Raises Unreadable."""
-    write: Callable[[str, Sequence[ToolCall]], str]
-    """(thought, at least one call) -> a reply."""
+    find: Callable[[str, int, Tools], int]
+    """(reply, from where, tools) -> where the next call may begin; -1: there is none."""
+    read: Callable[[str, int, Tools], tuple[list[ToolCall], int]]
+    """(reply, a place of `find`, tools) -> the calls there and where they end, after that place. Raises Unreadable."""
+    write: Callable[[str, Sequence[ToolCall], Tools], str]
+    """(thought, at least one call, tools) -> a reply."""
     description: str
     """One sentence for a system prompt."""
     control_words: tuple[str, ...] = ()
     """What `write` begins a call with, where that is a control token; `write_marked` keeps it out of arguments."""
 
 
-def read_reply(form: Format, text: str) -> Action:
+def read_reply(form: Format, text: str, tools: Tools = NO_TOOLS) -> Action:
     """The action in `text`, in linear time; without calls and error where no call begins in it.
 
     Everything up to a `</think>` or `</thinking>` outside of a call is thought, drafts of calls included, broken ones
     too. Of a reply without calls only that is thought; of others, all that stands before the first call.
     """
     try:
-        return _walk(form, text)
+        return _walk(form, text, tools)
     except Unreadable as error:
         return Action(text=text, parse_error=str(error))
 
 
-def _walk(form: Format, text: str) -> Action:
+def _walk(form: Format, text: str, tools: Tools) -> Action:
     calls: list[ToolCall] = []
     first, end, thought_end = -1, 0, 0
     for _ in range(MAX_OBJECTS + 1):
-        position = form.find(text, end)
+        position = form.find(text, end, tools)
         closed = last_end_of_thought(text, end, position if position >= 0 else len(text))
         if closed >= 0:
             calls.clear()
@@ -58,7 +63,7 @@ def _walk(form: Format, text: str) -> Action:
         if position < 0:
             return Action(text, tuple(calls), text_before(text, first if calls else thought_end))
         try:
-            found, end = form.read(text, position)
+            found, end = form.read(text, position, tools)
         except Unreadable:
             end = next_end_of_thought(text, position, len(text))
             if end < 0:
@@ -71,7 +76,7 @@ def _walk(form: Format, text: str) -> Action:
     raise Unreadable(f"more than {MAX_OBJECTS} places where a call could begin; expected fewer")
 
 
-def write_reply(form: Format, action: Action) -> str:
+def write_reply(form: Format, action: Action, tools: Tools = NO_TOOLS) -> str:
     """The text that `read_reply` reads as `action`; the text of the action where it has no calls.
 
     Raises TypeError or ValueError for arguments JSON cannot hold, and ValueError where the format cannot hold the
@@ -79,7 +84,8 @@ def write_reply(form: Format, action: Action) -> str:
     """
     if not action.tool_calls:
         return action.text
-    return checked(form.write(action.thought, action.tool_calls), action, lambda text: read_reply(form, text))
+    written = form.write(action.thought, action.tool_calls, tools)
+    return checked(written, action, lambda text: read_reply(form, text, tools))
 
 
 def checked(text: str, action: Action, read: Callable[[str], Action]) -> str:

@@ -113,7 +113,7 @@ class ExpertPlayer(Player):
                 f"{type(session.env).__name__}.expert_action() returned None; a warm start needs a demonstrator "
                 "(set training.warm_start.enabled=false to go without)"
             )
-        reply = self._parser.render(action)
+        reply = self._parser.for_tools(session.env.callable_tools()).render(action)
         return Response(tuple(self._chat.demonstration(reply, self._parser.control_words)))
 
 
@@ -223,7 +223,9 @@ class Episode:
 
     async def begin(self) -> Observation:
         """The first observation. Raises RolloutFailure where the environment fails."""
-        return self.see(await self.session.reset(self._spec.task, self._spec.environment_seed))
+        first = await self.session.reset(self._spec.task, self._spec.environment_seed)
+        self._parser = self._parser.for_tools(self.session.env.callable_tools())
+        return self.see(first)
 
     def see(self, observation: Observation) -> Observation:
         """The observation as the current one, its pictures in the store."""

@@ -21,6 +21,7 @@ async def play_controls(parts: Assembly, *, episodes: int) -> dict[str, float]:
         else:
             collector = parts.eval_collector
             parser = create_parser(parts.eval_environment.action_format)
+            parser = parser.for_tools(parts.eval_environment.callable_tools())
             text = parser.render(control) if isinstance(control, Action) else control
             player = _always(ConstantPlayer(parts.chat, text))
         seed = parts.config.training.seed

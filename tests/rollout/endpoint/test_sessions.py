@@ -242,6 +242,17 @@ async def test_a_call_that_cannot_be_read_is_text_and_so_is_one_that_is_not_want
     assert record.metrics["parse_errors"] == 1
 
 
+async def test_a_bare_call_is_one_where_the_client_has_a_tool_of_that_name(lm: LoadedModel) -> None:
+    loaded = with_tools(lm)
+    engine = says(loaded, 'add{"a": 1, "b": 2}', 'set{"a": 1}')
+    async with ModelEndpoint(engine, loaded, parser="mistral") as endpoint:
+        client = client_of(endpoint.session())
+        called = await ask(client, [user("x")], tools=[ADD])
+        told = await ask(client, [user("x")], tools=[ADD])
+    assert [c.function.name for c in called.message.tool_calls or []] == ["add"]
+    assert (told.message.tool_calls, told.message.content) == (None, 'set{"a": 1}')
+
+
 async def test_a_final_answer_that_is_written_as_a_call_is_text(lm: LoadedModel) -> None:
     loaded = with_tools(lm)
     engine = says(loaded, "Thought: easy\nFinal Answer: 42", "fine")

@@ -162,6 +162,9 @@ class ToolEnvironment(BaseEnvironment):
     def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
         return self.registry.schemas() if self._describe == "template" else ()
 
+    def callable_tools(self) -> Sequence[Mapping[str, Any]]:
+        return self.registry.schemas()
+
     def tasks(self) -> Sequence[Task] | None:
         return None if self._inner is None else self._inner.env.tasks()
 

@@ -107,11 +107,12 @@ class ModelService:
             for shot in prompt.new_images:
                 self.images.put(shot)
             offered = {tool["function"]["name"] for tool in call.tools}
+            parser = self.parser.for_tools(call.tools)
 
             def read(made: Generation, given: str) -> Reply:
                 cut, text = cut_at_stop(made, chat.decode, call.options.stop)
                 if offered and call.choice.reads_calls:
-                    return tool_reply(cut, given + text, self._ended(cut), self.parser, offered, prompt.ids)
+                    return tool_reply(cut, given + text, self._ended(cut), parser, offered, prompt.ids)
                 return text_reply(cut, given + text, self._ended(cut))
 
             note: dict[str, Any] = {"ignored_fields": list(call.ignored)} if call.ignored else {}
