@@ -72,6 +72,9 @@ READ = [
     ("mistral", "now{}", "", [ToolCall("now")]),
     ("mistral", 'nowVvvODy9mT{}add{"b": 1}', "", [ToolCall("now", {}, "VvvODy9mT"), ToolCall("add", {"b": 1})]),
     ("mistral", f"[TOOL_CALLS] {ADD_JSON}", "", [ADD]),
+    ("qwen", '<tool_call>{"name": "a", "arguments": "{\\"b\\": 1}"}</tool_call>', "", [ToolCall("a", {"b": 1})]),
+    ("llama-3", '{"name": "a", "parameters": " {\\"b\\": {}}\\n"}', "", [ToolCall("a", {"b": {}})]),
+    ("mistral", '[TOOL_CALLS] [{"name": "a", "arguments": "{}"}]', "", [ToolCall("a")]),
 ]
 
 
@@ -139,6 +142,11 @@ BROKEN = [
     ("qwen", '<tool_call>{"action": "add"}</tool_call>', 'without "name"'),
     ("qwen", '<tool_call>["add"]</tool_call>', "must be an object, got str"),
     ("qwen", '<tool_call>{"name": 3}</tool_call>', '"name" must be a name, got 3'),
+    ("qwen", '<tool_call>{"name": "a", "arguments": "{"}</tool_call>', '"arguments" must be an object, got "{"'),
+    ("qwen", '<tool_call>{"name": "a", "arguments": "{} {}"}</tool_call>', 'must be an object, got "{} {}"'),
+    ("qwen", '<tool_call>{"name": "a", "arguments": "[1]"}</tool_call>', 'must be an object, got "[1]"'),
+    ("qwen", '<tool_call>{"name": "a", "arguments": "hello"}</tool_call>', 'must be an object, got "hello"'),
+    ("qwen", '<tool_call>{"name": "a", "arguments": "{\\"x\\": 1e999}"}</tool_call>', "finite"),
     ("qwen", '<tool_call>{"name": "a", "x": 1}</tool_call>', 'unexpected "x"'),
     ("qwen", '<tool_call>{"name": "a", "id": 1}</tool_call>', '"id" must be a string'),
     ("qwen", '<tool_call>{"name": "a", "arguments": {"x": 1e999}}</tool_call>', "finite"),

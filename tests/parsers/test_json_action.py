@@ -38,6 +38,10 @@ def test_a_record_with_a_name_is_passed_over() -> None:
     assert parser.parse(reply).tool_calls == (CLICK,)
 
 
+def test_arguments_may_be_a_string_of_json() -> None:
+    assert parser.parse('{"name":"click","arguments":"{\\"x\\":3,\\"y\\":4}"}').tool_calls == (CLICK,)
+
+
 def test_several_calls_stay_in_order() -> None:
     calls = parser.parse('[{"action":"a"},{"name":"b","id":"7","arguments":{}}]').tool_calls
     assert calls == (ToolCall("a"), ToolCall("b", {}, "7"))

@@ -74,6 +74,7 @@ def read_name(value: dict[str, Any], key: str) -> str:
 def read_long_form(value: dict[str, Any], name_key: str, argument_keys: tuple[str, ...]) -> ToolCall:
     """The call in `{name_key: NAME, one of argument_keys: {...}, "id": "..."}`, the last two optional.
 
+    The arguments may be a string that holds the object as JSON, as OpenAI's interface writes them.
     Raises Unreadable for anything else in it, and for arguments that cannot be kept (`check_plain`).
     """
     name = read_name(value, name_key)
@@ -84,12 +85,26 @@ def read_long_form(value: dict[str, Any], name_key: str, argument_keys: tuple[st
         wanted = holder or argument_keys[0]
         raise Unreadable(f'unexpected "{extra[0]}" beside "{name_key}"; arguments stand in "{wanted}":{{...}}')
     arguments = value[holder] if holder else {}
+    if isinstance(arguments, str):
+        arguments = _unpacked(arguments)
     if not isinstance(arguments, dict):
         raise Unreadable(f'"{holder}" must be an object, got {_shown(arguments)}')
     identity = value.get("id", "")
     if not isinstance(identity, str):
         raise Unreadable(f'"id" must be a string, got {_shown(identity)}')
     return ToolCall(name, arguments, identity)
+
+
+def _unpacked(text: str) -> Any:
+    """The object that a string holds as JSON; else the string."""
+    try:
+        value, end = read_value(text, len(text) - len(text.lstrip()))
+    except Malformed:
+        return text
+    if not isinstance(value, dict) or text[end:].strip():
+        return text
+    check_plain(value)
+    return value
 
 
 def check_plain(value: Any) -> None:
