@@ -81,6 +81,18 @@ class ToolDefinition:
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
+    def describe(self) -> str:
+        """The definition for a system prompt: `- name(argument: type, ...): description`."""
+        properties, required = self.parameters.get("properties", {}), self.parameters.get("required", ())
+        arguments = ", ".join(
+            f"{name}: {_type_of(schema)}" + ("" if name in required else " (optional)")
+            for name, schema in properties.items()
+        )
+        words = self.description.strip().replace("\n", "\n  ")
+        lines = [f"- {self.name}({arguments})" + (f": {words}" if words else "")]
+        lines += [f"    {name}: {s['description']}" for name, s in properties.items() if s.get("description")]
+        return "\n".join(lines)
+
     def check(self, arguments: Any) -> str | None:
         """What is wrong with `arguments`, in words the policy can learn from; None: they fit.
 
@@ -205,3 +217,14 @@ def _short(value: Any) -> str:
     except (ValueError, TypeError):
         return f"a {type(value).__name__} that cannot be written"
     return clip(text)
+
+
+def _type_of(schema: Any) -> str:
+    if "enum" in schema:
+        return " | ".join(repr(value) for value in schema["enum"])
+    if "anyOf" in schema:
+        return " | ".join(_type_of(option) for option in schema["anyOf"])
+    kind = schema.get("type", "any")
+    if kind == "array" and isinstance(schema.get("items"), dict):
+        return f"list of {_type_of(schema['items'])}"
+    return kind if isinstance(kind, str) else " | ".join(kind)

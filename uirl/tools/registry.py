@@ -78,7 +78,7 @@ class ToolRegistry:
 
     def describe(self) -> str:
         """The tools as a plain list for a system prompt: `- name(argument: type, ...): description`."""
-        return "\n".join(_describe(tool) for tool in self)
+        return "\n".join(tool.definition.describe() for tool in self)
 
     def execute_tool(self, name: str, /, **arguments: Any) -> tuple[bool, Any]:
         """(success, result) of one call, from code that does not await.
@@ -209,28 +209,3 @@ def _drive(coroutine: Any, name: str) -> ToolResult:
         return result
     coroutine.close()
     raise ContractError(f"tool {name!r} has runs_inline and waits; make its execute `async def`, or runs_inline False")
-
-
-def _describe(tool: Tool) -> str:
-    definition = tool.definition
-    properties = definition.parameters.get("properties", {})
-    required = definition.parameters.get("required", ())
-    arguments = ", ".join(
-        f"{name}: {_type_of(schema)}" + ("" if name in required else " (optional)")
-        for name, schema in properties.items()
-    )
-    words = definition.description.strip().replace("\n", "\n  ")
-    lines = [f"- {definition.name}({arguments})" + (f": {words}" if words else "")]
-    lines += [f"    {name}: {s['description']}" for name, s in properties.items() if s.get("description")]
-    return "\n".join(lines)
-
-
-def _type_of(schema: Any) -> str:
-    if "enum" in schema:
-        return " | ".join(repr(value) for value in schema["enum"])
-    if "anyOf" in schema:
-        return " | ".join(_type_of(option) for option in schema["anyOf"])
-    kind = schema.get("type", "any")
-    if kind == "array" and isinstance(schema.get("items"), dict):
-        return f"list of {_type_of(schema['items'])}"
-    return kind if isinstance(kind, str) else " | ".join(kind)

@@ -2,7 +2,8 @@
 
 What it repeats of the original: an error right after accept where it is full, then a close with 1000; validation
 errors in pydantic's form; exceptions as EXECUTION_ERROR, after which the session goes on; no metadata on the wire;
-`done` alone (`ends=True`: also terminated and truncated, as later versions send).
+`done` alone (`ends=True`: also terminated and truncated, as later versions send). `tools=True`: an environment of
+tools, as `echo_env`. `shy=True`: one without a state before its first reset, as `repl_env`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import base64
 import io
 import json
 import threading
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 from PIL import Image
@@ -33,6 +34,40 @@ class SayAction(BaseModel):
     metadata: dict[str, Any] = {}
 
 
+class CallToolAction(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["call_tool"] = "call_tool"
+    tool_name: str
+    arguments: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
+
+
+class DropAction(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    column: int
+    metadata: dict[str, Any] = {}
+
+
+ECHO = {
+    "name": "echo_message",
+    "description": "Echo back.",
+    "inputSchema": {"type": "object", "properties": {"message": {"type": "string"}}, "required": ["message"]},
+}
+
+
+def called(action: CallToolAction) -> dict[str, Any]:
+    """What an environment of tools observes."""
+    seen: dict[str, Any] = {"tool_name": action.tool_name, "result": None, "error": None}
+    if action.tool_name != "echo_message":
+        return seen | {"error": {"error_type": "tool_not_found", "message": f"Unknown tool: '{action.tool_name}'"}}
+    said = action.arguments["message"]
+    blocks: list[dict[str, Any]] = [{"type": "text", "text": said, "annotations": None}]
+    if said == "look":
+        blocks.append({"type": "image", "data": picture((1, 2, 3)), "mimeType": "image/png"})
+    result = {"content": blocks, "structured_content": {"result": said}, "data": said, "is_error": said == "fail"}
+    return seen | {"result": result}
+
+
 def picture(colour: tuple[int, int, int]) -> str:
     buffer = io.BytesIO()
     Image.new("RGB", (8, 6), colour).save(buffer, format="PNG")
@@ -45,6 +80,7 @@ class Toy:
     def __init__(self) -> None:
         self.n = 0
         self.reset_with: dict[str, Any] = {}
+        self.begun = False
 
     def look(self, shape: str) -> dict[str, Any]:
         seen: dict[str, Any] = {"goal": f"{self.reset_with}", "screenshot": "", "score": None}
@@ -57,25 +93,41 @@ class Toy:
         return seen | {"screenshot": picture((0, 0, self.n))}
 
 
-def stand_in(*, most: int = 2, ends: bool = False, says: bool = False) -> FastAPI:
-    """The application; its connections are `app.state.open`. `says`: actions are a text. The action 'slow' waits for
-    `app.state.go_on`."""
+def stand_in(
+    *, most: int = 2, ends: bool = False, says: bool = False, tools: bool = False, drops: bool = False,
+    shy: bool = False, refusal: str = "",
+) -> FastAPI:  # fmt: skip
+    """The application; its connections are `app.state.open`. `says`: actions are a text; `drops`: a number. `refusal`:
+    the code that every session is refused with. The action 'slow' waits for `app.state.go_on`."""
     app = FastAPI()
     app.state.open, app.state.go_on = [], threading.Event()
-    model = SayAction if says else FlatAction
+    app.state.asked = 0
+    model: Any = SayAction if says else CallToolAction if tools else DropAction if drops else FlatAction
 
     @app.get("/schema")
     async def schema() -> dict[str, Any]:
         return {"action": model.model_json_schema(), "observation": {}, "state": {}}
 
+    @app.post("/mcp")
+    async def mcp(question: dict[str, Any]) -> dict[str, Any]:
+        assert question == {"jsonrpc": "2.0", "method": "tools/list", "params": {}, "id": 1}
+        app.state.asked += 1
+        return {"jsonrpc": "2.0", "id": 1, "result": {"tools": [ECHO]}}
+
     def answer(toy: Toy, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         if kind == "state":
+            if shy and not toy.begun:
+                raise RuntimeError("Environment not initialized. Call reset() first.")
             return {"type": "state", "data": {"episode_id": "e", "step_count": toy.n}}
         if kind == "reset":
-            toy.n, toy.reset_with = 0, data
+            toy.n, toy.reset_with, toy.begun = 0, data, True
             return observation(toy.look("base64"), None, False, False)
         action = model(**data)
         toy.n += 1
+        if isinstance(action, CallToolAction):
+            return observation(called(action), None, False, False)
+        if isinstance(action, DropAction):
+            return observation({"column": action.column}, 1.0, False, False)
         said = action.message if isinstance(action, SayAction) else action.action_type
         if said == "boom":
             raise RuntimeError("boom")
@@ -90,6 +142,10 @@ def stand_in(*, most: int = 2, ends: bool = False, says: bool = False) -> FastAP
     @app.websocket("/ws")
     async def talk(socket: WebSocket) -> None:
         await socket.accept()
+        if refusal:
+            await fail(socket, "No session", refusal)
+            await socket.close(1000)
+            return
         if len(app.state.open) >= most:
             more = {"active_sessions": len(app.state.open), "max_sessions": most}
             await fail(socket, "Server at capacity", "CAPACITY_REACHED", **more)

@@ -113,6 +113,7 @@ CLIENTS: dict[str, dict[str, Look | str]] = {
         "name_field": ("what", filled),
         "text_field": "remote/test_every_client_option.py::test_a_text_goes_to_the_field_that_is_named",
         "reset_options": f"{OPENENV}test_an_episode_of_a_foreign_environment",
+        "describe": "remote/test_openenv_tools.py::test_the_tools_are_listed_for_the_chat_template",
         "prompt": ("Click.", told),
         "max_turns": (3, turns),
         "blind": f"{OPENENV}test_rewards_over_openenv_need_the_graders_token",

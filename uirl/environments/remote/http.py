@@ -148,8 +148,17 @@ class EnvironmentClient:
         except WireError as error:
             raise EnvironmentFailure(f"{method} {url} answered {answer.text[:SHOWN]!r}: {error}") from None
 
-    def first_answer(self, urls: Sequence[str], path: str, read: Callable[[Any], T], problem: str, remedy: str) -> T:
-        """What `read` makes of the first answer that makes sense to a GET; waits for it, event loop or not.
+    def first_answer(
+        self,
+        urls: Sequence[str],
+        path: str,
+        read: Callable[[Any], T],
+        problem: str,
+        remedy: str,
+        question: Mapping[str, Any] | None = None,
+    ) -> T:
+        """What `read` makes of the first answer that makes sense to a GET, or to a POST of `question`; waits for it,
+        event loop or not.
 
         Raises EnvironmentFailure with `problem`, what each server said, and `remedy` where none gives one.
         """
@@ -157,7 +166,8 @@ class EnvironmentClient:
         with self._httpx.Client(timeout=CONNECT, headers=self.headers(), mounts=_MOUNTS) as client:
             for url in urls:
                 try:
-                    answer = client.get(url + path)
+                    method = "GET" if question is None else "POST"
+                    answer = client.request(method, url + path, json=question)
                     if answer.status_code == 200:
                         return read(loads(answer.content))
                     said.append(f"{url}: {answer.status_code} {answer.text[:100]!r}")

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from uirl.environments.remote.http import CONNECT, NoAnswer, Refused, ServerLost
 from uirl.environments.remote.leased import GOODBYE, RemoteEnvironment
-from uirl.environments.remote.openenv_words import action_fields, read_frame
+from uirl.environments.remote.openenv_tools import ASK_FOR_TOOLS, read_tools, takes_tool_calls
+from uirl.environments.remote.openenv_words import action_fields, check_fields, read_frame
 from uirl.environments.remote.pictures import whole
 from uirl.environments.remote.servers import Server
 from uirl.environments.remote.wire import WireError, dumps, loads, write_task
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
 from uirl.limits import shown
+from uirl.tools.definition import ToolDefinition
 from uirl.types import Action, Observation, StepResult, Task
 
 if TYPE_CHECKING:
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 
 LARGEST = 100 * 2**20
 """Bytes of a frame: some servers send pictures as lists of numbers."""
+REFUSALS = ("CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR")
+"""What a server says instead of opening a session; any other error is one of the session that is open."""
 _NO_PROXY = ("localhost", "127.0.0.1", "::1")
 
 
@@ -32,11 +38,22 @@ class ServerSaid(EnvironmentFailure):
     kind_said = ""
 
 
+@dataclass(slots=True)
+class _Known:
+    """What all instances know of the servers."""
+
+    schema: dict[str, Any] | None = None
+    """Of actions."""
+    tools: tuple[ToolDefinition, ...] | None = None
+
+
 class OpenEnvEnvironment(RemoteEnvironment):
     """One connection per instance, which is one session of the server.
 
-    An action the server's schema does not know (VALIDATION_ERROR) is the policy's mistake and is told to it; an
-    exception in the server's environment (EXECUTION_ERROR) is a failure. A reward of null pays nothing.
+    Where the server's actions are calls of tools (`call_tool`, as of `echo_env`), the policy calls them by their own
+    names, and `tool_schemas` lists them: a call is nested on its way, and what the tool answers is its result. What
+    the server's schema does not know (VALIDATION_ERROR) is the policy's mistake and is told to it; an exception in the
+    server's environment (EXECUTION_ERROR) is a failure. A reward of null pays nothing.
     """
 
     _socket: ClientConnection | None = None
@@ -53,6 +70,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
         name_field: str | None = None,
         text_field: str | None = None,
         reset_options: Mapping[str, Any] | None = None,
+        describe: str = "template",
         prompt: str = "",
         max_turns: int | None = None,
         blind: bool = False,
@@ -71,6 +89,8 @@ class OpenEnvEnvironment(RemoteEnvironment):
                 schema.
             text_field: field that takes the reply, with 'text' alone; None: the schema's only text field.
             reset_options: further data of every reset, such as a difficulty.
+            describe: where the policy reads of a server's tools: 'template' (the chat template shows them), 'prompt'
+                (a list after `prompt`) or 'none'.
             prompt: the system prompt, which is not on the wire.
             blind: go without rewards, for the agent's token of a `uirl serve`.
         """
@@ -89,14 +109,27 @@ class OpenEnvEnvironment(RemoteEnvironment):
                 f"openenv: text_field is for action_format 'text', got {action_format!r} and {text_field!r}; leave it "
                 "out"
             )
+        if describe not in ("template", "prompt", "none"):
+            raise ConfigError(f"openenv: describe must be template, prompt or none, got {describe!r:.60}")
         self.action_format, self.max_turns = action_format, max_turns  # type: ignore[misc]
         self._fields = {"name": name_field, "text": text_field}
         self._reset_options, self._prompt, self._blind = dict(reset_options or {}), prompt, blind
-        self._schema: dict[str, Any] = {}
+        self._describe = describe
+        self._known = _Known()
         self._forget()
 
     def get_prompt_prefix(self) -> str:
-        return self._prompt
+        """The prompt; with describe='prompt' the tools too, which a server is asked for the first time."""
+        tools = self._tools() if self._describe == "prompt" else ()
+        if not tools:
+            return self._prompt
+        # by name, as the tables of the house load: environments import no parser
+        format = import_module("uirl.parsers").create_parser(self.action_format).describe()
+        return "\n\n".join(filter(None, [self._prompt, "\n".join(tool.describe() for tool in tools), format]))
+
+    def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
+        """The server's tools, where its actions are calls of tools; asks a server the first time."""
+        return tuple(tool.schema() for tool in self._tools()) if self._describe == "template" else ()
 
     def get_state_description(self) -> str:
         return self._last.text
@@ -127,7 +160,8 @@ class OpenEnvEnvironment(RemoteEnvironment):
         """What the server answers. An act whose outcome is unknown raises, and is never sent again."""
         if isinstance(action, str):
             action = Action(text=action)
-        data = action_fields(action, self._schema, self._fields, self.action_format)
+        schema = self._known.schema or {}
+        data = action_fields(action, schema, self._fields, self.action_format)
         if isinstance(data, str):
             return await self._end(StepResult(Observation(data, self._last.images)))
         try:
@@ -137,7 +171,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
                 raise
             words = f"this action is not possible: {error}"
             return await self._end(StepResult(Observation(words, self._last.images)))
-        frame = read_frame(said, self.url)
+        frame = read_frame(said, self.url, action.call if takes_tool_calls(schema) else None)
         if frame.reward is None and self._ours and not self._blind:
             raise EnvironmentFailure(
                 f"{self.url} shows no rewards to this token; give token_env the grader's, or set blind to go without"
@@ -154,19 +188,17 @@ class OpenEnvEnvironment(RemoteEnvironment):
     # -- the connection --------------------------------------------------------------------------------------------
 
     async def _open(self, server: Server) -> None:
-        if not self._schema:
+        if self._known.schema is None:
             said = await self.client.json("GET", f"{server.url}/schema", timeout=CONNECT, again=True, retries=0)
-            schema = said.get("action") if isinstance(said, dict) else None
-            if not isinstance(schema, dict):
-                raise EnvironmentFailure(
-                    f"{server.url}/schema answered {shown(said, 80)}; expected the schema of actions"
-                )
-            self._schema = schema
+            self._known.schema = _read_schema(said, f"{server.url}/schema")
+        check_fields(self._known.schema, self._fields, self.action_format)
         self._socket = await self._connected(server.url)
         try:
             # a full server says so only when it is spoken to
             await self._ask("state", None, url=server.url)
         except ServerSaid as error:
+            if error.code not in REFUSALS:
+                return  # it has a session, and no state before the first reset
             full = Refused(str(error))
             full.status = 503 if error.code == "CAPACITY_REACHED" else 0
             raise full from None
@@ -254,7 +286,30 @@ class OpenEnvEnvironment(RemoteEnvironment):
     @property
     def _ours(self) -> bool:
         """Whether the server is a `uirl serve`, which takes whole actions and tasks."""
-        return "tool_calls" in self._schema.get("properties", {})
+        return "tool_calls" in (self._known.schema or {}).get("properties", {})
+
+    def _tools(self) -> tuple[ToolDefinition, ...]:
+        if self.action_format == "text":
+            return ()
+        known, urls = self._known, [server.url for server in self.pool.servers]
+        remedy = "Do the servers run, and are they OpenEnv's?"
+        if known.schema is None:
+            known.schema = self.client.first_answer(
+                urls, "/schema", lambda said: _read_schema(said, "/schema"), "no OpenEnv server says its schema", remedy
+            )
+        if known.tools is None and takes_tool_calls(known.schema):
+            known.tools = self.client.first_answer(
+                urls, "/mcp", lambda said: read_tools(said, "/mcp"), "no OpenEnv server lists its tools", remedy,
+                ASK_FOR_TOOLS,
+            )  # fmt: skip
+        return known.tools or ()
+
+
+def _read_schema(said: Any, where: str) -> dict[str, Any]:
+    schema = said.get("action") if isinstance(said, dict) else None
+    if not isinstance(schema, dict):
+        raise EnvironmentFailure(f"{where} answered {shown(said, 80)}; expected the schema of actions")
+    return schema
 
 
 def _require_websockets() -> None:
