@@ -10,6 +10,7 @@ from tests.inference.windowed import WINDOW, windowed_model
 from uirl.config import ConfigStore
 from uirl.inference import attention
 from uirl.inference.tiny import CHAT_TEMPLATE
+from uirl.training.long_context import REPLY, UNKNOWN
 from uirl.training.preflight import Finding, preflight
 
 
@@ -63,3 +64,18 @@ def test_a_context_shorter_than_the_window_is_said(folder: Path) -> None:
     finding = found(folder, "inference.max_context=24", "inference.max_tokens=2")["long sequences"]
     assert finding.ok
     assert f"beyond the window of {WINDOW}" in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("overrides", "positions", "tokens"),
+    [((), 4096, UNKNOWN), (("inference.max_context=96",), 4096, 96 - REPLY), ((), 128, 128 - REPLY)],
+)
+def test_without_a_window_a_plain_length_that_the_context_holds_is_tried(
+    tmp_path: Path, overrides: tuple[str, ...], positions: int, tokens: int
+) -> None:
+    loaded = windowed_model("qwen2", use_sliding_window=False, max_position_embeddings=positions)
+    loaded.tokenizer.chat_template = CHAT_TEMPLATE
+    loaded.save(tmp_path)
+    finding = found(tmp_path, *overrides)["long sequences"]
+    assert finding.ok, finding.detail
+    assert f"over {tokens} tokens," in finding.detail, finding.detail

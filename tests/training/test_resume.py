@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -368,3 +369,18 @@ def test_a_run_does_not_begin_among_the_checkpoints_of_another(tmp_path: Path) -
         fit(second, 1)
     assert not (tmp_path / "b").exists()
     assert fit(resumed(first), 2)["steps"] == 2
+
+
+def test_a_run_without_a_checkpoint_says_that_it_begins_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = quick(tmp_path)
+    config.training.warm_start.enabled = False
+    fit(config, epochs=1)
+    said = "ended before its first checkpoint, so it begins again"
+    assert said not in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    fit(resumed(config), epochs=1)
+    assert f"run run {said}" in capsys.readouterr().out
+    fit(resumed(config), epochs=1)
+    assert said not in capsys.readouterr().out
