@@ -12,9 +12,9 @@ export TOKENIZERS_PARALLELISM := false
 train: setup browser
 	$(BIN)/uirl train configs/screen.yaml
 
-# two at a time, a file each
+# four at a time, a file each: half of their time goes into waiting for processes, pages and servers
 test: setup browser sandbox check
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 4 --dist loadfile
 
 # which small changes to the code no test notices: SAMPLE of them (0: all), drawn by SEED from MUTATE, each with those tests
 # of RELATED that reach it (BUDGET seconds of them at most); 300 take about ten minutes of one core
