@@ -21,8 +21,10 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     Returns:
         A scalar, or `values` without axis `dim`.
 
-    An empty selection has mean 0, so that a row without response tokens adds nothing to a sum of rows.
+    An empty selection has mean 0, so that a row without response tokens adds nothing to a sum of rows. Raises
+    ValueError where the mask has another shape.
     """
+    check_aligned(values=values, mask=mask)
     selected = as_bool_mask(mask, "mask")
     kept = zero_outside(values, selected)
     if dim is None:
