@@ -127,6 +127,9 @@ def test_a_fixed_controller_and_its_checkpoint():
 def test_controller_errors():
     with pytest.raises(ValueError, match="can never leave 0"):
         KLController(0.0, 0.1, adaptive=True)
+    for target, horizon in ((0.0, 100), (0.1, 0)):
+        with pytest.raises(ValueError, match="init_kl_coef, target_kl and horizon above 0"):
+            KLController(0.1, target, adaptive=True, horizon=horizon)
     with pytest.raises(ValueError, match="init_kl_coef must be a number of at least 0: got -1"):
         KLController(-1)
     with pytest.raises(ValueError, match="current_kl must be finite"):

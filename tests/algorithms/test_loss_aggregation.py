@@ -97,3 +97,9 @@ def test_whitening_ignores_garbage_and_keeps_dtype():
     dirty = torch.where(MASK.bool(), LOSS, math.inf)
     torch.testing.assert_close(masked_whiten(dirty, MASK), masked_whiten(LOSS, MASK))
     assert masked_whiten(LOSS.double(), MASK).dtype == torch.float64
+
+
+@pytest.mark.parametrize("denominator", [None, 3.0])
+def test_an_unknown_aggregation_is_refused_with_and_without_a_denominator(denominator):
+    with pytest.raises(ValueError, match="token-meen"):
+        aggregate_loss(LOSS, MASK, "token-meen", denominator)

@@ -93,6 +93,17 @@ def test_sequence_ratio_by_hand():
     assert metrics["policy/clip_fraction_high"] == 0.5
 
 
+@pytest.mark.parametrize(("advantage", "high", "low"), [(0.5, 1.0, 0.0), (-0.5, 0.0, 1.0), (0.0, 0.0, 0.0)])
+def test_a_gradient_is_cut_by_the_sign_of_the_advantage(advantage, high, low):
+    # both ratios lie outside the clip: e^1 = 2.718 above, e^-1 = 0.368 below
+    for log_ratio, share in ((1.0, high), (-1.0, low)):
+        _, metrics = compute_policy_loss(
+            torch.zeros(1, 1), torch.tensor([[log_ratio]]), torch.tensor([[advantage]]), torch.ones(1, 1), 0.2
+        )
+        side = "high" if log_ratio > 0 else "low"
+        assert metrics[f"policy/clip_fraction_{side}"] == share
+
+
 def test_truncated_importance_weights_by_hand():
     # weights exp(old - rollout): e^0 = 1, e^1 = 2.718 capped to 2, e^-1 = 0.36788; ratio 1 everywhere, A = 1, 2, 3
     # loss = -(1*1 + 2*2 + 3*0.36788) / 3 = -2.03455

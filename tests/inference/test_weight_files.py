@@ -73,8 +73,9 @@ def test_a_model_with_adapters_is_written_as_its_base_and_its_adapter(tmp_path: 
     files = WeightFiles(tmp_path)
     base = read(files.write_weights(policy.weights(), policy.loaded))
     assert base.keys() == dict(plain.model.named_parameters()).keys()
-    folder = files.write_adapter(peft_weights(policy.model), peft_config(policy.model, LoraConfig(r=4)))
-    assert json.loads((folder / "adapter_config.json").read_text())["r"] == 4
+    folder = files.write_adapter(peft_weights(policy.model), peft_config(policy.model, LoraConfig(r=4, lora_alpha=6)))
+    stored = json.loads((folder / "adapter_config.json").read_text())
+    assert (stored["r"], stored["lora_alpha"], stored["peft_type"]) == (4, 6, "LORA")
     names = read(folder).keys()
     assert "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" in names
     assert not [name for name in names if "default" in name]

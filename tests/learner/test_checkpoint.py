@@ -252,6 +252,12 @@ class TestDamage:
             load_checkpoint(saved, learner)
         assert all(torch.equal(w, before[name]) for name, w in weights_of(learner.policy).items())
 
+    def test_the_tensor_that_differs_is_named_with_its_shape(self, tmp_path, images):
+        save_checkpoint(tmp_path / "step-1", make_learner(images, TEXT), {})
+        wider = make_learner(images, TEXT, "model.tiny.intermediate_size=64")
+        with pytest.raises(CheckpointError, match=r"another model: \S*mlp.*proj.weight is \(\d+, \d+\) there"):
+            load_checkpoint(tmp_path / "step-1", wider)
+
     def test_adapters_of_another_base(self, tmp_path, images):
         learner = make_learner(images, TEXT, "model.use_lora=true")
         save_checkpoint(tmp_path / "step-1", learner, {})

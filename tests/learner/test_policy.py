@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.inference.windowed import windowed_model
 from tests.learner.worlds import make_config, sample_trajectories, weights_of
 from uirl.config import ModelConfig
 from uirl.errors import ConfigError, ContractError
@@ -26,7 +27,7 @@ def plain_log_probs(policy: Policy, sample, images: ImageStore, temperature: flo
 
 
 @pytest.mark.parametrize("architecture", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
 def test_log_probs_are_those_of_the_full_softmax(architecture, temperature, images):
     policy = Policy.from_config(make_config(f"model.tiny.architecture={architecture}"), critic=False)
     samples = sample_trajectories(policy, images, n=3)
@@ -219,6 +220,17 @@ class TestPolicyValueModel:
         kept = torch.isfinite(plain)
         assert (plain[kept] - left[:, 1:][kept]).abs().max() < 1e-4
         assert (plain[kept] - right[:, :3][kept]).abs().max() < 1e-4
+
+    def test_positions_count_the_tokens_that_are_there(self):
+        # weights so large that a token at another place is another token
+        model = PolicyValueModel(Policy(windowed_model("qwen2", use_sliding_window=False), critic=True))
+        pad = model.policy.loaded.tokenizer.pad_token_id
+        plain, _ = model(torch.tensor([[20, 21, 22]]))
+        left, _ = model(torch.tensor([[pad, 20, 21, 22]]), torch.tensor([[0, 1, 1, 1]]))
+        moved, _ = model(torch.tensor([[20, 21, 22]]), position_ids=torch.tensor([[[0, 5, 3]]]))
+        kept = torch.isfinite(plain)
+        assert (plain[kept] - left[:, 1:][kept]).abs().max() < 1e-4
+        assert (plain[kept] - moved[kept]).abs().max() > 1e-2
 
     def test_from_a_name_with_options(self):
         model = PolicyValueModel("uirl/tiny-lm", device="cpu")

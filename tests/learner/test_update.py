@@ -592,3 +592,21 @@ class TestOptimizer:
         assert metrics["value_grad_norm"] == pytest.approx(0.5)
         assert seen["w"].tolist() == pytest.approx([0.6, 0.8])
         assert seen["h"].tolist() == pytest.approx([0.3, 0.4])
+
+    def test_a_step_is_that_of_adamw_with_these_settings(self):
+        made = [torch.nn.Parameter(torch.linspace(-1, 1, 6)) for _ in range(2)]
+        ours = Optimizer([("w", made[0])], [], OptimizerSettings(0.05, 0.05, (0.5, 0.6), 0.3, 0, None))
+        theirs = torch.optim.AdamW([made[1]], lr=0.05, betas=(0.5, 0.6), weight_decay=0.3)
+        draw = torch.Generator().manual_seed(0)
+        for _ in range(5):
+            gradient = torch.randn(6, generator=draw)
+            for weight in made:
+                weight.grad = gradient.clone()
+            ours.step()
+            theirs.step()
+        torch.testing.assert_close(made[0], made[1])
+        other = torch.nn.Parameter(torch.linspace(-1, 1, 6))
+        defaults = torch.optim.AdamW([other], lr=0.05, weight_decay=0.3)
+        other.grad = torch.randn(6, generator=draw.manual_seed(0))
+        defaults.step()
+        assert (other - made[0]).abs().max() > 1e-3

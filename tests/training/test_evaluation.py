@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -118,3 +119,14 @@ def test_a_report_on_nothing_says_nothing() -> None:
     assert (report.episodes, report.failures) == (0, 1)
     assert (report.success, report.interval, report.reward, report.turns) == (None, None, None, None)
     assert report.pass_at_k == {}
+
+
+def test_a_report_as_plain_data_has_everything_but_the_episodes() -> None:
+    played = [Trajectory(f"t{i}", Task("a"), metrics={"success": float(i < 3)}) for i in range(4)]
+    report = report_on(played)
+    plain = report.to_dict()
+    assert set(plain) == {f.name for f in fields(report)} - {"trajectories", "tally"} | {"excluded", "first_failure"}
+    assert (plain["episodes"], plain["success"], plain["excluded"]) == (4, 0.75, report.tally.report())
+    assert report.interval is not None
+    assert plain["interval"] == list(report.interval)
+    assert plain["interval"][0] < 0.75 < plain["interval"][1]

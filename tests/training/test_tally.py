@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from uirl.training.channel import Group
+from uirl.training.run_state import count_groups, fresh_state
 from uirl.training.summary import excluded_rows, warn_of_excluded
 from uirl.training.tally import Tally, tally_of
 from uirl.types import Failure, Task, Trajectory, Verdict
@@ -60,3 +62,18 @@ def test_what_has_no_name_is_told_without_one(capsys: pytest.CaptureFixture[str]
     assert excluded_rows({"": tally}) == {"excluded": tally.words()}
     warn_of_excluded({"": tally})
     assert capsys.readouterr().out.endswith(f"leave them out. {tally.words()}\n")
+
+
+def test_a_failed_episode_is_no_evidence_whatever_its_verdict_says() -> None:
+    failed = Trajectory("t", Task("a"), [], "failure", verdict=Verdict(1.0, passed=True), failure=Failure("judge", "x"))
+    tally = tally_of([*episodes(1, 1), failed])
+    assert (tally.judged, tally.wins, tally.success) == (2, 1, 0.5)
+
+
+def test_a_run_counts_the_attempts_of_its_groups_apart_from_their_episodes() -> None:
+    state = fresh_state()
+    group = Group("g", episodes(1, 1, engine=1), episodes(0, 0, timeout=3))
+    for _ in range(2):
+        count_groups(state, [group])
+    report = Tally.from_dict(state["tally"]).report()
+    assert (report["episodes"], report["excluded"], report["failed_attempts"]) == (6, {"engine": 2}, {"timeout": 6})

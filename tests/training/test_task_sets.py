@@ -167,3 +167,9 @@ def test_the_command_of_the_document_measures_a_checkpoint_on_a_file_of_tasks(
     assert json.loads(capsys.readouterr().out)["tasks"].keys() == {"held out"}
     assert main(["eval", "--checkpoint", "experiments/exp_001/checkpoints/checkpoint_step_7.pt"]) == 2
     assert "checkpoint_step_7.pt does not exist" in capsys.readouterr().err
+
+
+def test_a_dataset_for_evaluations_is_not_the_environments_own() -> None:
+    made = sets(eval_dataset=[{"id": "room/x", "goal": "leave x"}])
+    assert (names(made.evaluation), made.source, made.own) == (["room/x"], "eval_dataset", False)
+    assert not sets(dataset=[{"id": "room/x", "goal": "leave x"}]).own

@@ -183,7 +183,8 @@ async def test_models_and_health(lm: LoadedModel) -> None:
             await client.chat.completions.create(model="gpt-4o", messages=HI)
         assert (told.value.code, told.value.param) == ("model_not_found", "model")
         async with httpx.AsyncClient() as plain:
-            assert (await plain.get(f"{endpoint.url}/health")).json()["status"] == "ok"
+            health = (await plain.get(f"{endpoint.url}/health")).json()
+            assert health == {"status": "ok", "model": "mine/lm", "policy_version": 0}
 
 
 @pytest.mark.parametrize(

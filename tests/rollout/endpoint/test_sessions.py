@@ -527,6 +527,7 @@ async def test_a_call_on_its_way_keeps_a_session_alive(lm: LoadedModel) -> None:
         call = asyncio.create_task(ask(client_of(session), [user("hi")]))
         await gate.reached()
         session.last_used -= 3600
+        assert session.idle_seconds == 0
         endpoint.end_idle_sessions()
         assert session.open
         gate.opened.set()
