@@ -126,6 +126,13 @@ def test_truncated_importance_weights_by_hand():
     assert "policy/mismatch_kl" in measured_metrics
 
 
+def test_the_mismatch_of_an_engine_that_is_too_sure_is_k3():
+    # every weight is e^-1 = 0.36788: w - 1 - log w = 0.36788
+    old, rollout = torch.full((1, 2), -2.0), torch.full((1, 2), -1.0)
+    _, metrics = compute_policy_loss(old, old, torch.ones(1, 2), torch.ones(1, 2), rollout_log_probs=rollout)
+    assert metrics["policy/mismatch_kl"] == pytest.approx(0.36788, rel=1e-4)
+
+
 def random_batch(seed: int = 0, rows: int = 6, columns: int = 7) -> dict[str, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
     mask = torch.rand(rows, columns, generator=g) < 0.6

@@ -11,6 +11,7 @@ from uirl.algorithms import get_algorithm
 from uirl.errors import AlignmentError, ConfigError
 from uirl.images import ImageStore
 from uirl.learner import Policy, collate, micro_batches, response_view
+from uirl.learner import batch as batch_module
 from uirl.learner.credit import assign_credit
 from uirl.types import Sample
 
@@ -191,7 +192,10 @@ def test_collate_ignores_what_stands_beside_sampled_tokens(policy, images):
     assert batch.rollout_log_probs.isfinite().all()
 
 
-def test_collate_names_what_is_misaligned(policy, images):
+def test_collate_names_what_is_misaligned(policy, images, monkeypatch):
+    def unpadded(*_):
+        raise AlignmentError("another reason")
+
     good = sample_trajectories(policy, images, n=2)
     store = ImageStore()
     for hash in good[0].images:
@@ -200,6 +204,10 @@ def test_collate_names_what_is_misaligned(policy, images):
         collate(policy.loaded, good, store)
     with pytest.raises(AlignmentError, match=r"trajectory-1.* does not fit its pictures: placeholder tokens"):
         collate(policy.loaded, [good[0], replace(good[1], images=good[1].images[:1])], images)
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_module, "pad_sequences", unpadded)
+        with pytest.raises(AlignmentError, match="another reason"):
+            collate(policy.loaded, good, images)
     with pytest.raises(AlignmentError, match=r"trajectory-0.* begins with a sampled token"):
         collate(policy.loaded, [replace(good[0], response_mask=(True, *good[0].response_mask[1:]))], images)
     banned, at = policy.loaded.banned_ids[0], good[0].response_mask.index(True)

@@ -32,6 +32,7 @@ async def test_the_record_is_what_the_engine_saw(lm) -> None:
         assert request.prompt_ids == tuple(fed)
         fed += turn.response_ids
     assert engine.released == ["g-0"]
+    assert [turn.finish_reason for turn in record.turns] == ["stop"] * 3
     whole = runner.chat.decode(fed)
     assert "start 0" in whole
     assert "left 1" in whole

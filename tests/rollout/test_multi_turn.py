@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.inference.test_chat import with_template
 from uirl import (
     Action,
     BaseEnvironment,
@@ -206,6 +207,19 @@ def test_tools_in_a_conversation(lm: LoadedModel) -> None:
     assert manager.parser.describe() in system
     with pytest.raises(ContractError, match="needs a tool_manager"):
         MultiTurnInferenceEngine(engine, enable_tools=True)
+    engine.close()
+    manager.close()
+
+
+def test_tools_that_the_template_shows_are_not_told_twice(lm: LoadedModel) -> None:
+    engine = says(with_template(lm, "hermes"), "hello")
+    manager = MultiTurnManager(ToolRegistry([CalculatorTool()]), QWEN)
+    chat = MultiTurnInferenceEngine(engine, system_prompt="be brief", tool_manager=manager, enable_tools=True)
+    chat.start_conversation("hi")
+    assert chat.step() == "hello"
+    assert chat.conversation[0] == {"role": "system", "content": "be brief"}
+    (request,) = engine.engine.requests
+    assert '"name": "calculator"' in engine.loaded.tokenizer.decode(request.prompt_ids)
     engine.close()
     manager.close()
 

@@ -10,6 +10,7 @@ from tests.inference.windowed import WINDOW, windowed_model
 from uirl.config import ConfigStore
 from uirl.inference import attention
 from uirl.inference.tiny import CHAT_TEMPLATE
+from uirl.training import long_context
 from uirl.training.long_context import REPLY, UNKNOWN
 from uirl.training.preflight import Finding, preflight
 
@@ -79,3 +80,10 @@ def test_without_a_window_a_plain_length_that_the_context_holds_is_tried(
     finding = found(tmp_path, *overrides)["long sequences"]
     assert finding.ok, finding.detail
     assert f"over {tokens} tokens," in finding.detail, finding.detail
+
+
+def test_no_more_tokens_are_tried_than_are_cheap(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = sum(p.numel() for p in windowed_model("mistral").model.parameters())
+    monkeypatch.setitem(long_context.WORK, "cpu", 8.0 * weights * 6)
+    finding = found(folder)["long sequences"]
+    assert "over 6 tokens; a sequence beyond the window of 8 would take too long here" in finding.detail

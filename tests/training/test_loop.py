@@ -49,7 +49,7 @@ def settings(folder: Path, **training: Any) -> ConfigStore:
     return config
 
 
-def test_a_run_leaves_a_whole_record(tmp_path: Path) -> None:
+def test_a_run_leaves_a_whole_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trainer = RayPPOTrainer(settings(tmp_path, eval_every=1))
     summary = trainer.fit(num_epochs=2, num_iters_per_epoch=1)
     trainer.cleanup()
@@ -59,6 +59,8 @@ def test_a_run_leaves_a_whole_record(tmp_path: Path) -> None:
     stored = json.loads((run / "summary.json").read_text())
     assert {"success_before", "success_after", "episodes", "train_seconds", "seed"} <= stored.keys()
     assert stored["episodes"] == summary["episodes"] == 32
+    assert stored["excluded"]["before"]["episodes"] == stored["excluded"]["after"]["episodes"] == 16
+    assert f"run directory {run}" in capsys.readouterr().out
     assert set(stored["controls"]) == {"constant_guess"}
     rows = read_metrics(run / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2]
@@ -79,6 +81,7 @@ def test_every_estimator_takes_a_step(tmp_path: Path, estimator: str) -> None:
     trainer.fit(num_epochs=1, num_iters_per_epoch=2)
     trainer.cleanup()
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
     assert any(row["skipped"] == 0 for row in rows)
 
 

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
 from tests.rollout.worlds import Countdown
+from tests.threads import left_since
 from uirl.config import ConfigStore
 from uirl.training.preflight import Finding, preflight
 from uirl.types import Observation
+
+PREFLIGHT = importlib.import_module("uirl.training.preflight")
 
 
 class Spelling(Countdown):
@@ -18,11 +28,15 @@ class Spelling(Countdown):
         return "Never write <|im_start|>."
 
 
-def checked(environment: Countdown) -> Finding:
+def findings_of(environment: Countdown) -> dict[str, Finding]:
     config = ConfigStore()
     config.model.model_name, config.model.device = "uirl/tiny-lm", "cpu"
     config.inference.max_tokens = 4
-    found = {finding.what: finding for finding in preflight(config, environment)}
+    return {finding.what: finding for finding in preflight(config, environment)}
+
+
+def checked(environment: Countdown) -> Finding:
+    found = findings_of(environment)
     assert all(finding.ok for finding in found.values()), found
     assert {"a weight update reaches the engine", "resume"} <= found.keys()
     return found["control tokens in content"]
@@ -38,3 +52,37 @@ def test_control_tokens_in_content_are_told() -> None:
 
 def test_plain_content_is_told_too() -> None:
     assert checked(Countdown()).detail == "none"
+
+
+def test_a_failed_episode_is_told_and_the_checks_go_on_with_the_others() -> None:
+    class Broken(Countdown):
+        def step(self, action: str) -> Any:
+            if self.seed % 2:
+                raise OSError("the cable was pulled")
+            return super().step(action)
+
+    found = findings_of(Broken())
+    assert not found["episodes"].ok
+    assert "the cable was pulled" in found["episodes"].detail
+    assert found["token identity"].ok, found["token identity"].detail
+    assert found["resume"].ok
+
+
+def test_a_resumed_learner_that_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = PREFLIGHT.load_checkpoint
+
+    def forgets(path: Path, learner: Any) -> Any:
+        extra = real(path, learner)
+        learner.policy.loaded.model.get_output_embeddings().weight.data.mul_(1.5)
+        return extra
+
+    monkeypatch.setattr(PREFLIGHT, "load_checkpoint", forgets)
+    finding = findings_of(Countdown())["resume"]
+    assert not finding.ok
+    assert "became" in finding.detail
+
+
+def test_no_thread_stays() -> None:
+    before = set(threading.enumerate())
+    findings_of(Countdown())
+    assert not left_since(before)

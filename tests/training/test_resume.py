@@ -202,7 +202,8 @@ def asks(folder: Path, resume: Any = True, **keys: Any) -> ConfigStore:
 def test_the_newest_run_of_this_config_that_has_a_checkpoint_is_continued(tmp_path: Path) -> None:
     rate = {"training.learning_rate": 1e-3}
     shelf(tmp_path, "screen", (10, 20), saved=1.0)
-    shelf(tmp_path, "screen-2", (10,), saved=2.0, **{"training.num_epochs": 7})
+    other_words = {"training.num_epochs": 7, "logging.print_every": 3, "checkpoint.keep_last_n": 9}
+    shelf(tmp_path, "screen-2", (10,), saved=2.0, **other_words)
     shelf(tmp_path, "screen-3", (40,), saved=3.0, **rate)
     shelf(tmp_path, "screen-4", ())
     shelf(tmp_path, "screening", (99,), saved=9.0)

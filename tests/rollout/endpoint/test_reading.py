@@ -264,3 +264,10 @@ def test_only_the_newest_sets_of_tools_are_kept(lm: LoadedModel) -> None:
         renderers.get("one", ())
     assert len(renderers) == 2
     assert renderers.get("", ()) is not first
+
+
+@pytest.mark.parametrize("ids", [[5], [5, 6]])
+def test_a_prompt_of_ids_is_one_prompt_with_and_without_brackets(ids: list[int]) -> None:
+    for prompt in (ids, [ids]):
+        assert read_completion_call({"model": "m", "prompt": prompt}).prompt == tuple(ids)
+    assert read_completion_call({"model": "m", "prompt": ["hi"]}).prompt == "hi"

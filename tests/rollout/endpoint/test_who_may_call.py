@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -202,3 +203,16 @@ async def test_an_agent_cannot_reward_itself(lm: LoadedModel) -> None:
         assert (await plain.post(made["finish_url"], json={"reward": 0.0}, headers=grader)).status_code == 200
     (record,) = heard
     assert record.rewards == [0.0]
+
+
+async def test_a_package_that_is_missing_is_named(lm: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named {lacks!r}", name=lacks)
+
+    monkeypatch.setattr("uirl.rollout.endpoint.endpoint.import_module", missing)
+    for lacks in ("fastapi", "starlette.routing", "uvicorn"):
+        with pytest.raises(ConfigError, match=f"the endpoint needs {lacks}: pip install"):
+            await ModelEndpoint(says(lm, "x"), lm).start()
+    lacks = "something_of_ours"
+    with pytest.raises(ModuleNotFoundError, match=lacks):
+        await ModelEndpoint(says(lm, "x"), lm).start()
