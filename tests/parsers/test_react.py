@@ -29,7 +29,19 @@ def answer(text: str) -> ToolCall:
         ("Action: add\nAction Input: [1, 2]", "", [ToolCall("add", {"input": "[1, 2]"})]),
         ("Action: now\nAction Input:", "", [ToolCall("now")]),
         ("Action: now\nAction Input: {}\nObservation: noon", "", [ToolCall("now")]),
-        ("Action: run\nAction Input: ```python\nprint(1)\n```\n", "", [ToolCall("run", {"input": "print(1)"})]),
+        (
+            "Action: run\nAction Input: ```python\nprint(1)\n```\n",
+            "",
+            [ToolCall("run", {"input": "```python\nprint(1)\n```"})],
+        ),
+        ("Action:\nsearch\n\nAction Input:\ncats", "", [ToolCall("search", {"input": "cats"})]),
+        ("Action: search Action Input: cats", "", [ToolCall("search", {"input": "cats"})]),
+        ('Action 1: a\nAction 1 Input: {"b": 1}', "", [ToolCall("a", {"b": 1})]),
+        (
+            "Action 1: a\nAction Input 1: b\nAction 2: c\nAction Input 2: d",
+            "",
+            [ToolCall("a", {"input": "b"}), ToolCall("c", {"input": "d"})],
+        ),
         ('Action: a\nAction Input:\n```json\n{"b": 1}\n```\nThought: then', "", [ToolCall("a", {"b": 1})]),
         ('**Thought:** so\n**Action:** `a`\n**Action Input:** {"b": 1}', "so", [ToolCall("a", {"b": 1})]),
         ('Action: a\n\n  Action input : {"b": 1} and so on', "", [ToolCall("a", {"b": 1})]),
@@ -76,6 +88,9 @@ def test_an_invented_observation_ends_the_reading(call: str, invented: str) -> N
         ("Action: search", 'no "Action Input:" after "Action: search"'),
         ("Action: search\nThought: hm\nAction Input: {}", 'no "Action Input:" after'),
         ("Action:\nAction Input: {}", "needs a name, got ''"),
+        ("Action: search Final Answer:\nAction Input: cats", "needs a name, got 'search Final Answer:'"),
+        ("Action:\nThought: hm\nAction Input: {}", "needs a name, got 'Thought: hm'"),
+        ("Action: a Observation: b\nAction Input: {}", "needs a name, got 'a Observation: b'"),
         ('Action: "a" b\nAction Input: {}', "needs a name, got '\"a\" b'"),
         ('Action: a\nAction Input: {"b": 1', "ends before it is closed"),
         ('Action: a\nAction Input: {"b": 1\nObservation: 3', "JSON error"),
@@ -121,7 +136,9 @@ def assert_written_as_an_action(action: Action) -> None:
     assert parser.parse(written).tool_calls == action.tool_calls
 
 
-@pytest.mark.parametrize("name", ["a\nAction: b", '"', "`a`", "*", " a", "Observation:\n", "ä\u2028"])
+@pytest.mark.parametrize(
+    "name", ["a\nAction: b", '"', "`a`", "*", " a", "Observation:\n", "ä\u2028", "x Action Input: y", "Thought: x"]
+)
 def test_a_name_that_the_line_cannot_hold_is_quoted(name: str) -> None:
     action = Action(tool_calls=(ToolCall(name),))
     assert parser.parse(parser.render(action)).tool_calls == action.tool_calls

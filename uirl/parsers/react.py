@@ -33,21 +33,25 @@ def _end(words: str) -> re.Pattern[str]:
     return re.compile(rf"{_label(words).pattern}|{END_OF_THOUGHT.pattern}", re.MULTILINE)
 
 
-_STEP = _label("Action|Final [Aa]nswer|Observation")
-_END_OF_INPUT = _end("Thought|Action|Action [Ii]nput|Final [Aa]nswer|Observation")
+_STEP = _label(r"Action(?: ?\d+)?|Final [Aa]nswer|Observation")
+_END_OF_INPUT = _end(r"Thought|Action(?: ?\d+)?|Action(?: ?\d+)? [Ii]nput(?: ?\d+)?|Final [Aa]nswer|Observation")
 _END_OF_ANSWER = _end("Observation")
-_INPUT = re.compile(r"\s*\**Action [Ii]nput[ \t*]*:\**[ \t]*")
+_INPUT = re.compile(r"\s*+\**Action(?: ?\d+)? [Ii]nput(?: ?\d+)?[ \t*]*:\**[ \t]*")
+_BLANK = re.compile(r"\s*+")
+_LABEL_IN_A_NAME = re.compile(r"(?:Action|Action(?: ?\d+)? [Ii]nput|Final [Aa]nswer|Thought|Observation)[ \t*]*:")
+_INPUT_IN_LINE = re.compile(r"Action(?: ?\d+)? [Ii]nput(?: ?\d+)?[ \t*]*:")
 _THOUGHT = re.compile(r"\A\**Thought[ \t*]*:\**\s*")
 _FENCE = re.compile(r"\s*(?:```\w*\s*)?")
-_LANGUAGE = re.compile(r"\w*\n")
 _NAME_ON_A_LINE = re.compile(r"[\w.:/-]+(?: [\w.:/-]+)*")
 
 
 class ReActActionParser(ActionParser):
     """Reads `Action: NAME` with its `Action Input:`, and `Final Answer:`; what stands before is the thought.
 
-    - `Action Input` is a JSON object, or nothing for a call without arguments. Any other text, up to the next label,
-      is one string argument, `input`. What begins with a brace must be JSON.
+    - The name may stand on the line below `Action:`, and `Action Input:` on the line of the name; both labels may have
+      a number (`Action 1:`). A name with another label in it, as `Action: search Final Answer:`, is a `parse_error`.
+    - `Action Input` is a JSON object, in a fence or not, or nothing for a call without arguments. Any other text, up to
+      the next label and with its fences, is one string argument, `input`. What begins with a brace must be JSON.
     - `Final Answer: TEXT`, to the end of the reply, is the call `answer` with `{"text": TEXT}`.
     - Several pairs of Action and Action Input are several calls.
     - A line `Observation:` ends the reading: what the policy made up behind it is ignored, the calls before it count.
@@ -88,7 +92,7 @@ def _read(text: str, position: int, tools: Tools) -> tuple[list[ToolCall], int]:
     if label["label"] == "Observation":
         thought_end = next_end_of_thought(text, position, len(text))
         return [], thought_end if thought_end >= 0 else len(text)
-    if label["label"] == "Action":
+    if label["label"].startswith("Action"):
         return _read_action(text, label.end())
     end = _end_of_text(text, label.end(), _END_OF_ANSWER)
     answer = text[label.end() : end].strip()
@@ -99,10 +103,14 @@ def _read(text: str, position: int, tools: Tools) -> tuple[list[ToolCall], int]:
 
 
 def _read_action(text: str, position: int) -> tuple[list[ToolCall], int]:
+    position = _BLANK.match(text, position).end()  # type: ignore[union-attr]  # matches anywhere
     line_end = text.find("\n", position)
     line_end = line_end if line_end >= 0 else len(text)
-    name = _read_name(text[position:line_end].strip())
-    label = _INPUT.match(text, line_end)
+    quoted = text.startswith('"', position)
+    same_line = None if quoted else _INPUT_IN_LINE.search(text, position, line_end)
+    name_end = same_line.start() if same_line else line_end
+    name = _read_name(text[position:name_end].strip())
+    label = _INPUT.match(text, name_end)
     if label is None:
         raise Unreadable(f'no "Action Input:" after "Action: {name[:40]}"; write {{}} where there are no arguments')
     arguments, end = _read_input(text, label.end())
@@ -115,7 +123,7 @@ def _read_name(line: str) -> str:
         name = value if end == len(line) else ""
     else:
         name = line.strip("`*")
-    if not name:
+    if not name or (not line.startswith('"') and _LABEL_IN_A_NAME.search(name)):
         raise Unreadable(f'"Action:" needs a name, got {line[:40]!r}')
     check_plain(name)
     return name
@@ -130,16 +138,9 @@ def _read_input(text: str, position: int) -> tuple[dict[str, Any], int]:
         check_plain(arguments)
         return arguments, end
     end = _end_of_text(text, position, _END_OF_INPUT)
-    plain = _without_quotes(_without_fence(text[position:end].strip()))
+    plain = _without_quotes(text[position:end].strip())
     check_plain(plain)
     return ({PLAIN_ARGUMENT: plain} if plain else {}), end
-
-
-def _without_fence(text: str) -> str:
-    if len(text) < 6 or not (text.startswith("```") and text.endswith("```")):
-        return text
-    language = _LANGUAGE.match(text, 3)
-    return text[language.end() if language else 3 : -3].strip()
 
 
 def _without_quotes(text: str) -> str:
@@ -168,7 +169,8 @@ def _write_step(call: ToolCall, *, last: bool) -> str:
     text = call.arguments.get("text")
     if last and call.name == ANSWER and len(call.arguments) == 1 and isinstance(text, str) and _ends_a_reply(text):
         return f"Final Answer: {text}"
-    name = call.name if _NAME_ON_A_LINE.fullmatch(call.name) else write_marked(call.name)
+    plain = _NAME_ON_A_LINE.fullmatch(call.name) and not _LABEL_IN_A_NAME.search(call.name)
+    name = call.name if plain else write_marked(call.name)
     return f"Action: {name}\nAction Input: {write_marked(dict(call.arguments))}"
 
 
