@@ -19,6 +19,10 @@ UNITS = (
     "Action: a\nAction Input: {</think>\n",
     "Action: a</think>\n",
     "Action: a\n",
+    "Action:\n",
+    "Action: \n \n",
+    "Action 1: a Action Input 1: ",
+    "Action: Action",
     "Action Input: ",
     "\nObservation: </think>",
     "Thought: ",
@@ -33,6 +37,20 @@ UNITS = (
     "<tool_call>[]",
     '<tool_call>{"name":"a"}</tool_call>',
     '<tool_call>{"name":"a"}',
+    "<function=",
+    "<function=a>",
+    "<function=a></function>",
+    "<function=a></think>",
+    "<function=a><parameter=b>",
+    "<function=a><parameter=b></think>",
+    "<function=a>\n<parameter=b>\n</parameter1>",
+    "<function=a><parameter=b>\n</parameter></function>",
+    '<function=a><parameter=b>"</parameter></function>',
+    "<tool_call><function=a>" + " " * 50 + "<parameter=b>1</parameter>",
+    "<parameter=b>",
+    "<parameter=b>1</parameter>",
+    "</parameter>",
+    "</function>",
     '{"name":"a"}</think>',
     '{"name":"a","arguments":{"x":1}};',
     '{"action":"a"}',
@@ -73,7 +91,16 @@ UNITS = (
     "-",
     "é",
 )
-ENDS = ("", "x", "\nAction: a\nAction Input: {", "Final Answer: ", '{"name":"a","arguments":', "</think>")
+ENDS = (
+    "",
+    "x",
+    "<function=a><parameter=b>",
+    "<function=a>\n<parameter=b>\n",
+    "\nAction: a\nAction Input: {",
+    "Final Answer: ",
+    '{"name":"a","arguments":',
+    "</think>",
+)
 
 
 def hostile(unit: str, length: int) -> Iterator[str]:
@@ -83,6 +110,7 @@ def hostile(unit: str, length: int) -> Iterator[str]:
     yield "<think>" + body
     yield f'{{"action":"{body}"}}'
     yield f'<tool_call>{{"name":"a","arguments":{{"x":"{body}'
+    yield f"<tool_call><function=a><parameter=b>{body}</parameter></function>"
     yield f"Action: {body}\nAction Input: {body}"
 
 

@@ -44,6 +44,7 @@ SAMPLES = {
         Action.of("a b", text="\nObservation: no"),
     ],
     "mai_ui": [Action.of("click", coordinate=[3, 4]), Action.of("answer", text="42"), Action.of("mail.send", to="x")],
+    "qwen3-coder": [Action.of("click", x=3, y="4"), Action.of("type", text="</parameter>"), Action(text="just words")],
     **dict.fromkeys(("function_calling", "qwen", "hermes", "llama-3", "mistral"), FUNCTION_CALLS),
     "json": [
         Action.of("click", x=3, y=4),
@@ -95,7 +96,7 @@ def test_every_format_with_calls_says_how_to_write_one() -> None:
     ("name", "words"),
     [
         ("jsn", "did you mean 'json'?"),
-        ("zzz", "known: function_calling, hermes, json, llama-3, mai_ui, mistral, qwen, react, text"),
+        ("zzz", "known: function_calling, hermes, json, llama-3, mai_ui, mistral, qwen, qwen3-coder, react, text"),
         ("llama3", "did you mean 'llama-3'?"),
         ("uirl.parsers:FunctionCallingParser:gwen", "did you mean 'qwen'?"),
         ("no.such.module:Parser", "cannot be loaded"),

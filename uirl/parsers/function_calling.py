@@ -9,24 +9,27 @@ from uirl.errors import ConfigError, did_you_mean
 from uirl.parsers.base import ActionParser, Tools, tools_of
 from uirl.parsers.llama_style import LLAMA_3
 from uirl.parsers.mistral_style import MISTRAL
-from uirl.parsers.qwen_style import QWEN
+from uirl.parsers.qwen_style import QWEN, QWEN3_CODER
 from uirl.parsers.reply_reading import read_reply, write_reply
 from uirl.types import Action
 
-STYLES = {"qwen": QWEN, "hermes": QWEN, "llama-3": LLAMA_3, "mistral": MISTRAL}
+STYLES = {"qwen": QWEN, "hermes": QWEN, "qwen3-coder": QWEN3_CODER, "llama-3": LLAMA_3, "mistral": MISTRAL}
 
 
 class FunctionCallingParser(ActionParser):
     """Reads the calls of a reply in one of the `STYLES`; what stands before the first is the thought.
 
     - `qwen`, `hermes`: `<tool_call>{"name": NAME, "arguments": {...}}</tool_call>`, any number of blocks.
+    - `qwen3-coder`: `<tool_call><function=NAME><parameter=ARGUMENT>VALUE</parameter></function></tool_call>`; what a
+      value is, the schema of the tool says (`for_tools`), else whether it is JSON. No ids.
     - `llama-3`: `{"name": NAME, "parameters": {...}}`, several separated by `;`, optionally after `<|python_tag|>`.
     - `mistral`: `[TOOL_CALLS] [{"name": NAME, "arguments": {...}}, ...]`, or `[TOOL_CALLS]NAME[ARGS]{...}`, repeated.
 
-    A call may have an `"id"`. Markers that are special tokens may be missing, as they are from decoded replies. A
-    reply without a call is plain text: no calls and no `parse_error`, and the environment decides what that means. Its
-    `thought` is what stands before a `</think>`. A call that begins and cannot be read is a `parse_error`, and the
-    calls beside it are not executed.
+    `qwen`, `hermes` and `qwen3-coder` read each other's blocks. A call in JSON may have an `"id"`, and a string of JSON
+    as its arguments. Markers that are special tokens may be missing, as they are from decoded replies. A reply without
+    a call is plain text: no calls and no `parse_error`, and the environment decides what that means. Its `thought` is
+    what stands before a `</think>`. A call that begins and cannot be read is a `parse_error`, and the calls beside it
+    are not executed.
     """
 
     def __init__(self, style: str = "qwen") -> None:

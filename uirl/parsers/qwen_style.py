@@ -1,4 +1,4 @@
-"""Calls between tags, as Qwen, Hermes and MAI-UI write them."""
+"""Calls between tags, as Qwen, Hermes and MAI-UI write them: JSON, or the functions of Qwen3-Coder."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from uirl.parsers.base import Tools
+from uirl.parsers.function_xml import OPEN_FUNCTION, read_functions, write_function
 from uirl.parsers.json_reading import Unreadable, read_long_form, read_value
 from uirl.parsers.reply_reading import NO_TOOLS, Format, check_count, write_marked
 from uirl.types import ToolCall
@@ -15,6 +16,8 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _EXPECTED = f'expected {OPEN}{{"name":NAME,"arguments":{{...}}}}{CLOSE}'
 _LEAD = re.compile(r"[\s\"'`]*+(?:json\s*+)?(?=[{\[])")
 _NEXT = re.compile(r"[\s,]*+(?=\{)")
+_FUNCTION = re.compile(rf"\s*+(?={OPEN_FUNCTION})")
+_PLACE = re.compile(f"{OPEN}|{OPEN_FUNCTION}")
 
 
 def find_block(text: str, start: int, tools: Tools = NO_TOOLS) -> int:
@@ -24,12 +27,15 @@ def find_block(text: str, start: int, tools: Tools = NO_TOOLS) -> int:
 
 
 def read_block(text: str, position: int, tools: Tools = NO_TOOLS) -> tuple[list[ToolCall], int]:
-    """The calls of the block at `position` (one object, several, or a list) and where the last of them ends.
+    """The calls of the block at `position` (one object, several, a list, or functions) and where the last of them ends.
 
     The closing tag is not asked for: where the JSON is complete, nothing is in doubt.
     """
     if not text.startswith(OPEN, position):
         raise Unreadable(f"{CLOSE} without {OPEN} before it; {_EXPECTED}")
+    function = _FUNCTION.match(text, position + len(OPEN))
+    if function is not None:
+        return read_functions(text, function.end(), tools)
     lead = _LEAD.match(text, position + len(OPEN))
     if lead is None:
         after = text[position + len(OPEN) :][:12]
@@ -70,9 +76,31 @@ def long_form(call: ToolCall, arguments_key: str = "arguments") -> dict[str, Any
     return {"name": call.name, arguments_key: dict(call.arguments), **identity}
 
 
+def _find_function(text: str, start: int, tools: Tools) -> int:
+    match = _PLACE.search(text, start)
+    return match.start() if match else -1
+
+
+def _read_function(text: str, position: int, tools: Tools) -> tuple[list[ToolCall], int]:
+    read = read_block if text.startswith(OPEN, position) else read_functions
+    return read(text, position, tools)
+
+
+def _write_functions(thought: str, calls: Sequence[ToolCall], tools: Tools) -> str:
+    blocks = [f"{OPEN}\n{write_function(call, tools)}\n{CLOSE}" for call in calls]
+    return "\n".join([thought, *blocks] if thought else blocks)
+
+
 QWEN = Format(
     find_block,
     read_block,
     write_blocks,
     f'Call a tool by writing {OPEN}{{"name": NAME, "arguments": {{...}}}}{CLOSE}.',
+)
+QWEN3_CODER = Format(
+    _find_function,
+    _read_function,
+    _write_functions,
+    f"Call a tool by writing {OPEN}<function=NAME><parameter=ARGUMENT>VALUE</parameter></function>{CLOSE}, with one "
+    "<parameter=...> per argument.",
 )

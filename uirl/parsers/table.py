@@ -15,6 +15,7 @@ PARSERS = {
     "function_calling": "uirl.parsers.function_calling:FunctionCallingParser",
     "qwen": "uirl.parsers.function_calling:FunctionCallingParser:qwen",
     "hermes": "uirl.parsers.function_calling:FunctionCallingParser:hermes",
+    "qwen3-coder": "uirl.parsers.function_calling:FunctionCallingParser:qwen3-coder",
     "llama-3": "uirl.parsers.function_calling:FunctionCallingParser:llama-3",
     "mistral": "uirl.parsers.function_calling:FunctionCallingParser:mistral",
     "mai_ui": "uirl.parsers.mai_ui:MAIUIActionParser",

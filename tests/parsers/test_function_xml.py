@@ -1,0 +1,156 @@
+"""Calls in the words of Qwen3-Coder: tags, and the types of the values in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from uirl.parsers import FunctionCallingParser
+from uirl.parsers.function_xml import typed
+from uirl.parsers.json_reading import MAX_OBJECTS
+from uirl.types import Action, ToolCall
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "type",
+            "parameters": {"properties": {"text": {"type": "string"}, "times": {"type": "integer"}}},
+        },
+    },
+    {"type": "function", "function": {"name": "anything", "parameters": {"type": "object"}}},
+]
+parser = FunctionCallingParser("qwen3-coder")
+knowing = parser.for_tools(TOOLS)
+
+
+def use(name: str, **values: str) -> str:
+    given = "".join(f"<parameter={key}>{value}</parameter>" for key, value in values.items())
+    return f"<function={name}>{given}</function>"
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        (None, "42", 42),
+        (None, " 42 ", 42),
+        (None, '"42"', "42"),
+        (None, "True", "True"),
+        (None, "null", None),
+        (None, "NaN", "NaN"),
+        (None, "9" * 5000, "9" * 5000),
+        (None, "[1, 2", "[1, 2"),
+        (None, "{} {}", "{} {}"),
+        (None, "", ""),
+        ({"type": "string"}, "42", "42"),
+        ({"type": "string"}, '"42"', '"42"'),
+        ({"type": "string"}, "null", "null"),
+        ({"type": ["string", "null"]}, "None", None),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "42", 42),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, "4 2", "4 2"),
+        ({"type": "integer"}, "4.5", "4.5"),
+        ({"type": "integer"}, "true", "true"),
+        ({"type": "int"}, "7", 7),
+        ({"type": "number"}, "4", 4),
+        ({"type": "number"}, "1e2", 100.0),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "yes", "yes"),
+        ({"type": "object"}, '{"a": 1}', {"a": 1}),
+        ({"type": "object"}, "[1]", "[1]"),
+        ({"type": "array"}, "[1]", [1]),
+        ({"$ref": "#/$defs/Place"}, '{"a": 1}', {"a": 1}),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"type": "string", "anyOf": 3, "oneOf": [3]}, "1", "1"),
+        ({"type": 3}, "1", "1"),
+    ],
+)
+def test_what_a_value_is(schema: dict[str, Any] | None, text: str, value: Any) -> None:
+    got = typed(text, schema)
+    assert got == value
+    assert type(got) is type(value)
+
+
+def test_the_schema_of_the_tool_says_what_a_value_is() -> None:
+    assert parser.parse(use("type", text="42", times="3")).call == ToolCall("type", {"text": 42, "times": 3})
+    assert knowing.parse(use("type", text="42", times="3")).call == ToolCall("type", {"text": "42", "times": 3})
+    assert knowing.parse(use("type", other="42")).call == ToolCall("type", {"other": "42"})
+    assert knowing.parse(use("anything", a="42")).call == ToolCall("anything", {"a": 42})
+    assert knowing.parse(use("unknown", a="42")).call == ToolCall("unknown", {"a": 42})
+
+
+def test_a_repeated_parameter_is_the_last_as_a_repeated_key_is() -> None:
+    twice = "<function=a><parameter=b>1</parameter><parameter=b>2</parameter></function>"
+    assert parser.parse(twice).call == ToolCall("a", {"b": 2})
+    assert FunctionCallingParser().parse('<tool_call>{"name":"a","arguments":{"b":1,"b":2}}').call == ToolCall(
+        "a", {"b": 2}
+    )
+
+
+@pytest.mark.parametrize("style", ["qwen", "hermes", "qwen3-coder"])
+def test_both_bodies_of_a_block_are_read(style: str) -> None:
+    reply = f'Two.<tool_call>{use("a", b="1")}</tool_call><tool_call>{{"name": "c", "arguments": {{}}}}</tool_call>'
+    action = FunctionCallingParser(style).parse(reply)
+    assert (action.tool_calls, action.thought) == ((ToolCall("a", {"b": 1}), ToolCall("c")), "Two.")
+
+
+def test_a_function_without_its_block_is_a_call_in_its_own_style_alone() -> None:
+    assert parser.parse(use("a", b="1")).call == ToolCall("a", {"b": 1})
+    assert FunctionCallingParser("qwen").parse(use("a", b="1")).tool_calls == ()
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        ("<function=a", "got '<function=a'"),
+        ("<function=>", "got '<function=>'"),
+        ("<function=a>", "in 'a' the reply ends"),
+        ("<function=a>text</function>", "in 'a' got 'text</function>'"),
+        ("<function=a><parameter=b>1", "not closed by </parameter>"),
+        ("<function=a><parameter=b>1</parameter>", "the reply ends"),
+        ("<function=a>" + "<parameter=b>1</parameter>" * (MAX_OBJECTS + 1), f"more than {MAX_OBJECTS} parameters"),
+        (use("a") * (MAX_OBJECTS + 1), f"more than {MAX_OBJECTS} calls"),
+        (use("a", b='"\\ud800"'), "half a character"),
+        (use("a", b="1") + "<function=c><parameter=d>", "not closed"),
+    ],
+)
+def test_a_call_that_begins_and_cannot_be_read_is_an_error(reply: str, why: str) -> None:
+    action = parser.parse(reply)
+    assert (action.tool_calls, action.text) == ((), reply)
+    assert why in (action.parse_error or "")
+
+
+def test_a_draft_in_a_thought_is_no_call() -> None:
+    action = parser.parse(f"or <function=a><parameter=b>1</think>{use('c')}")
+    assert action.tool_calls == (ToolCall("c"),)
+
+
+def test_writes_as_the_models_do() -> None:
+    action = Action(tool_calls=(ToolCall("type", {"text": "a\nb", "times": 2}), ToolCall("now")), thought="Two.")
+    assert parser.render(action) == (
+        "Two.\n<tool_call>\n<function=type>\n<parameter=text>\na\nb\n</parameter>\n<parameter=times>\n2\n</parameter>\n"
+        "</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>"
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["42", "", " x ", "\n", '"', '"x"', "null", "</parameter>", "\n<parameter=a>", "</think>"]
+)
+def test_text_that_would_read_as_something_else_is_written_as_json(text: str) -> None:
+    written = parser.render(Action.of("type", text=text))
+    assert parser.parse(written).call == ToolCall("type", {"text": text})
+
+
+def test_a_known_text_is_written_as_it_is_and_one_that_tags_would_cut_is_refused() -> None:
+    assert "\n42\n" in knowing.render(Action.of("type", text="42"))
+    with pytest.raises(ValueError, match="cannot hold the action"):
+        knowing.render(Action.of("type", text="</parameter>"))
+
+
+@pytest.mark.parametrize(
+    "call", [ToolCall("a b"), ToolCall("a", {"": 1}), ToolCall("a", {"<": 1}), ToolCall("a", {}, "7")]
+)
+def test_names_that_tags_cannot_hold_are_not_written(call: ToolCall) -> None:
+    with pytest.raises(ValueError, match="cannot hold the action"):
+        parser.render(Action(tool_calls=(call,)))

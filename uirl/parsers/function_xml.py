@@ -1,0 +1,152 @@
+"""Calls as Qwen3-Coder writes them: `<function=NAME>`, one `<parameter=ARGUMENT>` per argument, `</function>`.
+
+Values are text, and what they mean is the schema's business: see `typed`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from uirl.parsers.base import Tools
+from uirl.parsers.json_reading import MAX_OBJECTS, Unreadable, check_plain, read_value, write_value
+from uirl.parsers.reply_reading import END_OF_THOUGHT, check_count
+from uirl.types import ToolCall
+
+OPEN_FUNCTION = "<function="
+_EXPECTED = "expected <function=NAME><parameter=ARGUMENT>VALUE</parameter></function>"
+_FUNCTION = re.compile(r"<function=([^\s<>]{1,200})>")
+_PARAMETER = re.compile(r"<parameter=([^<>\n]{1,200})>")
+_CLOSED = re.compile(r"</function>|(?=</tool_call>)")
+_NEXT = re.compile(r"\s*+(?=<function=)")
+_BLANK = re.compile(r"\s*+")
+_END_OF_VALUE = re.compile(rf"</parameter>|(?=\n<parameter=)|(?=</function>)|{END_OF_THOUGHT.pattern}")
+_DRIFTED_END = re.compile(r"</parameter\w{0,100}>?")
+_NULLS = ("null", "none")
+_KINDS = {
+    "str": "string", "int": "integer", "num": "number", "float": "number", "bool": "boolean",
+    "dict": "object", "obj": "object", "list": "array", "arr": "array", "null": "null",
+}  # fmt: skip
+"""How the name of a type begins, the names of Python included -> the type."""
+_HOLDS: Mapping[str, tuple[type, ...]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "object": (dict,),
+    "array": (list,),
+}
+
+
+def read_functions(text: str, position: int, tools: Tools) -> tuple[list[ToolCall], int]:
+    """The functions from `position` on, one behind the other, and where the last of them ends. Raises Unreadable."""
+    calls: list[ToolCall] = []
+    following: re.Match[str] | None = _NEXT.match(text, position)
+    end = position
+    while following is not None:
+        call, end = _read_function(text, following.end(), tools)
+        calls.append(call)
+        check_count(calls)
+        following = _NEXT.match(text, end)
+    return calls, end
+
+
+def write_function(call: ToolCall, tools: Tools) -> str:
+    """The call as Qwen's chat template writes it; values that would read as others are JSON."""
+    given = "".join(
+        f"<parameter={name}>\n{_write_value(value, _schema_of(tools, call.name, name))}\n</parameter>\n"
+        for name, value in call.arguments.items()
+    )
+    return f"<function={call.name}>\n{given}</function>"
+
+
+def typed(text: str, schema: Mapping[str, Any] | None) -> Any:
+    """The value that `text` is for an argument of that JSON schema; None: there is no schema.
+
+    Without one it is JSON where it is JSON, else text, as in transformers' response schema of Qwen3. With one it is of
+    the first of the schema's types that it can be, text where it can be none: the environment then says what is wrong.
+    """
+    if schema is None:
+        return _as_json(text, text)
+    kinds = list(_kinds(schema))
+    if "null" in kinds and text.strip().lower() in _NULLS:
+        return None
+    for kind in kinds:
+        if kind == "string":
+            return text
+        if kind == "boolean" and text.strip().lower() in ("true", "false"):
+            return text.strip().lower() == "true"
+        value = _as_json(text, None)
+        if type(value) in _HOLDS.get(kind, ()):
+            return value
+    value = None if kinds else _as_json(text, None)
+    return value if isinstance(value, (dict, list)) else text
+
+
+def _read_function(text: str, position: int, tools: Tools) -> tuple[ToolCall, int]:
+    head = _FUNCTION.match(text, position)
+    if head is None:
+        raise Unreadable(f"{_EXPECTED}, got {text[position : position + 24]!r}")
+    name, end = head[1], head.end()
+    arguments: dict[str, Any] = {}
+    for _ in range(MAX_OBJECTS + 1):
+        end = _BLANK.match(text, end).end()  # type: ignore[union-attr]  # matches anywhere
+        closed = _CLOSED.match(text, end)
+        if closed is not None:
+            check_plain([name, arguments])
+            return ToolCall(name, arguments), closed.end()
+        parameter = _PARAMETER.match(text, end)
+        if parameter is None:
+            got = f"got {text[end : end + 24]!r}" if end < len(text) else "the reply ends"
+            raise Unreadable(f"{_EXPECTED}; in {name[:40]!r} {got}")
+        value, end = _read_text(text, parameter.end())
+        arguments[parameter[1]] = typed(value, _schema_of(tools, name, parameter[1]))
+    raise Unreadable(f"more than {MAX_OBJECTS} parameters in one call; expected fewer")
+
+
+def _read_text(text: str, start: int) -> tuple[str, int]:
+    """A value, without the line breaks around it, and where it ends; the closing tag may be missing or misspelt."""
+    stop = _END_OF_VALUE.search(text, start)
+    if stop is None or stop[0].startswith("</think"):
+        raise Unreadable(f"a value that is not closed by </parameter>; {_EXPECTED}")
+    value = text[start : stop.start()]
+    if not stop[0]:
+        tag = value.rfind("</parameter")
+        if tag >= 0 and _DRIFTED_END.fullmatch(value[tag:].rstrip()):
+            value = value[:tag]
+    return value.removeprefix("\n").removesuffix("\n"), stop.end()
+
+
+def _schema_of(tools: Tools, tool: str, argument: str) -> Mapping[str, Any] | None:
+    """The schema of an argument; None: the tool, or what it takes, is not known. An argument it lacks is text."""
+    properties = tools.get(tool, {}).get("properties")
+    if not isinstance(properties, Mapping):
+        return None
+    schema = properties.get(argument, {"type": "string"})
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def _kinds(schema: Mapping[str, Any]) -> Iterator[str]:
+    """The types that a schema names, in its order."""
+    named = schema.get("type", ())
+    for word in [named] if isinstance(named, str) else named if isinstance(named, list) else []:
+        yield next((kind for start, kind in _KINDS.items() if str(word).lower().startswith(start)), "")
+    for key in ("anyOf", "oneOf"):
+        options = schema.get(key, ())
+        for option in options if isinstance(options, list) else []:
+            if isinstance(option, Mapping) and "type" in option:
+                yield from _kinds({"type": option["type"]})
+
+
+def _as_json(text: str, default: Any) -> Any:
+    begin = len(text) - len(text.lstrip())
+    try:
+        value, end = read_value(text, begin)
+    except Unreadable:
+        return default
+    return default if text[end:].strip() else value
+
+
+def _write_value(value: Any, schema: Mapping[str, Any] | None) -> str:
+    if isinstance(value, str) and typed(value, schema) == value and not _END_OF_VALUE.search(f"\n{value}"):
+        return value
+    return write_value(value, compact=False).replace("<", f"\\u{ord('<'):04x}")
