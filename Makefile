@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: train test mutants test-verl test-vllm check format setup browser sandbox clean
+.PHONY: train test mutants test-verl test-vllm test-clients check format setup browser sandbox clean
 
 train: setup browser
 	$(BIN)/uirl train configs/screen.yaml
@@ -75,6 +75,21 @@ test-vllm: .venv-vllm/.ready
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	site=$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
 	  cp scripts/torchvision_on_cpu.py "$$site" && echo 'import torchvision_on_cpu' > "$$site/torchvision_on_cpu.pth"
+	touch $@
+
+# what uirl offers, used by the programs of others: Gymnasium and its learners, TRL and the loaders of datasets, in an
+# environment of its own
+test-clients: .venv-clients/.ready
+	.venv-clients/bin/python -m pytest -m clients tests/clients
+
+.venv-clients/.ready: requirements-clients.txt pyproject.toml
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-clients.txt
+	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	  --target .venv-clients/datasets-3.6 datasets==3.6.0 dill==0.3.8 multiprocess==0.70.16 fsspec==2025.3.0
+	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
+	  --target .venv-clients/datasets-4.5 datasets==4.5.0 dill==0.4.0 multiprocess==0.70.18 fsspec==2025.10.0
+	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
 clean:
