@@ -29,9 +29,9 @@ def register() -> None:
     RolloutReplicaRegistry.register(ROLLOUT, replica)
     _ROLLOUT_REGISTRY[(ROLLOUT, "async")] = "tests.integrations.verl.cpu.rollout.WeightCourier"
     if importlib.util.find_spec("torchvision") is None:
-        from tests.integrations.verl.cpu import processor
+        from tests.inference import processors
 
-        processor.register()
+        processors.register()
     if os.environ.get("WG_BACKEND") == "ray":  # set by verl in the processes of its worker groups
         from tests.integrations.verl.cpu import engine  # noqa: F401
 

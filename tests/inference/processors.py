@@ -9,7 +9,7 @@ from transformers.processing_utils import ProcessorMixin
 
 
 class PicturesOnly:
-    """A processor that takes no videos. The classes below keep their names, by which verl knows them."""
+    """A processor that takes no videos. The classes below keep their names, by which verl and TRL know them."""
 
     def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None) -> None:
         self.image_token, self.video_token = "<|image_pad|>", "<|video_pad|>"
