@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from uirl.errors import StorageError
@@ -30,11 +30,12 @@ def storage_errors(what: str) -> Iterator[None]:
         raise StorageError(f"{what}: {error.strerror or error}; {remedy}") from error
 
 
-def write_atomically(path: str | os.PathLike[str], data: str | bytes) -> None:
+def write_atomically(path: str | os.PathLike[str], data: str | bytes | Iterable[str]) -> None:
     """Replaces `path` by `data` (text as UTF-8), so that a reader or a crash sees the old file or the new one, whole.
 
-    The bytes are on the disk before the name changes, and the folder is made where it is missing. Raises `StorageError`
-    where that fails; the old file then stands and no temporary file is left.
+    `data` that is too much to be held at once comes in pieces, an iterable of texts. The bytes are on the disk before
+    the name changes, and the folder is made where it is missing. Raises `StorageError` where that fails; the old file
+    then stands and no temporary file is left.
     """
     target = Path(path)
     with storage_errors(f"cannot write {target}"):
@@ -44,7 +45,8 @@ def write_atomically(path: str | os.PathLike[str], data: str | bytes) -> None:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(data.encode("utf-8") if isinstance(data, str) else data)
+                for piece in (data,) if isinstance(data, (str, bytes)) else data:
+                    file.write(piece.encode("utf-8") if isinstance(piece, str) else piece)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, target)
