@@ -2,14 +2,16 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 from tests.storage.episodes import PNG, episode, full_trajectory
 from uirl.errors import StorageError
 from uirl.images import Screenshot
+from uirl.rollout.conversation import messages_of
 from uirl.storage import TrajectoryStore, export_sft
-from uirl.types import Action, Failure
+from uirl.types import Action, Failure, Observation, ToolCall, ToolResult
 
 
 @pytest.fixture
@@ -36,9 +38,9 @@ def test_solved_trajectories_become_messages_with_their_pictures(store, tmp_path
             "task": "a",
             "reward": 1.0,
             "messages": [
-                {"role": "system", "content": "be quick"},
-                {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "look"}]},
-                {"role": "assistant", "content": "reply"},
+                {"role": "system", "content": [{"type": "text", "text": "be quick"}]},
+                {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "look"}]},
+                {"role": "assistant", "content": [{"type": "text", "text": "reply"}]},
             ],
             "images": [image],
         }
@@ -51,12 +53,72 @@ def test_any_choice_of_trajectories(store, tmp_path):
     store.add(full_trajectory(), step=2)
     assert export_sft(store, tmp_path / "x.jsonl", where=lambda row: row.step == 2) == 1
     (line,) = lines(tmp_path / "x.jsonl")
-    assert [message["role"] for message in line["messages"]] == ["user", "assistant"] * 2
+    said = ["tool", "tool", "user", "assistant", "user", "assistant"]
+    assert [message["role"] for message in line["messages"]] == said
     endings = [name.rpartition(".")[2] for name in line["images"]]
     assert endings == ["png", "jpg", "png"]
     assert len(list((tmp_path / "x_images").iterdir())) == 2
     assert export_sft(store, tmp_path / "x.jsonl", where=lambda row: False) == 0
     assert lines(tmp_path / "x.jsonl") == []
+
+
+def test_texts_alone_are_strings_in_the_order_of_the_conversation(store, tmp_path):
+    call = '<tool_call>\n{"name": "look", "arguments": {"key": "fig"}}\n</tool_call>'
+    made = episode("a")
+    first = dataclasses.replace(made.turns[0], action=Action(call, (ToolCall("look", {"key": "fig"}),)))
+    results = (ToolResult("look", {"key": "fig"}, True, {"n": 7}, "c0"), ToolResult("look", result="8"))
+    answered = [
+        dataclasses.replace(first, observation=Observation(text, tool_results=results), action=Action("7"))
+        for text in ("", "well?")
+    ]
+    made.turns = [first, *answered]
+    store.add(made, step=1)
+    assert export_sft(store, tmp_path / "x.jsonl") == 1
+    (line,) = lines(tmp_path / "x.jsonl")
+    told = [("tool", '{"n": 7}'), ("tool", "8")]
+    said = [("user", "look"), ("assistant", call), *told, ("assistant", "7"), *told, ("user", "well?")]
+    assert line["messages"] == [{"role": role, "content": text} for role, text in [*said, ("assistant", "7")]]
+    assert "images" not in line
+    # what the policy was shown, in the words of the one who showed it
+    shown = [[(m.role, m.text) for m in messages_of(turn.observation)] for turn in made.turns]
+    assert shown == [said[:1], told, said[5:]]
+
+
+def test_an_example_per_reply_ends_with_it(store, tmp_path):
+    store.add_many([full_trajectory(), episode("a")], step=1)
+    path = tmp_path / "x.jsonl"
+    export_sft(store, tmp_path / "whole.jsonl", where=lambda row: True)
+    assert export_sft(store, path, where=lambda row: True, each_reply=True) == 3
+    for whole in lines(tmp_path / "whole.jsonl"):
+        examples = [line for line in lines(path) if line["id"] == whole["id"]]
+        replies = [i for i, message in enumerate(whole["messages"]) if message["role"] == "assistant"]
+        assert len(examples) == len(replies)
+        for at, line in zip(replies, examples, strict=True):
+            assert line["prompt"] + line["completion"] == whole["messages"][: at + 1]
+            assert len(line["completion"]) == 1
+            parts = [part for message in line["prompt"] for part in message["content"] if part["type"] == "image"]
+            assert [Path(name).name for name in line["images"]] == [
+                Path(name).name for name in whole["images"][: len(parts)]
+            ]
+
+
+def test_half_characters_are_not_written(store, tmp_path):
+    made = episode("a")
+    made.turns[0] = dataclasses.replace(made.turns[0], observation=Observation("a\ud800b \U0001f600 \0"))
+    store.add(made, step=1)
+    export_sft(store, tmp_path / "x.jsonl")
+    (line,) = lines(tmp_path / "x.jsonl")
+    assert line["messages"][0]["content"] == "a\ufffdb \U0001f600 \0"
+
+
+def test_what_has_a_picture_comes_first_and_every_line_has_the_same_fields(store, tmp_path):
+    store.add_many([episode("a"), episode("b", shot=PNG), episode("c")], step=1)
+    export_sft(store, tmp_path / "x.jsonl")
+    written = lines(tmp_path / "x.jsonl")
+    assert [line["id"] for line in written] == ["b", "a", "c"]
+    assert [len(line["images"]) for line in written] == [1, 0, 0]
+    contents = [message["content"] for line in written for message in line["messages"]]
+    assert all(isinstance(content, list) and content for content in contents)
 
 
 def test_a_turn_without_the_text_of_its_action_cannot_be_learned_from(store, tmp_path):

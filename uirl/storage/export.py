@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,17 @@ def export_sft(
     where: Callable[[TrajectorySummary], bool] = solved,
     *,
     system_prompt: str | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
+    each_reply: bool = False,
 ) -> int:
-    """How many trajectories were written to `path`, one JSON object per line.
+    """How many examples were written to `path`, one JSON object per line, each with the same fields of the same types.
 
-    A line holds `messages` (role and content; user content is a list of `{"type": "image", "image": path}` and
-    `{"type": "text", "text": ...}`), `images` (the same paths in order), `id`, `task` and `reward`. Pictures lie in the
-    folder `<name>_images` beside the file, each once, and paths are relative to the file's folder.
+    A line holds `messages` (role and content), `id`, `task` and `reward`. Where no chosen trajectory has a picture,
+    content is a str. Where one has, content is everywhere a list of `{"type": "image"}` and `{"type": "text",
+    "text": ...}`, and `images` names the picture of each `{"type": "image"}`, in order; trajectories without a picture
+    then come last. Pictures lie in the folder `<name>_images` beside the file, each once, and paths are relative to the
+    file's folder. What tools answered is a message of the role 'tool'; calls are part of the reply, as the policy wrote
+    them. Half of a surrogate pair, which no tokenizer takes, is written as U+FFFD.
 
     Args:
         store: The trajectories of a run.
@@ -41,6 +47,10 @@ def export_sft(
         where: Which trajectories; the default takes the solved ones.
         system_prompt: First message of each; None: no system message. (The environment's prompt is in the token ids of
             a trajectory, not in its messages.)
+        tools: JSON schemas of the functions that the chat template shows (`BaseEnvironment.tool_schemas`), as one JSON
+            text in the field `tools`; empty: no such field.
+        each_reply: False: one example per trajectory. True: one per reply, with `prompt` (all messages before it) and
+            `completion` (the reply) in place of `messages`: trainers put the loss on the completion.
 
     Raises:
         StorageError: A chosen trajectory was stored without its screenshots, or has a turn with tool calls but no
@@ -48,35 +58,91 @@ def export_sft(
     """
     target = Path(path)
     folder = target.with_name(f"{target.stem}_images")
-    lines = []
-    for summary in store.list():
-        if where(summary):
-            trajectory = store.get(summary.id)
-            lines.append(json.dumps(_line(trajectory, folder, system_prompt)) + "\n")
-    write_atomically(target, "".join(lines))
-    return len(lines)
+    chosen = [summary.id for summary in store.list() if where(summary)]
+    episodes = [_episode(store.get(name), folder, system_prompt) for name in chosen]
+    # loaders take the types of the fields from the first lines: a list of nothing would have none
+    episodes.sort(key=lambda episode: not _images(episode.said))
+    with_pictures = any(_images(episode.said) for episode in episodes[:1])
+    shown = {"tools": json.dumps(list(tools))} if tools else {}
+    written = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal written
+        for episode in episodes:
+            for example in _per_reply(episode) if each_reply else _whole(episode):
+                written += 1
+                yield json.dumps(_line(episode, example, with_pictures) | shown) + "\n"
+
+    write_atomically(target, lines())
+    return written
 
 
-def _line(trajectory: Trajectory, folder: Path, system_prompt: str | None) -> dict[str, Any]:
-    messages: list[dict[str, Any]] = []
-    if system_prompt is not None:
-        messages.append({"role": "system", "content": system_prompt})
-    images: list[str] = []
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """One message: who, the paths of its pictures, and its text."""
+
+    role: str
+    text: str
+    images: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Episode:
+    """The messages of a trajectory, and what stands beside them in the file."""
+
+    head: Mapping[str, Any]
+    said: tuple[_Said, ...]
+
+
+_Example = Mapping[str, Sequence[_Said]]
+"""Field of a line -> its messages, in the order in which they were said."""
+
+
+def _episode(trajectory: Trajectory, folder: Path, system_prompt: str | None) -> _Episode:
+    said = [] if system_prompt is None else [_Said("system", system_prompt)]
     for index, turn in enumerate(trajectory.turns):
         where = f"trajectory {trajectory.id}: turns[{index}]"
-        paths = [_save(picture, folder, where) for picture in turn.observation.images]
-        parts = [{"type": "image", "image": path} for path in paths]
-        texts = [{"type": "text", "text": turn.observation.text}] if turn.observation.text or not parts else []
-        messages.append({"role": "user", "content": [*parts, *texts]})
-        messages.append({"role": "assistant", "content": _reply(turn, where)})
-        images.extend(paths)
-    return {
-        "id": trajectory.id,
-        "task": trajectory.task.id,
-        "reward": trajectory.total_reward(),
-        "messages": messages,
-        "images": images,
-    }
+        seen = turn.observation
+        paths = tuple(_save(picture, folder, where) for picture in seen.images)
+        said += [_Said("tool", result.text) for result in seen.tool_results]
+        if seen.text or paths or not seen.tool_results:
+            said.append(_Said("user", seen.text, paths))
+        said.append(_Said("assistant", _reply(turn, where)))
+    head = {"id": trajectory.id, "task": trajectory.task.id, "reward": trajectory.total_reward()}
+    return _Episode(head, tuple(said))
+
+
+def _whole(episode: _Episode) -> Iterator[_Example]:
+    yield {"messages": episode.said}
+
+
+def _per_reply(episode: _Episode) -> Iterator[_Example]:
+    for i, message in enumerate(episode.said):
+        if message.role == "assistant":
+            yield {"prompt": episode.said[:i], "completion": episode.said[i : i + 1]}
+
+
+def _line(episode: _Episode, example: _Example, with_pictures: bool) -> dict[str, Any]:
+    line = dict(episode.head)
+    for name, said in example.items():
+        line[name] = [{"role": one.role, "content": _content(one, with_pictures)} for one in said]
+    if with_pictures:
+        line["images"] = [path for said in example.values() for path in _images(said)]
+    return line
+
+
+def _content(message: _Said, with_pictures: bool) -> str | list[dict[str, str]]:
+    """One type in the whole file: loaders of tables make something else of a column that has two."""
+    # half of a surrogate pair has no UTF-8: of a file with one, datasets makes other rows without a word
+    text = message.text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if not with_pictures:
+        return text
+    parts = [{"type": "image"} for _ in message.images]
+    return parts + ([{"type": "text", "text": text}] if text or not parts else [])
+
+
+def _images(said: Iterable[_Said]) -> list[str]:
+    return [path for message in said for path in message.images]
 
 
 def _reply(turn: Turn, where: str) -> str:
