@@ -10,7 +10,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.cli.test_command import QUICK
 from uirl.cli.main import main
-from uirl.storage import TrajectoryStore
+from uirl.config import ConfigStore
+from uirl.storage import RunDirectory, TrajectoryStore
+from uirl.types import Action, Observation, Task, Trajectory, Turn
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +62,65 @@ def test_episodes_are_those_of_training_that_were_solved(runs: Path, capsys: pyt
         episodes = store.list()
     assert {e.split for e in episodes} > {"train"}
     assert written == {e.id for e in episodes if e.split == "train" and e.success and e.failure is None}
+
+
+def played(folder: Path, environment: str, options: dict[str, object], **inference: object) -> Path:
+    """A run directory with one solved episode of two replies."""
+    config = ConfigStore.from_dict({"environment": {"name": environment, "options": options}, "inference": inference})
+    turns = [Turn(Observation(text), action=Action(reply)) for text, reply in (("one", "1"), ("two", "2"))]
+    RunDirectory.create(folder, config.to_yaml()).close()
+    with TrajectoryStore(folder / "trajectories.sqlite") as store:
+        store.add(Trajectory("t", Task("a"), turns, stop_reason="terminated", metrics={"success": 1.0}), step=1)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "inference", "words", "system", "tools"),
+    [
+        ("guess_number", {"describe": True}, {}, [], "Find a number from 1 to 7", []),
+        ("guess_number", {}, {}, [], None, []),
+        ("guess_number", {"describe": True}, {"system_prompt": "as I say"}, [], "as I say", []),
+        ("guess_number", {"describe": True}, {}, ["--system-prompt", "other"], "other", []),
+        ("guess_number", {"describe": True}, {}, ["--system-prompt", ""], None, []),
+        ("calculator", {"describe": "template"}, {}, [], "Work out the expression", ["calculator"]),
+        ("no.such:Thing", {}, {"system_prompt": "as I say"}, [], "as I say", []),
+    ],
+)
+def test_episodes_begin_with_what_the_policy_was_told(
+    environment: str,
+    options: dict[str, object],
+    inference: dict[str, object],
+    words: list[str],
+    system: str | None,
+    tools: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = played(tmp_path / "run", environment, options, **inference)
+    file = exported(capsys, str(run), "--to", "sft", *words)
+    (line,) = map(json.loads, file.read_text().splitlines())
+    first, *rest = line["messages"]
+    if system is None:
+        assert first["role"] == "user"
+    else:
+        assert first["role"] == "system"
+        assert first["content"].startswith(system)
+        assert [message["role"] for message in rest] == ["user", "assistant"] * 2
+    assert [tool["function"]["name"] for tool in json.loads(line.get("tools", "[]"))] == tools
+
+
+def test_an_example_per_reply(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = played(tmp_path / "run", "guess_number", {})
+    file = exported(capsys, str(run), "--to", "sft", "--each-reply", "--out", str(tmp_path / "x.jsonl"))
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["completion"] for line in lines] == [[{"role": "assistant", "content": reply}] for reply in "12"]
+    assert [len(line["prompt"]) for line in lines] == [1, 3]
+
+
+def test_an_environment_that_cannot_be_asked_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = played(tmp_path / "run", "no.such:Thing", {})
+    assert main(["export", str(run), "--to", "sft"]) == 2
+    assert "say it: --system-prompt TEXT" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from uirl.errors import CheckpointError, ConfigError
+from uirl.errors import CheckpointError, ConfigError, RolloutFailure
 
 FORMATS = {
     "hf": "a folder that from_pretrained, vLLM and SGLang read, adapters merged",
@@ -23,6 +24,14 @@ def add_command(commands: Any) -> None:
     export.add_argument("--to", required=True, choices=FORMATS, help=formats)
     export.add_argument("--out", metavar="PATH", help="where to write (default: RUN/exports/...)")
     export.add_argument(
+        "--each-reply",
+        action="store_true",
+        help="sft: an example per reply, with what was said before it as its prompt",
+    )
+    export.add_argument(
+        "--system-prompt", metavar="TEXT", help="sft: the first message (default: the run's; '' for none)"
+    )
+    export.add_argument(
         "--trust-remote-code", action="store_true", help="let Python code run that lies with the checkpoint's model"
     )
     export.set_defaults(run=_run)
@@ -34,7 +43,7 @@ def _run(options: argparse.Namespace) -> int:
         raise CheckpointError(f"{source} does not exist; expected a run directory or a checkpoint")
     out = Path(options.out) if options.out is not None else None
     if options.to == "sft":
-        print(export_episodes(source, out))
+        print(export_episodes(source, out, each_reply=options.each_reply, system_prompt=options.system_prompt))
     else:
         print(export_policy(source, options.to, out, trust_remote_code=options.trust_remote_code or None))
     return 0
@@ -57,8 +66,20 @@ def export_policy(source: Path, kind: str, out: Path | None = None, *, trust_rem
     return write(out or _default(source, f"{checkpoint.name}-{kind}"), policy)
 
 
-def export_episodes(source: Path, out: Path | None = None) -> Path:
-    """The file with the solved training episodes of a run; the held-out ones stay held out."""
+def export_episodes(
+    source: Path, out: Path | None = None, *, each_reply: bool = False, system_prompt: str | None = None
+) -> Path:
+    """The file with the solved training episodes of a run; the held-out ones stay held out.
+
+    Args:
+        source: the run directory.
+        out: the file; None: `exports/sft.jsonl` in the run.
+        each_reply: see `export_sft`.
+        system_prompt: the first message of each; None: what the run told its policy. Empty: none.
+
+    Raises:
+        ConfigError: there is no run, nothing was solved, or the run's environment cannot be asked for its prompt.
+    """
     from uirl.storage import RunDirectory, TrajectoryStore, export_sft
     from uirl.storage.export import solved
 
@@ -67,11 +88,43 @@ def export_episodes(source: Path, out: Path | None = None) -> Path:
         raise ConfigError(f"{source} holds no {path.name}; expected a run directory, as in runs/screen")
     target = out or _default(source, "sft.jsonl")
     target.parent.mkdir(parents=True, exist_ok=True)
+    prompt, tools = _told(source, system_prompt)
     with TrajectoryStore(path, read_only=True) as store:
-        written = export_sft(store, target, lambda episode: solved(episode) and episode.split == "train")
+        written = export_sft(
+            store,
+            target,
+            lambda episode: solved(episode) and episode.split == "train",
+            system_prompt=prompt or None,
+            tools=tools,
+            each_reply=each_reply,
+        )
     if not written:
         raise ConfigError(f"no training episode of {source} was solved, so there is nothing to imitate")
     return target
+
+
+def _told(run: Path, system_prompt: str | None) -> tuple[str, Sequence[Mapping[str, Any]]]:
+    """(System prompt, schemas of the tools) of a run's policy, from its config; a given prompt comes without tools
+    where the environment cannot be made."""
+    from uirl.config import ConfigStore
+    from uirl.environments import create_environment
+    from uirl.storage import RunDirectory
+
+    config = ConfigStore.from_yaml(RunDirectory(run).config_path)
+    settings = config.environment
+    if system_prompt is None:
+        system_prompt = config.inference.system_prompt
+    try:
+        settings.require_named()
+        environment = create_environment(settings.name, settings.options_for("train"), settings)
+        return environment.get_prompt_prefix() if system_prompt is None else system_prompt, environment.tool_schemas()
+    except (ConfigError, RolloutFailure) as problem:
+        if system_prompt is not None:
+            return system_prompt, ()
+        raise ConfigError(
+            f"the environment of {run} cannot be asked what its policy was told ({problem}); say it: --system-prompt "
+            "TEXT, or --system-prompt '' for nothing"
+        ) from problem
 
 
 def _default(source: Path, name: str) -> Path:
