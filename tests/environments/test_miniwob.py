@@ -150,7 +150,18 @@ async def test_the_wrong_button_costs_and_a_miss_goes_on_until_the_turns_are_use
     assert (miss.reward, miss.done, miss.observation.info["success"]) == (0.0, False, False)
     assert picture(miss.observation) == picture(first)
     last = await env.step(click(2, 208))
-    assert (last.reward, last.terminated, last.truncated) == (0.0, True, False)
+    assert (last.reward, last.terminated, last.truncated) == (0.0, False, True)
+    assert picture(last.observation) == picture(first)  # a limit is no end: the state is still to be seen
+    with pytest.raises(RuntimeError, match="after the end of an episode"):
+        await env.step(click(2, 208))
+    await env.reset(seed=0)
+    await env.step(click(2, 208))
+    wrong = await env.step(click(90, 113))
+    assert (wrong.reward, wrong.terminated, wrong.truncated) == (
+        -1.0,
+        True,
+        False,
+    )  # the page ended it in the last turn
 
 
 @pytest.mark.parametrize(
@@ -174,7 +185,8 @@ async def test_a_mistake_of_the_model_is_told_and_costs_a_turn(action: Action, t
     assert result.observation.text.startswith(told)
     assert (result.reward, result.done, result.observation.info["success"]) == (0.0, False, False)
     assert picture(result.observation) == picture(first)
-    assert (await env.step(action)).terminated
+    last = await env.step(action)
+    assert (last.terminated, last.truncated) == (False, True)
 
 
 async def test_clicks_are_in_pixels_of_the_picture() -> None:

@@ -33,7 +33,8 @@ class BaseEnvironment(ABC):
     """True: `expert_action` errs on purpose, for a warm start that leaves something to learn; the contract suite then
     does not ask it to succeed."""
     max_turns: int | None = None
-    """Turns after which an episode of this environment is over; None: the run's limit alone."""
+    """Turns after which an episode of this environment is over; None: the run's limit alone. An environment that ends
+    the episode itself says `truncated` then, unless the last turn came to an end of the task, or to its final score."""
     max_parallel: int | None = None
     """Instances that can be in use at the same time, where each costs much (a browser page, a phone); a run that asks
     for more episodes at a time plays so many. None: as many as the run asks for."""

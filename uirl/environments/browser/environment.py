@@ -9,7 +9,7 @@ import math
 import random
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
 from uirl.environments.base import BaseEnvironment
@@ -104,7 +104,7 @@ class PageEnvironment(BaseEnvironment):
                 one where they know a word.
             marks: numbers are drawn on what can be clicked, and `click` takes a mark in place of x and y.
             tree: characters of the accessibility tree that follow the text of every observation; 0: none.
-            max_turns: actions per episode; None: that of the class.
+            max_turns: actions after which an episode is cut ('truncated'); None: that of the class.
             settle: seconds to wait after an action, for pages that move.
 
         Raises:
@@ -193,19 +193,22 @@ class PageEnvironment(BaseEnvironment):
         return await self._look(page, [goal], {"seed": seed, "success": False, **judgement.info})
 
     async def step(self, action: Action) -> StepResult:
-        """Carries the action out, and gives the new picture; no picture where the episode ended."""
+        """Carries the action out, and gives the new picture; no picture where the task is over. `max_turns` cuts the
+        episode: the state is no end then, and is shown."""
         page = self._page
         if self._done or page is None:
             raise RuntimeError("step after the end of an episode; call reset first")
         self._turns += 1
-        self._done = self._turns >= (self.max_turns or math.inf)
         try:
-            return await self._step(page, action)
+            result = await self._step(page, action)
         except PageLost as error:
-            self._done = True
             lost = self.lost(str(error))
             info = {"success": False, **lost.info, "lost": str(error)}
-            return StepResult(Observation(f"the page is gone: {error}", (), info), lost.reward, terminated=True)
+            result = StepResult(Observation(f"the page is gone: {error}", (), info), lost.reward, terminated=True)
+        if not result.terminated and self._turns >= (self.max_turns or math.inf):
+            result = replace(result, truncated=True)
+        self._done = result.done
+        return result
 
     async def _step(self, page: Page, action: Action) -> StepResult:
         meant = self.space.read(action)
@@ -222,11 +225,11 @@ class PageEnvironment(BaseEnvironment):
         if page.leaving:
             await page.settle()
             judgement = await self.judge(page, meant)
-        self._done = self._done or judgement.ended or isinstance(meant, (Answer, Terminate))
+        ended = judgement.ended or isinstance(meant, (Answer, Terminate))
         info = {"success": judgement.success, **judgement.info}
         said = [*page.take_notices(), page.tabs.words()]
-        seen = Observation(_lines(*said), (), info) if self._done else await self._look(page, said, info)
-        return StepResult(seen, judgement.reward, terminated=self._done)
+        seen = Observation(_lines(*said), (), info) if ended else await self._look(page, said, info)
+        return StepResult(seen, judgement.reward, terminated=ended)
 
     @property
     def accessibility(self) -> str:
@@ -302,10 +305,8 @@ class PageEnvironment(BaseEnvironment):
 
     def _tell(self, problem: str) -> StepResult:
         """The same state with a word on what was wrong."""
-        text = problem if self._done else _lines(problem, self._seen.text)
-        images = () if self._done else self._seen.images
         info = {"success": False, "mistake": problem}
-        return StepResult(Observation(text, images, info), terminated=self._done)
+        return StepResult(Observation(_lines(problem, self._seen.text), self._seen.images, info))
 
 
 def _capture(image_format: str, quality: int | None) -> dict[str, Any]:

@@ -247,7 +247,10 @@ class MobileWorldEnvironment(RemoteEnvironment):
         return ""
 
     async def _finish(self, episode: _Episode, meant: PhoneAction | str) -> StepResult:
-        """The end: the score, and then the tear-down, which cannot change it any more."""
+        """The end: the score, and then the tear-down, which cannot change it any more.
+
+        Also where the turns are spent: the score is all that an episode can earn, so nothing is left to be cut off.
+        """
         score = await episode.phone.score(episode.task.name)
         info: dict[str, Any] = {"success": score.success, "score": score.value, "reason": score.reason}
         if isinstance(meant, Terminate):
