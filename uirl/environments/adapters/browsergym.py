@@ -111,7 +111,7 @@ class BrowserGymEnvironment:
         named = (options or {}).get("task")
         first = self._run(self._episode.reset(Task(id=named) if named else None, seed))
         self._started = time.monotonic()
-        self._goal = self._episode.env.get_state_description()
+        self._goal = self._run(self._episode.state_description())
         self._messages = []
         self._say("user", self._goal)
         return self._observe(first, "", ""), {"task_info": dict(first.info)}

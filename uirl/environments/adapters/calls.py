@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from uirl.environments.base import BaseEnvironment
@@ -93,9 +94,7 @@ class CalledEpisode:
         reset_timeout: float = 120.0,
     ) -> None:
         """`env` is not played itself: every instance plays a `spawn()` of it. Time limits are seconds."""
-        self.functions = {one.name: one for one in functions_of(env, schemas)}
-        """Name -> definition of every function."""
-        self._env, self._own_schemas = env, schemas is None
+        self._env, self._schemas = env, schemas
         self._limits = {"step_timeout": step_timeout, "reset_timeout": reset_timeout}
         self._session: EnvironmentSession | None = None
         self._busy = asyncio.Lock()
@@ -110,6 +109,12 @@ class CalledEpisode:
         """The environment's own word; None: it said nothing."""
         self.failure: RolloutFailure | None = None
         """Why the episode is no evidence; None: nothing broke."""
+
+    @cached_property
+    def functions(self) -> dict[str, ToolDefinition]:
+        """Name -> definition of every function. Raises ConfigError where the environment does not say which there are;
+        those who only `act` need none."""
+        return {one.name: one for one in functions_of(self._env, self._schemas)}
 
     @property
     def env(self) -> BaseEnvironment:
@@ -168,6 +173,11 @@ class CalledEpisode:
             self.success = self.success if said is None else bool(said)
             return result
 
+    async def state_description(self) -> str:
+        """The environment's state as text; empty where no instance is there. Raises as `act` does."""
+        async with self._busy:
+            return await self._session.state_description() if self._session is not None else ""
+
     async def close(self) -> None:
         """Frees the environment. Calling it twice is fine, and so is another `reset` after it."""
         async with self._busy:
@@ -179,7 +189,7 @@ class CalledEpisode:
         if name not in self.functions:
             raise ValueError(f"there is no function {shown(name, 40)}; expected {', '.join(self.functions)}")
         given = {key: value for key, value in arguments.items() if value is not None}
-        if name == ACT and self._own_schemas and self._env.action_format == "text":
+        if name == ACT and self._schemas is None and self._env.action_format == "text":
             problem = self.functions[name].check(given)
             if problem is not None:
                 raise ValueError(problem)
