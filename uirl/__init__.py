@@ -26,8 +26,9 @@ _HOME = {
     ),
     "uirl.environments": (
         "BaseEnvironment CalculatorEnvironment DataEntryEnvironment ENVIRONMENTS EnvironmentSession "
-        "GuessNumberEnvironment GymnasiumEnvironment LookupEnvironment MiniWobEnvironment MobileWorldEnvironment "
-        "ScreenEnvironment SimpleGameEnvironment ToolEnvironment WebEnvironment check_environment create_environment"
+        "GuessNumberEnvironment GymEnv GymnasiumEnvironment LookupEnvironment MiniWobEnvironment "
+        "MobileWorldEnvironment ScreenEnvironment SimpleGameEnvironment ToolEnvironment WebEnvironment "
+        "check_environment create_environment"
     ),
     "uirl.tools": (
         "CalculatorTool EnvironmentStepTool FunctionTool LookupTool MCPServer MCPTool PythonTool SearchTool Tool "

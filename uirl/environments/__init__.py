@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from uirl.environments.adapters.gym_env import GymEnv
     from uirl.environments.adapters.gymnasium import GymnasiumEnvironment
     from uirl.environments.base import BaseEnvironment
     from uirl.environments.browser.miniwob import MiniWobEnvironment
@@ -39,6 +40,7 @@ _EXPORTS = {
     "environment_class": "uirl.environments.table",
     "CalculatorEnvironment": "uirl.environments.tool_use.calculator",
     "GuessNumberEnvironment": "uirl.environments.text.guess_number",
+    "GymEnv": "uirl.environments.adapters.gym_env",
     "GymnasiumEnvironment": "uirl.environments.adapters.gymnasium",
     "LookupEnvironment": "uirl.environments.tool_use.lookup",
     "DataEntryEnvironment": "uirl.environments.data_entry.environment",
@@ -61,6 +63,7 @@ __all__ = [
     "EnvironmentReport",
     "EnvironmentSession",
     "GuessNumberEnvironment",
+    "GymEnv",
     "GymnasiumEnvironment",
     "LookupEnvironment",
     "MiniWobEnvironment",

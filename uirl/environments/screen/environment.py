@@ -12,6 +12,7 @@ from uirl.environments.demonstrators import error_rate
 from uirl.environments.screen.drawing import draw
 from uirl.environments.screen.layout import Grid
 from uirl.environments.screen.stages import COLOURS, ColourStage, ConfirmStage, DigitStage, Stage
+from uirl.environments.ui_actions import ActionSpace
 from uirl.errors import ConfigError, did_you_mean
 from uirl.types import Action, Observation, StepResult, ToolCall
 
@@ -63,6 +64,10 @@ class ScreenEnvironment(BaseEnvironment):
         _check_options(size, level, palette, buttons, slots, jitter, retries)
         self.size, self.retries = size, retries
         self.max_turns = len(LEVELS[level]) + retries
+        self.picture_size = (size, size)
+        """Width and height of the picture the agent sees."""
+        self.space = ActionSpace(size, size, ("click", "type"))
+        """What can be done, for those who call functions."""
         self._grid = Grid(size, slots, jitter)
         self._kinds, self._palette, self._buttons = LEVELS[level], palette, buttons
         self._carelessness = error_rate("screen", demonstrator, carelessness)

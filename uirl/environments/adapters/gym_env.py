@@ -1,0 +1,294 @@
+"""`GymEnv`: an environment of ours as a `gymnasium.Env`, for everything that plays one.
+
+Needs the extra `gymnasium`. Importing this module registers `uirl/<name>` for every name in the table of environments.
+"""
+
+from __future__ import annotations
+
+import copy
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+try:
+    import gymnasium
+    from gymnasium import spaces
+except ImportError as error:
+    from uirl.errors import ConfigError
+
+    raise ConfigError("GymEnv needs the extra 'gymnasium': pip install 'uirl[gymnasium]'") from error
+
+from uirl.environments.adapters import gym_spaces
+from uirl.environments.adapters.calls import CalledEpisode, environment_of, functions_of, words_of
+from uirl.environments.base import BaseEnvironment
+from uirl.environments.table import ENVIRONMENTS
+from uirl.errors import ConfigError, ContractError, EnvironmentFailure, did_you_mean
+from uirl.event_loop import EventLoopThread
+from uirl.images import screenshot
+from uirl.limits import clip, shown
+from uirl.types import Action, Observation, StepResult, Task
+
+VIEWS = ("all", "text", "image")
+SERVED = ("remote", "ui_verifiers", "openenv", "mobile_world", "gymnasium")
+"""What somebody else runs: the same seed need not give the same episode there."""
+WAYS = ("auto", "text", "calls", "numbers")
+Picture = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class GymEnv(gymnasium.Env[Any, Any]):
+    """One environment, one episode at a time, as Gymnasium means it.
+
+    Observations are `{"text": ..., "image": ...}`, or one of the two alone (`view`). An image is a uint8 array
+    [height, width, 3] of the size that the agent sees; where an episode ends without a new picture the last one stays.
+    `reset(seed=n)` plays instance n; without a seed the instance is drawn from `np_random`, so a seed given once makes
+    all later episodes repeatable. `reset(options={"task": id})` chooses a task; without, an environment that has tasks
+    draws one by the seed. An environment's own limit of turns is `truncated`.
+
+    `info` is the environment's, with `is_success` where that says whether the task is solved. The model's mistakes are
+    observations. A failure of the environment is raised, typed, and is never a reward; the next `reset` takes a fresh
+    instance.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array", "ansi"], "render_fps": 4}  # noqa: RUF012 (as its base)
+
+    def __init__(
+        self,
+        environment: str | BaseEnvironment,
+        options: Mapping[str, Any] | None = None,
+        *,
+        view: Literal["all", "text", "image"] = "all",
+        text: Literal["text", "bytes"] = "text",
+        actions: str | Sequence[Action | str] = "auto",
+        words: Sequence[str] = (),
+        read: Callable[[str], Action] | None = None,
+        schemas: Sequence[Mapping[str, Any]] | None = None,
+        picture_size: Sequence[int] | None = None,
+        max_text: int = 10_000,
+        render_mode: str | None = None,
+        step_timeout: float = 60.0,
+        reset_timeout: float = 120.0,
+    ) -> None:
+        """An environment for Gymnasium.
+
+        Args:
+            environment: a name from the table of environments, 'package.module:Class', or an environment.
+            options: of the named environment.
+            view: 'all' shows the text, and the picture where there is one; 'text' and 'image' one of them.
+            text: how texts are shown: 'text', or 'bytes': `max_text` numbers, the UTF-8 bytes and then zeros.
+            actions: 'text': what a policy writes; 'calls': a function and its arguments; 'numbers': the same as
+                `MultiDiscrete`; or a list of actions, of which one is chosen by its number. 'auto': 'text' where the
+                environment reads texts, else 'calls'.
+            words: the texts that 'numbers' can choose as an argument.
+            read: what makes an action of a text where the environment reads none, as `create_parser("json").parse`.
+            schemas: JSON schemas of the functions, where the environment does not say itself what can be done.
+            picture_size: width and height of the pictures; None: asked of the environment, which is reset for it where
+                it cannot say.
+            max_text: characters (or bytes) of the longest text, shown or written. What is shown of a longer one is
+                its beginning, and `info["text_length"]` says so.
+            render_mode: None, 'rgb_array' (the picture, or the words drawn) or 'ansi' (the state and the last text).
+            step_timeout, reset_timeout: seconds after which a call is given up.
+
+        Raises:
+            ConfigError: an option does not fit.
+        """
+        env = environment_of(environment, options)
+        for name, value, known in (("view", view, VIEWS), ("text", text, ("text", "bytes"))):
+            if value not in known:
+                raise ConfigError(f"{name} must be one of {known}, got {value!r}; {did_you_mean(str(value), known)}")
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ConfigError(f"render_mode is None, 'rgb_array' or 'ansi', got {render_mode!r}")
+        self.render_mode = render_mode
+        self._view, self._bytes, self._max_text = view, text == "bytes", max_text
+        self._episode = CalledEpisode(env, schemas, step_timeout=step_timeout, reset_timeout=reset_timeout)
+        self._loop: EventLoopThread | None = None
+        self._task_list: Sequence[Task] | None = None
+        self._turns = 0
+        self._text = ""
+        self._picture: Picture | None = None
+        self._size = self._find_size(picture_size)
+        self.observation_space = self._seen_space()
+        self.action_space, self._read = self._action_space(env, actions, words, read, schemas)
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """(The first observation, info) of a new episode. Raises EnvironmentFailure, EpisodeTimeout, or ConfigError for
+        an unknown task or option."""
+        super().reset(seed=seed)
+        instance = int(self.np_random.integers(2**31)) if seed is None else int(seed)
+        first = self._run(self._episode.reset(self._task(instance, options or {}), instance))
+        self._turns, self._picture = 0, None
+        return self._observe(first), self._info(first)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """(Observation, reward, terminated, truncated, info) after an element of `action_space`.
+
+        Raises ContractError for anything else, and after the end; EnvironmentFailure or EpisodeTimeout.
+        """
+        if not self._episode.running and self._episode.failure is None:
+            raise ContractError("step without an episode, or after its end; call reset first")
+        if not self.action_space.contains(action):
+            raise ContractError(f"got the action {shown(action, 200)}; expected an element of {self.action_space}")
+        result: StepResult = self._run(self._episode.act(self._read(action)))
+        self._turns += 1
+        limit = self._episode.env.max_turns
+        truncated = result.truncated or (limit is not None and self._turns >= limit and not result.terminated)
+        if truncated:
+            self._episode.running = False
+        seen = result.observation
+        return self._observe(seen), float(result.reward), result.terminated, truncated, self._info(seen)
+
+    def render(self) -> Any:
+        """The picture as [height, width, 3], or the state and the last text; None without a render mode. Of an
+        environment that shows no pictures, 'rgb_array' draws the words."""
+        if self.render_mode is None:
+            return None
+        if self.render_mode == "rgb_array" and self._size is not None:
+            return self._shown_picture()
+        state = self._run(self._episode.state_description())
+        words = "\n".join(part for part in (state, self._text) if part)
+        return words if self.render_mode == "ansi" else _drawn(words)
+
+    def close(self) -> None:
+        """Frees the environment. Calling it twice is fine; so is another `reset`."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            try:
+                loop.run(self._episode.close())
+            finally:
+                loop.close()
+
+    def _find_size(self, given: Sequence[int] | None) -> tuple[int, int] | None:
+        """Width and height of the pictures; None: there are none, or they are not shown."""
+        if given is not None:
+            width, height = given
+            return int(width), int(height)
+        if self._view == "text" and self.render_mode != "rgb_array":
+            return None
+        known = getattr(self._episode.env, "picture_size", None)
+        if known is not None:
+            return int(known[0]), int(known[1])
+        try:
+            first = self._run(self._episode.reset(self._task(0, {}), 0))
+        finally:
+            self.close()
+        return screenshot(first.images[-1]).read_size() if first.images else None
+
+    def _seen_space(self) -> spaces.Space[Any]:
+        length = self._max_text
+        text = spaces.Box(0, 255, (length,), np.uint8) if self._bytes else gym_spaces.AnyText(length)
+        if self._size is None:
+            if self._view == "image":
+                name = type(self._episode.env).__name__
+                raise ConfigError(f"{name} shows no pictures; expected view 'all' or 'text'")
+            return text if self._view == "text" else spaces.Dict({"text": text})
+        image = spaces.Box(0, 255, (self._size[1], self._size[0], 3), np.uint8)
+        alone = {"text": text, "image": image}.get(self._view)
+        return spaces.Dict({"text": text, "image": image}) if alone is None else alone
+
+    def _action_space(
+        self,
+        env: BaseEnvironment,
+        actions: str | Sequence[Action | str],
+        words: Sequence[str],
+        read: Callable[[str], Action] | None,
+        schemas: Sequence[Mapping[str, Any]] | None,
+    ) -> tuple[spaces.Space[Any], gym_spaces.Reader]:
+        if not isinstance(actions, str):
+            return gym_spaces.menu(actions)
+        if actions not in WAYS:
+            raise ConfigError(f"actions is one of {WAYS} or a list of actions; {did_you_mean(actions, WAYS)}")
+        reads_text = env.action_format == "text"
+        if actions == "text" or (actions == "auto" and (reads_text or read is not None) and schemas is None):
+            if read is None and not reads_text:
+                raise ConfigError(
+                    f"{type(env).__name__} reads actions of the format {env.action_format!r}; give what makes one of a "
+                    f"text, as read=uirl.create_parser({env.action_format!r}).parse, or actions='calls'"
+                )
+            return gym_spaces.texts(self._max_text, read or (lambda text: Action(text=text)))
+        functions = functions_of(env, schemas)
+        if actions == "numbers":
+            return gym_spaces.numbers(functions, words)
+        return gym_spaces.calls(functions, self._max_text)
+
+    def _task(self, instance: int, options: Mapping[str, Any]) -> Task | None:
+        unknown = set(options) - {"task"}
+        if unknown:
+            raise ConfigError(f"reset takes the option 'task', got {sorted(map(str, unknown))}")
+        if self._task_list is None:
+            self._task_list = list(self._episode.env.tasks() or ())
+        wanted = options.get("task")
+        if wanted is None:
+            if not self._task_list:
+                return None
+            return self._task_list[int(np.random.default_rng(instance).integers(len(self._task_list)))]
+        named = [task for task in self._task_list if task.id == wanted]
+        if not named:
+            known = [task.id for task in self._task_list]
+            raise ConfigError(f"there is no task {wanted!r}; {did_you_mean(str(wanted), known)}")
+        return named[0]
+
+    def _observe(self, seen: Observation) -> Any:
+        self._text = words_of(seen)
+        if self._size is not None:
+            self._take_picture(seen)
+        shown_parts: dict[str, Callable[[], Any]] = {"text": self._shown_text, "image": self._shown_picture}
+        if isinstance(self.observation_space, spaces.Dict):
+            return {name: shown_parts[name]() for name in self.observation_space.spaces}
+        return shown_parts[self._view]()
+
+    def _take_picture(self, seen: Observation) -> None:
+        name = type(self._episode.env).__name__
+        if len(seen.images) > 1:
+            raise ContractError(f"{name} showed {len(seen.images)} pictures at once; Gymnasium is shown one")
+        if seen.images:  # an episode that ended may have no new picture: the last one stays
+            picture = np.asarray(screenshot(seen.images[0]).open().convert("RGB"))
+            if (picture.shape[1], picture.shape[0]) != self._size:
+                raise EnvironmentFailure(
+                    f"{name} showed a picture of {picture.shape[1]} x {picture.shape[0]} pixels; expected "
+                    f"{self._size}: give picture_size, or an environment whose pictures are of one size"
+                )
+            self._picture = picture
+
+    def _shown_picture(self) -> Picture:
+        if self._picture is None:
+            raise EnvironmentFailure(f"{type(self._episode.env).__name__} showed no picture at the start of an episode")
+        return self._picture.copy()
+
+    def _shown_text(self) -> Any:
+        if self._bytes:
+            return gym_spaces.text_bytes(self._text, self._max_text)
+        return clip(self._text, self._max_text)
+
+    def _info(self, seen: Observation) -> dict[str, Any]:
+        info = copy.deepcopy(dict(seen.info))
+        if "success" in info:
+            info["is_success"] = bool(info["success"])
+        length = len(self._text.encode("utf-8", "replace")) if self._bytes else len(self._text)
+        if length > self._max_text and self._view != "image":
+            info["text_length"] = length
+        return info
+
+    def _run(self, work: Any) -> Any:
+        if self._loop is None:
+            self._loop = EventLoopThread()
+        return self._loop.run(work)
+
+
+def _drawn(words: str) -> Picture:
+    """The first lines of a text, black on white."""
+    from PIL import Image, ImageDraw
+
+    page = Image.new("RGB", (480, 320), "white")
+    lines = [part for line in words.splitlines() for part in textwrap.wrap(line, 78) or [""]]
+    ImageDraw.Draw(page).multiline_text((6, 6), "\n".join(lines[:24]), "black")
+    return np.asarray(page).copy()
+
+
+for _name in ENVIRONMENTS:
+    gymnasium.register(
+        id=f"uirl/{_name}",
+        entry_point=f"{__name__}:GymEnv",
+        kwargs={"environment": _name},
+        nondeterministic=_name in SERVED,
+    )
