@@ -151,6 +151,7 @@ async def test_the_wrong_button_costs_and_a_miss_goes_on_until_the_turns_are_use
     assert picture(miss.observation) == picture(first)
     last = await env.step(click(2, 208))
     assert (last.reward, last.terminated, last.truncated) == (0.0, False, True)
+    assert last.observation.info["out_of_turns"] is True
     assert picture(last.observation) == picture(first)  # a limit is no end: the state is still to be seen
     with pytest.raises(RuntimeError, match="after the end of an episode"):
         await env.step(click(2, 208))

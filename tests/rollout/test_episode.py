@@ -102,6 +102,27 @@ async def test_limits_end_an_episode_and_say_which(lm) -> None:
     assert (record.stop_reason, len(record)) == ("wall_time", 1)
 
 
+@pytest.mark.parametrize(
+    ("said", "reason", "is_an_end"),
+    [({}, "truncated", False), ({"out_of_turns": True}, "max_turns", True), ({"out_of_turns": 1}, "truncated", False)],
+)
+@pytest.mark.parametrize("late", [False, True])
+async def test_an_environments_own_limit_of_turns_is_an_end_as_the_runs_is(
+    lm, said: dict[str, Any], reason: str, is_an_end: bool, late: bool
+) -> None:
+    class Cut(Countdown):
+        scored_at_end = late
+
+        def step(self, action: str) -> Any:
+            seen, reward, done, info = super().step(action)
+            return seen, reward, False, done, info | (said if done else {})
+
+    (record,) = await collector(lm, Cut(length=2)).collect(specs(1), play_with(scripted(lm, "yes")))
+    assert (record.failure, record.stop_reason, len(record)) == (None, reason, 2)
+    assert (record.turns[-1].terminated, record.turns[-1].truncated) == (False, True)
+    assert samples_of(record)[-1].ends_episode is is_an_end
+
+
 async def test_an_episode_that_is_cut_before_its_score_is_a_failure_and_not_a_zero(lm) -> None:
     class Late(Countdown):
         scored_at_end = True

@@ -34,7 +34,8 @@ class BaseEnvironment(ABC):
     does not ask it to succeed."""
     max_turns: int | None = None
     """Turns after which an episode of this environment is over; None: the run's limit alone. An environment that ends
-    the episode itself says `truncated` then, unless the last turn came to an end of the task, or to its final score."""
+    the episode itself says `truncated` then, unless the last turn came to an end of the task, or to its final score;
+    with `info['out_of_turns']` (True) the limit is a part of the job, and an end for credit as the run's own is."""
     max_parallel: int | None = None
     """Instances that can be in use at the same time, where each costs much (a browser page, a phone); a run that asks
     for more episodes at a time plays so many. None: as many as the run asks for."""

@@ -245,7 +245,7 @@ class Episode:
         self.add("parse_errors", float(action.parse_error is not None))
         self.record.turns.append(self._turn_of(action, result, response, context))
         if result.done:
-            self.record.stop_reason = "terminated" if result.terminated else "truncated"
+            self.record.stop_reason = _why(result)
         success = result.observation.info.get("success")
         if success is not None:
             self.record.metrics["success"] = float(success)
@@ -255,10 +255,10 @@ class Episode:
 
     def require_score(self) -> None:
         """Nothing, where the environment ended the episode. Raises EpisodeTimeout where a limit of the run did."""
-        reason = self.record.stop_reason
-        if reason not in ("terminated", "truncated"):
+        turns = self.record.turns
+        if not turns or not turns[-1].done:
             raise EpisodeTimeout(
-                f"the run cut the episode after {len(self.record.turns)} turns ({reason}) and its score was never "
+                f"the run cut the episode after {len(turns)} turns ({self.record.stop_reason}) and its score was never "
                 f"known; keep the environment's own limit (max_turns={self.session.env.max_turns}) below the run's: "
                 "inference.max_turns, rollout.max_tokens, rollout.max_seconds"
             )
@@ -321,6 +321,13 @@ class Episode:
         if self.limits.max_seconds is not None and time.perf_counter() - self._started > self.limits.max_seconds:
             return "wall_time"
         return None
+
+
+def _why(result: StepResult) -> str:
+    """Why the environment ended the episode: a limit of turns that it holds itself is one like the run's."""
+    if result.terminated:
+        return "terminated"
+    return "max_turns" if result.observation.info.get("out_of_turns") is True else "truncated"
 
 
 def apply_reward(record: Trajectory, reward_fn: RewardFunction, environment: BaseEnvironment) -> None:

@@ -206,7 +206,9 @@ class PageEnvironment(BaseEnvironment):
             info = {"success": False, **lost.info, "lost": str(error)}
             result = StepResult(Observation(f"the page is gone: {error}", (), info), lost.reward, terminated=True)
         if not result.terminated and self._turns >= (self.max_turns or math.inf):
-            result = replace(result, truncated=True)
+            seen = result.observation
+            seen = replace(seen, info={**seen.info, "out_of_turns": True})
+            result = replace(result, observation=seen, truncated=True)
         self._done = result.done
         return result
 
