@@ -85,7 +85,7 @@ def _constants(value: Any) -> Iterator[Any]:
             yield value + 1 if value in (0, 1) or isinstance(value, int) else value * 2
             if value == 1:
                 yield 0 * value
-        case str():
+        case str() if " " not in value.strip():  # a text with blanks is words for people
             yield value + "_"
 
 

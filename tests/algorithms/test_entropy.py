@@ -72,3 +72,9 @@ def test_empty_and_wrong_inputs():
     assert compute_entropy(torch.zeros(0, 3, 5)).shape == (0, 3)
     with pytest.raises(ValueError, match="logits must be floats"):
         compute_entropy(torch.zeros(2, 3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("logits", [torch.tensor(1.0), torch.zeros(2, 3, dtype=torch.long)])
+def test_what_is_no_logits_is_refused(logits):
+    with pytest.raises(ValueError, match=r"must be floats \[..., V\]"):
+        compute_entropy(logits)

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from tests.inference.test_vision_families import saved
 from tests.learner.worlds import make_config, sample_trajectories, weights_of
+from uirl.config.model import LoraConfig
 from uirl.errors import CheckpointError, ConfigError
 from uirl.images import ImageStore
 from uirl.learner import Learner, Policy, collate, export_peft, save_checkpoint
@@ -191,3 +193,13 @@ def test_an_exported_adapter_opens_with_the_auto_classes_of_hf(tmp_path):
     assert torch.equal(read(input_ids=ids).logits, policy.model(input_ids=ids).logits)
     with pytest.raises(CheckpointError, match="has no adapters"):
         export_peft(tmp_path / "none", Policy.from_config(make_config("model.model_name=uirl/tiny-lm")))
+
+
+@pytest.mark.parametrize("family", ["llava clip_vision_model", "vipllava siglip_vision_model", "qwen2_vl"])
+def test_the_vision_tower_of_every_kind_is_left_alone(family, tmp_path):
+    model = saved(family, tmp_path).model
+    everywhere = target_modules(model, LoraConfig(target="all", vision=True))
+    chosen = target_modules(model, LoraConfig(target="all"))
+    tower = [name for name in everywhere if "vision" in name or "visual" in name]
+    assert tower
+    assert set(chosen) == set(everywhere) - set(tower)
