@@ -4,6 +4,7 @@
 #   sbatch --nodes=4 --time=24:00:00 scripts/verl_slurm.sh config.yaml [key=value ...]
 #
 # Expects the repository, the environment (UIRL_BIN, default .venv/bin) and the model on a file system all nodes share.
+# Who can reach Ray's port and is not asked for a token runs programs in your name: the cluster has a token of its own.
 #SBATCH --job-name=uirl-verl
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
@@ -18,19 +19,33 @@ shift
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=$(srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" hostname --ip-address | awk '{print $1}')
 
-# --block keeps Ray in the step, so that it ends with the job
+# srun hands both variables on; the file is on the shared file system and can be read by its owner alone
+RAY_AUTH_TOKEN_PATH=$(mktemp "$PWD/.ray-token.XXXXXX")
+export RAY_AUTH_TOKEN_PATH RAY_AUTH_MODE=token
+trap 'rm -f "$RAY_AUTH_TOKEN_PATH"' EXIT
+"$bin/python" -c 'import secrets; print(secrets.token_hex(32), end="")' > "$RAY_AUTH_TOKEN_PATH"
+
+# --block keeps Ray in the step, so that it ends with the job; the dashboard listens on the first node's loopback
 srun --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" --overlap \
-  "$bin/ray" start --head --node-ip-address="$head" --port="$port" --num-gpus="$gpus" --block &
-sleep 20
+  "$bin/ray" start --head --node-ip-address="$head" --port="$port" --dashboard-host=127.0.0.1 --num-gpus="$gpus" --block &
+
+counted="import ray; ray.init(address='$head:$port'); print(int(ray.cluster_resources().get('GPU', 0)))"
+count() {
+  "$bin/python" -c "$counted" 2>/dev/null | tail -1 || true
+}
+for _ in $(seq 60); do
+  found=$(count)
+  [ "${found:-0}" -ge "$gpus" ] && break
+  sleep 5
+done
 for node in "${nodes[@]:1}"; do
   srun --nodes=1 --ntasks=1 --nodelist="$node" --overlap \
     "$bin/ray" start --address="$head:$port" --num-gpus="$gpus" --block &
 done
 
 wanted=$((${#nodes[@]} * gpus))
-counted="import ray; ray.init(address='$head:$port'); print(int(ray.cluster_resources().get('GPU', 0)))"
 for _ in $(seq 60); do
-  found=$("$bin/python" -c "$counted" 2>/dev/null | tail -1 || true)
+  found=$(count)
   [ "${found:-0}" -ge "$wanted" ] && break
   sleep 5
 done

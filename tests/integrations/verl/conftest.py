@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[3]
 NEEDS_VERL = [
     "test_agent_loop.py",
     "test_checkpoints.py",
+    "test_cluster.py",
     "test_command.py",
     "test_credit.py",
     "test_dataset.py",
