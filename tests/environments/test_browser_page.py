@@ -70,7 +70,7 @@ async def test_a_page_that_leaves_while_its_picture_is_taken_is_seen_where_it_we
         # nobody tells what was asked for of a document that is gone
         picture, _ = await asyncio.gather(page.screenshot(), page._call("Page.navigate", {"url": f"{web_page}?there"}))
         assert colour_at(picture, 5, 5) == (255, 0, 0)
-        await page.settle(sure=True)
+        await page.settle(drawn=True)
         assert await page.evaluate("location.search") == "?there"
 
 

@@ -64,9 +64,6 @@ class PageEnvironment(BaseEnvironment):
     """One page serves several episodes. False: every episode has a context of its own, without cookies and storage of
     an earlier one."""
 
-    judge_asks: ClassVar[bool] = False
-    """`judge` asks the page, whose answer also tells whether it is leaving: saves a question per step."""
-
     def __init__(
         self,
         config: Any = None,
@@ -222,11 +219,8 @@ class PageEnvironment(BaseEnvironment):
             return self._tell(problem)
         if self._settle:
             await asyncio.sleep(self._settle)
-        await page.settle(sure=not self.judge_asks)
+        await page.settle(drawn=True)
         judgement = await self.judge(page, meant)
-        if page.leaving:
-            await page.settle()
-            judgement = await self.judge(page, meant)
         ended = judgement.ended or isinstance(meant, (Answer, Terminate))
         info = {"success": judgement.success, **judgement.info}
         said = [*page.take_notices(), page.tabs.words()]

@@ -32,7 +32,6 @@ class MiniWobEnvironment(PageEnvironment):
     page_size = (160, 210)
     actions = ("click",)
     max_turns = 5
-    judge_asks = True
 
     def __init__(
         self,

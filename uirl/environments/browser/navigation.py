@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from uirl.environments.browser.cdp import CdpConnection, Refused
@@ -15,6 +15,8 @@ STARTS_WITHIN = 0.25
 
 MOVED = ("Inspected target navigated", "Execution context was destroyed", "Cannot find context", "Promise was coll")
 """How the browser refuses a call where the page has left the document it was for."""
+LEFT = "the page leaves"
+"""With what a call is cancelled that the page may never answer, since it leaves."""
 
 
 class Unopened(EnvironmentFailure):
@@ -43,6 +45,7 @@ class Navigation:
         self._loading = False
         self._still = asyncio.Event()
         self._still.set()
+        self._begun = asyncio.Event()  # its opposite
         self._loads: dict[str, asyncio.Event] = {}
         self.documents = 0
         """How many documents the main frame has shown: what was made in an earlier one is gone."""
@@ -66,13 +69,28 @@ class Navigation:
         """Returns when no navigation is under way."""
         await self._still.wait()
 
+    async def unless_it_begins(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Does `work` with the page. False: it was given up, as a navigation began: who leaves may be silent."""
+        doing = asyncio.ensure_future(work)
+        beginning = asyncio.ensure_future(self._begun.wait())
+        try:
+            await asyncio.wait({doing, beginning}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            doing.cancel(LEFT if beginning.done() else None)
+            beginning.cancel()
+        await asyncio.wait({doing})
+        if doing.cancelled():
+            return False
+        doing.result()
+        return True
+
     def begin(self) -> None:
         """Forgets the loads of before."""
         self._loads.clear()
 
     def expect(self) -> None:
         """A navigation was asked for, which starts in a moment or not at all."""
-        self._still.clear()
+        self._set_still(False)
         asyncio.get_running_loop().call_later(STARTS_WITHIN, self._on_not_started)
 
     async def loaded(self, loader: str) -> None:
@@ -81,9 +99,13 @@ class Navigation:
 
     def give_up(self) -> None:
         """Frees all who wait: the page is gone."""
-        self._still.set()
+        self._set_still(True)
         for event in self._loads.values():
             event.set()
+
+    def _set_still(self, still: bool) -> None:
+        (self._still.set if still else self._still.clear)()
+        (self._begun.clear if still else self._begun.set)()
 
     def _load(self, loader: str) -> asyncio.Event:
         return self._loads.setdefault(loader, asyncio.Event())
@@ -94,17 +116,17 @@ class Navigation:
 
     def _on_not_started(self) -> None:
         if not self._loading:
-            self._still.set()
+            self._set_still(True)
 
     def _on_started(self, event: Mapping[str, Any]) -> None:
         if event["frameId"] == self._target:
             self._loading = True
-            self._still.clear()
+            self._set_still(False)
 
     def _on_stopped(self, event: Mapping[str, Any]) -> None:
         if event["frameId"] == self._target:
             self._loading = False
-            self._still.set()
+            self._set_still(True)
 
     def _on_document(self, event: Mapping[str, Any]) -> None:
         if event["frame"]["id"] == self._target:
@@ -119,7 +141,9 @@ class Navigation:
 
 
 def is_moved(error: BaseException) -> bool:
-    """Whether a call was refused because the page had left the document it was for."""
+    """Whether a call was refused, or given up, because the page had left the document it was for."""
+    if isinstance(error, asyncio.CancelledError):
+        return error.args == (LEFT,)
     return isinstance(error, Refused) and error.reason.startswith(MOVED)
 
 

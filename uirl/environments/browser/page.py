@@ -12,8 +12,9 @@ from uirl.environments.browser.cdp import CdpConnection, Refused
 from uirl.environments.browser.navigation import Threw, is_moved
 from uirl.environments.browser.site import Site
 from uirl.environments.browser.style import STYLE
-from uirl.environments.browser.tab import LOAD_SECONDS, WORLD, Tab
+from uirl.environments.browser.tab import LOAD_SECONDS, Tab
 from uirl.environments.browser.tabs import Tabs
+from uirl.environments.browser.world import WORLD
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
 
 LOWEST_WINDOW = 100
@@ -167,13 +168,14 @@ class Page:
         """The page is on its way to another, as far as it is known by now, or a window is opening."""
         return self.tabs.first.navigation.under_way or self.tabs.shown.navigation.under_way or self.tabs.opening
 
-    async def settle(self, *, sure: bool = False, timeout: float = LOAD_SECONDS) -> None:
+    async def settle(self, *, drawn: bool = False, timeout: float = LOAD_SECONDS) -> None:
         """Returns when the page is not on its way to another (at once, mostly).
 
-        `sure`: asks the page first, for after an action that may have led away: what it began is known only by then,
-        and whoever looks at a page that is leaving may wait for a picture that never comes.
+        `drawn`: and has drawn what an action did, for after one. A wheel or a key scrolls in the next frame, and what
+        listens to that is called then; where an action leads away is known by then, too, and whoever looks at a page
+        that is leaving may wait for a picture that never comes.
         """
-        await self.tabs.shown.settle(sure=sure, timeout=timeout)
+        await self.tabs.shown.settle(drawn=drawn, timeout=timeout)
         if self.tabs.opening:
             await self.tabs.ready()
             await self.tabs.shown.settle(timeout=timeout)

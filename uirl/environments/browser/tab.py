@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
 from uirl.environments.browser.cdp import CdpConnection, Refused
 from uirl.environments.browser.navigation import Navigation, PageLost, Unopened, is_moved, value_of
+from uirl.environments.browser.world import World
 from uirl.errors import EnvironmentFailure
 
 LOAD_SECONDS = 20.0
-WORLD = "uirl"
-"""Name of the JavaScript world of ours in a page: it sees the same document, and the page's scripts cannot see it."""
 _BY_VALUE = {"returnByValue": True, "awaitPromise": True}
 
 
@@ -33,7 +31,7 @@ class Tab:
         self._notice = notice
         self._broken: str | None = None
         self._own_doing = False  # `_broken` by the page itself
-        self._world: tuple[int, int] | None = None  # the document it is of, and its id
+        self._world = World(self.call, self.navigation, target)
 
     @property
     def broken(self) -> str | None:
@@ -108,14 +106,27 @@ class Tab:
         await self.settle()
         return True
 
-    async def settle(self, *, sure: bool = False, timeout: float = LOAD_SECONDS) -> None:
+    async def settle(self, *, drawn: bool = False, timeout: float = LOAD_SECONDS) -> None:
         """Returns when the tab is not on its way to another page (at once, mostly); see `Page.settle`."""
-        if sure and not self.navigation.under_way:
-            with contextlib.suppress(Refused):  # it has left
-                # The answer comes on the way of the page's events, after all that went before it.
-                await self.call("Runtime.evaluate", {"expression": "0"})
-        if not self.navigation.under_way:
-            return
+        for _ in range(3):  # what it came to may lead on
+            drew = not drawn or await self._draw()
+            if self.navigation.under_way:
+                await self._arrive(timeout)
+            if drew:
+                return
+
+    async def _draw(self) -> bool:
+        """Whether the tab has drawn what was done to it; False: it went elsewhere instead."""
+        if self.navigation.under_way:
+            return False
+        try:
+            return await self.navigation.unless_it_begins(self._world.draw())
+        except Refused as error:
+            if not is_moved(error):
+                raise
+            return False
+
+    async def _arrive(self, timeout: float) -> None:
         try:
             async with asyncio.timeout(timeout):
                 await self.navigation.end()
@@ -139,7 +150,7 @@ class Tab:
         params = {"expression": expression, **_BY_VALUE}
 
         async def ask() -> Any:
-            where = {"contextId": await self._world_apart()} if apart else {}
+            where = {"contextId": await self._world.id()} if apart else {}
             return await self.call("Runtime.evaluate", params | where, timeout=timeout)
 
         return value_of(await self.of_one_document(ask, f"{expression[:120]!r}"), expression)
@@ -177,12 +188,3 @@ class Tab:
                 if not is_moved(error):
                     raise
         raise PageLost(f"the page went elsewhere three times during {what}")
-
-    async def _world_apart(self) -> int:
-        document = self.navigation.documents
-        if self._world is None or self._world[0] != document:
-            # In a document without scripts those of `run_on_load` wait for the first one that runs.
-            await self.call("Runtime.evaluate", {"expression": "0"})
-            made = await self.call("Page.createIsolatedWorld", {"frameId": self.target, "worldName": WORLD})
-            self._world = document, made["executionContextId"]
-        return self._world[1]
