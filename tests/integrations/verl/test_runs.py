@@ -49,6 +49,12 @@ def digits(run: Path, step: int) -> list[Any]:
 
 
 def log_probs(run: Path, step: int) -> list[float]:
+def steps_of_the_optimizer(folder: Path) -> set[int]:
+    """How many steps Adam has taken with each parameter, as a checkpoint of verl's says."""
+    states = torch.load(folder / "optim_world_size_1_rank_0.pt", weights_only=False)["state"]
+    return {int(state["step"]) for state in states.values()}
+
+
     return [p for t in episodes(run, step) for turn in t.turns for p in turn.rollout_log_probs]
 
 
@@ -170,7 +176,7 @@ def test_ppo_with_a_critic_continues_a_local_checkpoint(tmp_path: Path) -> None:
     """The policy of a local run's checkpoint, two updates under verl with GAE, then a validation. Some of the episodes
     outgrow the window and are two sequences each."""
     gae = ("training.adv_estimator=gae", "training.group_size=1", "training.num_iters_per_epoch=2")
-    store = config(tmp_path, TEXT, *gae, "rollout.token_budget=27")
+    store = config(tmp_path, TEXT, *gae, "rollout.token_budget=27", "training.minibatches=2")
     plain = config(tmp_path, TEXT)
     learner = Learner(Policy.from_config(plain), plain, ImageStore())
     with torch.no_grad():
@@ -191,6 +197,15 @@ def test_ppo_with_a_critic_continues_a_local_checkpoint(tmp_path: Path) -> None:
     (sample,) = samples_of(Trajectory(turns=[first]))
     learner.policy.loaded.banned_ids = ()  # verl's actor knows of no ban
     scores = learner.policy.log_probs_and_values(collate(learner.policy.loaded, [sample], ImageStore()), 1.0)
+    for row in read_metrics(run / "metrics.jsonl"):
+        trained = [t for t in episodes(run, row["step"]) if t.group_id.startswith("train-")]
+        rows = sum(turn.starts_segment for t in trained for turn in t.turns)
+        assert rows > 16
+        # every mini-batch is padded to whole micro-batches of 8 and of 16 rows
+        assert row["count/padding_rows"] == 32 - rows
+        assert row["count/optimizer_steps"] == 2
+    for network in ("actor", "critic"):
+        assert steps_of_the_optimizer(run / "checkpoints" / "global_step_2" / network) == {2 * 2}
     assert scores.log_probs is not None
     at = sample.response_mask.index(True)
     assert float(scores.log_probs[0, at]) == pytest.approx(sample.rollout_log_probs[at], abs=1e-4)

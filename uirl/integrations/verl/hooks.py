@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,14 @@ from tensordict import TensorDict
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 
 from uirl.errors import CheckpointError, RolloutFailure
 from uirl.files import write_atomically
 from uirl.integrations.verl import estimators  # registers them where advantages are computed
 from uirl.integrations.verl.config import ESTIMATORS
 from uirl.integrations.verl.credit import Row, any_rewritten, credit_episodes, episode_of
+from uirl.integrations.verl.minibatches import Division, Sized, counts, divide, rows_at_once, wanted_minibatches
 from uirl.integrations.verl.office import find_office, open_office
 from uirl.integrations.verl.record import StepRecord, held_out_numbers
 from uirl.integrations.verl.settings import Settings
@@ -50,11 +53,15 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
 
     - tells the dataset's curriculum how the episodes of a step went, before the step's checkpoint is written,
     - saves and restores the dataset's state (`StateCallback`),
+    - takes as many optimiser steps as `training.minibatches` says, with all sequences of an episode in the same one,
     - drops the lone survivor of a group whose other members failed: its advantage would be its bare reward,
     - gives credit to episodes where a rewritten history made them several sequences,
     - says why where every episode of a step failed,
     - writes the numbers of the episodes into verl's metrics and into our `metrics.jsonl`.
     """
+    actor_rollout_wg: Any
+    critic_wg: Any
+
 
     def __init__(self, config: Any) -> None:
         settings = Settings.read(config.data)
@@ -71,6 +78,10 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         self._record: StepRecord | None = None
         self._played: list[Trajectory] = []
         self._held_out: dict[str, float | None] = {}
+        self._batch: Any = None  # that is being divided
+        self._division: Division | None = None
+        self._ranks = 1
+        self._minibatches: dict[str, int] = {}
         super().__init__(config)
 
     def _build_replay_buffer(self) -> Any:
@@ -116,7 +127,64 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         if str(self.config.algorithm.adv_estimator) in WITHIN_GROUP:
             batch = self._without_lone_members(batch, metrics)
         metrics["training/learned_episodes"] = len({episode_of(key) for key in batch.keys})
-        return super()._balance_batch(batch, metrics, **options)
+        own, self._batch = list(batch.keys), batch
+        batch = super()._balance_batch(batch, metrics, **options)
+        assert self._division is not None
+        padding = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag.get("is_padding", False)]
+        metrics["training/padding_rows"] = len(padding)
+        metrics["training/optimizer_steps"] = (
+            self._minibatches["actor"] * self.config.actor_rollout_ref.actor.ppo_epochs
+        )
+        at = {key: i for i, key in enumerate(batch.keys)}
+        blocks = [[at[[*own, *padding][i]] for i in block] for block in self._division.blocks]
+        self._place(batch, blocks, metrics, options.get("logging_prefix", "global_seqlen"))
+        return batch
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """The number of rows that the batch at hand shall have; verl asks before it pads it."""
+        keys, config = self._batch.keys, self.config
+        episodes = [episode_of(key) for key in keys]
+        wanted = wanted_minibatches(config, critic=self.use_critic)
+        self._ranks, self._minibatches = dp_size, counts(wanted, len(set(episodes)))
+        self._division = divide(
+            episodes,
+            [tag["seq_len"] for tag in self._batch.tags],
+            blocks=math.lcm(*self._minibatches.values()),
+            multiple=rows_at_once(config, ranks=dp_size, critic=self.use_critic, reference=self.use_reference_policy),
+        )
+        return self._division.padded
+
+    def _place(self, batch: Any, blocks: list[list[int]], metrics: dict[str, Any], prefix: str) -> None:
+        """Orders the rows so that verl, which gives each rank a stretch and cuts it into mini-batches, cuts between the
+        blocks; within a block ranks get equal work."""
+        tokens = torch.tensor([tag["seq_len"] for tag in batch.tags], dtype=torch.int64)
+        ranks: list[list[int]] = [[] for _ in range(self._ranks)]
+        for block in blocks:
+            shares = get_seqlen_balanced_partitions(
+                calculate_workload(tokens[block]), k_partitions=self._ranks, equal_size=True
+            )
+            for rank, share in zip(ranks, shares, strict=True):
+                rank += [block[i] for i in share]
+        metrics.update(log_seqlen_unbalance(tokens.tolist(), ranks, prefix=prefix))
+        batch.reorder([i for rank in ranks for i in rank])
+
+    def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        group, self.critic_wg = self.critic_wg, self._sized(self.critic_wg, "critic")
+        try:
+            return super()._update_critic(batch, metrics)
+        finally:
+            self.critic_wg = group
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        group, self.actor_rollout_wg = self.actor_rollout_wg, self._sized(self.actor_rollout_wg, "actor")
+        try:
+            return super()._update_actor(batch, metrics)
+        finally:
+            self.actor_rollout_wg = group
+
+    def _sized(self, group: Any, network: str) -> Sized:
+        assert self._division is not None
+        return Sized(group, self._division.sizes(self._minibatches[network]))
 
     def _without_lone_members(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """The batch without episodes that have nobody left to be compared with."""

@@ -24,6 +24,8 @@ _UPDATE = {
     "training/learned_episodes": "count/learned_episodes",
     "timing_s/gen": "time/collect",
     "timing_s/update_actor": "time/update",
+    "training/optimizer_steps": "count/optimizer_steps",
+    "training/padding_rows": "count/padding_rows",
     "timing_s/step": "time/step",
 }
 """verl's name of a number -> ours."""
