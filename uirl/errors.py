@@ -6,6 +6,7 @@
 | the model's own length: turns, tokens, a context that is full | `stop_reason` | the episode ends and is learned from |
 | `EnvironmentFailure`, `EngineFailure`, `JudgeFailure`, `EpisodeTimeout` | the trajectory's `failure` | the episode is excluded from every advantage, its group is repaired |
 | `ConfigError`, `ContractError`, `CheckpointError`, `StorageError`, `AlignmentError`, `NonFiniteError` | the person | the run stops and names the place; what was written stays readable |
+| `ProcessLost` | the person | the run stops and says which process; it continues from its last checkpoint |
 
 A failure is never a reward of zero. docs/failures.md lists what raises which, and who can cause it.
 """
@@ -42,6 +43,10 @@ class StorageError(UirlError):
 
 class NonFiniteError(UirlError):
     """A loss, a gradient or a log-prob is NaN or infinite; the step was refused."""
+
+
+class ProcessLost(UirlError):
+    """A process that the run needs is gone: killed, out of memory, or its machine is."""
 
 
 class RolloutFailure(UirlError):

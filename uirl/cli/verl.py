@@ -93,11 +93,7 @@ def _train(options: argparse.Namespace) -> int:
         print(OmegaConf.to_yaml(trainer.config), end="")
         return 0
     print(f"run directory   {trainer.directory}")
-    last = trainer.fit()
-    numbers = {name: last.get(name) for name in ("step", "success", "reward", "eval/success")}
-    print("  ".join(f"{name} {value}" for name, value in numbers.items() if value is not None))
-    print(f"checkpoints     {trainer.config.trainer.default_local_dir}")
-    print(f"measure it      uirl verl --export {trainer.directory} && uirl eval {trainer.directory}")
+    trainer.fit()
     return 0
 
 

@@ -21,9 +21,12 @@ NEEDS_VERL = [
     "test_credit.py",
     "test_dataset.py",
     "test_estimators.py",
+    "test_faults.py",
+    "test_liveness.py",
     "test_mobile_world.py",
     "test_reward.py",
     "test_runs.py",
+    "test_servers.py",
     "test_tool.py",
     "test_verl_hooks.py",
 ]
@@ -47,9 +50,9 @@ os.environ.update(
 
 @pytest.fixture(scope="session")
 def one_ray() -> Iterator[None]:
-    """Ray on this machine, for every run of the session. Its CPUs and its GPU are logical."""
+    """Ray on this machine, for every run of the session. Its CPUs and GPUs are logical."""
     import ray
 
-    ray.init(num_cpus=8, num_gpus=1, include_dashboard=False, object_store_memory=500_000_000)
+    ray.init(num_cpus=8, num_gpus=2, include_dashboard=False, object_store_memory=500_000_000)
     yield
     ray.shutdown()

@@ -26,6 +26,7 @@ from uirl.integrations.verl.keys import put
 from uirl.integrations.verl.office import Office
 from uirl.integrations.verl.outputs import outputs_of
 from uirl.integrations.verl.running import create_agent_loop_manager
+from uirl.integrations.verl.workers import portable
 from uirl.integrations.verl.worlds import world_of
 from uirl.types import Observation, Trajectory, Turn
 
@@ -147,10 +148,14 @@ class Desk:
     def __init__(self, *answers: bool) -> None:
         self.answers = list(answers)
         self.came: list[set[str]] = []
+        self.repeated: list[bool] = []
         self.add = SimpleNamespace(remote=self._add)
 
-    async def _add(self, trajectory: Trajectory, pictures: dict[str, bytes], step: int, split: str) -> bool:
+    async def _add(
+        self, trajectory: Trajectory, pictures: dict[str, bytes], step: int, split: str, repeated: bool
+    ) -> bool:
         self.came.append(set(pictures))
+        self.repeated.append(repeated)
         return self.answers[len(self.came) - 1]
 
 
@@ -263,10 +268,74 @@ def test_a_trainer_that_credits_episodes_takes_several_sequences(tmp_path: Path)
 def test_several_sequences_are_refused_where_they_would_be_misread(
     tmp_path: Path, keys: dict[str, Any], ours: bool, message: str
 ) -> None:
-    config, client = prepared(tmp_path, *TEXT, "rollout.token_budget=16", verl=keys)
-    put(config, "data.uirl.credits_episodes", ours)
+    """Where the window is not what rewrites history, but a chat template, only the first episode tells."""
+    config, client = prepared(tmp_path, *TEXT, "rollout.token_budget=16")
+    for key, value in (keys | {"data.uirl.credits_episodes": ours}).items():
+        put(config, key, value)
     with pytest.raises(ConfigError, match=message):
         play(config, client, *rows(config))
+
+
+SYNC = {"trainer.v1.trainer_mode": "sync"}
+
+
+@pytest.mark.parametrize("window", ["rollout.token_budget=16", "rollout.max_images=1"])
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (SYNC | {"algorithm.adv_estimator": "rloo"}, "rloo would count it once per sequence under this trainer"),
+        ({"algorithm.adv_estimator": "opo"}, "opo would count it once per sequence under this trainer"),
+        ({"trainer.use_v1": False}, "legacy trainer takes one"),
+    ],
+)
+def test_a_window_is_refused_before_the_run_where_its_sequences_would_be_misread(
+    tmp_path: Path, window: str, keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trainer(config(tmp_path, TWO_LOOKS, *TEXT, window), verl=keys)
+
+
+@pytest.mark.parametrize(
+    ("window", "keys"),
+    [("rollout.token_budget=16", SYNC), ("rollout.token_budget=null", SYNC | {"algorithm.adv_estimator": "rloo"})],
+)
+def test_other_trainers_of_verls_go_with_what_they_read(tmp_path: Path, window: str, keys: dict[str, Any]) -> None:
+    made = trainer(config(tmp_path, TWO_LOOKS, *TEXT, window), verl=keys)
+    assert made.config.trainer.v1.trainer_mode == "sync"
+
+
+def test_attempts_that_were_repeated_are_told_from_episodes(tmp_path: Path) -> None:
+    fragile = "environment.name=tests.integrations.verl.worlds:OneBrokenTask"
+    config, client = prepared(tmp_path, *TEXT, fragile, "rollout.retries=1")
+    desk = Desk(True, True)
+
+    async def played() -> None:
+        (await world_of(config)).office = desk
+        with pytest.raises(EpisodeFailed):
+            await loop_of(config, client).run(dict(SAMPLING), **broken_row(config))
+
+    asyncio.run(played())
+    assert desk.repeated == [True, False]
+    office = Office({}, None, None)
+    for i, repeated in enumerate(desk.repeated):
+        office.add(Trajectory(id=f"train-0-{i}"), {}, 1, "train", repeated)
+    taken = office.take()
+    assert ([t.id for t in taken.episodes], [t.id for t in taken.attempts]) == (["train-0-1"], ["train-0-0"])
+    assert office.take().episodes == []
+
+
+class Unsendable(Exception):
+    def __init__(self, code: int, *, reason: str) -> None:
+        super().__init__(f"{code} {reason}")
+
+
+def test_the_first_error_for_the_person_is_kept_as_it_is_where_it_can_be_sent() -> None:
+    office = Office({}, None, None)
+    assert office.complaint() is None
+    office.complain(portable(ConfigError("install abacus")))
+    office.complain(portable(Unsendable(5, reason="later")))
+    assert repr(office.complaint()) == repr(ConfigError("install abacus"))
+    assert repr(portable(Unsendable(5, reason="no way"))) == repr(RuntimeError("Unsendable: 5 no way"))
 
 
 def broken_row(config: Any) -> dict[str, Any]:

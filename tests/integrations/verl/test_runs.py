@@ -27,6 +27,7 @@ from uirl.storage import TrajectoryStore
 from uirl.training.assembly import assemble
 from uirl.training.interrupt import Interrupt
 from uirl.training.measure import measure
+from uirl.training.tally import tally_of
 from uirl.training.warm_start import WarmStart
 from uirl.types import Trajectory
 
@@ -48,13 +49,13 @@ def digits(run: Path, step: int) -> list[Any]:
     ]
 
 
-def log_probs(run: Path, step: int) -> list[float]:
 def steps_of_the_optimizer(folder: Path) -> set[int]:
     """How many steps Adam has taken with each parameter, as a checkpoint of verl's says."""
     states = torch.load(folder / "optim_world_size_1_rank_0.pt", weights_only=False)["state"]
     return {int(state["step"]) for state in states.values()}
 
 
+def log_probs(run: Path, step: int) -> list[float]:
     return [p for t in episodes(run, step) for turn in t.turns for p in turn.rollout_log_probs]
 
 
@@ -89,6 +90,9 @@ def test_the_reward_rises(long_run: Path) -> None:
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert rows[-1]["reward"] > rows[0]["reward"] + 0.2, [row["reward"] for row in rows]
     assert rows[-1]["episodes_total"] == 64
+    summary = json.loads((long_run / "summary.json").read_text())
+    assert (summary["steps"], summary["episodes"]) == (4, 64)
+    assert summary["excluded"]["training"] == tally_of(episodes(long_run)).to_dict()
 
 
 def test_weights_reach_the_rollout(long_run: Path) -> None:
@@ -174,7 +178,7 @@ def test_a_run_continues_at_the_end_of_an_epoch_with_the_same_episodes(long_run:
 
 def test_ppo_with_a_critic_continues_a_local_checkpoint(tmp_path: Path) -> None:
     """The policy of a local run's checkpoint, two updates under verl with GAE, then a validation. Some of the episodes
-    outgrow the window and are two sequences each."""
+    outgrow the window and are two sequences each; the updates are two mini-batches each nevertheless."""
     gae = ("training.adv_estimator=gae", "training.group_size=1", "training.num_iters_per_epoch=2")
     store = config(tmp_path, TEXT, *gae, "rollout.token_budget=27", "training.minibatches=2")
     plain = config(tmp_path, TEXT)
@@ -193,10 +197,6 @@ def test_ppo_with_a_critic_continues_a_local_checkpoint(tmp_path: Path) -> None:
     assert last["log_prob_gap_max"] < 1e-5
     run = tmp_path / "run"
     assert {t.turns[1].starts_segment for t in episodes(run, 1)} == {True, False}
-    first = episodes(run, 1)[0].turns[0]
-    (sample,) = samples_of(Trajectory(turns=[first]))
-    learner.policy.loaded.banned_ids = ()  # verl's actor knows of no ban
-    scores = learner.policy.log_probs_and_values(collate(learner.policy.loaded, [sample], ImageStore()), 1.0)
     for row in read_metrics(run / "metrics.jsonl"):
         trained = [t for t in episodes(run, row["step"]) if t.group_id.startswith("train-")]
         rows = sum(turn.starts_segment for t in trained for turn in t.turns)
@@ -206,6 +206,10 @@ def test_ppo_with_a_critic_continues_a_local_checkpoint(tmp_path: Path) -> None:
         assert row["count/optimizer_steps"] == 2
     for network in ("actor", "critic"):
         assert steps_of_the_optimizer(run / "checkpoints" / "global_step_2" / network) == {2 * 2}
+    first = episodes(run, 1)[0].turns[0]
+    (sample,) = samples_of(Trajectory(turns=[first]))
+    learner.policy.loaded.banned_ids = ()  # verl's actor knows of no ban
+    scores = learner.policy.log_probs_and_values(collate(learner.policy.loaded, [sample], ImageStore()), 1.0)
     assert scores.log_probs is not None
     at = sample.response_mask.index(True)
     assert float(scores.log_probs[0, at]) == pytest.approx(sample.rollout_log_probs[at], abs=1e-4)
@@ -229,13 +233,14 @@ def test_groups_that_fail_are_left_out_and_a_dead_server_ends_the_run(tmp_path: 
         played = episodes(run, row["step"])
         failed = [t for t in played if t.failure is not None]
         assert {(t.task.id, t.failure.kind) for t in failed if t.failure} == {(BROKEN, "environment")}
-        assert len(failed) == row["count/failed_episodes"] == 4 * 2, "four members, each played again once"
+        assert len(failed) == 4 * 2, "four members, each played again once"
+        assert (row["count/failed_episodes"], row["count/failed_attempts"]) == (4, 4)
         usable = [t.total_reward() for t in played if t.failure is None]
         assert row["reward"] == pytest.approx(sum(usable) / len(usable)), "a failure is no zero"
         assert row["count/learned_episodes"] == len(usable) == 12
 
 
-def test_the_legacy_trainer_stands_behind_the_same_door(tmp_path: Path) -> None:
+def test_the_legacy_trainer_stands_behind_the_same_door(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = config(tmp_path, TEXT, "training.num_iters_per_epoch=2", "rollout.retries=0")
     (leases := tmp_path / "leases").mkdir()
     world = OneBrokenTask(pictures=False, leases=leases)
@@ -247,3 +252,9 @@ def test_the_legacy_trainer_stands_behind_the_same_door(tmp_path: Path) -> None:
     state = json.loads((run / "checkpoints" / "global_step_2" / "uirl.json").read_text())["dataset"]["source"]
     judged = [t for t in episodes(run) if t.failure is None]
     assert len(state["curriculum"]["reports"]) == len(judged)
+    assert len(judged) < 32
+    excluded = json.loads((run / "summary.json").read_text())["excluded"]["training"]
+    assert (excluded["episodes"], excluded["excluded"]) == (32, {"environment": 32 - len(judged)})
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told.startswith("MORE THAN 5 % OF THE EPISODES ARE EXCLUDED")
+    assert f"environment {32 - len(judged)}" in told

@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.inference.pictures import picture
 from uirl.environments import BaseEnvironment
+from uirl.errors import ConfigError
 from uirl.types import Observation, Task
 
 LETTERS, GOOD = "abcdefgh", "abcd"
@@ -80,6 +81,15 @@ class Fragile(TwoLooks):
         return super().step(action)
 
 
+class NotInstalled(TwoLooks):
+    """Says in every second instance that the person has to install something."""
+
+    def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
+        if (seed or 0) % 2:
+            raise ConfigError("this instance needs the package abacus; pip install abacus")
+        return super().reset(task, seed)
+
+
 class OneBrokenTask(TwoLooks):
     """Has a fourth task, whose every episode breaks in its second turn."""
 
@@ -125,6 +135,42 @@ class Assassin(OneBrokenTask):
             if len(ray.get(server.updates.remote())) >= self._fatal:
                 ray.get(server.die.remote())
         return super().step(action)
+
+
+class Reaper(TwoLooks):
+    """A text world that ends a process of the run, once, in step `fatal_step`, counted in updates of the server's
+    weights: 'worker' (the one that plays), 'learner' or 'server 0'. `mark`: a file that says it has been done."""
+
+    def __init__(self, config: Any = None, *, whom: str, mark: Path, fatal_step: int = 2) -> None:
+        super().__init__(config, pictures=False)
+        self._whom, self._mark, self._fatal = whom, mark, fatal_step
+
+    def step(self, action: str) -> Any:
+        import ray
+
+        from tests.integrations.verl.cpu.rollout import server_name
+
+        if not self._mark.exists():
+            # the last server: the first may be the one that dies
+            servers = [name for name in ray.util.list_named_actors() if name.startswith(server_name(0)[:-1])]
+            if len(ray.get(ray.get_actor(max(servers)).updates.remote())) >= self._fatal:
+                self._mark.touch()
+                self._kill(ray)
+        return super().step(action)
+
+    def _kill(self, ray: Any) -> None:
+        from tests.integrations.verl.cpu.rollout import server_name
+
+        if self._whom == "worker":
+            os._exit(1)
+        learner = next(name for name in ray.util.list_named_actors() if "WorkerDict" in name)
+        victim = ray.get_actor(server_name(0) if self._whom == "server 0" else learner)
+        with suppress(ray.exceptions.RayActorError):
+            ray.get(victim.__ray_call__.remote(_end))
+
+
+def _end(actor: Any) -> None:
+    os._exit(1)
 
 
 class Ladder:

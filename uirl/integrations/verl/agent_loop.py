@@ -9,18 +9,15 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
 from uirl.errors import ConfigError, RolloutFailure
-from uirl.integrations.verl.config import ESTIMATORS
 from uirl.integrations.verl.outputs import EpisodeOutput, masked_output, outputs_of
 from uirl.integrations.verl.player import ServerPlayer, refuse_seed
+from uirl.integrations.verl.rewriting import reads_several
 from uirl.integrations.verl.worlds import World, world_of
 from uirl.rollout.episode import EpisodeSpec, derive_seed
 from uirl.types import Task, Trajectory
 
 AGENT = "uirl"
 """Name under which verl knows the loop (`agent_name` of a row, `rollout.agent.default_agent_loop`)."""
-ROW_BY_ROW = ("grpo", "uirl_rejection_sampling")
-"""Estimators that give the credit of an episode to each of its sequences under any trainer of verl's. The others would
-count it once per sequence, in its group's baseline or in the returns."""
 
 
 @register(AGENT)
@@ -75,7 +72,7 @@ class EnvironmentAgentLoop(AgentLoopBase):
             versions = players[played.id].versions if played.id in players else []
             # weights of global step n sample the episodes of step n + 1
             at = step if step is not None else max(versions, default=0) + 1
-            await world.file(played, int(at), split)
+            await world.file(played, int(at), split, repeated=played is not trajectory)
         return trajectory, players[trajectory.id].versions if trajectory.id in players else []
 
     def _failed(self, trajectory: Trajectory, world: World) -> AgentLoopOutput:
@@ -88,18 +85,12 @@ class EnvironmentAgentLoop(AgentLoopBase):
 
     def _several(self, outputs: list[EpisodeOutput], world: World) -> list[EpisodeOutput]:
         """The same, where the trainer reads them as one episode."""
-        estimator = str(self.config.algorithm.adv_estimator)
-        taken = ESTIMATORS.values() if world.settings.credits_episodes else ROW_BY_ROW
-        if not self.config.trainer.use_v1:
-            whose, remedy = "verl's legacy trainer takes one per episode", "Use trainer.use_v1=true"
-        elif estimator not in taken:
-            whose = f"algorithm.adv_estimator={estimator} would count it once per sequence under this trainer"
-            remedy = f"Use one of {', '.join(ESTIMATORS.values())} with trainer.v1.trainer_mode=uirl_sync"
-        else:
+        why = reads_several(self.config, credits_episodes=world.settings.credits_episodes)
+        if why is None:
             return outputs
         raise ConfigError(
-            f"the context window rewrote the history of an episode, which makes it {len(outputs)} sequences; {whose}. "
-            f"{remedy}, or set rollout.max_images and rollout.token_budget to null"
+            f"the context window rewrote the history of an episode, which makes it {len(outputs)} sequences; {why}, "
+            "or set rollout.max_images and rollout.token_budget to null"
         )
 
 

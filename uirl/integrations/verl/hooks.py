@@ -24,14 +24,14 @@ from uirl.files import write_atomically
 from uirl.integrations.verl import estimators  # registers them where advantages are computed
 from uirl.integrations.verl.config import ESTIMATORS
 from uirl.integrations.verl.credit import Row, any_rewritten, credit_episodes, episode_of
+from uirl.integrations.verl.liveness import Watch, lost
 from uirl.integrations.verl.minibatches import Division, Sized, counts, divide, rows_at_once, wanted_minibatches
-from uirl.integrations.verl.office import find_office, open_office
-from uirl.integrations.verl.record import StepRecord, held_out_numbers
+from uirl.integrations.verl.office import Played, find_office, open_office
+from uirl.integrations.verl.record import StepRecord
+from uirl.integrations.verl.rewriting import CREDITING as MODE
 from uirl.integrations.verl.settings import Settings
 from uirl.types import Trajectory
 
-MODE = "uirl_sync"
-"""`trainer.v1.trainer_mode` of the trainer below."""
 WITHIN_GROUP = (
     "grpo",
     "grpo_vectorized",
@@ -53,15 +53,16 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
 
     - tells the dataset's curriculum how the episodes of a step went, before the step's checkpoint is written,
     - saves and restores the dataset's state (`StateCallback`),
-    - takes as many optimiser steps as `training.minibatches` says, with all sequences of an episode in the same one,
     - drops the lone survivor of a group whose other members failed: its advantage would be its bare reward,
     - gives credit to episodes where a rewritten history made them several sequences,
+    - takes as many optimiser steps as `training.minibatches` says, with all sequences of an episode in the same one,
     - says why where every episode of a step failed,
+    - finishes and saves the step in which a rollout server died, and ends then,
     - writes the numbers of the episodes into verl's metrics and into our `metrics.jsonl`.
     """
+
     actor_rollout_wg: Any
     critic_wg: Any
-
 
     def __init__(self, config: Any) -> None:
         settings = Settings.read(config.data)
@@ -75,9 +76,11 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         estimators.tell_threshold(config, settings.store().algorithm.reward_threshold)
         self._settings = settings
         self._office = find_office(settings.office)  # type: ignore[arg-type]
-        self._record: StepRecord | None = None
-        self._played: list[Trajectory] = []
-        self._held_out: dict[str, float | None] = {}
+        self.record: StepRecord | None = None
+        self._played = Played()
+        self._metrics: dict[str, Any] = {}
+        self._dead_servers: dict[str, Exception] = {}
+        self._saved: int | None = None
         self._batch: Any = None  # that is being divided
         self._division: Division | None = None
         self._ranks = 1
@@ -91,27 +94,32 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
-        after = self.global_steps or None
+        after, state = self.global_steps or None, {}
         if after is not None:
-            folder = checkpoint_folder(self.config, after)
-            self.train_dataset.load_state_dict(read_state(folder)["dataset"])
+            state = read_state(checkpoint_folder(self.config, after))
+            self.train_dataset.load_state_dict(state["dataset"])
         ray.get(self._office.begin.remote(after))
-        self._record = StepRecord(self._settings, after)
+        self.record = StepRecord(self._settings, after, state.get("tally"))
 
     def on_validate_end(self) -> None:
         super().on_validate_end()
-        self._held_out = held_out_numbers(ray.get(self._office.take_held_out.remote()))
-        if self.global_steps == 0 and self._record is not None:
-            self._record.add_start(self._held_out)
+        assert self.record is not None
+        self.record.hear_held_out(ray.get(self._office.take_held_out.remote()))
+        if self.global_steps == 0:
+            self.record.add_start()
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
-        self._held_out = {}  # of the start, or once more of the step before a resume
+        assert self.record is not None
+        self.record.forget_held_out()  # of the start, or once more of the step before a resume
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
+        self._metrics = metrics
         batch = super().step(metrics, timing_raw)
+        assert self.record is not None
         self._played = ray.get(self._office.take.remote())
-        report(self.train_dataset, self._played, self.global_steps)
+        self.record.hear(self._played)
+        report(self.train_dataset, self._played.episodes, self.global_steps)
         return batch
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> Any:
@@ -122,6 +130,32 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
             if "no materializable trajectories" not in str(error) or not reasons:
                 raise
             raise all_failed(reasons, self.global_steps) from error
+
+    def on_sample_end(self) -> None:
+        """Dead servers are left out: verl would end here, with a step that has been played and not learned from."""
+        replicas = {f"rollout server {i}": one for i, one in enumerate(self.checkpoint_manager.replicas)}
+        watch = Watch({f"{name}.{i}": s for name, one in replicas.items() for i, s in enumerate(one.servers)})
+        for name, error in watch.dead(seconds=60.0).items():
+            self._dead_servers[name.partition(".")[0]] = error
+        self.checkpoint_manager.remove_replicas([one for name, one in replicas.items() if name in self._dead_servers])
+        super().on_sample_end()
+
+    def on_step_end(self) -> None:
+        """Raises ProcessLost where a server died in this step: weights could reach it no more. The step is saved."""
+        if not self._dead_servers:
+            super().on_step_end()
+            return
+        assert self.record is not None
+        if self._saved != self.global_steps:
+            self._save_checkpoint()
+        epoch = (self.global_steps - 1) // self.steps_per_epoch
+        self.record.add(self.global_steps, epoch, self._played, self._metrics)
+        name, error = next(iter(self._dead_servers.items()))
+        raise lost(f"{name} died in step {self.global_steps}, which was finished and saved", error)
+
+    def _save_checkpoint(self) -> None:
+        super()._save_checkpoint()
+        self._saved = self.global_steps
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], **options: Any) -> Any:
         if str(self.config.algorithm.adv_estimator) in WITHIN_GROUP:
@@ -245,21 +279,24 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
 
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: Any, **where: Any) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **where)
-        assert self._record is not None
-        held_out, self._held_out = self._held_out, {}
-        metrics.update(self._record.add(self.global_steps, where["epoch"], self._played, metrics, held_out))
+        assert self.record is not None
+        metrics.update(self.record.add(self.global_steps, where["epoch"], self._played, metrics))
 
 
 class StateCallback(CheckpointCallback):
     """Writes what is ours beside verl's shards; `trainer.checkpoint_callback_class` names it."""
 
     def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool = False, **_: Any) -> None:
-        write_state(Path(checkpoint_dir), trainer.train_dataset)
+        write_state(Path(checkpoint_dir), trainer.train_dataset, getattr(trainer, "record", None))
 
 
-def write_state(folder: Path, dataset: Any) -> None:
-    """Nothing; writes the dataset's state into a checkpoint of verl's."""
-    state = {"format": 1, "dataset": dataset.state_dict() if hasattr(dataset, "state_dict") else None}
+def write_state(folder: Path, dataset: Any, record: StepRecord | None) -> None:
+    """Nothing; writes the dataset's state and the tally of the run into a checkpoint of verl's."""
+    state = {
+        "format": 1,
+        "dataset": dataset.state_dict() if hasattr(dataset, "state_dict") else None,
+        "tally": None if record is None else record.tally.to_dict(),
+    }
     write_atomically(folder / STATE, json.dumps(state))
 
 

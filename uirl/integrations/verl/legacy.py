@@ -37,7 +37,7 @@ class LegacyTrainer(RayPPOTrainer):
         super().__init__(*arguments, **options)
         self._settings = Settings.read(self.config.data)
         self._office = find_office(self._settings.office)  # type: ignore[arg-type]
-        self._record: StepRecord | None = None
+        self.record: StepRecord | None = None
 
     def init_workers(self) -> None:
         super().init_workers()
@@ -46,29 +46,30 @@ class LegacyTrainer(RayPPOTrainer):
     def heard(self, batch: Any) -> None:
         """The episodes of a step have been played; `batch` is what verl made of them."""
         played = ray.get(self._office.take.remote())
-        if played and all(t.failure is not None for t in played):
-            first = played[0].failure
-            raise all_failed([f"{first.kind}: {first.message}"] * len(played), self.global_steps)
+        failures = [t.failure for t in played.episodes if t.failure is not None]
+        if failures and len(failures) == len(played.episodes):
+            raise all_failed([f"{failure.kind}: {failure.message}" for failure in failures], self.global_steps)
         level_failed_scores(batch)
-        report(self.train_dataset, played, self.global_steps)
-        if self._record is not None:
+        report(self.train_dataset, played.episodes, self.global_steps)
+        if self.record is not None:
+            self.record.hear(played)
             epoch = (self.global_steps - 1) // max(1, len(self.train_dataloader))
-            self._record.add(self.global_steps, epoch, played, {}, {})
+            self.record.add(self.global_steps, epoch, played, {})
             ray.get(self._office.take_held_out.remote())  # verl's own trackers have their numbers
 
     def _save_checkpoint(self) -> None:
         super()._save_checkpoint()
-        write_state(
-            Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}", self.train_dataset
-        )
+        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        write_state(folder, self.train_dataset, self.record)
 
     def _load_checkpoint(self) -> Any:
         made = super()._load_checkpoint()
-        after = self.global_steps or None
+        after, state = self.global_steps or None, {}
         if after is not None:
-            self.train_dataset.load_state_dict(read_state(checkpoint_folder(self.config, after))["dataset"])
+            state = read_state(checkpoint_folder(self.config, after))
+            self.train_dataset.load_state_dict(state["dataset"])
         ray.get(self._office.begin.remote(after))
-        self._record = StepRecord(self._settings, after)
+        self.record = StepRecord(self._settings, after, state.get("tally"))
         return made
 
 
@@ -138,5 +139,7 @@ def run_legacy(config: Any) -> None:
     trainer.init_workers()
     try:
         trainer.fit()
+        if trainer.record is not None:
+            trainer.record.finish()
     finally:
         close_environments(trainer.async_rollout_manager)

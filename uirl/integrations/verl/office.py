@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,20 @@ from uirl.images import ImageStore, Screenshot
 from uirl.integrations.verl.llm import llm_variables
 from uirl.storage import RunDirectory, TrajectoryStore
 from uirl.types import Trajectory
+
+
+@dataclass(slots=True)
+class Played:
+    """Episodes that ended."""
+
+    episodes: list[Trajectory] = field(default_factory=list)
+    """As they ended for good."""
+    attempts: list[Trajectory] = field(default_factory=list)
+    """That failed and were repeated."""
+
+    def in_order(self) -> Played:
+        """The same, by their ids."""
+        return Played(*(sorted(some, key=lambda t: t.id) for some in (self.episodes, self.attempts)))
 
 
 class Office:
@@ -29,9 +44,9 @@ class Office:
         self._objects = objects
         self._directory = directory
         self._store: TrajectoryStore | None = None
-        self._played: list[Trajectory] = []
-        self._held_out: list[Trajectory] = []
+        self._played, self._held_out = Played(), Played()
         self._failures: list[str] = []
+        self._complaint: Exception | None = None
         self._evaluated: set[str] = set()
         self._variables: dict[str, str] = {}
 
@@ -57,12 +72,16 @@ class Office:
             self._store.truncate_after(-1 if resume_after is None else resume_after)
             self._evaluated = {summary.group_id for summary in self._store.list() if summary.split != "train"}
 
-    def add(self, trajectory: Trajectory, pictures: Mapping[str, bytes], step: int, split: str) -> bool:
+    def add(
+        self, trajectory: Trajectory, pictures: Mapping[str, bytes], step: int, split: str, repeated: bool = False
+    ) -> bool:
         """Writes one episode down; on return it survives a kill. `pictures`: those it shows, by hash, but for those
-        that came with another. False: it is on the record already, and its pictures were not kept."""
+        that came with another. `repeated`: it failed, and another attempt followed. False: it is on the record
+        already, and its pictures were not kept."""
         if trajectory.failure is not None:
             self._failures.append(f"{trajectory.failure.kind}: {trajectory.failure.message}")
-        (self._played if split == "train" else self._held_out).append(trajectory)
+        played = self._played if split == "train" else self._held_out
+        (played.attempts if repeated else played.episodes).append(trajectory)
         # verl evaluates once more where a run continues: that evaluation is on the record
         if trajectory.group_id in self._evaluated:
             return False
@@ -73,16 +92,24 @@ class Office:
             self._store.add(trajectory, step=step, split=split, images=images)
         return True
 
-    def take(self) -> list[Trajectory]:
-        """The training episodes that ended since the last call, in the order of their ids."""
-        played, self._played = self._played, []
+    def take(self) -> Played:
+        """The training episodes that ended since the last call."""
+        played, self._played = self._played, Played()
         self._failures.clear()
-        return sorted(played, key=lambda t: t.id)
+        return played.in_order()
 
-    def take_held_out(self) -> list[Trajectory]:
+    def take_held_out(self) -> Played:
         """The episodes of evaluations that ended since the last call."""
-        played, self._held_out = self._held_out, []
-        return sorted(played, key=lambda t: t.id)
+        played, self._held_out = self._held_out, Played()
+        return played.in_order()
+
+    def complain(self, error: Exception) -> None:
+        """Keeps an error that is meant for the person; the first is told."""
+        self._complaint = self._complaint or error
+
+    def complaint(self) -> Exception | None:
+        """The first error that is meant for the person; None: there is none."""
+        return self._complaint
 
     def failures(self) -> list[str]:
         """What went wrong since the last `take`, in order."""

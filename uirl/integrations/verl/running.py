@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -17,21 +18,23 @@ from verl.utils.import_utils import load_class_from_fqn
 
 from uirl.errors import ConfigError
 from uirl.integrations.verl.dataset import Given, give
+from uirl.integrations.verl.liveness import DEATHS, Watch, actors_of, lost
 from uirl.integrations.verl.llm import llm_variables
 from uirl.integrations.verl.office import open_office, pack, unpack
+from uirl.integrations.verl.servers import surviving
 from uirl.integrations.verl.settings import Settings
 from uirl.integrations.verl.worlds import close_environments
 
 
 def run(config: Any, reward_fn: Any, given: Given) -> None:
-    """Nothing, once verl's trainer has come to its end. Raises what broke it."""
+    """Nothing, once verl's trainer has come to its end. Raises what broke it, ProcessLost where a process died."""
     refuse_trl()
     objects = None if given.environment is None and reward_fn is None else pack(given.environment, reward_fn)
     runner = _Bound(objects, pack(given, None))
     before = _Traces.now()
     try:
         run_ppo(config, runner)
-    except ray.exceptions.RayTaskError as error:
+    except (ray.exceptions.RayTaskError, *DEATHS) as error:
         raise _cause(error) from error
     finally:
         runner.end()
@@ -96,7 +99,7 @@ class Runner:
         Settings(settings.config, name, settings.directory, settings.poll_seconds).write(config)
         try:
             if config.trainer.use_v1:
-                self._run_v1(config)
+                self._run_v1(config, office)
             else:
                 from uirl.integrations.verl.legacy import run_legacy
 
@@ -104,7 +107,7 @@ class Runner:
         finally:
             ray.get(office.close.remote())
 
-    def _run_v1(self, config: Any) -> None:
+    def _run_v1(self, config: Any, office: Any) -> None:
         import transfer_queue
         from verl.trainer.ppo.v1 import get_trainer_cls
 
@@ -118,8 +121,16 @@ class Runner:
             trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
             trainer.init()
             manager = create_agent_loop_manager(config, trainer)
-            trainer.fit(manager)
+            watch = Watch({**actors_of(trainer, manager), "the keeper of the record": office})
+            watch_over(trainer, watch, lambda: ray.get(office.complaint.remote()))
+            try:
+                trainer.fit(manager)
+            except DEATHS as error:  # in a call, where it is found earlier than by asking
+                raise watch.lost(error) from error
             ended_well = True
+            record = getattr(trainer, "record", None)
+            if record is not None:
+                record.finish()
         finally:
             try:
                 close_environments(manager)
@@ -131,27 +142,59 @@ class Runner:
 
 
 def create_agent_loop_manager(config: Any, trainer: Any) -> Any:
-    """The agent-loop manager that `rollout.agent.agent_loop_manager_class` names, or the V1 trainer's own, with the
-    servers and reward workers of `trainer`."""
-    from verl.trainer.ppo.v1 import AgentLoopManagerTQ
+    """The agent-loop manager that `rollout.agent.agent_loop_manager_class` names, or the V1 trainer's own with workers
+    that tell of errors, with the servers and reward workers of `trainer`. A server that dies is left out."""
+    from uirl.integrations.verl.workers import TellingManager
 
     named = config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class")
-    manager = load_class_from_fqn(named, "AgentLoopManager") if named else AgentLoopManagerTQ
+    manager = load_class_from_fqn(named, "AgentLoopManager") if named else TellingManager
     return manager.create(
         config=config,
-        llm_client=trainer.get_llm_client(),
+        llm_client=surviving(trainer.get_llm_client()),
         teacher_client=trainer.get_teacher_client(),
         reward_loop_worker_handles=trainer.get_reward_handles(),
     )
 
 
+def watch_over(trainer: Any, watch: Watch, complaint: Callable[[], Exception | None]) -> None:
+    """Nothing; from now on the trainer's waiting for episodes ends with ProcessLost where a process has died, and with
+    what `complaint` returns: an error that is meant for the person.
+
+    With a sampler of somebody else's that waits in another way, complaints are heard when all episodes have ended.
+    """
+    buffer = trainer.replay_buffer
+    sample, wait = buffer.sample, getattr(buffer, "_wait_for_next_poll", None)
+
+    def listen() -> None:
+        error = complaint()
+        if error is not None:
+            raise error
+
+    def wait_among_the_living(*arguments: Any) -> Any:
+        watch.check()
+        listen()
+        return wait(*arguments)  # type: ignore[misc]
+
+    def sample_and_listen(*arguments: Any, **options: Any) -> Any:
+        try:
+            return sample(*arguments, **options)
+        finally:
+            listen()  # nothing is learned from a step that lost episodes without a reason on the record
+
+    buffer.sample = sample_and_listen
+    if wait is not None:
+        buffer._wait_for_next_poll = wait_among_the_living
+
+
 def _cause(error: Exception) -> Exception:
-    """The error of ours inside what Ray made of it; Ray's own where there is none."""
+    """The error of ours inside what Ray made of it, ProcessLost where a process died; Ray's own otherwise."""
     from uirl.errors import UirlError
 
     cause: Any = error
     while getattr(cause, "cause", None) is not None:  # one more for every actor it came through
         cause = cause.cause
+    if isinstance(cause, DEATHS):
+        return lost("a process of the run died", cause)
     return cause if isinstance(cause, UirlError) else error
 
 

@@ -15,17 +15,21 @@ from uirl.event_loop import EventLoopThread
 from uirl.files import write_atomically
 from uirl.integrations.verl.config import create_verl_config, ignored
 from uirl.integrations.verl.keys import put
+from uirl.integrations.verl.rewriting import CREDITING, check_window
 from uirl.integrations.verl.roles import check_placement
 from uirl.integrations.verl.settings import Settings
 from uirl.metrics import read_metrics
 from uirl.rollout.episode import RewardFunction
 from uirl.rollout.multi_turn import MultiTurnInferenceEngine
 from uirl.storage import RunDirectory, free_run_name
+from uirl.training.progress import say
 from uirl.training.reach import require_shared_instances, require_tasks_arrive
+from uirl.training.summary import excluded_rows, warn_of_excluded
+from uirl.training.tally import Tally
 from uirl.training.tasks import tasks_of
 
 HOOKS = {
-    "trainer.v1.trainer_mode": "uirl_sync",
+    "trainer.v1.trainer_mode": CREDITING,
     "trainer.checkpoint_callback_class": "uirl.integrations.verl.hooks.StateCallback",
     "data.custom_cls.path": "pkg://uirl.integrations.verl.dataset",
     "data.custom_cls.name": "CustomEnvironmentDataset",
@@ -107,11 +111,12 @@ class CustomRayPPOTrainer:
             _use_template(self.config, tokenizer)
 
     def fit(self) -> dict[str, Any]:
-        """The last row of the run's `metrics.jsonl`, once verl's trainer has come to its end.
+        """The last row of the run's `metrics.jsonl`, once verl's trainer has come to its end. What it came to is
+        printed, and last that many episodes are no evidence, where that is so.
 
         Starts Ray where it does not run, as `ray_kwargs.ray_init` says, and stops what it started. Raises what broke
         the run: RolloutFailure where every episode of a step failed, CheckpointError for a model verl cannot load,
-        StorageError for a run directory that is taken.
+        StorageError for a run directory that is taken, ProcessLost where a process of the run died.
         """
         import ray
         from omegaconf import OmegaConf
@@ -131,7 +136,23 @@ class CustomRayPPOTrainer:
                 if not running:
                     ray.shutdown()
             rows = read_metrics(directory.metrics_path)
+            self._tell(rows[-1] if rows else {}, directory)
         return rows[-1] if rows else {}
+
+    def _tell(self, last: Mapping[str, Any], directory: RunDirectory) -> None:
+        numbers = {name: last.get(name) for name in ("step", "success", "reward", "eval/success")}
+        say("  ".join(f"{name} {value}" for name, value in numbers.items() if value is not None))
+        say(f"checkpoints     {self.config.trainer.default_local_dir}")
+        say(f"measure it      uirl verl --export {self.directory} && uirl eval {self.directory}")
+        if not directory.summary_path.is_file():  # a trainer of verl's own
+            return
+        excluded = directory.read_json("summary.json")["excluded"]
+        tallies = {"training": Tally.from_dict(excluded["training"])}
+        if excluded["after"]["episodes"]:
+            tallies["the last evaluation"] = Tally.from_dict(excluded["after"])
+        for name, words in excluded_rows(tallies).items():
+            say(f"{name}: {words}")
+        warn_of_excluded(tallies)
 
     def _place_model(self, target: Path) -> None:
         from uirl.integrations.verl.models import check_model_folder, model_folder
@@ -208,6 +229,7 @@ def _verl_config(config: Any, store: ConfigStore, directory: Path, overrides: Ma
     known = Settings.read(made.data)
     Settings(store.to_dict(), None, str(directory), known.poll_seconds).write(made)
     check_placement(made)
+    check_window(made, store)
     return made
 
 

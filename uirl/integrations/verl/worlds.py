@@ -77,13 +77,14 @@ class World:
         for collector in self._collectors.values():
             await collector.close()
 
-    async def file(self, trajectory: Trajectory, step: int, split: str) -> None:
-        """Hands an episode to the office; on return it is on the disk. Raises StorageError."""
+    async def file(self, trajectory: Trajectory, step: int, split: str, *, repeated: bool = False) -> None:
+        """Hands an episode to the office; on return it is on the disk. `repeated`: an attempt that failed and was
+        followed by another. Raises StorageError."""
         if self.office is None:
             return
         shown = {hash for turn in trajectory.turns for hash in (*turn.context_images, *turn.observation.images)}
         pictures = {hash: self.images.get(hash).data for hash in sorted(shown - self._sent)}
-        if await self.office.add.remote(trajectory, pictures, step, split):
+        if await self.office.add.remote(trajectory, pictures, step, split, repeated):
             self._sent.update(pictures)
 
     def _environment(self, name: str, split: str) -> BaseEnvironment:
