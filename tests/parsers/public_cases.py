@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from uirl.environments.mobile_world.actions import PhoneSpace, UseTool, command
 from uirl.parsers import create_parser
 from uirl.types import Action
 
@@ -45,6 +46,20 @@ WHY = {
     ),
     "blanks around an input": ("They strip spaces alone; here every blank goes, line breaks too."),
     "another format": ("A JSON object in place of the two lines, a format of its own there. `json` reads it."),
+    "the tags of a plan": (
+        "Without `<thinking>` tags, or without `</tool_call>`, there is no call for them: the episode ends. Here the "
+        "call counts where its JSON is complete."
+    ),
+    "what a server cannot do": (
+        "It is sent, and the server errs (empty text) or does nothing (an app that is not there). Here the policy is "
+        "told."
+    ),
+    "a swipe": (
+        "Early servers turn a scroll to the side into one upwards, so it is sent as the swipe that later ones make of "
+        "it. A scroll's place is looked at by none. Upper case is taken."
+    ),
+    "an empty answer": "`null` is sent as the empty text that the server makes of it.",
+    "an empty question": "A question without words is not put to the owner.",
 }
 """Name of a difference in the data -> why it stays."""
 
@@ -58,7 +73,8 @@ class Case:
     test: str
     reply: str
     theirs: str
-    """Their reading: the calls as JSON; 'text': no call; 'error': it raises; 'any': it does not raise."""
+    """Their reading: the calls as JSON; 'text': no call; 'error': it raises; 'any': it does not raise. Of a phone, what
+    the server is sent; 'finished': nothing, and the episode ends; 'error': it cannot be carried out."""
     thought: str | None
     """What stands before the calls, or is thought; None: the test does not ask."""
     differs: str
@@ -75,7 +91,8 @@ class Case:
     @property
     def ours(self) -> str:
         """Our reading of the reply, as `theirs`."""
-        return reading(self.read(self.reply))
+        action = self.read(self.reply)
+        return sending(self.source, action) if "screen" in self.source else reading(action)
 
 
 def reading(action: Action) -> str:
@@ -85,8 +102,27 @@ def reading(action: Action) -> str:
     return as_text([{"name": call.name, "arguments": call.arguments} for call in action.tool_calls]) or "text"
 
 
+def sending(source: Mapping[str, Any], action: Action) -> str:
+    """What becomes of an action on a phone."""
+    width, height = source["screen"]
+    space = PhoneSpace(width, height, tools=frozenset(tool["function"]["name"] for tool in source["tools"]))
+    meant = space.read(action)
+    if isinstance(meant, str):
+        return "error"
+    if isinstance(meant, UseTool):
+        return as_text([{"name": meant.call.name, "arguments": meant.call.arguments}])
+    order = command(meant)
+    return "finished" if order is None else as_text([order])
+
+
 def as_text(calls: list[dict[str, Any]]) -> str:
-    return "; ".join(f"{call['name']} {json.dumps(call['arguments'], ensure_ascii=False)}" for call in calls)
+    """Calls, or what a phone is sent, on one line."""
+    return "; ".join(
+        f"{call['name']} {json.dumps(call['arguments'], ensure_ascii=False)}"
+        if "name" in call
+        else json.dumps(call, ensure_ascii=False)
+        for call in calls
+    )
 
 
 def cases() -> Iterator[Case]:
@@ -120,7 +156,7 @@ def table() -> str:
 
 
 def _shown(text: str) -> str:
-    if text in ("text", "error"):
+    if text in ("text", "error", "finished"):
         return text
     shown = (text if len(text) < 90 else f"{text[:87]}...").replace("|", "\\|")
     return f"``{shown}``"

@@ -19,6 +19,9 @@ def use(arguments: str) -> str:
     return f'<tool_call>{{"name":"mobile_use","arguments":{arguments}}}</tool_call>'
 
 
+WAIT = use('{"action":"wait"}')
+
+
 @pytest.mark.parametrize(
     ("reply", "thought", "call"),
     [
@@ -37,6 +40,13 @@ def use(arguments: str) -> str:
         ),
         (use('{"action":"type","text":"}</tool_call>👋"}'), "", ToolCall("type", {"text": "}</tool_call>👋"})),
         (use('{"action":"answer","text":"42"}'), "", ToolCall("answer", {"text": "42"})),
+        (use('{"action":"answer","text":42}'), "", ToolCall("answer", {"text": 42})),
+        (use('{"action":"click","coordinate":[1000,-2]}'), "", ToolCall("click", {"coordinate": [1000, -2]})),
+        (use('{"action":"click","coordinate":["500","2.5"]}'), "", ToolCall("click", {"coordinate": [500, 2.5]})),
+        ('<tool_call>{"arguments":{"action":"wait"}}</tool_call>', "", ToolCall("wait")),
+        (f"{CLICK}\n{use('{')}", "", CLICKED),
+        (f"<thinking>I press OK.</thinking>{CLICK}{WAIT}", "I press OK.", CLICKED),
+        (f"{WAIT} or</think>{CLICK}", f"{WAIT} or", CLICKED),
         ('<tool_call>{"name":"maps.route","arguments":{"action":"x","coordinate":[1]}}</tool_call>', "", None),
         ('<tool_call>{"name":"click","arguments":{"coordinate":[1,2]}}</tool_call>', "", None),
     ],
@@ -56,15 +66,18 @@ def test_reads_one_call_and_the_plan(reply: str, thought: str, call: ToolCall | 
     [
         ("", "0 calls; expected one"),
         ("<thinking>\nI press OK.\n</thinking>\nclick", "0 calls; expected one"),
-        (CLICK + CLICK, "2 calls; expected one"),
+        (CLICK.replace("</tool_call>", CLICK[12:]), "2 calls; expected one"),
+        ("</tool_call>", "without <tool_call> before it"),
+        (f"<thinking>not {CLICK}", "the thinking is not closed"),
         (use('{"action":"tap"}'), "unknown action 'tap'; expected one of click"),
         (use('{"coordinate":[1,2]}'), "unknown action None"),
         (use('{"action":["click"]}'), "unknown action ['click']"),
         (use('{"action":"click","coordinate":[1,2,3]}'), "must be [x,y], got [1, 2, 3]"),
         (use('{"action":"click","coordinate":"1,2"}'), "must be [x,y], got '1,2'"),
         (use('{"action":"click","coordinate":[true,2]}'), "must be [x,y], got [True, 2]"),
-        (use('{"action":"click","coordinate":[1000,2]}'), "must lie between 0 and 999, got [1000, 2]"),
-        (use('{"action":"drag","start_coordinate":[-1,2],"end_coordinate":[1,2]}'), '"start_coordinate" must lie'),
+        (use('{"action":"click","coordinate":["1e999",2]}'), "must be [x,y], got ['1e999', 2]"),
+        (use('{"action":"click","coordinate":["",2]}'), "must be [x,y], got ['', 2]"),
+        (use('{"action":"drag","start_coordinate":[1],"end_coordinate":[1,2]}'), '"start_coordinate" must be [x,y]'),
         (CLICK[:60], "ends before it is closed"),
         ("<thinking>x</thinking><tool_call>", "ends at <tool_call>"),
     ],
@@ -95,7 +108,7 @@ def test_every_action_reads_back(name: str) -> None:
 @pytest.mark.parametrize(
     "action",
     [
-        Action.of("click", coordinate=[1000, 2]),
+        Action.of("click", coordinate=["1", 2]),
         Action.of("click", coordinate=[1, 2, 3, 4]),
         Action.of("click", action="type"),
         Action.of("mobile_use", x=1),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from uirl.limits import shown
 from uirl.parsers.base import ANSWER, ActionParser, Tools
 from uirl.parsers.json_reading import Unreadable
-from uirl.parsers.qwen_style import CLOSE, OPEN, find_block, long_form, read_block
-from uirl.parsers.reply_reading import Format, read_reply, write_marked, write_reply
+from uirl.parsers.qwen_style import CLOSE, OPEN, find_block, long_form, read_block, read_named, read_values
+from uirl.parsers.reply_reading import Format, next_end_of_thought, read_reply, write_marked, write_reply
 from uirl.types import Action, ToolCall
 
 GRID = 999
@@ -24,7 +26,7 @@ ACTIONS = (
 """What `mobile_use` can do. Calls of any other name are tools of their own."""
 
 _COORDINATES = ("coordinate", "start_coordinate", "end_coordinate")
-_OPENS_THOUGHT = re.compile(r"\A<think(?:ing)?>\s*")
+_OPENS_THOUGHT = re.compile(r"\A\s*<think(?:ing)?>\s*")
 _CLOSES_THOUGHT = re.compile(r"</think(?:ing)?>\Z")
 
 
@@ -32,15 +34,20 @@ class MAIUIActionParser(ActionParser):
     """Reads a plan in `<thinking>` tags and `<tool_call>{"name":"mobile_use","arguments":{"action":NAME}}</tool_call>`.
 
     The call is named as the action (`click`, `type`, ...) and has its other arguments; any other tool keeps its own
-    name and arguments. The thinking may be missing, and may be closed by `</think>`.
+    name and arguments, and a call without a name is one of `mobile_use`. The thinking may be missing, and may be closed
+    by `</think>`. Of several calls the first counts, as for the agent this comes from: there is one action per picture.
 
-    `coordinate`, `start_coordinate` and `end_coordinate` are `[x, y]` on the grid, never pixels (`grid_to_pixel`); a
-    box `[x1, y1, x2, y2]` becomes its centre. A coordinate off the grid, an unknown action, no call and more than one
-    call are a `parse_error`: there is one action per picture.
+    `coordinate`, `start_coordinate` and `end_coordinate` are `[x, y]` on the grid, never pixels (`grid_to_pixel`),
+    numbers or text of them; a box `[x1, y1, x2, y2]` becomes its centre. A place may lie off the grid: what that means,
+    the environment says. An unknown action, no call and several in one block are a `parse_error`.
     """
 
     def parse(self, text: str) -> Action:
         """The action in `text`, in linear time; never raises."""
+        if _OPENS_THOUGHT.match(text) and next_end_of_thought(text, 0, len(text)) < 0:
+            return Action(
+                text, parse_error=f"the thinking is not closed, so there is no call; expected one: {_EXAMPLE}"
+            )
         action = read_reply(_MAI_UI, text)
         if action.parse_error is not None:
             return action
@@ -54,7 +61,7 @@ class MAIUIActionParser(ActionParser):
 
         Without a call it is the text of the action. Raises TypeError or ValueError for arguments JSON cannot hold, and
         ValueError for several calls and for a call that would be read as another (an argument `action`, a box, a
-        coordinate off the grid).
+        coordinate in text).
         """
         return write_reply(_MAI_UI, action)
 
@@ -91,8 +98,17 @@ def _to_grid(pixel: float, length: int) -> int:
 
 
 def _read(text: str, position: int, tools: Tools) -> tuple[list[ToolCall], int]:
-    calls, end = read_block(text, position)
-    return [_read_action(call) for call in calls], end
+    if not text.startswith(OPEN, position):
+        return read_block(text, position, tools)  # which says that the block does not open
+    values, end = read_values(text, position)
+    calls = [_read_action(read_named(_named(value), ("arguments", "parameters"), _EXPECTED)) for value in values]
+    closed = next_end_of_thought(text, 0, position) >= 0
+    draft_end = -1 if closed else next_end_of_thought(text, end, len(text))
+    return calls, draft_end if draft_end >= 0 else len(text)
+
+
+def _named(value: Any) -> Any:
+    return {"name": MOBILE_USE, **value} if isinstance(value, dict) else value
 
 
 def _read_action(call: ToolCall) -> ToolCall:
@@ -102,17 +118,24 @@ def _read_action(call: ToolCall) -> ToolCall:
         if name not in ACTIONS:
             raise Unreadable(f"unknown action {shown(name, 40)}; expected one of {', '.join(ACTIONS)}")
     if name in ACTIONS:
-        arguments |= {key: _read_coordinate(arguments[key], key) for key in _COORDINATES if key in arguments}
+        arguments |= {key: _read_coordinate(arguments[key], key) for key in _COORDINATES if arguments.get(key)}
     return ToolCall(name, arguments, call.id)
 
 
 def _read_coordinate(value: Any, key: str) -> list[float]:
-    numbers = value if isinstance(value, list) else []
-    if len(numbers) not in (2, 4) or not all(type(n) in (int, float) for n in numbers):
+    numbers = [_read_number(n) for n in value] if isinstance(value, list) and len(value) in (2, 4) else []
+    if not numbers or None in numbers:
         raise Unreadable(f'"{key}" must be [x,y], got {shown(value, 40)}')
-    if not all(0 <= n <= GRID for n in numbers):
-        raise Unreadable(f'"{key}" must lie between 0 and {GRID}, got {shown(value, 40)}')
     return numbers if len(numbers) == 2 else [_middle(numbers[0], numbers[2]), _middle(numbers[1], numbers[3])]
+
+
+def _read_number(value: Any) -> Any:
+    """The number that JSON or text in it holds; None: none."""
+    if isinstance(value, str) and len(value) < 40:
+        with suppress(ValueError):
+            value = float(value)
+            value = int(value) if value.is_integer() else value
+    return value if type(value) in (int, float) and math.isfinite(value) else None
 
 
 def _middle(a: float, b: float) -> float:
@@ -130,6 +153,7 @@ def _write(thought: str, calls: Sequence[ToolCall], tools: Tools) -> str:
     return f"<thinking>\n{thought}\n</thinking>\n{block}" if thought else block
 
 
+_EXPECTED = f'expected {{"name":"{MOBILE_USE}","arguments":{{"action":NAME,...}}}}'
 _EXAMPLE = f'{OPEN}{{"name":"{MOBILE_USE}","arguments":{{"action":NAME,...}}}}{CLOSE}'
 _MAI_UI = Format(
     find_block,

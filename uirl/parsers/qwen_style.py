@@ -36,6 +36,12 @@ def read_block(text: str, position: int, tools: Tools = NO_TOOLS) -> tuple[list[
     function = _FUNCTION.match(text, position + len(OPEN))
     if function is not None:
         return read_functions(text, function.end(), tools)
+    values, end = read_values(text, position)
+    return [read_named(value, ("arguments", "parameters"), _EXPECTED) for value in values], end
+
+
+def read_values(text: str, position: int) -> tuple[list[Any], int]:
+    """The JSON in the block at `position`, one value per call, and where the last of them ends. Raises Unreadable."""
     lead = _LEAD.match(text, position + len(OPEN))
     if lead is None:
         after = text[position + len(OPEN) :][:12]
@@ -50,7 +56,7 @@ def read_block(text: str, position: int, tools: Tools = NO_TOOLS) -> tuple[list[
         following = _NEXT.match(text, end)
     if not values:
         raise Unreadable(f"an empty list of calls; {_EXPECTED}")
-    return [read_named(value, ("arguments", "parameters"), _EXPECTED) for value in values], end
+    return values, end
 
 
 def read_named(value: Any, argument_keys: tuple[str, ...], expected: str) -> ToolCall:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.environments.mobile_world.double import Step
-from uirl.environments.mobile_world.actions import ACTIONS, PhoneSpace, UseTool, command
+from uirl.environments.mobile_world.actions import ACTIONS, PhoneSpace, Terminate, UseTool, command
 from uirl.parsers import create_parser
 from uirl.parsers.mai_ui import ACTIONS as WRITTEN
 from uirl.types import Action, ToolCall
@@ -29,16 +29,24 @@ def sent(name: str, **arguments: Any) -> Any:
     [
         # 500 / 999 * 1080 = 540.54, 250 / 999 * 2400 = 600.6: truncated
         (("click", {"coordinate": [500, 250]}), {"action_type": "click", "x": 540, "y": 600}),
-        # 999 would be one past the last pixel
-        (("click", {"coordinate": [999, 999]}), {"action_type": "click", "x": 1079, "y": 2399}),
+        # one past the last pixel, as MobileWorld's own agent sends it; and farther out
+        (("click", {"coordinate": [999, 999]}), {"action_type": "click", "x": 1080, "y": 2400}),
+        (("click", {"coordinate": [1000, -5]}), {"action_type": "click", "x": 1081, "y": -12}),
         (("click", {"coordinate": [0, 0.5]}), {"action_type": "click", "x": 0, "y": 1}),
         (("double_click", {"coordinate": [1, 1]}), {"action_type": "double_tap", "x": 1, "y": 2}),
         (("long_press", {"coordinate": [1, 1]}), {"action_type": "long_press", "x": 1, "y": 2}),
         (
             ("drag", {"start_coordinate": [0, 0], "end_coordinate": [500.5, 999]}),
-            {"action_type": "drag", "start_x": 0, "start_y": 0, "end_x": 541, "end_y": 2399},
+            {"action_type": "drag", "start_x": 0, "start_y": 0, "end_x": 541, "end_y": 2400},
+        ),
+        (
+            ("drag", {"start_coordinate": [999, 0]}),
+            {"action_type": "drag", "start_x": 1080, "start_y": 0, "end_x": 0, "end_y": 0},
         ),
         (("type", {"text": "é 東"}), {"action_type": "input_text", "text": "é 東"}),
+        (("type", {"text": 7}), {"action_type": "input_text", "text": "7"}),
+        (("swipe", {}), {"action_type": "scroll", "direction": "down"}),
+        (("swipe", {"direction": "up", "coordinate": []}), {"action_type": "scroll", "direction": "down"}),
         (("swipe", {"direction": "up"}), {"action_type": "scroll", "direction": "down"}),
         (("swipe", {"direction": "down", "coordinate": [1, 1]}), {"action_type": "scroll", "direction": "up"}),
         (("swipe", {"direction": "left"}), {"action_type": "swipe", "direction": "left"}),
@@ -52,8 +60,12 @@ def sent(name: str, **arguments: Any) -> Any:
         (("system_button", {"button": "enter"}), {"action_type": "keyboard_enter"}),
         (("wait", {}), {"action_type": "wait"}),
         (("answer", {"text": "7"}), {"action_type": "answer", "text": "7"}),
+        (("answer", {"text": 42}), {"action_type": "answer", "text": "42"}),
+        (("answer", {}), {"action_type": "answer", "text": ""}),
         (("ask_user", {"text": "Who?"}), {"action_type": "ask_user", "text": "Who?"}),
         (("terminate", {"status": "fail"}), None),
+        (("terminate", {"status": "done"}), None),
+        (("terminate", {}), None),
         (("add", {"a": 1}), None),
     ],
 )
@@ -65,23 +77,22 @@ def test_what_is_sent(call: tuple[str, dict[str, Any]], wanted: Any) -> None:
     ("call", "words"),
     [
         (("click", {}), '"coordinate": [x,y] between 0 and 999; got None'),
-        (("click", {"coordinate": [1000, 5]}), "got [1000, 5]"),
-        (("click", {"coordinate": [-1, 5]}), "got [-1, 5]"),
+        (("click", {"coordinate": [9991, 5]}), "got [9991, 5]"),
+        (("click", {"coordinate": [5, -9991]}), "got [5, -9991]"),
         (("click", {"coordinate": [True, 5]}), "got [True, 5]"),
         (("click", {"coordinate": [float("nan"), 5]}), "got [nan, 5]"),
         (("click", {"coordinate": [1, 2, 3]}), "got [1, 2, 3]"),
-        (("drag", {"start_coordinate": [1, 1]}), '"end_coordinate"'),
+        (("drag", {"start_coordinate": [1, 1], "end_coordinate": [1]}), '"end_coordinate"'),
         (("type", {"text": ""}), "type needs a text; got ''"),
-        (("type", {"text": 7}), "got 7"),
         (("type", {"text": "\ud800"}), "half of a surrogate pair"),
         (("type", {"text": "x" * 10_001}), "at most 10000 characters"),
-        (("answer", {}), "answer needs a text"),
+        (("ask_user", {}), "ask_user needs a text"),
+        (("answer", {"text": "x" * 10_001}), "at most 10000 characters"),
         (("swipe", {"direction": "north"}), "one of up, down, left, right; got 'north'"),
         (("swipe", {"direction": "left", "coordinate": [10, 500]}), "leaves the screen"),
         (("swipe", {"direction": "right", "coordinate": [990, 500]}), "leaves the screen"),
         (("open", {"text": "Setings"}), "did you mean 'Settings'?"),
         (("system_button", {"button": "menu"}), "one of back, home, enter; got 'menu'"),
-        (("terminate", {"status": "done"}), "one of success, failure, fail"),
         (("jump", {}), "unknown action 'jump'; expected one of click, "),
     ],
 )
@@ -131,9 +142,14 @@ def test_no_call_makes_the_server_err(name: str, arguments: dict[str, Any]) -> N
     request = httpx.Request("POST", "http://x", json=order)
     step = Step.model_validate_json(request.content)
     assert step.model_dump(exclude_none=True) == order
-    assert all(0 <= order[key] < 1080 for key in order if key.endswith("x"))
-    assert all(0 <= order[key] < 2400 for key in order if key.endswith("y"))
-    assert order.get("text") != ""
+    assert all(abs(order[key]) <= 10 * 1080 for key in order if key.endswith("x"))
+    assert all(abs(order[key]) <= 10 * 2400 for key in order if key.endswith("y"))
+    assert order.get("text") != "" or name == "answer"
+
+
+@pytest.mark.parametrize(("status", "claimed"), [("success", "success"), ("Fail", "failure"), ("done", "failure")])
+def test_an_end_claims_success_where_it_says_so(status: str, claimed: str) -> None:
+    assert SPACE.read(Action.of("terminate", status=status)) == Terminate(claimed)  # type: ignore[arg-type]
 
 
 def test_replies_reach_the_phone_through_the_parser() -> None:

@@ -25,6 +25,7 @@ from tests.tools.test_mcp import SCRIPT
 from uirl.environments import check_environment, create_environment
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import ConfigError
+from uirl.parsers import create_parser
 from uirl.tools import MCPServer
 from uirl.types import Action, Task
 
@@ -87,7 +88,7 @@ def test_small_pictures_of_the_same_places() -> None:
 def test_a_mistake_is_told_and_nothing_is_sent() -> None:
     mistakes = [
         Action("hm", parse_error="no call was found"),
-        act("click", coordinate=[1200, 3]),
+        act("click", coordinate=[12000, 3]),
         act("type", text=""),
         act("open", text="Tetris"),
         act("add", a=1, b=2),
@@ -205,6 +206,14 @@ def test_the_prompt_names_what_there_is() -> None:
         assert asyncio.run(during("ReadClockTask")) == words
 
 
+def test_a_number_in_place_of_the_text_is_the_answer_on_the_last_turn() -> None:
+    reply = '<thinking>42</thinking><tool_call>{"arguments": {"action": "answer", "text": 42}}</tool_call>'
+    with phones() as (phone,):
+        env = environment(phone, mcp=TOOLS, max_turns=1)
+        played = play_alone(env, [create_parser("mai_ui").parse(reply)], "AddTask")
+        assert played.success is True
+
+
 def test_tools_of_a_real_mcp_server() -> None:
     command = [sys.executable, SCRIPT, "stdio"]  # it has a tool 'wait', which only a prefix tells from the action
     actions = [act("math_add", a=19, b=23), act("answer", text="42")]
@@ -260,8 +269,8 @@ def test_a_phone_that_is_turned() -> None:
     Image.new("RGB", (2400, 1080)).save(buffer, format="PNG")
     with phones() as (phone,):
         phone.double.spoil["png"] = buffer.getvalue()
-        play_alone(environment(phone), [act("click", coordinate=[999, 999])], "OpenSettingsTask")
-        assert ("/step", {"action_type": "click", "x": 2399, "y": 1079}) in phone.double.told
+        play_alone(environment(phone), [act("click", coordinate=[500, 500])], "OpenSettingsTask")
+        assert ("/step", {"action_type": "click", "x": 1201, "y": 540}) in phone.double.told
 
 
 def test_several_episodes_share_the_phones_and_wait_for_them() -> None:

@@ -33,6 +33,10 @@ APPS = (
 """What every version of the server can open; it does not mind upper and lower case."""
 
 
+FARTHEST = 10 * GRID
+"""Of a coordinate that is sent: what is farther from the screen is no place."""
+
+
 @dataclass(frozen=True, slots=True)
 class LongPress:
     """A finger that stays for a second, in pixels of the screen."""
@@ -161,36 +165,39 @@ class _Arguments:
     action: str
     given: Mapping[str, Any]
 
-    def point(self, name: str = "coordinate") -> tuple[int, int]:
-        """A place in pixels: x / 999 of the width, truncated; 999 is the last pixel."""
-        value = self.given.get(name)
+    def point(self, name: str = "coordinate", default: tuple[int, int] | None = None) -> tuple[int, int]:
+        """A place in pixels: x / 999 of the width, truncated. Beyond the grid, at 999 too, it is off the screen, where
+        a tap does nothing: so it is sent by the agent this comes from, and how that scores is for the policy to learn.
+        """
+        value = self.given.get(name, default)
         pair = list(value) if isinstance(value, (list, tuple)) else []
-        if len(pair) != 2 or not all(is_finite(n) and 0 <= n <= GRID for n in pair):
+        if len(pair) != 2 or not all(is_finite(n) and abs(n) <= FARTHEST for n in pair):
             raise _Mistake(f'{self.action} needs "{name}": [x,y] between 0 and {GRID}; got {shown(value, 40)}')
-        lengths = (self.space.width, self.space.height)
-        x, y = (min(int(n / GRID * length), length - 1) for n, length in zip(pair, lengths, strict=True))
+        x, y = (int(n / GRID * length) for n, length in zip(pair, (self.space.width, self.space.height), strict=True))
         return x, y
 
-    def text(self, name: str = "text") -> str:
-        value = self.given.get(name)
-        if not isinstance(value, str) or not value:
-            raise _Mistake(f"{self.action} needs a {name}; got {shown(value, 40)}")
+    def text(self, name: str = "text", *, or_nothing: bool = False) -> str:
+        """A text; what is none is written as Python writes it (`42`, `True`), as the server does."""
+        given = self.given.get(name)
+        value = "" if given is None else str(given)
+        if not value and not or_nothing:
+            raise _Mistake(f"{self.action} needs a {name}; got {shown(given, 40)}")
         if len(value) > MAX_TEXT:
             raise _Mistake(f"{self.action} takes at most {MAX_TEXT} characters; got {len(value)}")
         if any("\ud800" <= character <= "\udfff" for character in value):
             raise _Mistake(f"{self.action} needs text of whole characters; {name} holds half of a surrogate pair")
         return value
 
-    def choice(self, name: str, known: tuple[str, ...]) -> Any:
-        value = self.given.get(name)
+    def choice(self, name: str, known: tuple[str, ...], default: str | None = None) -> Any:
+        value = self.given.get(name, default)
         if not isinstance(value, str) or value.lower() not in known:
             raise _Mistake(f"{self.action} needs {name}, one of {', '.join(known)}; got {shown(value, 40)}")
         return value.lower()
 
 
 def _swipe(arguments: _Arguments) -> PhoneAction:
-    direction = arguments.choice("direction", DIRECTIONS)
-    if arguments.given.get("coordinate") is None:
+    direction = arguments.choice("direction", DIRECTIONS, "up")
+    if not arguments.given.get("coordinate"):
         return Swipe(direction)
     x, y = arguments.point()
     way = 2 * int(arguments.space.width / 10)  # how far the server swipes to the side
@@ -208,7 +215,9 @@ def _open(arguments: _Arguments) -> PhoneAction:
 
 
 def _terminate(arguments: _Arguments) -> PhoneAction:
-    return Terminate(STATUSES[arguments.choice("status", tuple(STATUSES))])  # type: ignore[arg-type]
+    """The end, whatever the status says; a word that is not known claims no success."""
+    status = str(arguments.given.get("status", "success")).lower()
+    return Terminate("success" if STATUSES.get(status) == "success" else "failure")
 
 
 _READERS: dict[str, Callable[[_Arguments], PhoneAction]] = {
@@ -217,12 +226,14 @@ _READERS: dict[str, Callable[[_Arguments], PhoneAction]] = {
     "double_click": lambda arguments: Click(*arguments.point(), count=2),
     "type": lambda arguments: Type(arguments.text()),
     "swipe": _swipe,
-    "drag": lambda arguments: Drag(*arguments.point("start_coordinate"), *arguments.point("end_coordinate")),
+    "drag": lambda arguments: Drag(
+        *arguments.point("start_coordinate", (0, 0)), *arguments.point("end_coordinate", (0, 0))
+    ),
     "open": _open,
     "system_button": lambda arguments: PressButton(arguments.choice("button", ("back", "home", "enter"))),
     "wait": lambda arguments: Wait(),
     "terminate": _terminate,
-    "answer": lambda arguments: Answer(arguments.text()),
+    "answer": lambda arguments: Answer(arguments.text(or_nothing=True)),
     "ask_user": lambda arguments: AskUser(arguments.text()),
 }
 ACTIONS = frozenset(_READERS)
