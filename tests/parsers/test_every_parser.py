@@ -143,10 +143,17 @@ def test_a_reply_that_was_cut_off_never_gives_another_call(stem: str) -> None:
     whole = parser.parse(CORPUS[stem]).tool_calls
     cut = [parser.parse(data[:n].decode("utf-8", errors="replace")).tool_calls for n in range(len(data))]
     others = [some for some in cut if whole[: len(some)] != some]
-    if stem == "json-thinking":  # a draft, executed where the thought that holds it was cut off before its end
-        assert all(some == (ToolCall("no"),) for some in others)
-    else:
-        assert not others
+    assert not others
+
+
+@pytest.mark.parametrize("name", WITH_CALLS)
+@pytest.mark.parametrize("opening", ["<think>", "<thinking>", "\n <think>\n"])
+def test_a_thought_that_was_cut_off_holds_no_calls(name: str, opening: str) -> None:
+    parser = made(name)
+    call = parser.render(Action.of("click", text="x"))
+    for cut in (f"{opening}maybe {call}", f"{opening}{call}"):
+        assert parser.parse(cut).tool_calls == ()
+        assert parser.parse(f"{cut}</think>\n{call}").tool_calls == (ToolCall("click", {"text": "x"}),)
 
 
 MEGABYTE = 1_000_000

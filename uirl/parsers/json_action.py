@@ -15,7 +15,7 @@ from uirl.parsers.json_reading import (
     read_value,
     write_value,
 )
-from uirl.parsers.reply_reading import checked, text_before
+from uirl.parsers.reply_reading import checked, never_stops_thinking, text_before
 from uirl.types import Action, ToolCall
 
 _END_OF_THOUGHT = "</think>"
@@ -29,12 +29,14 @@ class JSONActionParser(ActionParser):
     Two forms: flat (`{"action": NAME, ARGUMENT: VALUE, ...}`) and long (`{"name" or "tool": NAME, "arguments" or
     "args": {...}}`, with an optional `"id"`). Fences and other text around the objects are passed over, and so are
     other objects: a record that has a name and no arguments is no call. Up to a `</think>` outside of them everything
-    is thought, drafts of calls included.
+    is thought, drafts of calls included; a thought that is opened and never closed goes to the end.
     An outer object that is cut off or malformed is an error even where a complete object stands inside it.
     """
 
     def parse(self, text: str) -> Action:
         """The action in `text`, in linear time; never raises."""
+        if never_stops_thinking(text):
+            return Action(text=text, parse_error="the thinking is not closed, so there is no JSON object to read")
         start = text.find(_END_OF_THOUGHT) if text.lstrip().startswith("<think>") else 0
         try:
             first, calls = _find_calls(text, max(start, 0))

@@ -13,7 +13,14 @@ from uirl.limits import shown
 from uirl.parsers.base import ANSWER, ActionParser, Tools
 from uirl.parsers.json_reading import Unreadable
 from uirl.parsers.qwen_style import CLOSE, OPEN, find_block, long_form, read_block, read_named, read_values
-from uirl.parsers.reply_reading import Format, next_end_of_thought, read_reply, write_marked, write_reply
+from uirl.parsers.reply_reading import (
+    Format,
+    never_stops_thinking,
+    next_end_of_thought,
+    read_reply,
+    write_marked,
+    write_reply,
+)
 from uirl.types import Action, ToolCall
 
 GRID = 999
@@ -44,7 +51,7 @@ class MAIUIActionParser(ActionParser):
 
     def parse(self, text: str) -> Action:
         """The action in `text`, in linear time; never raises."""
-        if _OPENS_THOUGHT.match(text) and next_end_of_thought(text, 0, len(text)) < 0:
+        if never_stops_thinking(text):
             return Action(
                 text, parse_error=f"the thinking is not closed, so there is no call; expected one: {_EXAMPLE}"
             )

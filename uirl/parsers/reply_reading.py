@@ -15,6 +15,7 @@ from uirl.types import Action, ToolCall
 
 _ENDS_OF_THOUGHT = ("</think>", "</thinking>")
 END_OF_THOUGHT = re.compile("|".join(_ENDS_OF_THOUGHT))
+_OPENS_THOUGHT = re.compile(r"\s*<think(?:ing)?>")
 _OPENING = re.compile(r"(?:```\w*|<tool_call>|\[)\s*$")
 _MARKERS = ("</think", "<tool_call>", "</tool_call>", "<|", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 
@@ -43,8 +44,11 @@ def read_reply(form: Format, text: str, tools: Tools = NO_TOOLS) -> Action:
     """The action in `text`, in linear time; without calls and error where no call begins in it.
 
     Everything up to a `</think>` or `</thinking>` outside of a call is thought, drafts of calls included, broken ones
-    too. Of a reply without calls only that is thought; of others, all that stands before the first call.
+    too. Of a reply without calls only that is thought; of others, all that stands before the first call. A reply that
+    opens a thought and does not close it is thought to its end: it was cut off, or nothing in it was decided.
     """
+    if never_stops_thinking(text):
+        return Action(text, thought=text)
     try:
         return _walk(form, text, tools)
     except Unreadable as error:
@@ -100,6 +104,11 @@ def checked(text: str, action: Action, read: Callable[[str], Action]) -> str:
 def text_before(text: str, first: int) -> str:
     """The thought before a call at `first`: without the fence or bracket that opens the call."""
     return _OPENING.sub("", text[:first]).strip()
+
+
+def never_stops_thinking(text: str) -> bool:
+    """Whether a reply begins with a thought and never closes it."""
+    return _OPENS_THOUGHT.match(text) is not None and next_end_of_thought(text, 0, len(text)) < 0
 
 
 def last_end_of_thought(text: str, start: int, stop: int) -> int:
