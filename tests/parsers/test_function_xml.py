@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from uirl.parsers import FunctionCallingParser
+from uirl.parsers import FunctionCallingParser, function_xml
 from uirl.parsers.function_xml import typed
 from uirl.parsers.json_reading import MAX_OBJECTS
 from uirl.types import Action, ToolCall
@@ -154,3 +154,10 @@ def test_a_known_text_is_written_as_it_is_and_one_that_tags_would_cut_is_refused
 def test_names_that_tags_cannot_hold_are_not_written(call: ToolCall) -> None:
     with pytest.raises(ValueError, match="cannot hold the action"):
         parser.render(Action(tool_calls=(call,)))
+
+
+def test_a_value_is_read_once_however_many_types_a_schema_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(function_xml, "read_value", lambda text, start: (read.append(text), len(text)))
+    assert typed("[1", {"anyOf": [{"type": kind} for kind in ("integer", "array", "object") * 100]}) == "[1"
+    assert read == ["[1"]

@@ -67,19 +67,19 @@ def typed(text: str, schema: Mapping[str, Any] | None) -> Any:
     """
     if schema is None:
         return _as_json(text, text)
-    kinds = list(_kinds(schema))
-    if "null" in kinds and text.strip().lower() in _NULLS:
+    kinds = tuple(dict.fromkeys(_kinds(schema)))
+    word = text.strip().lower()
+    if "null" in kinds and word in _NULLS:
         return None
+    value = None if kinds[:1] == ("string",) else _as_json(text, None)
     for kind in kinds:
         if kind == "string":
             return text
-        if kind == "boolean" and text.strip().lower() in ("true", "false"):
-            return text.strip().lower() == "true"
-        value = _as_json(text, None)
+        if kind == "boolean" and word in ("true", "false"):
+            return word == "true"
         if type(value) in _HOLDS.get(kind, ()):
             return value
-    value = None if kinds else _as_json(text, None)
-    return value if isinstance(value, (dict, list)) else text
+    return value if isinstance(value, (dict, list)) and not kinds else text
 
 
 def _read_function(text: str, position: int, tools: Tools) -> tuple[ToolCall, int]:
