@@ -90,6 +90,7 @@ def test_an_invented_observation_ends_the_reading(call: str, invented: str) -> N
         ("Action:\nAction Input: {}", "needs a name, got ''"),
         ("Action: search Final Answer:\nAction Input: cats", "needs a name, got 'search Final Answer:'"),
         ("Action:\nThought: hm\nAction Input: {}", "needs a name, got 'Thought: hm'"),
+        ("Action: Action 1:\nAction Input: {}", "needs a name, got 'Action 1:'"),
         ("Action: a Observation: b\nAction Input: {}", "needs a name, got 'a Observation: b'"),
         ('Action: "a" b\nAction Input: {}', "needs a name, got '\"a\" b'"),
         ('Action: a\nAction Input: {"b": 1', "ends before it is closed"),

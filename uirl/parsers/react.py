@@ -38,7 +38,9 @@ _END_OF_INPUT = _end(r"Thought|Action(?: ?\d+)?|Action(?: ?\d+)? [Ii]nput(?: ?\d
 _END_OF_ANSWER = _end("Observation")
 _INPUT = re.compile(r"\s*+\**Action(?: ?\d+)? [Ii]nput(?: ?\d+)?[ \t*]*:\**[ \t]*")
 _BLANK = re.compile(r"\s*+")
-_LABEL_IN_A_NAME = re.compile(r"(?:Action|Action(?: ?\d+)? [Ii]nput|Final [Aa]nswer|Thought|Observation)[ \t*]*:")
+_LABEL_IN_A_NAME = re.compile(
+    r"(?:Action(?: ?\d+)?|Action(?: ?\d+)? [Ii]nput(?: ?\d+)?|Final [Aa]nswer|Thought|Observation)[ \t*]*:"
+)
 _INPUT_IN_LINE = re.compile(r"Action(?: ?\d+)? [Ii]nput(?: ?\d+)?[ \t*]*:")
 _THOUGHT = re.compile(r"\A\**Thought[ \t*]*:\**\s*")
 _FENCE = re.compile(r"\s*(?:```\w*\s*)?")
