@@ -109,7 +109,7 @@ def alternatives(key: str, current: Any) -> list[Any]:
     literals = [value for kind in kinds for value in get_args(kind) if isinstance(value, str)]
     if literals:
         return [value for value in literals if value != current]
-    if isinstance(current, bool):
+    if isinstance(current, bool) or bool in kinds:
         return [not current]
     if isinstance(current, int):
         return [current + 1 if current < 2 else current // 2]

@@ -82,10 +82,10 @@ def _read(
 
 def _verls_own(flat: Mapping[str, Any], written: set[str]) -> dict[str, Any]:
     """verl's key -> its own value, where ours would be a default `FOR_SMALL_MODELS` that nobody wrote."""
+    silent = [key for key in FOR_SMALL_MODELS if key not in written and not set(MAPPED[key][0]) & set(flat)]
+    values = compose(schema_of(flat))  # raises ConfigError where verl is not installed
     from omegaconf import OmegaConf
 
-    silent = [key for key in FOR_SMALL_MODELS if key not in written and not set(MAPPED[key][0]) & set(flat)]
-    values = compose(schema_of(flat))
     out = {key: OmegaConf.select(values, key) for ours in silent for key in MAPPED[ours][0]}
     return {key: OmegaConf.to_container(v) if OmegaConf.is_config(v) else v for key, v in out.items()}
 
