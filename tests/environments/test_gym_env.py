@@ -125,7 +125,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "a game": ("uirl/simple_game", {"options": {"rooms": 3}, "max_text": 2000}),
     "tools": ("uirl/calculator", {}),
-    "tools and texts": ("uirl/lookup", {"actions": "text", "read": create_parser("json").parse}),
+    "tools and texts": ("uirl/lookup", {"actions": "text"}),
     "pictures, calls": ("uirl/screen", {"options": {"retries": 3}}),
     "pages": ("uirl/miniwob", {"options": {"task": ["click-test", "click-color"]}, "actions": "numbers"}),
     "pictures alone, numbers": (
@@ -322,6 +322,18 @@ def test_calls_and_numbers_say_the_same() -> None:
     env.close()
 
 
+def test_a_text_is_read_as_the_environment_reads_it() -> None:
+    said = '{"action": "say", "word": "hé"}'
+    env = GymEnv(Cramped(), actions="text")
+    env.reset(seed=0)
+    assert env.step(said)[4]["call"] == [("say", {"word": "hé"})]
+    env.close()
+    env = GymEnv(Cramped(), read=create_parser("function_calling").parse)
+    env.reset(seed=0)
+    assert env.step('<tool_call>{"name": "stay", "arguments": {}}</tool_call>')[4]["call"] == [("stay", {})]
+    env.close()
+
+
 def test_a_menu_is_chosen_from_by_number() -> None:
     env = GymEnv(Cramped(), actions=[Action(tool_calls=(ToolCall("a"),)), Action.of("b", x=1)])
     env.reset(seed=0)
@@ -338,7 +350,6 @@ def test_a_menu_is_chosen_from_by_number() -> None:
         ({"text": "byte"}, "text must be one of"),
         ({"actions": "call"}, "actions is one of"),
         ({"actions": []}, "an empty list"),
-        ({"actions": "text"}, r"read=uirl.create_parser\('json'\)"),
         ({"actions": "numbers"}, "say takes a text word"),
         ({"actions": "numbers", "schemas": [LISTS]}, "sum takes of as"),
         ({"actions": "calls", "schemas": [LISTS]}, "sum takes of as"),

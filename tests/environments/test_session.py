@@ -508,6 +508,39 @@ def test_done_flag_is_cleared_before_each_reset() -> None:
     assert asyncio.run(run()) == ["False", "False"]
 
 
+@pytest.mark.parametrize(
+    ("cuts", "limit", "scored", "answer", "ends"),
+    [
+        (True, 2, False, NEXT, [(False, False), (False, True)]),
+        (False, 2, False, NEXT, [(False, False)] * 3),
+        (True, None, False, NEXT, [(False, False)] * 3),
+        (True, 2, True, NEXT, [(False, False)] * 3),  # only it can say what the episode was worth
+        (True, 1, False, ("next", 0.5, True, {}), [(True, False)]),
+        (True, 1, False, ("next", 0.5, False, True, {"a": 1}), [(False, True)]),
+    ],
+)
+def test_a_limit_of_turns_that_nobody_holds_is_held_where_it_is_asked_for(
+    cuts: bool, limit: int | None, scored: bool, answer: Any, ends: list[tuple[bool, bool]]
+) -> None:
+    env = Answers(on_step=answer)
+    env.max_turns, env.scored_at_end = limit, scored
+
+    async def run() -> None:
+        session = EnvironmentSession(env, cuts=cuts)
+        for _ in range(2):
+            await session.reset()
+            results = [await session.step(ACTION) for _ in ends]
+            assert [(result.terminated, result.truncated) for result in results] == ends
+            held = [result.observation.info.get("out_of_turns") for result in results]
+            assert held == [None] * (len(ends) - 1) + [True if cuts and limit == 2 and not scored else None]
+            if results[-1].done:
+                with pytest.raises(ContractError, match="after the end of the episode"):
+                    await session.step(ACTION)
+        await session.close()
+
+    asyncio.run(run())
+
+
 def test_steps_outside_of_an_episode_are_refused() -> None:
     async def run() -> None:
         env = Answers("start", ("end", 1.0, True, {}))

@@ -23,8 +23,11 @@ class EnvironmentSession:
     environment with `runs_inline` is called directly on the event loop and cannot be cut off.
     """
 
-    def __init__(self, env: BaseEnvironment, step_timeout: float = 60.0, reset_timeout: float = 120.0) -> None:
-        """`step_timeout` and `reset_timeout` are seconds. Raises ContractError for what is no `BaseEnvironment`."""
+    def __init__(
+        self, env: BaseEnvironment, step_timeout: float = 60.0, reset_timeout: float = 120.0, *, cuts: bool = False
+    ) -> None:
+        """`step_timeout` and `reset_timeout` are seconds. `cuts`: the environment's `max_turns` ends an episode also
+        where the environment leaves that to whoever plays it. Raises ContractError for what is no `BaseEnvironment`."""
         if not isinstance(env, BaseEnvironment):
             raise ContractError(
                 f"an environment must be an instance of a BaseEnvironment subclass, got {shown(env, 80)}; "
@@ -34,7 +37,7 @@ class EnvironmentSession:
         for name, seconds in self._limits.items():
             if not seconds > 0:
                 raise ContractError(f"{name} must be positive seconds, got {seconds!r}")
-        self.env = env
+        self.env, self._cuts, self._turns = env, cuts, 0
         self._worker = Worker(f"environment-{type(env).__name__}")
         self._broken: str | None = None
         self._state = "new"  # new -> running -> done -> running ...; abandoned: a call may still run; closed
@@ -58,7 +61,7 @@ class EnvironmentSession:
             seed = task.seed
         arguments = reset_arguments(self.env, task, seed)
         observation: Observation = await self._call("reset", self._read_reset, **arguments)
-        self._state = "running"
+        self._state, self._turns = "running", 0
         return observation
 
     def adopt(self) -> None:
@@ -76,6 +79,9 @@ class EnvironmentSession:
             when = "after the end of the episode" if self._state == "done" else "first"
             raise ContractError(f"{self._name}: step was called {when}; expected reset() before it")
         result: StepResult = await self._call("step", self._read_step, action.text if self._takes_text else action)
+        self._turns += 1
+        if self._cuts and not result.done:
+            result = self._cut(result)
         if result.done:
             self._state = "done"
         return result
@@ -142,6 +148,14 @@ class EnvironmentSession:
                 f"{self._name}.state_key returned {key!r:.60} ({type(key).__name__}); expected a str, or None"
             )
         return observation if key is None else replace(observation, state_key=key)
+
+    def _cut(self, result: StepResult) -> StepResult:
+        """The result, as that of the last turn where it is. What is scored at its end is never ended from outside."""
+        limit = self.env.max_turns
+        if limit is None or self._turns < limit or self.env.scored_at_end:
+            return result
+        info = {**result.observation.info, "out_of_turns": True}
+        return replace(result, observation=replace(result.observation, info=info), truncated=True)
 
     @property
     def _name(self) -> str:

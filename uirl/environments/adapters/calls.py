@@ -92,9 +92,11 @@ class CalledEpisode:
         *,
         step_timeout: float = 60.0,
         reset_timeout: float = 120.0,
+        cuts: bool = False,
     ) -> None:
-        """`env` is not played itself: every instance plays a `spawn()` of it. Time limits are seconds."""
-        self._env, self._schemas = env, schemas
+        """`env` is not played itself: every instance plays a `spawn()` of it. Time limits are seconds. `cuts`: see
+        `EnvironmentSession`."""
+        self._env, self._schemas, self._cuts = env, schemas, cuts
         self._limits = {"step_timeout": step_timeout, "reset_timeout": reset_timeout}
         self._session: EnvironmentSession | None = None
         self._busy = asyncio.Lock()
@@ -131,7 +133,7 @@ class CalledEpisode:
         async with self._busy:
             self._forget()
             if self._session is None:
-                self._session = EnvironmentSession(self._env.spawn(), **self._limits)
+                self._session = EnvironmentSession(self._env.spawn(), **self._limits, cuts=self._cuts)
             try:
                 first = await self._session.reset(task, seed)
             except RolloutFailure as failure:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
@@ -81,7 +82,7 @@ class GymEnv(gymnasium.Env[Any, Any]):
                 `MultiDiscrete`; or a list of actions, of which one is chosen by its number. 'auto': 'text' where the
                 environment reads texts, else 'calls'.
             words: the texts that 'numbers' can choose as an argument.
-            read: what makes an action of a text where the environment reads none, as `create_parser("json").parse`.
+            read: what makes an action of a text; None: the parser of the environment's format.
             schemas: JSON schemas of the functions, where the environment does not say itself what can be done.
             picture_size: width and height of the pictures; None: asked of the environment, which is reset for it where
                 it cannot say.
@@ -101,10 +102,10 @@ class GymEnv(gymnasium.Env[Any, Any]):
             raise ConfigError(f"render_mode is None, 'rgb_array' or 'ansi', got {render_mode!r}")
         self.render_mode = render_mode
         self._view, self._bytes, self._max_text = view, text == "bytes", max_text
-        self._episode = CalledEpisode(env, schemas, step_timeout=step_timeout, reset_timeout=reset_timeout)
+        limits = {"step_timeout": step_timeout, "reset_timeout": reset_timeout}
+        self._episode = CalledEpisode(env, schemas, **limits, cuts=True)
         self._loop: EventLoopThread | None = None
         self._task_list: Sequence[Task] | None = None
-        self._turns = 0
         self._text = ""
         self._picture: Picture | None = None
         self._size = self._find_size(picture_size)
@@ -117,7 +118,7 @@ class GymEnv(gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         instance = int(self.np_random.integers(2**31)) if seed is None else int(seed)
         first = self._run(self._episode.reset(self._task(instance, options or {}), instance))
-        self._turns, self._picture = 0, None
+        self._picture = None
         return self._observe(first), self._info(first)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -130,13 +131,8 @@ class GymEnv(gymnasium.Env[Any, Any]):
         if not self.action_space.contains(action):
             raise ContractError(f"got the action {shown(action, 200)}; expected an element of {self.action_space}")
         result: StepResult = self._run(self._episode.act(self._read(action)))
-        self._turns += 1
-        limit = self._episode.env.max_turns
-        truncated = result.truncated or (limit is not None and self._turns >= limit and not result.terminated)
-        if truncated:
-            self._episode.running = False
         seen = result.observation
-        return self._observe(seen), float(result.reward), result.terminated, truncated, self._info(seen)
+        return self._observe(seen), float(result.reward), result.terminated, result.truncated, self._info(seen)
 
     def render(self) -> Any:
         """The picture as [height, width, 3], or the state and the last text; None without a render mode. Of an
@@ -199,12 +195,10 @@ class GymEnv(gymnasium.Env[Any, Any]):
         if actions not in WAYS:
             raise ConfigError(f"actions is one of {WAYS} or a list of actions; {did_you_mean(actions, WAYS)}")
         reads_text = env.action_format == "text"
-        if actions == "text" or (actions == "auto" and (reads_text or read is not None) and schemas is None):
+        if actions == "text" or (actions == "auto" and schemas is None and (reads_text or read is not None)):
             if read is None and not reads_text:
-                raise ConfigError(
-                    f"{type(env).__name__} reads actions of the format {env.action_format!r}; give what makes one of a "
-                    f"text, as read=uirl.create_parser({env.action_format!r}).parse, or actions='calls'"
-                )
+                # by name, as the tables of the house load: environments import no parser
+                read = import_module("uirl.parsers").create_parser(env.action_format).parse
             return gym_spaces.texts(self._max_text, read or (lambda text: Action(text=text)))
         functions = functions_of(env, schemas)
         if actions == "numbers":

@@ -122,7 +122,7 @@ class TRLEnvironmentFactory:
         """See `trl_environment`."""
         self._env = environment_of(environment, options)
         self._schemas = schemas
-        self._limits = {"step_timeout": step_timeout, "reset_timeout": reset_timeout}
+        self._limits: dict[str, Any] = {"step_timeout": step_timeout, "reset_timeout": reset_timeout}
         self._give_up_after, self._in_a_row = give_up_after, 0
         self._loop: EventLoopThread | None = None
         self._made: list[CalledEpisode] = []

@@ -172,6 +172,8 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         before, now = self._progress, await self._count()
         self._progress = now
         info, over = self._info(now), said.headers.get("x-uirl-done")
+        if over == "truncated" and said.headers.get("x-uirl-cut") == "out_of_turns":
+            info = {**info, "out_of_turns": True}
         result = StepResult(
             observation=Observation(_words(said), (shot,), info),
             reward=now.right - before.right - self.wrong_cost * (now.wrong - before.wrong),

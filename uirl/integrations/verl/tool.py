@@ -69,7 +69,7 @@ class EnvironmentTool(BaseTool):
         self._schemas: Sequence[Mapping[str, Any]] | None = config.get("schemas")
         self._definition = _function(self._env, self._schemas, config.get("function"))
         limits = ("step_timeout", "reset_timeout")
-        self._limits = {name: float(config[name]) for name in limits if name in config}
+        self._limits: dict[str, Any] = {name: float(config[name]) for name in limits if name in config}
         shared = {key: config.get(key) for key in ("environment", "options", "schemas", *limits)}
         self._key = json.dumps(shared, sort_keys=True)
         self._instances: dict[str, _Instance] = {}

@@ -314,7 +314,7 @@ class Sessions:
         except Exception as error:  # whatever a user's class raises, the client is told, and the server goes on
             message = f"{type(self.environment).__name__}.spawn raised {type(error).__name__}: {error}"
             raise EnvironmentFailure(message) from error
-        return EnvironmentSession(instance, self.settings.step_timeout, self.settings.reset_timeout)
+        return EnvironmentSession(instance, self.settings.step_timeout, self.settings.reset_timeout, cuts=True)
 
     async def _discard(self, session: EnvironmentSession) -> None:
         """Closes an instance, to the end also where whoever asked for it is cancelled."""

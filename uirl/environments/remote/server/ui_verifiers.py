@@ -313,6 +313,8 @@ def _picture(lease: Lease) -> Response:
     headers["x-uirl-since"] = lease.opened.isoformat()
     if lease.done:
         headers["x-uirl-done"] = "terminated" if lease.terminated else "truncated"
+        if observation.info.get("out_of_turns") is True:
+            headers["x-uirl-cut"] = "out_of_turns"
     return Response(as_png(lease.picture), media_type="image/png", headers=headers)
 
 
