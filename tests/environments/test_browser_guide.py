@@ -22,7 +22,7 @@ PAGE = (Path(uirl.__file__).parent.parent / "docs" / "your_own_web_app.md").read
 
 def test_the_blocks_run_in_order() -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     space: dict[str, Any] = {"__name__": "guide"}
     for block in blocks:
         exec(compile(block, "docs/your_own_web_app.md", "exec"), space)

@@ -172,7 +172,7 @@ async def test_the_tree_and_the_marks_follow_what_is_shown() -> None:
     env = Copy(tree=500, marks=True)
     first = await env.reset(seed=await seed_of(env, "red"))
     assert first.text.splitlines()[:2] == ["Copy the word and send it.", "page"]
-    assert '  button "Send"' in first.text
+    assert '  [2] button "Send"' in first.text, "its number in the picture"
     result = await env.step(Action.of("click", mark=9))
     assert result.observation.text.splitlines()[:2] == ["there is no mark 9; the picture has 1 to 3", "page"]
     assert result.observation.images == first.images

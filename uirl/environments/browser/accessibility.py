@@ -12,13 +12,34 @@ MORE = "..."
 LONGEST_NAME = 120
 
 Node = Mapping[str, Any]
+ACTED_ON = frozenset({
+    "button", "link", "textbox", "searchbox", "combobox", "listbox", "option", "checkbox", "radio", "switch", "slider",
+    "spinbutton", "tab", "menuitem", "menuitemcheckbox", "menuitemradio", "treeitem", "MenuListOption", "ColorWell",
+    "Date", "DateTime", "InputTime", "DisclosureTriangle", "PopUpButton",
+})  # fmt: skip
+"""Roles of what a policy acts on."""
 
 
-def tree_text(nodes: Sequence[Node], limit: int) -> str:
-    """Lines such as `  button "Send" (focused)`, at most `limit` characters; the last is '...' where more was there."""
+def acted_on(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes of elements that a policy may want to name, in the order of the tree."""
+    return [
+        node
+        for node in nodes
+        if "backendDOMNodeId" in node
+        and not node.get("ignored")
+        and (_of(node, "role") in ACTED_ON or _property(node, "focusable"))
+        and _of(node, "role") not in (*SILENT_ROLES, "RootWebArea", "Iframe")
+    ]
+
+
+def tree_text(nodes: Sequence[Node], limit: int, numbers: Mapping[tuple[str, int], int] | None = None) -> str:
+    """Lines such as `  button "Send" (focused)`, at most `limit` characters; the last is '...' where more was there.
+
+    `numbers`: frame and node of an element -> its number, which is written before it: `  [3] button "Send"`.
+    """
     lines: list[str] = []
     left = limit
-    for line in _lines(nodes):
+    for line in _lines(nodes, numbers or {}):
         left -= len(line) + 1
         if left < len(MORE):
             lines.append(MORE)
@@ -27,7 +48,7 @@ def tree_text(nodes: Sequence[Node], limit: int) -> str:
     return "\n".join(lines)[:limit]
 
 
-def _lines(nodes: Sequence[Node]) -> Iterator[str]:
+def _lines(nodes: Sequence[Node], numbers: Mapping[tuple[str, int], int]) -> Iterator[str]:
     by_id = {node["nodeId"]: node for node in nodes}
     # A stack of node, depth and the name of the thing it is in: pages can be nested deeper than Python recurses.
     waiting = [(node, 0, "") for node in nodes if "parentId" not in node][:1]
@@ -37,7 +58,8 @@ def _lines(nodes: Sequence[Node]) -> Iterator[str]:
         # A text that only repeats the name of its button would say everything twice.
         said = role == "StaticText" and (not name or name in around)
         if not node.get("ignored") and role not in SILENT_ROLES and not said:
-            yield "  " * depth + _describe(node, role, name)
+            number = numbers.get((node.get("frame", ""), node.get("backendDOMNodeId", -1)))
+            yield "  " * depth + (f"[{number}] " if number else "") + _describe(node, role, name)
             depth, around = depth + 1, "" if role == "RootWebArea" else name
         children = [by_id[child] for child in node.get("childIds", ()) if child in by_id]
         waiting += [(child, depth, around) for child in reversed(children)]
@@ -53,6 +75,10 @@ def _describe(node: Node, role: str, name: str) -> str:
     held = ", ".join(_state(name, states[name]) for name in SHOWN_STATES if _is_on(states.get(name)))
     parts = [role, f'"{name}"' if name else "", f'= "{value}"' if value else "", f"({held})" if held else ""]
     return " ".join(part for part in parts if part)
+
+
+def _property(node: Node, name: str) -> Any:
+    return next((row["value"].get("value") for row in node.get("properties", ()) if row["name"] == name), None)
 
 
 def _state(name: str, value: Any) -> str:

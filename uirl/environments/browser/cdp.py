@@ -118,11 +118,11 @@ class CdpConnection:
             if waiting.session == session and not waiting.answer.done():
                 waiting.answer.set_exception(kind(f"{waiting.method}: {reason}"))
 
-    def refuse(self, session: str, method: str, reason: str) -> None:
-        """Ends the waiting calls of one method of a session as if the browser had refused them."""
+    def refuse(self, session: str, reason: str, method: str | None = None) -> None:
+        """Ends the waiting calls of a session, of one method or of all, as if the browser had refused them."""
         for waiting in self._pending.values():
-            if (waiting.session, waiting.method) == (session, method) and not waiting.answer.done():
-                waiting.answer.set_exception(Refused(method, reason))
+            if waiting.session == session and method in (None, waiting.method) and not waiting.answer.done():
+                waiting.answer.set_exception(Refused(waiting.method, reason))
 
     async def probe(self) -> None:
         """Gives the browser up (`lost`) where it does not answer a question of its own: for after a call that timed

@@ -10,22 +10,30 @@ import random
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.browser.accessibility import tree_text
+from uirl.environments.browser.accessibility import acted_on, tree_text
 from uirl.environments.browser.acting import origin_of, perform
 from uirl.environments.browser.capacity import pages_that_fit
 from uirl.environments.browser.chromium import Chromium, find_executable
-from uirl.environments.browser.marks import CLICKABLE, Mark, draw_marks, read_marks
-from uirl.environments.browser.navigation import PageLost, Threw
+from uirl.environments.browser.dialogs import Blocked
+from uirl.environments.browser.elements import Element
+from uirl.environments.browser.looking import find_marks, numbers_of, tree_of
+from uirl.environments.browser.marks import Mark, draw_marks
+from uirl.environments.browser.navigation import PageLost, TabClosed, Threw
+from uirl.environments.browser.options import ImageFormat, capture_options, check_pointing
 from uirl.environments.browser.page import Page
 from uirl.environments.browser.picture import Frame
-from uirl.environments.ui_actions import ACTIONS, CLICKS, ActionSpace, Answer, Click, Coordinates, Terminate, UIAction
+from uirl.environments.browser.tab import Tab
+from uirl.environments.ui_actions import ActionSpace, Answer, Click, Coordinates, Terminate, UIAction
 from uirl.errors import ConfigError
 from uirl.types import Action, Observation, StepResult, Task
 
-ImageFormat = Literal["png", "jpeg"]
+MOST_NAMED = 2000
+"""Elements that have a number, in the picture or the tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,11 @@ class PageEnvironment(BaseEnvironment):
     keeps_page: ClassVar[bool] = True
     """One page serves several episodes. False: every episode has a context of its own, without cookies and storage of
     an earlier one."""
+
+    uploads: Mapping[str, str | bytes] = MappingProxyType({})
+    """Files by name that a policy may choose where the page asks for one (`upload`)."""
+    keeps_downloads: ClassVar[bool] = False
+    """Downloads are kept for the episode, see `downloads`. False: they are refused, and the policy is told."""
 
     def __init__(
         self,
@@ -120,17 +133,18 @@ class PageEnvironment(BaseEnvironment):
             raise ConfigError("actions is an empty list; expected names such as 'click'")
         self.space = ActionSpace(*self.picture_size, offered, coordinates, marks, say_target, modifiers=True)
         """The actions that are offered, and how they are written."""
-        _check_pointing(self.space, say_target, coordinates)
+        check_pointing(self.space, say_target, coordinates)
         if tree < 0 or settle < 0 or (max_turns is not None and max_turns < 1):
             raise ConfigError(f"tree and settle are at least 0, max_turns 1; got {tree}, {settle}, {max_turns}")
         self.max_turns = self.max_turns if max_turns is None else max_turns
-        self._capture = _capture(image_format, quality)
+        self._capture = capture_options(image_format, quality)
         self._tree, self._settle = tree, settle
         self._page: Page | None = None
         self._reach: frozenset[str] = frozenset()  # of that page
         self._turns = 0
         self._goal = ""
         self._marked: list[Mark] = []
+        self._named: list[Mark | Element] = []  # the marks, then what the tree alone has
         self._seen = Observation()
         self._hidden: Literal["", "picture", "goal"] = ""
 
@@ -181,13 +195,20 @@ class PageEnvironment(BaseEnvironment):
         self._done, self._turns = False, 0
         self.plan(task, seed)
         page = await self._usable_page()
-        await page.begin()
+        await page.begin(self.uploads, self.keeps_downloads)
         self._goal = await self.begin(page, task, seed)
         await page.move(0, 0)  # where the last episode left the pointer must not show
         page.take_notices()
         judgement = await self.judge(page, None)
         goal = "" if self._hidden == "goal" else self._goal
-        return await self._look(page, [goal], {"seed": seed, "success": False, **judgement.info})
+        first = await self._look(page, [goal], {"seed": seed, "success": False, **judgement.info})
+        page.asks_policy = not {"dialog", "keys"}.isdisjoint(self.space.names)
+        return first
+
+    @property
+    def downloads(self) -> Mapping[str, Path]:
+        """Name -> file of the downloads of this episode, where they are kept; gone with the next reset."""
+        return {} if self._page is None else dict(self._page.files.downloads)
 
     async def step(self, action: Action) -> StepResult:
         """Carries the action out, and gives the new picture; no picture where the task is over. `max_turns` cuts the
@@ -214,18 +235,44 @@ class PageEnvironment(BaseEnvironment):
         if isinstance(meant, str):
             return self._tell(meant)
         page.tabs.acted()
-        problem = await perform(page, meant, self._frame, marks=self._marked, origins=self.destinations())
-        if problem is not None:
-            return self._tell(problem)
-        if self._settle:
-            await asyncio.sleep(self._settle)
+        try:
+            problem = await perform(page, meant, self._frame, marks=self._named, origins=self.destinations())
+            if problem is not None:
+                return self._tell(problem)
+            if self._settle:
+                await asyncio.sleep(self._settle)
+            return await self._outcome(page, meant)
+        except TabClosed:
+            return await self._outcome(page, meant)
+        except Blocked:
+            if isinstance(meant, (Answer, Terminate)) or self._turns >= (self.max_turns or math.inf):
+                page.asks_policy = False  # nobody is there to answer
+                await page.tabs.shown.answer(agree=False)
+                return await self._outcome(page, meant)
+            return self._tell("", *page.take_notices())
+
+    async def _outcome(self, page: Page, meant: UIAction) -> StepResult:
+        """What came of an action that was carried out. Raises `Blocked` where a dialog stops the page."""
         await page.settle(drawn=True)
         judgement = await self.judge(page, meant)
         ended = judgement.ended or isinstance(meant, (Answer, Terminate))
         info = {"success": judgement.success, **judgement.info}
         said = [*page.take_notices(), page.tabs.words()]
-        seen = Observation(_lines(*said), (), info) if ended else await self._look(page, said, info)
-        return StepResult(seen, judgement.reward, terminated=ended)
+        if ended:
+            return StepResult(Observation(_lines(*said), (), info), judgement.reward, terminated=True)
+        try:
+            seen = await self._look(page, said, info)
+        except TabClosed:  # another one is shown
+            await page.settle()
+            seen = await self._look(page, [*said, *page.take_notices()], info)
+        return StepResult(seen, judgement.reward)
+
+    @property
+    def tabs(self) -> tuple[list[tuple[str, str]], int]:
+        """Address and title of each open tab, and which is shown, from 0."""
+        if self._page is None:
+            return [("", "")], 0
+        return self._page.tabs.named(), self._page.tabs.number - 1
 
     @property
     def accessibility(self) -> str:
@@ -285,51 +332,43 @@ class PageEnvironment(BaseEnvironment):
         if not self._frame.is_capture or self.space.marks:
             picture = self._frame.picture(captured)
         if self.space.marks:
-            found = []
-            with contextlib.suppress(Threw):  # a document without a body, such as a picture
-                found = read_marks(await page.evaluate(CLICKABLE, apart=True, shown=True))
-            self._marked = [mark for mark in found if self._frame.in_picture(mark.x, mark.y)]
-            boxes = [self._frame.box(mark.left, mark.top, mark.right, mark.bottom) for mark in self._marked]
-            picture = draw_marks(picture, boxes)
+            picture = await self._mark(page.tabs.shown, picture)
         if self._hidden == "picture":
             from PIL import Image
 
             picture = Image.new("RGB", self.picture_size, "white")
-        tree = tree_text(await page.accessibility_nodes(), self._tree) if self._tree else ""
+        tree = await self._read_tree(page.tabs.shown) if self._tree else ""
         self._seen = Observation(tree, (picture,), dict(info))
         return Observation(_lines(*words, tree), (picture,), dict(info))
 
-    def _tell(self, problem: str) -> StepResult:
-        """The same state with a word on what was wrong."""
-        info = {"success": False, "mistake": problem}
-        return StepResult(Observation(_lines(problem, self._seen.text), self._seen.images, info))
+    async def _mark(self, tab: Tab, picture: Any) -> Any:
+        """The picture with numbers on what can be clicked."""
+        self._marked = []
+        with contextlib.suppress(Threw):  # a document without a body, such as a picture
+            self._marked = [mark for mark in await find_marks(tab) if self._frame.in_picture(mark.x, mark.y)]
+        boxes = [self._frame.box(mark.left, mark.top, mark.right, mark.bottom) for mark in self._marked]
+        self._named = list(self._marked)
+        return draw_marks(picture, boxes)
 
+    async def _read_tree(self, tab: Tab) -> str:
+        """The tree as text. With marks their numbers are in it, and further ones for what is not in the picture."""
+        nodes = await tree_of(tab)
+        if not self.space.marks:
+            return tree_text(nodes, self._tree)
+        numbers = await numbers_of(tab, self._marked)
+        for node in acted_on(nodes):
+            key = (node["frame"], node["backendDOMNodeId"])
+            if key not in numbers and len(self._named) < MOST_NAMED:
+                self._named.append(Element(node["frame"], node["session"], node=node["backendDOMNodeId"]))
+                numbers[key] = len(self._named)
+        return tree_text(nodes, self._tree, numbers)
 
-def _capture(image_format: str, quality: int | None) -> dict[str, Any]:
-    """The arguments of `Page.screenshot`. Raises ConfigError."""
-    if image_format not in ("png", "jpeg"):
-        raise ConfigError(f"image_format is 'png' or 'jpeg', got {image_format!r}")
-    if quality is None:
-        return {"format": image_format}
-    if isinstance(quality, bool) or not isinstance(quality, int) or not 1 <= quality <= 100:
-        raise ConfigError(f"quality is that of 'jpeg', an int from 1 to 100, got {quality!r}")
-    if image_format == "png":
-        raise ConfigError(f"PNG has no quality, got {quality}; set image_format to 'jpeg', or leave quality out (null)")
-    return {"format": image_format, "quality": quality}
-
-
-def _check_pointing(space: ActionSpace, say_target: bool, coordinates: str) -> None:
-    """Raises ConfigError for options of clicks and positions where no action has any."""
-    clicks = [name for name in space.names if name in CLICKS]
-    if say_target and not clicks:
-        raise ConfigError(
-            f"say_target is about clicks, and the actions {', '.join(space.names)} have none; leave it out"
-        )
-    if coordinates != "pixels" and not any({"x", "y"} & set(ACTIONS[name].arguments) for name in space.names):
-        raise ConfigError(
-            f"coordinates={coordinates!r} is about positions, and the actions {', '.join(space.names)} have none; "
-            "leave it out"
-        )
+    def _tell(self, problem: str, *said: str) -> StepResult:
+        """The same state with a word on what was wrong, and on the dialog that is open."""
+        dialog = None if self._page is None else self._page.tabs.shown.dialog
+        asked = "" if dialog is None else dialog.words("dialog" in self.space.names)
+        info = {"success": False, **({"mistake": problem} if problem else {})}
+        return StepResult(Observation(_lines(*said, problem, asked, self._seen.text), self._seen.images, info))
 
 
 def _lines(*parts: str) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from uirl.environments.browser.cdp import Refused
-from uirl.environments.browser.environment import ImageFormat, Judgement, PageEnvironment
+from uirl.environments.browser.environment import Judgement, PageEnvironment
 from uirl.environments.browser.miniwob_pages import AREA, BEGIN, RELOADED, STATE, guard, page_names, page_url
 from uirl.environments.browser.miniwob_tags import HANDS, LEVELS, NEEDS, page_tags
+from uirl.environments.browser.options import ImageFormat
 from uirl.environments.browser.page import Page
 from uirl.environments.demonstrators import error_rate
 from uirl.environments.ui_actions import Click, Coordinates, UIAction

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from uirl.environments.browser.cdp import CdpConnection, Refused
@@ -30,6 +30,10 @@ class PageLost(EnvironmentFailure):
     """
 
 
+class TabClosed(EnvironmentFailure):
+    """A tab beside the first was closed, by the policy or by itself: another one is shown."""
+
+
 class Threw(PageLost):
     """A script of ours found the page in a state in which it throws."""
 
@@ -37,8 +41,15 @@ class Threw(PageLost):
 class Navigation:
     """The navigations of one page's main frame."""
 
-    def __init__(self, connection: CdpConnection, target: str, session: str) -> None:
-        """Listens to the page's events; `Page.enable` must follow."""
+    def __init__(
+        self,
+        connection: CdpConnection,
+        target: str,
+        session: str,
+        on_document: Callable[[Mapping[str, Any]], None] = lambda event: None,
+    ) -> None:
+        """Listens to the page's events; `Page.enable` must follow. `on_document` is told of every new document."""
+        self._on_new = on_document
         self._connection = connection
         self._target = target
         self._session = session
@@ -132,8 +143,9 @@ class Navigation:
         if event["frame"]["id"] == self._target:
             self.documents += 1
             self.unreachable = event["frame"].get("unreachableUrl")
+            self._on_new(event)
             # A picture of the document before never comes, and the browser does not say so.
-            self._connection.refuse(self._session, "Page.captureScreenshot", MOVED[0])
+            self._connection.refuse(self._session, MOVED[0], "Page.captureScreenshot")
 
     def _on_lifecycle(self, event: Mapping[str, Any]) -> None:
         if event["name"] == "load":

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 from uirl.environments.browser import keyboard, pointer
 from uirl.environments.browser.cdp import CdpConnection, Refused
-from uirl.environments.browser.navigation import Threw, is_moved
+from uirl.environments.browser.dialogs import Dialog
+from uirl.environments.browser.files import PageFiles
+from uirl.environments.browser.navigation import TabClosed, Threw, is_moved
+from uirl.environments.browser.preparing import Preparation
 from uirl.environments.browser.site import Site
-from uirl.environments.browser.style import STYLE
 from uirl.environments.browser.tab import LOAD_SECONDS, Tab
 from uirl.environments.browser.tabs import Tabs
-from uirl.environments.browser.world import WORLD
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
 
 LOWEST_WINDOW = 100
@@ -22,21 +24,29 @@ LOWEST_WINDOW = 100
 LONGEST_TYPED = 200
 """Characters up to which a text is typed key by key; a longer one arrives at once, as if it were pasted."""
 MAX_NOTICES = 8
+FULLSCREEN = """document.fullscreenElement ? new Promise(done => {
+    document.addEventListener('fullscreenchange', () => setTimeout(done, 0, true), {once: true});
+    setTimeout(done, 1000, true);
+    document.exitFullscreen();
+}) : false"""
+"""JavaScript: leaves the full screen; whether there was any to leave."""
 _TOGETHER = 64  # input events sent before the first answer
 
 
 class Page:
     """A page in a browser context of its own. `Page.open` makes one, `close` frees all of it."""
 
-    def __init__(self, connection: CdpConnection, context: str, target: str, session: str) -> None:
+    def __init__(
+        self, connection: CdpConnection, context: str, target: str, session: str, size: tuple[int, int]
+    ) -> None:
         self.context = context
         self._connection = connection
-        self.tabs = Tabs(
-            connection, context, Tab(connection, target, session, self._notice), self._prepare, self._notice
-        )
+        self.files = PageFiles(connection, context, self._notice)
+        self._preparation = Preparation(connection, size, self.files.listen)
+        self.tabs = Tabs(connection, context, target, session, self._tab, self._preparation.tab, self._notice)
         """The page's own tab and those that it opened."""
-        self._size = (0, 0)
-        self._scripts = [STYLE]
+        self.asks_policy = False
+        """Dialogs with a choice are left open for the policy; else they are accepted with what they propose."""
         self._closed = False
         self._background: set[asyncio.Task[Any]] = set()
         self._notices: list[str] = []
@@ -44,7 +54,6 @@ class Page:
         self._pointer = (0.0, 0.0)
         self._held: set[str] = set()  # keys
         self._pressed: set[str] = set()  # buttons of the mouse
-        self._site: Site | None = None
 
     @classmethod
     async def open(cls, connection: CdpConnection, width: int, height: int, attached: Callable[[str], str]) -> Page:
@@ -60,12 +69,9 @@ class Page:
                 window = {"width": width, "height": max(height, LOWEST_WINDOW)}
                 where = {"url": "about:blank", "browserContextId": context, **window}
                 target = (await connection.call("Target.createTarget", where))["targetId"]
-                page = cls(connection, context, target, attached(target))
-                page._size = (width, height)
-                deny = {"behavior": "deny", "browserContextId": context}
-                await asyncio.gather(
-                    connection.call("Browser.setDownloadBehavior", deny), page._prepare(page.tabs.first)
-                )
+                page = cls(connection, context, target, attached(target), (width, height))
+                refusal = connection.call("Browser.setDownloadBehavior", page.files.refusal())
+                await asyncio.gather(refusal, page._preparation.tab(page.tabs.first))
             except BaseException:
                 if connection.lost is None:
                     await connection.call("Target.disposeBrowserContext", {"browserContextId": context})
@@ -75,21 +81,10 @@ class Page:
             raise
         return page
 
-    async def _prepare(self, tab: Tab) -> None:
-        """Readies a tab, and lets its first script run only then."""
-        width, height = self._size
-        self._connection.on(tab.session, "Page.javascriptDialogOpening", lambda event: self._on_dialog(tab, event))
-        # The scale is that of the browser: where a page has one of its own, clicks are lost now and then.
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 0, "mobile": False}
-        await asyncio.gather(
-            tab.call("Page.enable"),
-            tab.call("Page.setLifecycleEventsEnabled", {"enabled": True}),
-            tab.call("Emulation.setDeviceMetricsOverride", metrics),
-            tab.call("Page.setInterceptFileChooserDialog", {"enabled": True}),
-            *([self._intercept(tab, self._site)] if self._site is not None else []),
-            *(tab.call("Page.addScriptToEvaluateOnNewDocument", _apart(script)) for script in self._scripts),
-            tab.call("Runtime.runIfWaitingForDebugger"),
-        )
+    def _tab(self, target: str, session: str) -> Tab:
+        tab = Tab(self._connection, target, session, self._notice, self._preparation.frame)
+        self._connection.on(session, "Page.javascriptDialogOpening", lambda event: self._on_dialog(tab, event))
+        return tab
 
     @property
     def target(self) -> str:
@@ -103,13 +98,11 @@ class Page:
 
     async def serve(self, site: Site) -> None:
         """Answers what this page asks of the site's origin, from this process."""
-        self._site = site
-        await self._intercept(self.tabs.first, site)
+        await self._preparation.serve(self.tabs.first, site)
 
     async def run_on_load(self, script: str) -> None:
         """Runs `script` in every later document, before its own scripts, in the world apart from theirs."""
-        self._scripts.append(script)
-        await self._call("Page.addScriptToEvaluateOnNewDocument", _apart(script))
+        await self._preparation.run_on_load(self.tabs.first, script)
 
     async def collect_errors(self) -> list[str]:
         """A list to which every exception is added, from now on, that a script of the page leaves uncaught."""
@@ -145,9 +138,16 @@ class Page:
         """Goes forward again; a str where nothing was gone back from."""
         return None if await self.tabs.shown.travel(1) else "there is no page to go forward to"
 
-    async def begin(self) -> None:
-        """Clears away what an episode may have left: other tabs, keys and buttons that are held, words."""
+    async def begin(self, uploads: Mapping[str, str | bytes] = MappingProxyType({}), downloads: bool = False) -> None:
+        """Clears away what an episode may have left: dialogs, other tabs, keys and buttons that are held, words.
+
+        `uploads`: files by name that the policy may choose in a file chooser. `downloads`: they are kept, in
+        `files.downloads`; else they are refused.
+        """
+        self.asks_policy = False
+        await self.tabs.first.answer(agree=True)
         await self.tabs.close_others()
+        await self.files.begin(uploads, downloads)
         for button in tuple(self._pressed):
             await self.mouse_button(*self._pointer, button, down=False)
         for key in tuple(self._held):
@@ -175,7 +175,13 @@ class Page:
         listens to that is called then; where an action leads away is known by then, too, and whoever looks at a page
         that is leaving may wait for a picture that never comes.
         """
-        await self.tabs.shown.settle(drawn=drawn, timeout=timeout)
+        try:
+            await self.tabs.shown.settle(drawn=drawn, timeout=timeout)
+        except TabClosed:  # another one is shown
+            await self.tabs.ready()
+            await self.tabs.shown.settle(drawn=drawn, timeout=timeout)
+        if self.files.busy:
+            await self.files.ready(timeout)
         if self.tabs.opening:
             await self.tabs.ready()
             await self.tabs.shown.settle(timeout=timeout)
@@ -269,6 +275,8 @@ class Page:
             if self._clipboard:
                 await self._input("Input.insertText", [{"text": self._clipboard}])
             return
+        if chord == ("escape",) and await self.evaluate(FULLSCREEN, apart=True, shown=True):
+            return
         if chord in keyboard.COPY | keyboard.CUT:
             with contextlib.suppress(Threw):  # no document in which anything is selected
                 self._clipboard = await self.evaluate(keyboard.SELECTED, apart=True, shown=True) or self._clipboard
@@ -278,10 +286,6 @@ class Page:
     async def screenshot(self, *, format: Literal["png", "jpeg"] = "png", quality: int = 80) -> bytes:
         """The visible page as an encoded picture. `quality` is JPEG's, 1 to 100."""
         return await self.tabs.shown.screenshot(format=format, quality=quality)
-
-    async def accessibility_nodes(self) -> list[dict[str, Any]]:
-        """The nodes of the accessibility tree, as the protocol gives them."""
-        return await self.tabs.shown.accessibility_nodes()
 
     def take_notices(self) -> list[str]:
         """What a person would have noticed since the last call: dialogs and their words, windows that opened."""
@@ -294,6 +298,7 @@ class Page:
             return
         self._closed = True
         self.tabs.forget("the page was closed")
+        self.files.close()
         if self._connection.lost is not None:
             return
         try:
@@ -311,6 +316,8 @@ class Page:
         for start in range(0, len(waiting), _TOGETHER):
             try:
                 await asyncio.gather(*(self._call(method, event) for event in waiting[start : start + _TOGETHER]))
+            except TabClosed:
+                return
             except Refused as error:
                 if not is_moved(error):  # a page that leaves under the hand was left by it
                     raise
@@ -322,26 +329,16 @@ class Page:
         if len(self._notices) < MAX_NOTICES:
             self._notices.append(words[:200])
 
-    def _reply(self, tab: Tab, method: str, params: Mapping[str, Any]) -> None:
+    def _reply(self, session: str, method: str, params: Mapping[str, Any]) -> None:
         """Makes a call that nobody waits for. Where it fails the page has gone on without it, or is gone."""
 
         async def make() -> None:
             with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):
-                await self._connection.call(method, params, session=tab.session)
+                await self._connection.call(method, params, session=session)
 
         task = asyncio.create_task(make())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-    async def _intercept(self, tab: Tab, site: Site) -> None:
-        """Answers for the site what a tab asks for."""
-
-        def answer(event: Mapping[str, Any]) -> None:
-            found = site.fulfilment(event["request"]["url"])
-            self._reply(tab, "Fetch.fulfillRequest", {"requestId": event["requestId"], **found})
-
-        self._connection.on(tab.session, "Fetch.requestPaused", answer)
-        await tab.call("Fetch.enable", {"patterns": [{"urlPattern": f"{site.origin}/*"}]})
 
     def crashed(self, target: str, killed: bool) -> None:
         """Told by the browser: a tab's process is gone. `killed`: by somebody else, as where memory is out."""
@@ -353,12 +350,11 @@ class Page:
             self.tabs.first.end("the page closed itself", own_doing=True)
 
     def _on_dialog(self, tab: Tab, event: Mapping[str, Any]) -> None:
-        """Accepts alerts and questions: a dialog stops the page, and nobody else would answer it."""
+        """Accepts it, or leaves it to the policy: a dialog stops the page, and nobody else would answer it."""
+        if self.asks_policy and tab is self.tabs.shown and event["type"] != "alert":
+            tab.block(Dialog(event["type"], event["message"], event.get("defaultPrompt", "")))
+            return
         if event["type"] != "beforeunload":
             self._notice(f"the page said: {event['message']}")
         reply = {"accept": True, "promptText": event.get("defaultPrompt", "")}
-        self._reply(tab, "Page.handleJavaScriptDialog", reply)
-
-
-def _apart(script: str) -> dict[str, str]:
-    return {"source": script, "worldName": WORLD}
+        self._reply(tab.session, "Page.handleJavaScriptDialog", reply)

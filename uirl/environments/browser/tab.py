@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
 from uirl.environments.browser.cdp import CdpConnection, Refused
-from uirl.environments.browser.navigation import Navigation, PageLost, Unopened, is_moved, value_of
+from uirl.environments.browser.dialogs import Blocked, Dialog
+from uirl.environments.browser.frames import Frames
+from uirl.environments.browser.navigation import MOVED, Navigation, PageLost, TabClosed, Unopened, is_moved, value_of
 from uirl.environments.browser.world import World
 from uirl.errors import EnvironmentFailure
 
@@ -20,13 +23,27 @@ class Tab:
     """One target of the browser, spoken to in one session. It belongs to a `Page`, which prepares and closes it."""
 
     def __init__(
-        self, connection: CdpConnection, target: str, session: str, notice: Callable[[str], None] = lambda words: None
+        self,
+        connection: CdpConnection,
+        target: str,
+        session: str,
+        notice: Callable[[str], None],
+        prepare_frame: Callable[[str], Awaitable[Any]],
     ) -> None:
-        """`Page.enable` must follow. `notice` takes what a person would have seen, in words."""
+        """`Page.enable` must follow.
+
+        `notice` takes what a person would have seen, in words; `prepare_frame` readies the session of a frame that
+        runs in a process of its own.
+        """
         self.target = target
         self.session = session
         self.url = self.title = ""
-        self.navigation = Navigation(connection, target, session)
+        self.closed = False
+        """It is gone, and the page is not."""
+        self.dialog: Dialog | None = None
+        """The one that is open and left to the policy."""
+        self.frames = Frames(connection, target, session, prepare_frame)
+        self.navigation = Navigation(connection, target, session, self.frames.renew)
         self._connection = connection
         self._notice = notice
         self._broken: str | None = None
@@ -49,26 +66,70 @@ class Tab:
         self.navigation.give_up()
 
     def forget(self, reason: str) -> None:
-        """It is closed: nobody listens to it any more."""
+        """Its page is closed: nobody listens to it any more."""
         self._broken = self._broken or reason
+        self.frames.forget()
         self._connection.forget(self.session)
 
-    async def call(self, method: str, params: Mapping[str, Any] | None = None, timeout: float | None = None) -> Any:
-        """The result of a protocol method of this tab. One that does not finish breaks the tab."""
+    def leave(self) -> None:
+        """It is closed, and others are open: whoever waits for it has to look at another (`TabClosed`)."""
+        self.closed = True
+        for session in (self.session, *self.frames.sessions):
+            self._connection.refuse(session, MOVED[0])
+        self.navigation.give_up()
+        self.frames.forget()
+        self._connection.forget(self.session)
+
+    async def call(
+        self,
+        method: str,
+        params: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        *,
+        session: str | None = None,
+    ) -> Any:
+        """The result of a protocol method of this tab. One that does not finish breaks the tab.
+
+        `session`: of one of its frames, where a refusal breaks nothing: frames come and go.
+        """
         self.check()
         try:
-            return await self._connection.call(method, params, session=self.session, timeout=timeout)
+            return await self._connection.call(method, params, session=session or self.session, timeout=timeout)
         except BaseException as error:
             # Cancelled, timed out or refused: what the page did meanwhile is unknown.
-            if not is_moved(error):
+            if isinstance(error, Blocked) or self.closed:
+                raise
+            if not is_moved(error) and not (session is not None and isinstance(error, Refused)):
                 self._broken = self._broken or f"{method} did not finish: {error!r}"
             raise
 
     def check(self) -> None:
-        """Raises EnvironmentFailure or PageLost where the tab is of no use any more."""
+        """Raises where it is of no use: EnvironmentFailure, PageLost, `TabClosed`, or `Blocked` by a dialog."""
+        if self.closed:
+            raise TabClosed("the tab was closed")
         if self.broken is not None:
             kind = PageLost if self._own_doing else EnvironmentFailure
             raise kind(f"this page is broken, open another: {self.broken}")
+        if self.dialog is not None:
+            raise Blocked("a dialog is open")
+
+    def block(self, dialog: Dialog) -> None:
+        """A dialog is open: whoever waits for the page is told (`Blocked`), and so is every later one."""
+        self.dialog = dialog
+        for session in (self.session, *self.frames.sessions):
+            self._connection.fail_session(session, "a dialog is open", Blocked)
+        self.navigation.give_up()
+
+    async def answer(self, agree: bool, text: str | None = None) -> None:
+        """Answers the dialog that is open; `text`: what is written into it, where it asks for that."""
+        dialog, self.dialog = self.dialog, None
+        if dialog is None:
+            return
+        said = {"accept": agree, "promptText": dialog.proposed if text is None else text}
+        with contextlib.suppress(Refused):  # it is gone
+            await self.call("Page.handleJavaScriptDialog", said, session=self.session)
+        if dialog.kind == "beforeunload" and agree:
+            self.navigation.expect()
 
     async def goto(self, url: str, *, timeout: float = LOAD_SECONDS) -> None:
         """Returns when `url` is loaded (its load event).
@@ -173,11 +234,6 @@ class Tab:
         taken = await self.of_one_document(lambda: self.call("Page.captureScreenshot", params), "its picture")
         return base64.b64decode(taken["data"])
 
-    async def accessibility_nodes(self) -> list[dict[str, Any]]:
-        """The nodes of the accessibility tree, as the protocol gives them."""
-        tree = await self.of_one_document(lambda: self.call("Accessibility.getFullAXTree"), "its tree")
-        return list(tree["nodes"])
-
     async def of_one_document(self, call: Callable[[], Awaitable[Any]], what: str) -> Any:
         """What a call gives that the page stays for. Raises PageLost where it leaves three times."""
         for _ in range(3):
@@ -188,3 +244,7 @@ class Tab:
                 if not is_moved(error):
                     raise
         raise PageLost(f"the page went elsewhere three times during {what}")
+
+    async def world(self, frame: str, session: str) -> int:
+        """Our world in a frame, the tab's own or one of `frames`. Raises `Refused` where the frame is gone."""
+        return await (self._world.id() if frame == self.target else self._world.of(frame, session))

@@ -25,17 +25,23 @@ class Tabs:
         self,
         connection: CdpConnection,
         context: str,
-        first: Tab,
+        first: str,
+        session: str,
+        make: Callable[[str, str], Tab],
         prepare: Callable[[Tab], Awaitable[None]],
         notice: Callable[[str], None],
     ) -> None:
-        """`prepare` readies a tab before any script of it runs; `notice` takes what is told to the policy."""
+        """`first` and `session` are of the tab that is there; `make` makes a tab of such a pair.
+
+        `prepare` readies a tab before any script of it runs; `notice` takes what is told to the policy.
+        """
         self._connection = connection
         self._context = context
         self._prepare = prepare
         self._notice = notice
-        self._all = [first]
-        self.shown = first
+        self._make = make
+        self._all = [make(first, session)]
+        self.shown = self._all[0]
         """The tab that is seen and acted on."""
         self._opening: dict[str, Tab] = {}  # by target
         self._work: set[asyncio.Task[None]] = set()
@@ -83,7 +89,7 @@ class Tabs:
         if self._opened > MOST_WINDOWS:  # it waits for the last one until it is closed
             self.first.end(f"the page opened more than {MOST_WINDOWS} windows at once", own_doing=True)
             return
-        tab = Tab(self._connection, target, session, self._notice)
+        tab = self._make(target, session)
         tab.url = url
         if len(self._all) + len(self._opening) >= MAX_TABS:
             self._notice(f"a new window was closed: no more than {MAX_TABS} tabs are open at a time")
@@ -151,6 +157,7 @@ class Tabs:
         for tab in self._all[1:]:
             if tab.target == target:
                 self._notice(f"tab {self._all.index(tab) + 1} closed itself")
+                tab.leave()
                 self._spawn(self._drop(tab))
         return self.first.target == target
 
@@ -190,9 +197,11 @@ class Tabs:
 
     async def _drop(self, tab: Tab) -> None:
         """Takes it from the list."""
+        if tab not in self._all:
+            return
         number = self._all.index(tab)
         self._all.remove(tab)
-        tab.forget("the tab was closed")
+        tab.leave()
         if tab is self.shown:
             with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):
                 await self.show(self._all[number - 1])

@@ -20,7 +20,7 @@ In the first a scroll arrives, and those who listen to it are called. What they 
 where elements are, comes by the second.
 """
 
-Call = Callable[[str, dict[str, Any]], Awaitable[Any]]
+Call = Callable[..., Awaitable[Any]]
 
 
 class World:
@@ -39,9 +39,13 @@ class World:
         if self._made is None or self._made[0] != document:
             # In a document without scripts those of `Page.run_on_load` wait for the first one that runs.
             await self._call("Runtime.evaluate", {"expression": "0"})
-            made = await self._call("Page.createIsolatedWorld", {"frameId": self._frame, "worldName": WORLD})
-            self._made = document, made["executionContextId"]
+            self._made = document, await self.of(self._frame)
         return self._made[1]
+
+    async def of(self, frame: str, session: str | None = None) -> int:
+        """The same in another frame, which is spoken to in that session. Raises `Refused` where it is gone."""
+        where = {"frameId": frame, "worldName": WORLD}  # the same one, where it has been made before
+        return int((await self._call("Page.createIsolatedWorld", where, session=session))["executionContextId"])
 
     async def draw(self) -> None:
         """Returns when the page has drawn what was done to it. Raises `Refused` where it leaves meanwhile."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from uirl.environments.browser.environment import ImageFormat
+from uirl.environments.browser.options import ImageFormat
 from uirl.environments.browser.web import State, WebEnvironment
 from uirl.environments.data_entry.page import STATE, WATCH, render_page
 from uirl.environments.data_entry.rows import LABELS, Progress, distinct_rows, draw_rows

@@ -1,0 +1,183 @@
+"""Files of a page: what it asks for in a file chooser, and what it gives as downloads, in a folder of the episode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from uirl.environments.browser.cdp import CdpConnection, Refused
+from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
+from uirl.scratch import ScratchFolder
+
+FOLDER = "uirl-pages-"
+MOST_DOWNLOADS = 16
+LARGEST_DOWNLOAD = 64 * 2**20
+"""Files and bytes that an episode keeps; what is beyond is refused, and the policy is told."""
+_LONGEST_NAME = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Chooser:
+    """A file chooser that a page has opened: nobody sees it, and nothing waits for it."""
+
+    session: str
+    node: int
+    several: bool
+
+
+class PageFiles:
+    """Choosers and downloads of the tabs of one page."""
+
+    def __init__(self, connection: CdpConnection, context: str, notice: Callable[[str], None]) -> None:
+        self._connection = connection
+        self._context = context
+        self._notice = notice
+        self._folder: ScratchFolder | None = None
+        self._offered: Mapping[str, bytes] = {}
+        self._keeps = False
+        self._chooser: Chooser | None = None
+        self._running: dict[str, str] = {}  # downloads: the browser's name -> the page's
+        self._still = asyncio.Event()
+        self._still.set()
+        self._work: set[asyncio.Task[Any]] = set()
+        self.downloads: dict[str, Path] = {}
+        """Name -> where it is, of the downloads of this episode that are whole."""
+
+    def listen(self, session: str) -> None:
+        """To a tab, or to a frame in a process of its own."""
+        on = self._connection.on
+        on(session, "Page.fileChooserOpened", lambda event: self._on_chooser(session, event))
+        on(session, "Page.downloadWillBegin", self._on_download)
+        on(session, "Page.downloadProgress", self._on_progress)
+
+    async def begin(self, offered: Mapping[str, str | bytes], keeps: bool) -> None:
+        """An episode begins: which files may be chosen, and whether downloads are kept or refused.
+
+        Raises ConfigError for a name that is a path.
+        """
+        self.close()
+        for name in offered:
+            if not name or Path(name).name != name or "\0" in name:
+                raise ConfigError(f"uploads are named as files without a folder, such as 'photo.png'; got {name!r}")
+        self._offered = {name: text.encode() if isinstance(text, str) else text for name, text in offered.items()}
+        if keeps:
+            self._folder = ScratchFolder(FOLDER)
+        if keeps or self._keeps:
+            await self._connection.call("Browser.setDownloadBehavior", self._behaviour(keeps))
+        self._keeps = keeps
+
+    def refusal(self) -> dict[str, Any]:
+        """The parameters of `Browser.setDownloadBehavior` for a new page."""
+        return self._behaviour(keeps=False)
+
+    @property
+    def busy(self) -> bool:
+        """A download is under way."""
+        return bool(self._running)
+
+    async def ready(self, seconds: float) -> None:
+        """Returns when no download is under way, or after some time."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._still.wait()
+        except TimeoutError:
+            self._notice("a download is still under way")
+
+    async def choose(self, names: Sequence[str]) -> str | None:
+        """Gives files to the chooser that is open; a str where it cannot be."""
+        chooser = self._chooser
+        missing = [name for name in names if name not in self._offered]
+        if missing:
+            known = ", ".join(self._offered) or "none"
+            return f"there is no file {missing[0][:_LONGEST_NAME]!r}; expected of: {known}"
+        if chooser is None:
+            return "no file chooser is open"
+        if len(names) > 1 and not chooser.several:
+            return f"the page takes one file; got {len(names)}"
+        paths = [str(self._written(name)) for name in names]
+        try:
+            given = {"files": paths, "backendNodeId": chooser.node}
+            await self._connection.call("DOM.setFileInputFiles", given, session=chooser.session)
+        except Refused:
+            return "the page does not ask for a file any more"
+        finally:
+            self._chooser = None
+        return None
+
+    def close(self) -> None:
+        """Removes the folder of the episode. Twice is fine."""
+        self._chooser = None
+        self._running.clear()
+        self._still.set()
+        self.downloads = {}
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.close()
+
+    def _behaviour(self, keeps: bool) -> dict[str, Any]:
+        if not keeps or self._folder is None:
+            return {"behavior": "deny", "browserContextId": self._context}
+        where = {"behavior": "allowAndName", "downloadPath": str(self._folder.path)}
+        return where | {"browserContextId": self._context}
+
+    def _written(self, name: str) -> Path:
+        """The file on the disk, where the browser reads it."""
+        if self._folder is None:
+            self._folder = ScratchFolder(FOLDER)
+        path = self._folder.path / "offered" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(self._offered[name])
+        return path
+
+    def _on_chooser(self, session: str, event: Mapping[str, Any]) -> None:
+        several = event["mode"] == "selectMultiple"
+        if not self._offered or "backendNodeId" not in event:
+            self._notice("the page asks for a file, and there is none to choose")
+            return
+        self._chooser = Chooser(session, event["backendNodeId"], several)
+        number = "files" if several else "a file"
+        self._notice(f"the page asks for {number}: answer with the action upload, of: {', '.join(self._offered)}")
+
+    def _on_download(self, event: Mapping[str, Any]) -> None:
+        name = Path(event["suggestedFilename"]).name[:_LONGEST_NAME] or "download"
+        if not self._keeps:
+            self._notice(f"a download was refused: {name}")
+        elif len(self.downloads) + len(self._running) >= MOST_DOWNLOADS:
+            self._notice(f"a download was refused: {name}, after {MOST_DOWNLOADS} others")
+            self._cancel(event["guid"])
+        else:
+            self._running[event["guid"]] = name
+            self._still.clear()
+
+    def _on_progress(self, event: Mapping[str, Any]) -> None:
+        guid = event["guid"]
+        name = self._running.get(guid)
+        if name is None:
+            return
+        if max(event["receivedBytes"], event["totalBytes"]) > LARGEST_DOWNLOAD and event["state"] != "canceled":
+            self._cancel(guid)
+        if event["state"] == "inProgress":
+            return
+        del self._running[guid]
+        if event["state"] == "completed" and self._folder is not None:
+            self.downloads[name] = self._folder.path / guid
+            self._notice(f"downloaded: {name}, {event['receivedBytes']:.0f} bytes")
+        else:
+            self._notice(f"a download was ended: {name}")
+        if not self._running:
+            self._still.set()
+
+    def _cancel(self, guid: str) -> None:
+        async def cancel() -> None:
+            try:
+                asked = {"guid": guid, "browserContextId": self._context}
+                await self._connection.call("Browser.cancelDownload", asked)
+            except (EnvironmentFailure, EpisodeTimeout):
+                pass  # it has ended by itself
+
+        task = asyncio.create_task(cancel())
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
