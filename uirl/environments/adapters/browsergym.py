@@ -16,30 +16,14 @@ import numpy as np
 from uirl.environments.adapters.browsergym_actions import Unreadable, describe_actions, read_actions
 from uirl.environments.adapters.calls import CalledEpisode, environment_of
 from uirl.environments.base import BaseEnvironment
+from uirl.environments.browser.environment import PageEnvironment
 from uirl.environments.table import environment_class
-from uirl.environments.ui_actions import ActionSpace
+from uirl.environments.ui_actions import ACTIONS, ActionSpace
 from uirl.errors import ConfigError, ContractError
 from uirl.event_loop import EventLoopThread
 from uirl.images import screenshot
 from uirl.types import Action, Observation, StepResult, Task, ToolCall
 
-ACTIONS = (
-    "click",
-    "double_click",
-    "triple_click",
-    "right_click",
-    "move",
-    "drag",
-    "type",
-    "keys",
-    "scroll",
-    "wait",
-    "back",
-    "goto",
-    "answer",
-    "terminate",
-)
-"""What is offered, where the options do not say."""
 TREE = 4000
 """Characters of the accessibility tree, where the options do not say."""
 
@@ -48,8 +32,10 @@ class BrowserGymEnvironment:
     """`reset(seed=...)` and `step("mouse_click(3, 4)")`, with observations as BrowserGym's dictionaries.
 
     An observation holds `goal`, `goal_object`, `chat_messages`, `screenshot` (uint8 [H, W, 3]), `axtree_txt`,
-    `last_action`, `last_action_error` and `elapsed_time`. An action that cannot be read or carried out is told in
-    `last_action_error`. A failure of the environment is raised, typed; the next `reset` takes a fresh instance.
+    `last_action`, `last_action_error` and `elapsed_time`, and of a page in the browser `url`, `open_pages_urls`,
+    `open_pages_titles` and `active_page_index`. An action that cannot be read or carried out is told in
+    `last_action_error`; what the page says (dialogs, windows, files) is a chat message of the role 'info'. A failure of
+    the environment is raised, typed; the next `reset` takes a fresh instance.
     """
 
     metadata: Mapping[str, Any] = {"render_modes": []}
@@ -67,8 +53,9 @@ class BrowserGymEnvironment:
 
         Args:
             environment: a name such as 'miniwob', 'package.module:Class', or an environment, used as it is.
-            options: of the named environment; `actions` and `tree` default to `ACTIONS` and `TREE`.
-            bids: numbers are drawn on what can be clicked, and `click('3')` and its like name them.
+            options: of the named environment; `actions` and `tree` default to all of them and to `TREE`.
+            bids: numbers are drawn on what can be clicked and written into the tree, and `click('3')` and its like
+                name them; those of the tree reach beyond what is in the picture.
             step_timeout, reset_timeout: seconds after which a call is given up.
 
         Raises:
@@ -76,7 +63,7 @@ class BrowserGymEnvironment:
         """
         if isinstance(environment, str):
             taken = inspect.signature(environment_class(environment)).parameters
-            defaults = {"actions": ACTIONS, "tree": TREE, "marks": bids}
+            defaults = {"actions": tuple(ACTIONS), "tree": TREE, "marks": bids}
             options = {name: value for name, value in defaults.items() if name in taken} | dict(options or {})
         env = environment_of(environment, options)
         space = getattr(env, "space", None)
@@ -129,6 +116,7 @@ class BrowserGymEnvironment:
         for wanted in self._actions(action):
             results.append(self._run(self._episode.act(wanted)))
             reward += results[-1].reward
+            self._hear(results[-1].observation)
             if results[-1].done or _mistake(results[-1]):
                 break
         if not results:  # noop(0): nothing was done, and nothing new is seen
@@ -172,10 +160,17 @@ class BrowserGymEnvironment:
             "chat_messages": tuple(dict(message) for message in self._messages),
             "screenshot": self._picture,
             "axtree_txt": str(getattr(self._episode.env, "accessibility", "")),
+            **_tabs_of(self._episode.env),
             "last_action": action,
             "last_action_error": error,
             "elapsed_time": np.asarray([time.monotonic() - self._started]),
         }
+
+    def _hear(self, seen: Observation) -> None:
+        """Keeps what the page said beside its tree."""
+        said = seen.text.removesuffix(str(getattr(self._episode.env, "accessibility", ""))).strip()
+        if said and "mistake" not in seen.info:
+            self._say("info", said)
 
     def _say(self, role: str, message: str) -> None:
         self._messages.append({"role": role, "timestamp": time.time(), "message": message})
@@ -184,6 +179,19 @@ class BrowserGymEnvironment:
         if self._loop is None:
             self._loop = EventLoopThread()
         return self._loop.run(work)
+
+
+def _tabs_of(env: BaseEnvironment) -> dict[str, Any]:
+    """What BrowserGym tells of the open tabs; empty for a screen that is no browser of ours."""
+    if not isinstance(env, PageEnvironment):
+        return {}
+    tabs, active = env.tabs
+    return {
+        "url": tabs[active][0],
+        "open_pages_urls": tuple(url for url, _ in tabs),
+        "open_pages_titles": tuple(title for _, title in tabs),
+        "active_page_index": np.asarray([active]),
+    }
 
 
 def _mistake(result: StepResult) -> str:

@@ -1,19 +1,28 @@
-"""BrowserGym's action strings -> calls of our vocabulary of user interface actions. Read as syntax, never executed."""
+"""BrowserGym's action strings -> calls of our vocabulary of user interface actions. Read as syntax, never executed.
+
+The functions, their arguments and the leniency (code fences, words around the calls) are those of `HighLevelActionSet`
+in browsergym-core 0.14 (ServiceNow, Apache 2.0): https://github.com/ServiceNow/BrowserGym.
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from uirl.environments.browser.pointer import NOTCH
+from uirl.environments.ui_vocabulary import MAX_SCROLL
 from uirl.errors import did_you_mean
 from uirl.limits import LIMITS, shown
 from uirl.types import ToolCall
 
 LONGEST = 20_000
 """Characters of an action string."""
+MOST_SCROLLS = 8
+"""Calls that a long scroll becomes."""
+_MOST_TRIES = 64
 MOST_CALLS = 16
 """Calls in one action string."""
 
@@ -23,23 +32,56 @@ class Unreadable(ValueError):
 
 
 def read_actions(text: str) -> list[list[ToolCall]]:
-    """The calls of each function in an action string, in order: `fill` is two of ours, `noop()` may be none.
+    """The calls of each function in an action string, in order: `press` is two of ours, `noop(0)` is none.
 
-    A string is one or more calls such as `mouse_click(3, 4)`, one per line, with literals as arguments, bare or in a
-    Markdown code fence. Raises `Unreadable`.
+    A string is one or more calls such as `mouse_click(3, 4)`, one per line, with literals as arguments, bare, in a
+    Markdown code fence, or with words around them. Raises `Unreadable`.
     """
     if len(text) > LONGEST:
         raise Unreadable(f"ValueError: an action has at most {LONGEST} characters, got {len(text)}")
+    code = _unfenced(text)
     try:
-        body = ast.parse(_unfenced(text)).body
+        body: Sequence[ast.stmt] = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Unreadable(f"{type(error).__name__}: {_first_line(error)}; expected a call such as noop()") from error
+        body = _scattered(code)
+        if not body:
+            told = f"{type(error).__name__}: {_first_line(error)}; expected a call such as noop()"
+            raise Unreadable(told) from error
     if not body:
         raise Unreadable("ValueError: received an empty action; expected a call such as noop()")
     if len(body) > MOST_CALLS:
         raise Unreadable(f"ValueError: an action has at most {MOST_CALLS} calls, got {len(body)}")
     _check_depth(body)
     return [_read_call(statement) for statement in body]
+
+
+def _scattered(text: str) -> list[ast.stmt]:
+    """The calls of known functions among words that are no code, from the first on."""
+    found: list[ast.stmt] = []
+    place = 0
+    for _ in range(_MOST_TRIES):
+        begin = _NAMED.search(text, place)
+        if begin is None or len(found) > MOST_CALLS:
+            break
+        end = _closing(text, begin.end() - 1)
+        place = begin.end() if end is None else end
+        if end is None:
+            continue
+        try:
+            found += ast.parse(text[begin.start() : end]).body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            place = begin.end()
+    return found
+
+
+def _closing(text: str, opening: int) -> int | None:
+    """The place behind the bracket that closes the one at `opening`, strings skipped; None: there is none."""
+    depth = 0
+    for part in _PARTS.finditer(text, opening):
+        depth += {"(": 1, ")": -1}.get(part.group(), 0)
+        if depth == 0:
+            return part.end()
+    return None
 
 
 def _check_depth(level: Sequence[ast.AST]) -> None:
@@ -83,78 +125,6 @@ def _noop(wait_ms: float = 1000) -> Iterator[ToolCall]:
         yield ToolCall("wait", {"seconds": wait_ms / 1000})
 
 
-def _mouse_move(x: float, y: float) -> Iterator[ToolCall]:
-    """moves the pointer"""
-    yield ToolCall("move", {"x": x, "y": y})
-
-
-def _mouse_click(x: float, y: float, button: str = "left") -> Iterator[ToolCall]:
-    """clicks there"""
-    yield ToolCall(_button(button), {"x": x, "y": y})
-
-
-def _mouse_dblclick(x: float, y: float, button: str = "left") -> Iterator[ToolCall]:
-    """clicks there twice"""
-    _left(button)
-    yield ToolCall("double_click", {"x": x, "y": y})
-
-
-def _mouse_drag_and_drop(from_x: float, from_y: float, to_x: float, to_y: float) -> Iterator[ToolCall]:
-    """drags from one place to another"""
-    yield ToolCall("drag", {"x": from_x, "y": from_y, "to_x": to_x, "to_y": to_y})
-
-
-def _click(bid: str, button: str = "left") -> Iterator[ToolCall]:
-    """clicks the element with that number on the picture"""
-    yield ToolCall(_button(button), {"mark": _mark(bid)})
-
-
-def _dblclick(bid: str, button: str = "left") -> Iterator[ToolCall]:
-    """clicks the element twice"""
-    _left(button)
-    yield ToolCall("double_click", {"mark": _mark(bid)})
-
-
-def _fill(bid: str, value: str) -> Iterator[ToolCall]:
-    """replaces the text of a field of one line"""
-    yield ToolCall("triple_click", {"mark": _mark(bid)})
-    yield ToolCall("type", {"text": value}) if value else ToolCall("keys", {"keys": "backspace"})
-
-
-def _press(bid: str, key_comb: str) -> Iterator[ToolCall]:
-    """clicks the element and presses keys"""
-    yield ToolCall("click", {"mark": _mark(bid)})
-    yield from _keyboard_press(key_comb)
-
-
-def _keyboard_press(key: str) -> Iterator[ToolCall]:
-    """presses keys together, such as 'Enter' or 'Control+a'"""
-    yield ToolCall("keys", {"keys": key.replace("ControlOrMeta", "Control") if isinstance(key, str) else key})
-
-
-def _keyboard_type(text: str) -> Iterator[ToolCall]:
-    """types into what has the focus"""
-    yield ToolCall("type", {"text": text})
-
-
-def _scroll(delta_x: float, delta_y: float) -> Iterator[ToolCall]:
-    """scrolls by pixels, to the nearest notch of the wheel"""
-    for name, delta, ways in (("delta_x", delta_x, ("left", "right")), ("delta_y", delta_y, ("up", "down"))):
-        notches = round(abs(_number(delta, name)) / NOTCH) or int(delta != 0)
-        if notches:
-            yield ToolCall("scroll", {"direction": ways[delta > 0], "amount": notches})
-
-
-def _goto(url: str) -> Iterator[ToolCall]:
-    """opens an address"""
-    yield ToolCall("goto", {"url": url})
-
-
-def _go_back() -> Iterator[ToolCall]:
-    """goes back to the page before"""
-    yield ToolCall("back")
-
-
 def _send_msg_to_user(text: str) -> Iterator[ToolCall]:
     """answers, which ends the episode"""
     yield ToolCall("answer", {"text": text})
@@ -165,37 +135,209 @@ def _report_infeasible(reason: str) -> Iterator[ToolCall]:
     yield ToolCall("terminate", {"status": "failure"})
 
 
+def _fill(bid: str, value: str, enable_autocomplete_menu: bool = False) -> Iterator[ToolCall]:
+    """replaces what a field holds"""
+    if not enable_autocomplete_menu or not isinstance(value, str) or not value:
+        yield ToolCall("fill", {"mark": _mark(bid), "value": value})
+        return
+    yield ToolCall("fill", {"mark": _mark(bid), "value": value[:-1]})
+    yield ToolCall("type", {"text": value[-1]})
+
+
+def _select_option(bid: str, options: str | list[str]) -> Iterator[ToolCall]:
+    """chooses of a list, by value or text"""
+    yield ToolCall("select", {"mark": _mark(bid), "options": options})
+
+
+def _click(bid: str, button: str = "left", modifiers: Sequence[str] = ()) -> Iterator[ToolCall]:
+    """clicks the element with that number"""
+    yield ToolCall(_button(button), {"mark": _mark(bid), **_held(modifiers)})
+
+
+def _dblclick(bid: str, button: str = "left", modifiers: Sequence[str] = ()) -> Iterator[ToolCall]:
+    """clicks the element twice"""
+    yield from _twice(button, {"mark": _mark(bid), **_held(modifiers)})
+
+
+def _hover(bid: str) -> Iterator[ToolCall]:
+    """moves the pointer onto the element"""
+    yield ToolCall("move", {"mark": _mark(bid)})
+
+
+def _press(bid: str, key_comb: str) -> Iterator[ToolCall]:
+    """gives the element the keyboard and presses keys"""
+    yield ToolCall("focus", {"mark": _mark(bid)})
+    yield from _keyboard_press(key_comb)
+
+
+def _focus(bid: str) -> Iterator[ToolCall]:
+    """gives the element the keyboard"""
+    yield ToolCall("focus", {"mark": _mark(bid)})
+
+
+def _clear(bid: str) -> Iterator[ToolCall]:
+    """empties a field"""
+    yield ToolCall("fill", {"mark": _mark(bid), "value": ""})
+
+
+def _drag_and_drop(from_bid: str, to_bid: str) -> Iterator[ToolCall]:
+    """drags one element onto another"""
+    yield ToolCall("drag", {"mark": _mark(from_bid), "to_mark": _mark(to_bid)})
+
+
+def _upload_file(bid: str, file: str | list[str]) -> Iterator[ToolCall]:
+    """clicks the element and chooses files of the task"""
+    yield ToolCall("upload", {"mark": _mark(bid), "files": file})
+
+
+def _scroll(delta_x: float, delta_y: float) -> Iterator[ToolCall]:
+    """scrolls by pixels, to the nearest notch of the wheel"""
+    yield from _wheel({}, delta_x, delta_y)
+
+
+def _scroll_at(x: int, y: int, dx: int, dy: int) -> Iterator[ToolCall]:
+    """scrolls what is there by pixels, to the nearest notch of the wheel"""
+    yield from _wheel({"x": x, "y": y}, dx, dy)
+
+
+def _mouse_move(x: float, y: float) -> Iterator[ToolCall]:
+    """moves the pointer"""
+    yield ToolCall("move", {"x": x, "y": y})
+
+
+def _mouse_up(x: float, y: float, button: str = "left") -> Iterator[ToolCall]:
+    """lets a button go there"""
+    yield ToolCall("mouse_up", {"x": x, "y": y, "button": button})
+
+
+def _mouse_down(x: float, y: float, button: str = "left") -> Iterator[ToolCall]:
+    """presses a button there and holds it"""
+    yield ToolCall("mouse_down", {"x": x, "y": y, "button": button})
+
+
+def _mouse_click(x: float, y: float, button: str = "left") -> Iterator[ToolCall]:
+    """clicks there"""
+    yield ToolCall(_button(button), {"x": x, "y": y})
+
+
+def _mouse_dblclick(x: float, y: float, button: str = "left") -> Iterator[ToolCall]:
+    """clicks there twice"""
+    yield from _twice(button, {"x": x, "y": y})
+
+
+def _mouse_drag_and_drop(from_x: float, from_y: float, to_x: float, to_y: float) -> Iterator[ToolCall]:
+    """drags from one place to another"""
+    yield ToolCall("drag", {"x": from_x, "y": from_y, "to_x": to_x, "to_y": to_y})
+
+
+def _mouse_upload_file(x: float, y: float, file: str | list[str]) -> Iterator[ToolCall]:
+    """clicks there and chooses files of the task"""
+    yield ToolCall("upload", {"x": x, "y": y, "files": file})
+
+
+def _keyboard_down(key: str) -> Iterator[ToolCall]:
+    """presses a key and holds it"""
+    yield ToolCall("key_down", {"key": key})
+
+
+def _keyboard_up(key: str) -> Iterator[ToolCall]:
+    """lets a key go"""
+    yield ToolCall("key_up", {"key": key})
+
+
+def _keyboard_press(key: str) -> Iterator[ToolCall]:
+    """presses keys together, such as 'Enter' or 'Control+a'"""
+    capital = isinstance(key, str) and len(key) == 1 and "A" <= key <= "Z"
+    yield ToolCall("keys", {"keys": f"shift+{key}" if capital else key})
+
+
+def _keyboard_type(text: str) -> Iterator[ToolCall]:
+    """types into what has the focus"""
+    yield ToolCall("type", {"text": text})
+
+
+def _keyboard_insert_text(text: str) -> Iterator[ToolCall]:
+    """puts text into what has the focus, without keys"""
+    yield ToolCall("insert", {"text": text})
+
+
+def _go_back() -> Iterator[ToolCall]:
+    """goes back to the page before"""
+    yield ToolCall("back")
+
+
+def _go_forward() -> Iterator[ToolCall]:
+    """goes forward again"""
+    yield ToolCall("forward")
+
+
+def _goto(url: str) -> Iterator[ToolCall]:
+    """opens an address"""
+    yield ToolCall("goto", {"url": url})
+
+
+def _tab_close() -> Iterator[ToolCall]:
+    """closes the tab that is shown"""
+    yield ToolCall("close_tab")
+
+
+def _tab_focus(index: int) -> Iterator[ToolCall]:
+    """shows another tab, from 0"""
+    if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+        raise Unreadable(f"ValueError: index is that of an open tab, from 0, got {shown(index, 40)}")
+    yield ToolCall("switch_tab", {"tab": index + 1})
+
+
+def _new_tab() -> Iterator[ToolCall]:
+    """opens an empty tab and shows it"""
+    yield ToolCall("new_tab")
+
+
 FUNCTIONS: dict[str, Callable[..., Iterator[ToolCall]]] = {
-    "noop": _noop,
-    "mouse_move": _mouse_move,
-    "mouse_click": _mouse_click,
-    "mouse_dblclick": _mouse_dblclick,
-    "mouse_drag_and_drop": _mouse_drag_and_drop,
-    "keyboard_press": _keyboard_press,
-    "keyboard_type": _keyboard_type,
-    "keyboard_insert_text": _keyboard_type,
-    "scroll": _scroll,
-    "click": _click,
-    "dblclick": _dblclick,
-    "fill": _fill,
-    "press": _press,
-    "goto": _goto,
-    "go_back": _go_back,
-    "send_msg_to_user": _send_msg_to_user,
-    "report_infeasible": _report_infeasible,
+    function.__name__[1:]: function
+    for function in (
+        *(_noop, _send_msg_to_user, _report_infeasible, _scroll, _fill, _select_option, _click, _dblclick, _hover),
+        *(_press, _focus, _clear, _drag_and_drop, _upload_file, _scroll_at, _mouse_move, _mouse_up, _mouse_down),
+        *(_mouse_click, _mouse_dblclick, _mouse_drag_and_drop, _mouse_upload_file, _keyboard_down, _keyboard_up),
+        *(_keyboard_press, _keyboard_type, _keyboard_insert_text, _go_back, _go_forward, _goto, _tab_close),
+        *(_tab_focus, _new_tab),
+    )
 }
-"""Name -> what it is in our vocabulary."""
+"""Name -> what it is in our vocabulary: all of `HighLevelActionSet`, in its order."""
+_NAMED = re.compile(rf"\b(?:{'|'.join(FUNCTIONS)})\s*\(")
+_PARTS = re.compile(r"""[()]|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'""")
 
 
-def _button(button: str) -> str:
-    if button not in ("left", "right"):
-        raise Unreadable(f"ValueError: the button is 'left' or 'right', got {shown(button, 40)}")
-    return "click" if button == "left" else "right_click"
+_CLICKS = {"left": "click", "right": "right_click", "middle": "middle_click"}
 
 
-def _left(button: str) -> None:
-    if button != "left":
-        raise Unreadable(f"ValueError: only the left button clicks twice, got {shown(button, 40)}")
+def _button(button: Any) -> str:
+    if not isinstance(button, str) or button not in _CLICKS:
+        raise Unreadable(f"ValueError: the button is 'left', 'middle' or 'right', got {shown(button, 40)}")
+    return _CLICKS[button]
+
+
+def _twice(button: Any, where: dict[str, Any]) -> Iterator[ToolCall]:
+    name = _button(button)
+    if name == "click":
+        yield ToolCall("double_click", where)
+    else:  # a page sees no double click of another button than the left
+        yield from (ToolCall(name, where) for _ in range(2))
+
+
+def _held(modifiers: Any) -> dict[str, Any]:
+    if not isinstance(modifiers, (list, tuple)) or not all(isinstance(key, str) for key in modifiers):
+        raise Unreadable(f"ValueError: modifiers are a list such as ['Shift'], got {shown(modifiers, 40)}")
+    return {"modifiers": list(modifiers)} if modifiers else {}
+
+
+def _wheel(where: dict[str, Any], across: Any, down: Any) -> Iterator[ToolCall]:
+    for name, delta, ways in (("delta_x", across, ("left", "right")), ("delta_y", down, ("up", "down"))):
+        notches = round(abs(_number(delta, name)) / NOTCH) or int(delta != 0)
+        for _ in range(min(-(-notches // MAX_SCROLL), MOST_SCROLLS)):
+            part = min(notches, MAX_SCROLL)
+            yield ToolCall("scroll", {"direction": ways[delta > 0], "amount": part, **where})
+            notches -= part
 
 
 def _mark(bid: Any) -> int:
@@ -218,10 +360,9 @@ def _signature(function: Callable[..., Any]) -> str:
 
 
 def _unfenced(text: str) -> str:
-    lines = text.strip().splitlines()
-    if len(lines) >= 2 and lines[0].startswith("```") and lines[-1].strip() == "```":
-        lines = lines[1:-1]
-    return "\n".join(line.strip() for line in lines)
+    """What stands in code fences, where there are any; the whole text else."""
+    fenced = re.findall(r"```(?:python\b|json\b|\w*\n)?(.*?)```", text, re.DOTALL)
+    return "\n".join(line.strip() for line in ("\n".join(fenced) if fenced else text).strip().splitlines())
 
 
 def _first_line(error: BaseException) -> str:
