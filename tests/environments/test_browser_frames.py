@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.environments.test_browser_features import FeaturePage
+from uirl.environments.browser import chromium
 from uirl.environments.browser.looking import find_marks, tree_of
 from uirl.environments.browser.web import WebEnvironment
 from uirl.types import Action, Observation
@@ -21,7 +22,7 @@ onclick="parent.postMessage('done', '*')">inside</button><input oninput="parent.
 
 @pytest.fixture
 async def app() -> AsyncIterator[str]:
-    """A page on 127.0.0.1 with a frame of localhost, which is another site: the browser gives it its own process."""
+    """A page on 127.0.0.1 with a frame of localhost, which is another site."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         path = (await reader.readline()).split()[1]
@@ -57,12 +58,18 @@ async def until(env: Framed, text: str, seen: Observation) -> Observation:
     return seen
 
 
-async def test_a_frame_in_a_process_of_its_own_is_marked_read_clicked_and_filled(app: str) -> None:
+@pytest.mark.parametrize("flags", [(), ("--site-per-process",)], ids=["of its page", "of its own"])
+async def test_a_frame_of_another_site_is_marked_read_clicked_and_filled_whatever_its_process(
+    app: str, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The headless shell keeps it in the process of its page, the full browser gives it one of its own."""
+    monkeypatch.setattr(chromium, "FLAGS", (*chromium.FLAGS, *flags))
     env = Framed(app)
     env.max_turns = 10**6
     seen = await until(env, 'button "inside"', await env.reset(seed=1))
     assert env._page is not None
-    assert len(env._page.tabs.first.frames.sessions) == 1, "in the page's own process this would show nothing"
+    if flags:
+        assert len(env._page.tabs.first.frames.sessions) == 1
     assert '[1] button "inside"' in seen.text
     typed = await env.step(Action.of("fill", mark=2, value="Ada"))
     assert typed.observation.info["state"] == {"title": "Ada"}
