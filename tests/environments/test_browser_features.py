@@ -132,6 +132,9 @@ FEATURES = [
     Feature("the same in one action", "upload.html", (do("upload", x=20, y=20, files=["mine.txt", "yours.txt"]),)),
     Feature("a download", "download.html", (click(FIRST),), "downloaded: report.csv, 3 bytes"),
     Feature(
+        "what a field suggests (`datalist`)", "datalist.html", (click(FIRST),), "suggests: Arendal, Bergen, Drammen"
+    ),
+    Feature(
         "choosing what a field suggests (`datalist`)", "datalist.html", (do("select", x=20, y=20, options="Bergen"),)
     ),
     Feature("leaving the full screen", "fullscreen.html", (click(FIRST), do("keys", keys="escape"))),

@@ -82,12 +82,12 @@ async def test_a_frame_of_another_site_is_marked_read_clicked_and_filled_whateve
     await env.close()
 
 
-async def test_a_page_of_a_thousand_frames_is_looked_into_as_far_as_it_is_sensible() -> None:
+async def test_a_page_of_many_frames_is_looked_into_as_far_as_it_is_sensible() -> None:
     env = FeaturePage("below.html", marks=True, tree=500)
     await env.reset(seed=1)
     assert env._page is not None
     await env._page.evaluate("""void (() => {
-      for (let i = 0; i < 1000; i++) {
+      for (let i = 0; i < 40; i++) {
         const frame = document.createElement('iframe');
         frame.srcdoc = '<button>' + i + '</button>';
         document.body.prepend(frame);

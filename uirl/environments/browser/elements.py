@@ -15,7 +15,7 @@ GONE = "it is not on the page any more; look again"
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """An element by its place in `marked`, a list of our world in its frame, or by the browser's number for it."""
+    """An element by its place in `uirlMarked`, a list of our world in its frame, or by the browser's number for it."""
 
     frame: str
     session: str
@@ -118,7 +118,7 @@ async def handle_of(tab: Tab, element: Element) -> Handle | None:
             known = {"backendNodeId": element.node, "executionContextId": context}
             answer = await tab.call("DOM.resolveNode", known, session=element.session)
             return Handle(element.session, str(answer["object"]["objectId"]))
-        where = {"expression": f"globalThis.marked?.[{element.index}]", "contextId": context}
+        where = {"expression": f"globalThis.uirlMarked?.[{element.index}]", "contextId": context}
         answer = await tab.call("Runtime.evaluate", where, session=element.session)
     except Refused:
         return None

@@ -157,15 +157,18 @@ class PageFiles:
         name = self._running.get(guid)
         if name is None:
             return
-        if max(event["receivedBytes"], event["totalBytes"]) > LARGEST_DOWNLOAD and event["state"] != "canceled":
-            self._cancel(guid)
+        large = max(event["receivedBytes"], event["totalBytes"]) > LARGEST_DOWNLOAD
         if event["state"] == "inProgress":
+            if large:
+                self._cancel(guid)
             return
         del self._running[guid]
-        if event["state"] == "completed" and self._folder is not None:
+        if event["state"] == "completed" and self._folder is not None and not large:
             self.downloads[name] = self._folder.path / guid
             self._notice(f"downloaded: {name}, {event['receivedBytes']:.0f} bytes")
         else:
+            if self._folder is not None:
+                (self._folder.path / guid).unlink(missing_ok=True)
             self._notice(f"a download was ended: {name}")
         if not self._running:
             self._still.set()

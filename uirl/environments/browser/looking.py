@@ -92,10 +92,10 @@ async def numbers_of(tab: Tab, marks: Sequence[Mark]) -> dict[tuple[str, int], i
     """Frame and the browser's number of the node -> number of the mark."""
     elements = [mark.element for mark in marks]
     places = sorted({(element.frame, element.session) for element in elements if element is not None})
-    nodes: dict[tuple[str, int], int] = {}  # frame and place in `marked` -> node
+    nodes: dict[tuple[str, int], int] = {}  # frame and place in `uirlMarked` -> node
     for frame, session in places:
         try:
-            held = await _list(tab, frame, session, "marked")
+            held = await _list(tab, frame, session, "uirlMarked")
             found = await asyncio.gather(*(_described(tab, session, one) for one in held))
         except Refused:
             continue
@@ -162,7 +162,7 @@ async def _hidden(tab: Tab, frame: str, session: str, hosts: int) -> list[list[f
     done = 0
     while done < hosts <= _MOST_HOSTS:
         try:
-            held = (await _list(tab, frame, session, "hosts"))[done:]
+            held = (await _list(tab, frame, session, "uirlHosts"))[done:]
             done = hosts
             described = await asyncio.gather(*(_described(tab, session, one) for one in held))
             context = await tab.world(frame, session)

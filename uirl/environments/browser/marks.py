@@ -26,7 +26,7 @@ CLICKABLE = """(function collect(roots, again) {
   const mayHide = e => canHost.test(e.localName) && (e.localName.includes('-')
     || !e.firstChild && e.clientHeight > 0 && e.computedStyleMap().get('height').toString() === 'auto');
   const found = [];
-  if (!again) { globalThis.marked = []; globalThis.hosts = []; }
+  if (!again) { globalThis.uirlMarked = []; globalThis.uirlHosts = []; }
   const look = (element, root) => {
     // The pointer's shape is inherited: only the outermost element that shows a hand counts.
     const hand = isHand(element) && !(above(element) && isHand(above(element)));
@@ -39,7 +39,7 @@ CLICKABLE = """(function collect(roots, again) {
       const x = left + u * (right - left), y = top + v * (bottom - top);
       const over = root.elementFromPoint(x, y);
       if (over && (holds(element, over) || holds(over, element))) {
-        found.push([left, top, right, bottom, x, y, marked.push(element) - 1]);
+        found.push([left, top, right, bottom, x, y, uirlMarked.push(element) - 1]);
         break;
       }
     }
@@ -47,16 +47,17 @@ CLICKABLE = """(function collect(roots, again) {
   const walk = root => {
     for (const element of root.querySelectorAll(root === document ? 'body *' : '*')) {
       look(element, root);
-      if (marked.length >= 200) return;
+      if (uirlMarked.length >= 200) return;
       if (element.shadowRoot) walk(element.shadowRoot);
-      else if (hosts.length < 50 && mayHide(element)) hosts.push(element);
+      else if (uirlHosts.length < 50 && mayHide(element)) uirlHosts.push(element);
     }
   };
   for (const root of roots) walk(root);
-  return [found, hosts.length];
+  return [found, uirlHosts.length];
 })"""
-"""A JavaScript function: box, a free point and the place in `marked` of each element that can be clicked and seen under
-the given roots, open shadow roots included, in document order, the first 200; and how many may hide a closed one."""
+"""A JavaScript function: box, a free point and the place in `uirlMarked` of each element that can be clicked and seen
+under the given roots, open shadow roots included, in document order, the first 200; and how many hosts there are that
+may hide a closed one."""
 
 COLOURS = ((200, 30, 30), (20, 90, 200), (10, 120, 50), (150, 60, 160), (170, 90, 0))
 

@@ -15,5 +15,15 @@ STYLE = """{
       option::checkmark { display: none; }
     }`);
   document.adoptedStyleSheets.push(sheet);
+  // What a field suggests stands in a window of the browser's, which no picture shows: it is told in words.
+  globalThis.uirlTold = [];
+  let last = null;
+  addEventListener('focusin', event => {
+    const field = event.composedPath()[0];
+    const list = event.isTrusted && field instanceof HTMLInputElement && field !== last && field.list;
+    if (!list || uirlTold.length > 8) return;
+    last = field;
+    uirlTold.push('the field suggests: ' + [...list.options].slice(0, 20).map(o => o.value).join(', ').slice(0, 150));
+  }, true);
 }"""
-"""A script for every document."""
+"""A script for every document. What it has put into `uirlTold`, in our world, is told to the policy after an action."""

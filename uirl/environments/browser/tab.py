@@ -181,7 +181,7 @@ class Tab:
         if self.navigation.under_way:
             return False
         try:
-            return await self.navigation.unless_it_begins(self._world.draw())
+            return await self.navigation.unless_it_begins(self._world.draw(self._notice))
         except Refused as error:
             if not is_moved(error):
                 raise

@@ -13,8 +13,9 @@ TWO_FRAMES = """new Promise(done => {
   const frame = next => document.hidden ? done() : requestAnimationFrame(next);
   document.addEventListener('visibilitychange', () => done(), {once: true});
   frame(() => frame(() => setTimeout(done)));
-})"""
-"""JavaScript: a promise that is kept when the page has drawn two frames, or draws none since another tab is shown.
+}).then(() => globalThis.uirlTold ? uirlTold.splice(0) : [])"""
+"""JavaScript: a promise that is kept when the page has drawn two frames, or draws none since another tab is shown. It
+gives what the script of `style.py` has to tell the policy.
 
 In the first a scroll arrives, and those who listen to it are called. What they ask for of a frame, and what watches
 where elements are, comes by the second.
@@ -47,7 +48,12 @@ class World:
         where = {"frameId": frame, "worldName": WORLD}  # the same one, where it has been made before
         return int((await self._call("Page.createIsolatedWorld", where, session=session))["executionContextId"])
 
-    async def draw(self) -> None:
-        """Returns when the page has drawn what was done to it. Raises `Refused` where it leaves meanwhile."""
-        where = {"contextId": await self.id(), "awaitPromise": True}
-        await self._call("Runtime.evaluate", {"expression": TWO_FRAMES, **where})
+    async def draw(self, tell: Callable[[str], None]) -> None:
+        """Returns when the page has drawn what was done to it. Raises `Refused` where it leaves meanwhile.
+
+        `tell` is called with what a person would have seen outside of the picture.
+        """
+        where = {"contextId": await self.id(), "awaitPromise": True, "returnByValue": True}
+        answer = await self._call("Runtime.evaluate", {"expression": TWO_FRAMES, **where})
+        for words in answer["result"].get("value") or ():
+            tell(words)
