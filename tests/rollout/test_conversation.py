@@ -35,6 +35,32 @@ def test_the_image_window_keeps_the_newest_pictures(vlm_chat: ChatRenderer) -> N
     ]
 
 
+def pictures_of(chat: ChatRenderer, window: ContextWindow, count: int) -> list[list[Screenshot]]:
+    """What each of `count` turns shows, one new picture each; a list per stretch of unbroken history."""
+    talk = Conversation(chat, window)
+    stretches: list[list[Screenshot]] = []
+    for number in range(count):
+        talk.observe(Observation(f"look {number}", (SHOTS[number],)))
+        context = talk.context()
+        if context.starts_segment:
+            stretches.append([])
+        stretches[-1] += context.new_images
+        talk.reply(chat.demonstration("yes"), "yes", ended=True)
+    return stretches
+
+
+def test_dropped_in_blocks_each_picture_stands_in_one_stretch(vlm_chat: ChatRenderer) -> None:
+    one = pictures_of(vlm_chat, ContextWindow(max_images=2), 5)
+    assert one == [SHOTS[:2], SHOTS[1:3], SHOTS[2:4], SHOTS[3:5]]
+    block = pictures_of(vlm_chat, ContextWindow(max_images=2, image_block=2), 5)
+    assert block == [SHOTS[:2], SHOTS[2:4], SHOTS[4:5]]
+
+
+def test_a_block_takes_no_picture_of_the_newest_message(vlm_chat: ChatRenderer) -> None:
+    context = grow(vlm_chat, ContextWindow(max_images=3, image_block=3), [SHOTS[:3], SHOTS[3:5]])
+    assert context.images == tuple(SHOTS[3:5])
+
+
 def test_within_one_message_the_first_pictures_go(vlm_chat: ChatRenderer) -> None:
     context = grow(vlm_chat, ContextWindow(max_images=3), [SHOTS[:3], SHOTS[3:5]])
     assert context.images == tuple(SHOTS[2:5])

@@ -38,6 +38,7 @@ def test_the_collector_has_the_limits_of_the_config(tmp_path: Path) -> None:
         rollout__max_tokens=300,
         rollout__max_seconds=5.0,
         rollout__max_images=2,
+        rollout__image_block=2,
         rollout__token_budget=200,
         rollout__parallel=3,
         rollout__retries=4,
@@ -48,7 +49,8 @@ def test_the_collector_has_the_limits_of_the_config(tmp_path: Path) -> None:
     )
     for collector in (parts.collector, parts.eval_collector, parts.collector_for(Countdown())):
         assert (collector.limits.max_turns, collector.limits.max_tokens, collector.limits.max_seconds) == (6, 300, 5.0)
-        assert (collector.window.max_images, collector.window.token_budget) == (2, 200)
+        window = collector.window
+        assert (window.max_images, window.token_budget, window.image_block) == (2, 200, 2)
         assert (collector.retries, collector.step_timeout, collector.reset_timeout) == (4, 1.5, 2.5)
         assert collector.system_prompt == "Be brief."
         assert collector.images is parts.images is parts.learner.images

@@ -17,7 +17,19 @@ BUILT_IN = (BUILT_IN_VLM, "uirl/tiny-lm")
 
 def broken_relations(config: ConfigStore) -> list[str]:
     """One message per combination of values that cannot work; empty: none."""
-    rules = (_groups, _batches, _lengths, _turns, _objective, _success, _resume, _engine, _tiny_text, _tiny_vision)
+    rules = (
+        _groups,
+        _batches,
+        _lengths,
+        _pictures,
+        _turns,
+        _objective,
+        _success,
+        _resume,
+        _engine,
+        _tiny_text,
+        _tiny_vision,
+    )
     return [message for rule in rules for message in rule(config)]
 
 
@@ -89,6 +101,15 @@ def _lengths(config: ConfigStore) -> Iterator[str]:
                 f"{key}={limit} leaves no room for a prompt beside a response of inference.max_tokens={response}; "
                 "raise the one or lower the other"
             )
+
+
+def _pictures(config: ConfigStore) -> Iterator[str]:
+    block, most = config.rollout.image_block, config.rollout.max_images
+    if block > 1 and (most is None or block > most):
+        yield (
+            f"rollout.image_block={block} with rollout.max_images={most}: so many screenshots cannot be dropped at "
+            "once from a window of that size; use a block of at most max_images"
+        )
 
 
 def _turns(config: ConfigStore) -> Iterator[str]:

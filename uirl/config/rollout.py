@@ -25,6 +25,10 @@ class RolloutConfig(Section):
     max_images: Count | None = None
     """A generation sees the newest `max_images` screenshots; None: all. Dropping an image rewrites the history, and
     the trajectory becomes several training sequences."""
+    image_block: Count = 1
+    """Of more than `max_images` screenshots so many are dropped at once, and a generation sees between
+    `max_images - image_block + 1` and `max_images`. More than 1: fewer and longer training sequences; with 3 of 3 an
+    episode of 16 turns is 6 instead of 14, and each picture stands in one of them instead of three."""
     token_budget: Count | None = None
     """Most tokens of history a generation sees, the oldest turns are dropped first; None: no limit."""
     retries: Index = 2

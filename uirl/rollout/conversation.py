@@ -21,6 +21,9 @@ class ContextWindow:
     """The newest so many pictures stay; older ones become a few words. None: all."""
     token_budget: int | None = None
     """Prompt tokens at most; the oldest exchanges after the first message are left out. None: all."""
+    image_block: int = 1
+    """Once there are more than `max_images`, so many places become free at once, as far as the pictures of the newest
+    message leave them: fewer rewritings of the history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +108,11 @@ class Conversation:
         limit = self._window.max_images
         if limit is None:
             return False
-        excess = sum(len(m.images) for m in self._messages) - limit
-        changed = excess > 0
+        shown = sum(len(m.images) for m in self._messages)
+        changed = shown > limit
+        newest = next((len(m.images) for m in reversed(self._messages) if m.images), 0)
+        kept = max(limit - self._window.image_block + 1, min(limit, newest))
+        excess = shown - kept if changed else 0
         for i, message in enumerate(self._messages):
             if excess <= 0:
                 break

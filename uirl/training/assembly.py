@@ -134,7 +134,7 @@ def _collector(
         parser=create_parser(environment.action_format),
         images=images,
         limits=EpisodeLimits(config.turn_limit, rollout.max_tokens, rollout.max_seconds),
-        window=ContextWindow(rollout.max_images, rollout.token_budget),
+        window=ContextWindow(rollout.max_images, rollout.token_budget, rollout.image_block),
         reward_fn=reward_fn,
         parallel=rollout.parallel,
         retries=rollout.retries if rollout.group_repair == "retry" else 0,
