@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from uirl.inference import GenerationRequest, LoadedModel, SamplingParams
 from uirl.inference.http_client import ServerFailure
 from uirl.inference.models import load_model
 from uirl.inference.vllm_engine import VLLMInferenceEngine
+from uirl.inference.vllm_process import VLLMProcess
 from uirl.inference.vllm_requests import Adapter, Answer, Call, Core
 from uirl.inference.vllm_server import VLLMServer
 from uirl.inference.weight_files import WeightFiles
@@ -305,3 +307,15 @@ async def test_a_server_that_fits_is_taken() -> None:
 async def test_a_server_that_does_not_fit_is_told_apart(changes: Any, options: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         await VLLMServer(Answers(**changes), **options).start()
+
+
+def test_an_argument_that_an_older_vllm_does_not_have_is_a_config_error() -> None:
+    """Keywords of ours that came with vLLM 0.32 reach its argument class as they are."""
+
+    def engine_args(*, model: str) -> None: ...
+
+    process = VLLMProcess.__new__(VLLMProcess)
+    process._vllm = SimpleNamespace(AsyncLLM=SimpleNamespace(from_engine_args=None), AsyncEngineArgs=engine_args)
+    process._arguments = {"model": "folder", "mm_device_do_normalize": False}
+    with pytest.raises(ConfigError, match=r"does not take its arguments: .*mm_device_do_normalize.*at least 0\.32"):
+        process._launch()

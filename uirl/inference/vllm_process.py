@@ -108,6 +108,11 @@ class VLLMProcess(Core):
                 [sys.executable, "-c", _GUARD, *started], stdin=subprocess.PIPE, start_new_session=True
             )
             return engine
+        except TypeError as error:
+            raise ConfigError(
+                f"vLLM does not take its arguments: {error}. Is it at least 0.32? inference.engine_options are "
+                "handed to its AsyncEngineArgs as they are"
+            ) from error
         except (ValueError, RuntimeError, OSError) as error:
             raise ConfigError(f"vLLM does not start: {error}. What it wrote above says why.") from error
 
