@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import pickle
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from ray.exceptions import ActorDiedError
 from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 
@@ -18,16 +21,18 @@ from tests.integrations.verl.cpu.rollout import CPUServer
 from tests.integrations.verl.runs import config, trainer
 from tests.integrations.verl.worlds import BROKEN, share_of_good
 from uirl.errors import AlignmentError, ConfigError
-from uirl.images import ImageStore
+from uirl.images import ImageStore, Screenshot, screenshot
 from uirl.integrations.verl.agent_loop import EnvironmentAgentLoop, EpisodeFailed
 from uirl.integrations.verl.config import ESTIMATORS
 from uirl.integrations.verl.dataset import CustomEnvironmentDataset
 from uirl.integrations.verl.keys import put
 from uirl.integrations.verl.office import Office
 from uirl.integrations.verl.outputs import outputs_of
+from uirl.integrations.verl.player import ServerPlayer, Travelling
 from uirl.integrations.verl.running import create_agent_loop_manager
 from uirl.integrations.verl.workers import portable
 from uirl.integrations.verl.worlds import world_of
+from uirl.rollout.conversation import Context
 from uirl.types import Observation, Trajectory, Turn
 
 pytestmark = pytest.mark.verl
@@ -46,6 +51,7 @@ class Client:
         self.answers: list[Any] = []
 
     async def generate(self, request_id: str, **request: Any) -> Any:
+        request = pickle.loads(pickle.dumps(request))  # as Ray does
         self.asked.append({"request_id": request_id, **request})
         made = await self.server.generate(request_id, **request)
         steps = made.extra_fields["global_steps"]
@@ -444,3 +450,78 @@ def test_the_config_names_the_manager_of_the_loops(seeing: tuple[Any, Client]) -
         "teacher_client": None,
         "reward_loop_worker_handles": ["worker"],
     }
+
+
+class Recorder:
+    """A server client that answers one end token and keeps nothing; `sizes`: of the pictures, as Ray sends them."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.sent: list[Any] = []
+        self.sampling: dict[str, Any] = {}
+        self.further: dict[str, Any] = {}
+
+    async def generate(self, *, sampling_params: dict[str, Any], image_data: Any, **request: Any) -> Any:
+        self.sizes.append(len(pickle.dumps(image_data)))
+        self.sent += [weakref.ref(picture) for picture in image_data or ()]
+        self.sampling, self.further = sampling_params, request
+        return SimpleNamespace(token_ids=[2], log_probs=[-1.0], stop_reason="completed", extra_fields={})
+
+
+def shown(*shots: Screenshot) -> Context:
+    return Context((1, 2), shots, (1, 2), shots, True)
+
+
+def ask(player: ServerPlayer, *contexts: Context) -> None:
+    async def turns() -> None:
+        for context in contexts:
+            await player.respond(context, None, None, 8)  # type: ignore[arg-type]
+
+    asyncio.run(turns())
+
+
+def test_pictures_go_to_the_server_as_they_were_captured_and_are_forgotten() -> None:
+    plain = Image.new("RGB", (640, 360), (20, 40, 60))
+    shots = [screenshot(plain), screenshot(plain.rotate(180).resize((320, 360)))]
+    client = Recorder()
+    player = ServerPlayer(client, {}, "r", max_tokens=8, end_ids=[2])
+    ask(player, shown(*shots), shown(shots[1]))
+    assert client.sizes[0] < sum(len(shot.data) for shot in shots) + 1000
+    assert client.sizes[0] < 640 * 360 * 3 / 20, "not the pixels"
+    assert [sent() for sent in client.sent] == [None] * 3, "the player keeps none"
+    (arrived,) = pickle.loads(pickle.dumps([Travelling(shots[0])]))
+    assert (arrived.mode, arrived.tobytes()) == ("RGB", plain.tobytes())
+
+
+@pytest.mark.parametrize(("server", "left"), [("sglang", True), ("vllm", False)])
+def test_no_server_samples_placeholders_of_pictures(server: str, left: bool, tmp_path: Path) -> None:
+    """verl tells vLLM to leave them out; SGLang is told with every request."""
+    key = "actor_rollout_ref.rollout.name"
+    config, _ = prepared(tmp_path, "inference.seed=null", verl={key: server})
+    world = asyncio.run(opened(config))
+    client = Recorder()
+    asyncio.run(loop_of(config, client).run(dict(SAMPLING), **rows(config)[0]))
+    pad = world.loaded.vision.image_token_id
+    assert pad in world.loaded.banned_ids
+    biases = client.sampling.get("logit_bias", {})
+    assert biases == ({str(token): -1e9 for token in world.loaded.banned_ids} if left else {})
+
+
+async def opened(config: Any) -> Any:
+    return await world_of(config)
+
+
+def test_the_bounds_of_pictures_are_those_of_prompt_and_server(tmp_path: Path) -> None:
+    config, _ = prepared(tmp_path, verl={"data.mm_processor_kwargs.max_pixels": 28 * 28})
+    world = asyncio.run(opened(config))
+    large = screenshot(Image.new("RGB", (112, 112)))
+    (encoded,) = world.loaded.vision.encode([large])
+    assert encoded.tokens == 1, "28 x 28 pixels are one cell"
+    client = Recorder()
+    player = ServerPlayer(client, {}, "r", max_tokens=8, end_ids=[2], picture_options=world.picture_options)
+    ask(player, shown(large))
+    assert client.further["mm_processor_kwargs"] == {"max_pixels": 28 * 28}
+    plain, _ = prepared(tmp_path / "plain")
+    other = asyncio.run(opened(plain))
+    assert other.picture_options == {}
+    assert other.loaded.vision.encode([large])[0].tokens == 4, "its own bounds: processors share nothing"

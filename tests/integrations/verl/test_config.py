@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from uirl import ConfigError, ConfigStore, load_model
@@ -151,3 +153,58 @@ def test_batches_are_refilled_only_where_one_asks_for_it() -> None:
 def test_our_config_goes_along() -> None:
     config = own("environment.name=guess_number")
     assert Settings.read(create_verl_config(config).data).store() == config
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("trainer.nnodes", {"count": 2}, r"trainer\.nnodes cannot hold .*expected a value like 1"),
+        ("actor_rollout_ref.rollout", 3, r"actor_rollout_ref\.rollout cannot hold 3.*expected keys and values"),
+    ],
+)
+def test_a_value_that_a_key_cannot_hold_is_a_config_error(key: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        create_verl_config(own(), {key: value})
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        ["data.mm_processor_kwargs.max_pixels=500000"],
+        ["data.mm_processor_kwargs={max_pixels: 500000}"],
+        {"data.mm_processor_kwargs": {"max_pixels": 500_000}},
+    ],
+)
+def test_a_section_that_verl_leaves_empty_takes_anything(override: Any) -> None:
+    assert create_verl_config(own(), override).data.mm_processor_kwargs.max_pixels == 500_000
+    other = create_verl_config(own(), {"actor_rollout_ref.rollout.engine_kwargs.sglang.mem": 1})
+    assert other.actor_rollout_ref.rollout.engine_kwargs.sglang.mem == 1
+    other = create_verl_config(own(), ["actor_rollout_ref.actor.megatron.override_ddp_config.x=1"], megatron=True)
+    assert other.actor_rollout_ref.actor.megatron.override_ddp_config.x == 1
+
+
+@pytest.mark.parametrize(("server", "tokens"), [("vllm", 1024 + 512), ("sglang", 1024 + 512 + 1)])
+def test_a_server_holds_the_longest_sequence_and_not_all_that_the_model_could(
+    server: str, tokens: int, tmp_path: Path
+) -> None:
+    """verl's null is the model's maximum, for which a server wants a cache before it starts."""
+    store = own(f"logging.runs_dir={tmp_path}", f"inference.backend={server}", "rollout.max_tokens=512")
+    keys = {"actor_rollout_ref.actor.ppo_mini_batch_size": 128}
+    assert create_trainer(store, overrides=keys).config.actor_rollout_ref.rollout.max_model_len == tokens
+    asked = store.override(["inference.max_context=4000"])
+    assert create_trainer(asked, overrides=keys).config.actor_rollout_ref.rollout.max_model_len == 4000
+
+
+@pytest.mark.parametrize(
+    ("server", "options", "message"),
+    [
+        ("vllm", "{do_resize: false}", r"mm_processor_kwargs\.do_resize has no place here"),
+        ("sglang", "{max_pixels: 1000}", "SGLang server takes no data.mm_processor_kwargs"),
+    ],
+)
+def test_picture_options_that_not_every_process_has_are_refused(
+    server: str, options: str, message: str, tmp_path: Path
+) -> None:
+    store = own(f"logging.runs_dir={tmp_path}", f"inference.backend={server}")
+    with pytest.raises(ConfigError, match=message):
+        create_trainer(store, overrides={"data.mm_processor_kwargs": yaml.safe_load(options)})

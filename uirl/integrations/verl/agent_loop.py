@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
 from uirl.errors import ConfigError, RolloutFailure
 from uirl.integrations.verl.outputs import EpisodeOutput, masked_output, outputs_of
-from uirl.integrations.verl.player import ServerPlayer, refuse_seed
+from uirl.integrations.verl.player import ServerPlayer, left_to_us, refuse_seed
 from uirl.integrations.verl.rewriting import reads_several
 from uirl.integrations.verl.worlds import World, world_of
 from uirl.rollout.episode import EpisodeSpec, derive_seed
@@ -43,7 +45,9 @@ class EnvironmentAgentLoop(AgentLoopBase):
         trajectory, versions = await self._play(world, spec, split, sampling_params, row.get("global_steps"))
         if trajectory.failure is not None:
             return self._failed(trajectory, world)
-        outputs = outputs_of(trajectory, world.images, versions, max_tokens=world.sequence_tokens)
+        # beside the event loop: it decodes every picture of the episode
+        make = partial(outputs_of, trajectory, world.images, versions, max_tokens=world.sequence_tokens)
+        outputs = await asyncio.to_thread(make)
         return outputs[0] if len(outputs) == 1 else self._several(outputs, world)
 
     async def _play(
@@ -64,6 +68,8 @@ class EnvironmentAgentLoop(AgentLoopBase):
                 end_ids=world.loaded.end_ids,
                 max_context=world.sequence_tokens,
                 seeded=store.inference.seed is not None,
+                banned=left_to_us(str(self.rollout_config.name), world.loaded.banned_ids),
+                picture_options=world.picture_options,
             )
             return players[attempt.trajectory_id]
 

@@ -11,7 +11,7 @@ from uirl.errors import ConfigError, did_you_mean
 
 ACTOR, ROLLOUT, HF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 
-FREE = ("override_config", "engine_kwargs", "ray_init", "mixed_precision")
+FREE = ("override_config", "engine_kwargs", "ray_init", "mixed_precision", "mm_processor_kwargs")
 """Sections in which anything goes: verl hands them on as they are."""
 UNLISTED = (f"{ROLLOUT}.agent.agent_loop_manager_class",)
 """Keys that verl reads although its schema does not hold them."""
@@ -40,11 +40,20 @@ def compose(name: str = "ppo_trainer") -> Any:
 def put(config: Any, key: str, value: Any) -> None:
     """Sets one of verl's keys. Raises ConfigError, with the nearest one, for a key verl does not have.
 
-    In the sections `FREE` anything goes.
+    In the sections `FREE`, and in those that verl leaves empty, anything goes. Raises ConfigError as well for a value
+    that the key cannot hold.
     """
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        _put(config, OTHER_NAMES.get(key, key), value)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"verl's key {key} cannot hold {value!r:.80}: {error}") from error
+
+
+def _put(config: Any, key: str, value: Any) -> None:
     from omegaconf import OmegaConf, open_dict
 
-    key = OTHER_NAMES.get(key, key)
     free = any(f".{section}." in f".{key}." for section in FREE)
     if free or key in UNLISTED:
         with open_dict(config):
@@ -55,12 +64,22 @@ def put(config: Any, key: str, value: Any) -> None:
     for i, part in enumerate(path):
         # keys(), not `in`: omegaconf hides keys whose value is still missing
         known = [str(name) for name in node.keys()] if OmegaConf.is_dict(node) else []  # noqa: SIM118
+        if OmegaConf.is_dict(node) and not known and i:
+            with open_dict(config):
+                OmegaConf.update(config, key, value, force_add=True)
+            return
         if part not in known:
             raise ConfigError(
                 f"verl has no key {key!r}: {'.'.join(path[:i]) or 'the top'} holds no {part!r}; "
                 f"{did_you_mean(part, known)}"
             )
         node = node[part] if i < len(path) - 1 else node
+    open_value = OmegaConf.is_interpolation(node, path[-1]) or OmegaConf.is_missing(node, path[-1])
+    kept = None if open_value else node[path[-1]]
+    section, mapping = OmegaConf.is_dict(kept), isinstance(value, Mapping)
+    if kept is not None and value is not None and section != mapping:
+        expected = "keys and values" if section else f"a value like {kept!r:.60}"
+        raise ConfigError(f"verl's key {key} cannot hold {value!r:.80}; expected {expected}")
     OmegaConf.update(config, key, value)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +41,9 @@ def outputs_of(
     """
     samples = samples_of(trajectory)
     extra = _extra_fields(trajectory, versions)
-    return [_output(sample, trajectory, images, extra, max_tokens, alone=len(samples) == 1) for sample in samples]
+    # a picture that stands in several sequences is decoded once
+    opened = {hash: images.get(hash).open() for hash in {h: None for sample in samples for h in sample.images}}
+    return [_output(sample, trajectory, opened, extra, max_tokens, alone=len(samples) == 1) for sample in samples]
 
 
 def masked_output(trajectory: Trajectory, filler: int) -> EpisodeOutput:
@@ -61,7 +63,7 @@ def masked_output(trajectory: Trajectory, filler: int) -> EpisodeOutput:
 
 
 def _output(
-    sample: Sample, trajectory: Trajectory, images: ImageStore, extra: dict[str, Any], limit: int, *, alone: bool
+    sample: Sample, trajectory: Trajectory, opened: Mapping[str, Any], extra: dict[str, Any], limit: int, *, alone: bool
 ) -> EpisodeOutput:
     if len(sample.token_ids) > limit:
         raise AlignmentError(
@@ -70,7 +72,7 @@ def _output(
         )
     start = sample.response_mask.index(True)
     log_probs = list(sample.rollout_log_probs[start:])
-    pictures = [images.get(hash).open() for hash in sample.images]
+    pictures = [opened[hash] for hash in sample.images]
     return EpisodeOutput(
         prompt_ids=list(sample.token_ids[:start]),
         response_ids=list(sample.token_ids[start:]),

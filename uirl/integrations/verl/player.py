@@ -14,6 +14,9 @@ from uirl.inference.contract import room_for_reply
 from uirl.rollout.conversation import Context
 from uirl.rollout.episode import Player, Response
 
+BAN = -1e9
+"""Added to the logit of a token that may not be sampled: JSON has no infinity, and exp(-1e9) is 0."""
+
 
 class ServerPlayer(Player):
     """Asks verl's server client; every turn of an episode goes to the same server, which keeps its prefix cache."""
@@ -28,15 +31,21 @@ class ServerPlayer(Player):
         end_ids: Sequence[int],
         max_context: int | None = None,
         seeded: bool = False,
+        banned: Sequence[int] = (),
+        picture_options: Mapping[str, Any] | None = None,
     ) -> None:
         """`sampling`: verl's parameters of this episode. `max_tokens`: of one reply. `end_ids` end a reply and belong
         to it. `max_context`: of prompt and reply together; None: what the server takes.
-        `seeded`: the draws follow from the episode's seed, where the server takes one (vLLM does)."""
+        `seeded`: the draws follow from the episode's seed, where the server takes one (vLLM does). `banned`: tokens
+        that the server itself does not keep from being sampled (`left_to_us`). `picture_options`: of the server's
+        processor (`min_pixels`, `max_pixels`)."""
         self._client, self._request_id = client, request_id
         self._sampling = {**sampling, "stop_token_ids": list(end_ids)}
+        if banned:
+            self._sampling["logit_bias"] = {str(token): BAN for token in banned}
         self._max_context = max_context
+        self._further = {"mm_processor_kwargs": dict(picture_options)} if picture_options else {}
         self._max_tokens, self._end_ids, self._seeded = max_tokens, frozenset(end_ids), seeded
-        self._pictures: dict[str, Any] = {}
         self.versions: list[int] = []
         """Global steps of the weights that sampled, one or two per reply."""
 
@@ -47,13 +56,14 @@ class ServerPlayer(Player):
         sampling = {**self._sampling, "max_tokens": min(self._max_tokens, room)}
         if self._seeded and seed is not None:
             sampling["seed"] = seed
-        images = [self._picture(shot) for shot in context.images]
+        images = [Travelling(shot) for shot in context.images]
         try:
             made = await self._client.generate(
                 request_id=self._request_id,
                 prompt_ids=list(context.prompt_ids),
                 sampling_params=sampling,
                 image_data=images or None,
+                **self._further,
             )
         except (RayError, RuntimeError, OSError) as error:
             raise EngineFailure(f"verl's rollout server did not answer: {_first_line(error)}") from error
@@ -71,10 +81,26 @@ class ServerPlayer(Player):
             reason = "abort"
         return Response(ids, tuple(made.log_probs or ()), reason, min(versions, default=0))
 
-    def _picture(self, shot: Screenshot) -> Any:
-        if shot.hash not in self._pictures:
-            self._pictures[shot.hash] = shot.open()
-        return self._pictures[shot.hash]
+
+class Travelling:
+    """A picture on its way to a server in another process: it goes as it was captured and arrives as a PIL image. A
+    screenshot of 1280 x 720 is 2.8 MB of pixels, every turn, and a few hundred kB encoded."""
+
+    def __init__(self, shot: Screenshot) -> None:
+        self._shot = shot
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (self._shot.data,)
+
+
+def _arrived(data: bytes) -> Any:
+    return Screenshot(data).open()
+
+
+def left_to_us(rollout: str, banned: Sequence[int]) -> tuple[int, ...]:
+    """Those of the `banned` tokens that verl's servers of the kind `rollout` would sample: vLLM's are told by verl to
+    leave placeholders of pictures out, SGLang's are not."""
+    return tuple(banned) if rollout == "sglang" else ()
 
 
 def refuse_seed(rollout: Any) -> None:

@@ -313,7 +313,7 @@ def _check_rollout(config: Any, gpus: int) -> None:
     if rollout.max_model_len is not None and rollout.max_model_len < longest:
         raise ConfigError(
             f"rollout.max_model_len={rollout.max_model_len} is less than the {longest} tokens of data.max_prompt_length"
-            " + data.max_response_length; raise it (inference.max_context) or leave it null"
+            " + data.max_response_length; raise it (inference.max_context) or leave it null, which is as many"
         )
 
 

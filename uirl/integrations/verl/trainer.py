@@ -18,6 +18,7 @@ from uirl.integrations.verl.keys import put
 from uirl.integrations.verl.rewriting import CREDITING, check_window
 from uirl.integrations.verl.roles import check_placement
 from uirl.integrations.verl.settings import Settings
+from uirl.integrations.verl.worlds import picture_options
 from uirl.metrics import read_metrics
 from uirl.rollout.episode import RewardFunction
 from uirl.rollout.multi_turn import MultiTurnInferenceEngine
@@ -228,8 +229,13 @@ def _verl_config(config: Any, store: ConfigStore, directory: Path, overrides: Ma
             put(made, key, value)
     known = Settings.read(made.data)
     Settings(store.to_dict(), None, str(directory), known.poll_seconds).write(made)
+    rollout, longest = made.actor_rollout_ref.rollout, made.data.max_prompt_length + made.data.max_response_length
+    if rollout.max_model_len is None:
+        # verl's None is all that the model's positions allow, and a server without a cache for that does not start
+        rollout.max_model_len = longest + (rollout.name == "sglang")  # which leaves one token free
     check_placement(made)
     check_window(made, store)
+    picture_options(made)
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -34,6 +34,9 @@ class World:
         self.office = find_office(settings.office) if settings.office is not None else None
         self.images = ImageStore()
         self.loaded: LoadedModel = load_model(model_of(config), weights=False)
+        self.picture_options = picture_options(config)
+        """verl's `data.mm_processor_kwargs`, for the servers; our own processor has them too."""
+        bound_pictures(self.loaded, self.picture_options)
         rollout = config.actor_rollout_ref.rollout
         self.sequence_tokens: int = rollout.prompt_length + rollout.response_length
         self._workers: int = rollout.agent.num_workers
@@ -126,7 +129,7 @@ class World:
                 f"inference.max_tokens={self.store.inference.max_tokens} leaves no room for a prompt in sequences of "
                 f"{limit} tokens (data.max_prompt_length + data.max_response_length); raise one of them"
             )
-        window = ContextWindow(rollout.max_images, min(rollout.token_budget or budget, budget))
+        window = ContextWindow(rollout.max_images, min(rollout.token_budget or budget, budget), rollout.image_block)
         return EpisodeLimits(self.store.turn_limit, rollout.max_tokens, rollout.max_seconds), window
 
 
@@ -139,6 +142,35 @@ def model_of(config: Any) -> ModelConfig:
         trust_remote_code=bool(model.trust_remote_code),
         chat_template=model.custom_chat_template,
     )
+
+
+def picture_options(config: Any) -> dict[str, Any]:
+    """`data.mm_processor_kwargs` of verl's config. Raises ConfigError for what servers, verl's workers and our own
+    rendering would not all do."""
+    options = dict(config.data.get("mm_processor_kwargs") or {})
+    for key in options:
+        if key not in ("min_pixels", "max_pixels"):
+            raise ConfigError(
+                f"data.mm_processor_kwargs.{key} has no place here: prompts are rendered with min_pixels and "
+                "max_pixels alone; put it into the model's preprocessor_config.json, which every process reads"
+            )
+    if options and config.actor_rollout_ref.rollout.name == "sglang":
+        raise ConfigError(
+            "verl's SGLang server takes no data.mm_processor_kwargs; put the sizes into the model's "
+            "preprocessor_config.json, which every process reads"
+        )
+    return options
+
+
+def bound_pictures(loaded: LoadedModel, options: Mapping[str, Any]) -> None:
+    """Nothing; gives the image processor of `loaded` the bounds of `options` (`min_pixels`, `max_pixels`)."""
+    if options and loaded.vision is None:
+        raise ConfigError(f"data.mm_processor_kwargs is set, but {loaded.name} sees no pictures; leave it empty")
+    if options:
+        processor = loaded.vision.processor  # type: ignore[union-attr]
+        names = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
+        # a copy: processors share the dict of their class
+        processor.size = {**dict(processor.size), **{names[key]: int(value) for key, value in options.items()}}
 
 
 _worlds: dict[int, tuple[Any, asyncio.Future[World]]] = {}
