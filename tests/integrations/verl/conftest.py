@@ -24,6 +24,7 @@ NEEDS_VERL = [
     "test_faults.py",
     "test_liveness.py",
     "test_mobile_world.py",
+    "test_pictures.py",
     "test_reward.py",
     "test_runs.py",
     "test_servers.py",

@@ -1,0 +1,107 @@
+"""Pictures in verl's batches as bytes: what a processor made of a screenshot, an eighth of its size, digit by digit.
+
+verl hands every training sequence its pictures as float32 patches (22.5 MB for 1280 x 720) through its queue. A
+processor only scales bytes: each of its numbers is one of 256 per colour, and a still picture stands in its patches
+once per frame. Both are found out and undone here, and nothing is packed that would not come back exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PIXELS = "pixel_values"
+"""Under which name HuggingFace's processors give pictures as patches or planes."""
+_COLOURS, _LEVELS = 3, 256
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPixels:
+    """Pixels as one byte per number."""
+
+    codes: Tensor
+    """uint8 [n, 3, m], of one frame where all frames are the same."""
+    levels: Tensor
+    """[3, 256]: what each code stands for, per colour."""
+    frames: int
+    shape: tuple[int, ...]
+
+    def unpack(self) -> Tensor:
+        """The pixels as they were."""
+        n, _, m = self.codes.shape
+        index = self.codes.long() + _offsets()
+        values = self.levels.reshape(-1)[index]
+        return values.unsqueeze(2).expand(n, _COLOURS, self.frames, m).reshape(self.shape)
+
+
+def pack_pixels(pixels: Tensor, processor: Any = None) -> PackedPixels | None:
+    """Pixels [n, 3 x frames x ...] or [n, 3, ...] packed; None where they would not come back exactly. `processor`:
+    the image processor that made them, which says mean, deviation and frames."""
+    n = pixels.shape[0] if pixels.dim() > 1 else 0
+    if n == 0 or pixels[0].numel() % _COLOURS or not pixels.is_floating_point():
+        return None
+    frames = int(getattr(processor, "temporal_patch_size", None) or 1)
+    if pixels[0].numel() % (_COLOURS * frames):
+        frames = 1
+    planes = pixels.reshape(n, _COLOURS, frames, -1)
+    if frames > 1 and not all(torch.equal(planes[:, :, 0], planes[:, :, i]) for i in range(1, frames)):
+        planes, frames = pixels.reshape(n, _COLOURS, 1, -1), 1
+    one = planes[:, :, 0]
+    normal = getattr(processor, "do_normalize", True)
+    mean = _per_colour(getattr(processor, "image_mean", None) if normal else None, 0.0, pixels.dtype)
+    deviation = _per_colour(getattr(processor, "image_std", None) if normal else None, 1.0, pixels.dtype)
+    codes = ((one * deviation + mean) * (_LEVELS - 1)).round_().clamp_(0, _LEVELS - 1).to(torch.uint8)
+    index = codes.long() + _offsets()
+    levels = torch.zeros(_COLOURS * _LEVELS, dtype=pixels.dtype)
+    levels[index] = one
+    if not torch.equal(levels[index], one):
+        return None
+    return PackedPixels(codes, levels.reshape(_COLOURS, _LEVELS), frames, tuple(pixels.shape))
+
+
+def _per_colour(values: Any, default: float, dtype: torch.dtype) -> Tensor:
+    given = [default] * _COLOURS if values is None else list(values)
+    return torch.tensor(given, dtype=dtype).reshape(1, -1, 1)
+
+
+def _offsets() -> Tensor:
+    return torch.arange(_COLOURS).reshape(1, _COLOURS, 1) * _LEVELS
+
+
+class PackedInputs(MutableMapping[str, Any]):
+    """What a processor made for one sequence, with its pixels packed: every look at them makes them anew.
+
+    No dict, so that verl's queue keeps it as it is and unpacks nothing on the way.
+    """
+
+    def __init__(self, inputs: MutableMapping[str, Any], processor: Any = None) -> None:
+        self._values = dict(inputs)
+        packed = pack_pixels(self._values[PIXELS], processor) if isinstance(self._values.get(PIXELS), Tensor) else None
+        if packed is not None:
+            self._values[PIXELS] = packed
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._values[key]
+        return value.unpack() if isinstance(value, PackedPixels) else value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._values[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
