@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,6 +33,10 @@ def add_command(commands: Any) -> None:
         "--api_key", metavar="KEY", help="its key (default: $UIRL_LLM_API_KEY, where others cannot see it)"
     )
     verl.add_argument("--dry_run", action="store_true", help="print verl's whole config and stop")
+    verl.add_argument("--plan", action="store_true", help="print what GPUs and hosts must hold and stop; 1: too much")
+    verl.add_argument("--gpu_gib", type=float, default=80.0, metavar="N", help="memory of a GPU, for --plan (80)")
+    verl.add_argument("--host_gib", type=float, metavar="N", help="memory of a node, for --plan (default: unknown)")
+    verl.add_argument("--picture", default="1280x720", metavar="WxH", help="size of a screenshot, for --plan")
     verl.add_argument(
         "overrides", nargs="*", metavar="key=value", help="changes: verl's keys, uirl.section.key, curriculum.key"
     )
@@ -57,7 +62,7 @@ def _check(options: argparse.Namespace) -> None:
 
     if options.export is not None:
         also = [name for name in ("sft_model_path", "llm_base_url", "api_key") if getattr(options, name) is not None]
-        if also or options.overrides or options.dry_run:
+        if also or options.overrides or options.dry_run or options.plan:
             raise ConfigError("--export takes no other option")
         return
     url = options.llm_base_url if options.llm_base_url is not None else os.environ.get(LLM_BASE_URL)
@@ -87,6 +92,8 @@ def _train(options: argparse.Namespace) -> int:
     from uirl.integrations.verl.trainer import create_trainer
 
     trainer = create_trainer(config, curriculum=curriculum)
+    if options.plan:
+        return _plan(options, config)
     if options.dry_run:
         from omegaconf import OmegaConf
 
@@ -95,6 +102,31 @@ def _train(options: argparse.Namespace) -> int:
     print(f"run directory   {trainer.directory}")
     trainer.fit()
     return 0
+
+
+def _plan(options: argparse.Namespace, config: Any) -> int:
+    """1 where the run does not fit."""
+    from transformers import AutoConfig
+
+    from uirl.integrations.verl.plan import plan_of, shape_of
+
+    size = re.fullmatch(r"(\d+)x(\d+)", options.picture)
+    if size is None or options.gpu_gib <= 0 or (options.host_gib or 1) <= 0:
+        raise ConfigError(
+            f"--picture {options.picture} --gpu_gib {options.gpu_gib} --host_gib {options.host_gib}: expected a "
+            "picture like 1280x720 and memory above 0"
+        )
+    model = config.actor_rollout_ref.model
+    try:
+        described = AutoConfig.from_pretrained(model.path, trust_remote_code=bool(model.trust_remote_code))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"cannot read the config.json of {model.path}: {error}; name a folder with --sft_model_path, or go online"
+        ) from error
+    picture = (int(size[1]), int(size[2]))
+    plan = plan_of(config, shape_of(described), gpu_gib=options.gpu_gib, host_gib=options.host_gib, picture=picture)
+    print(plan)
+    return 1 if plan.problems else 0
 
 
 def _export(path: str) -> int:
@@ -113,6 +145,8 @@ def _again_without_key(options: argparse.Namespace) -> NoReturn:
     for name in ("sft_model_path", "llm_base_url"):
         if getattr(options, name) is not None:
             command += [f"--{name}", getattr(options, name)]
-    command += ["--dry_run"] * options.dry_run + options.overrides
+    command += ["--dry_run"] * options.dry_run + ["--plan"] * options.plan
+    command += [f"--gpu_gib={options.gpu_gib}", f"--picture={options.picture}"]
+    command += [f"--host_gib={options.host_gib}"] * (options.host_gib is not None) + options.overrides
     sys.stdout.flush()
     os.execve(sys.executable, command, {**os.environ, LLM_API_KEY: options.api_key})
