@@ -10,15 +10,16 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import ray
 import torch
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
 from uirl.integrations.verl.packing import PackedInputs
 
+_Worker: type = AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_class__
 
-class PictureWorker(AgentLoopWorkerTQ.__ray_actor_class__):
-    """verl's worker of the V1 trainers, one thread beside it for pictures."""
+
+class PictureWorker(_Worker):
+    """verl's worker of the V1 trainers, one thread beside it for pictures. `TellingWorker` is the one that runs."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -46,11 +47,3 @@ class PictureWorker(AgentLoopWorkerTQ.__ray_actor_class__):
         ids = torch.tensor([*output.prompt_ids, *output.response_ids])
         inputs = super()._compute_multi_modal_inputs(output, ids)
         return PackedInputs(inputs, getattr(self.processor, "image_processor", None))
-
-
-class PictureManager(AgentLoopManagerTQ):
-    """verl's manager of the V1 trainers with these workers."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.agent_loop_workers_class = ray.remote(PictureWorker)

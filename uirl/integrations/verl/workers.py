@@ -9,17 +9,17 @@ import pickle
 from typing import Any
 
 import ray
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
 from uirl.errors import RolloutFailure
 from uirl.integrations.verl.office import find_office
+from uirl.integrations.verl.pictures import PictureWorker
 from uirl.integrations.verl.settings import Settings
 
-_Worker: type = AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_class__
 
-
-class TellingWorker(_Worker):
-    """Ray actor: plays episodes, and tells the office of every error that is no failure of an episode."""
+class TellingWorker(PictureWorker):
+    """Ray actor: plays episodes, keeps their pictures small, and tells the office of every error that is no failure of
+    an episode."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         # Ray wraps the constructor of an actor's own class, and breaks `super()` in one that is inherited
