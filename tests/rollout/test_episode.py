@@ -14,7 +14,7 @@ from uirl.errors import AlignmentError, ContractError
 from uirl.inference import ScriptedInferenceEngine, TransformersInferenceEngine
 from uirl.rollout import ContextWindow, EpisodeLimits, ExpertPlayer, derive_seed, samples_of
 from uirl.rollout.episode import apply_reward
-from uirl.types import Failure, Observation, Trajectory, Turn
+from uirl.types import Action, Failure, Observation, Trajectory, Turn
 
 
 async def test_the_record_is_what_the_engine_saw(lm) -> None:
@@ -175,6 +175,27 @@ async def test_demonstrations_are_episodes_without_log_probs(lm) -> None:
     assert record.total_reward() == 3.0
     (sample,) = samples_of(record)
     assert all(math.isnan(p) for p, own in zip(sample.rollout_log_probs, sample.response_mask, strict=True) if own)
+
+
+async def test_a_demonstration_writes_as_the_schemas_of_its_tools_are_read(lm) -> None:
+    class Types(Countdown):
+        action_format = "qwen3-coder"
+
+        def step(self, action: Action) -> Any:
+            return super().step("yes" if action.tool_calls == self.expert_action().tool_calls else str(action))
+
+        def expert_action(self) -> Any:
+            return Action.of("type", text="42")
+
+        def callable_tools(self) -> Any:
+            parameters = {"type": "object", "properties": {"text": {"type": "string"}}}
+            return [{"type": "function", "function": {"name": "type", "parameters": parameters}}]
+
+    runner = collector(lm, Types())
+    player = ExpertPlayer(runner.chat, runner.parser)
+    (record,) = await runner.collect(specs(1), lambda spec: player)
+    assert record.total_reward() == 3.0
+    assert "<parameter=text>\n42\n</parameter>" in record.actions[0]
 
 
 def test_the_reward_function_sets_the_total() -> None:

@@ -104,6 +104,15 @@ def test_a_bare_call_of_a_tool_that_there_is_is_executed_and_other_text_is_the_a
     manager.close()
 
 
+def test_the_schema_of_a_tool_says_that_a_number_in_tags_is_text() -> None:
+    manager = MultiTurnManager(ToolRegistry([CalculatorTool()]), create_parser("qwen3-coder"), Asks())
+    manager.reset()
+    turn = manager.step("<tool_call><function=calculator><parameter=expression>42</parameter></function></tool_call>")
+    assert turn.tool_call is not None
+    assert (turn.tool_call.arguments, turn.tool_call.result) == ({"expression": "42"}, 42)
+    manager.close()
+
+
 def test_the_summary_counts_tools_and_rewards(manager: MultiTurnManager) -> None:
     manager.reset()
     manager.step(CALL)
