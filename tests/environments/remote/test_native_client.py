@@ -112,6 +112,14 @@ def test_it_is_what_the_server_serves(screen: Served) -> None:
     assert screen.active == 0
 
 
+@pytest.mark.parametrize("describe", ["template", "prompt"])
+def test_its_tools_are_known_however_the_policy_is_told_of_them(describe: str) -> None:
+    with serving("calculator", options={"describe": describe}) as served:
+        environment = remote(served)
+        assert [tool["function"]["name"] for tool in environment.callable_tools()] == ["calculator"]
+        assert bool(environment.tool_schemas()) == (describe == "template")
+
+
 def test_tasks_tool_results_and_truncation_pass_through() -> None:
     with serving(Moody()) as served:
         environment = remote(served)

@@ -47,10 +47,10 @@ def test_the_tools_are_listed_for_the_chat_template() -> None:
         assert app.state.asked == 1, "what one instance knows, all know"
         assert other.get_prompt_prefix() == "Be kind."
         told = OpenEnvEnvironment(url=url, prompt="Be kind.", describe="prompt")
-        assert told.tool_schemas() == ()
+        assert (told.tool_schemas(), told.callable_tools()) == ((), (schema,))
         assert told.get_prompt_prefix().startswith("Be kind.\n\n- echo_message(message: string): Echo back.\n\n")
         silent = OpenEnvEnvironment(url=url, describe="none")
-        assert (silent.tool_schemas(), silent.get_prompt_prefix()) == ((), "")
+        assert (silent.tool_schemas(), silent.callable_tools(), silent.get_prompt_prefix()) == ((), (), "")
         assert OpenEnvEnvironment(url=url, action_format="text").tool_schemas() == ()
     with running(stand_in()) as url:
         assert OpenEnvEnvironment(url=url).tool_schemas() == ()

@@ -116,6 +116,9 @@ class NativeRemoteEnvironment(RemoteEnvironment):
     def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
         return tuple(self._described("tool_schemas"))
 
+    def callable_tools(self) -> Sequence[Mapping[str, Any]]:
+        return tuple(self._described("callable_tools"))
+
     def tasks(self) -> Sequence[Task] | None:
         """The tasks of the served environment, with their checks where the token may see them."""
         given = self._ask("/v1/tasks").get("tasks")
@@ -269,7 +272,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
                     "the servers show no rewards to this token; give token_env the grader's token, or set blind to go "
                     "without rewards"
                 )
-            self._known.description = said
+            self._known.description = {"callable_tools": said.get("tool_schemas", ()), **said}
         return self._known.description[name]
 
     def _ask(self, path: str) -> dict[str, Any]:

@@ -131,6 +131,10 @@ class OpenEnvEnvironment(RemoteEnvironment):
         """The server's tools, where its actions are calls of tools; asks a server the first time."""
         return tuple(tool.schema() for tool in self._tools()) if self._describe == "template" else ()
 
+    def callable_tools(self) -> Sequence[Mapping[str, Any]]:
+        """The server's tools, where the policy is told of them."""
+        return () if self._describe == "none" else tuple(tool.schema() for tool in self._tools())
+
     def get_state_description(self) -> str:
         return self._last.text
 
