@@ -38,6 +38,11 @@ for _ in $(seq 60); do
   [ "${found:-0}" -ge "$gpus" ] && break
   sleep 5
 done
+# a Ray that knows of no tokens (before 2.52) starts as well, and lets everybody in
+if [ -n "$(env -u RAY_AUTH_MODE -u RAY_AUTH_TOKEN_PATH HOME=/nonexistent "$bin/python" -c "$counted" 2>/dev/null || true)" ]; then
+  echo "this Ray asks nobody for a token; install ray >= 2.52" >&2
+  exit 1
+fi
 for node in "${nodes[@]:1}"; do
   srun --nodes=1 --ntasks=1 --nodelist="$node" --overlap \
     "$bin/ray" start --address="$head:$port" --num-gpus="$gpus" --block &
