@@ -54,6 +54,6 @@ def one_ray() -> Iterator[None]:
     """Ray on this machine, for every run of the session. Its CPUs and GPUs are logical."""
     import ray
 
-    ray.init(num_cpus=8, num_gpus=2, include_dashboard=False, object_store_memory=500_000_000)
+    ray.init(num_cpus=16, num_gpus=2, include_dashboard=False, object_store_memory=500_000_000)
     yield
     ray.shutdown()

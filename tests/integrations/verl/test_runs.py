@@ -197,6 +197,8 @@ def test_ppo_with_a_critic_continues_a_local_checkpoint(tmp_path: Path) -> None:
     assert last["log_prob_gap_max"] < 1e-5
     run = tmp_path / "run"
     assert {t.turns[1].starts_segment for t in episodes(run, 1)} == {True, False}
+    for network in ("actor", "critic"):
+        assert steps_of_the_optimizer(run / "checkpoints" / "global_step_2" / network) == {2 * 2}
     for row in read_metrics(run / "metrics.jsonl"):
         trained = [t for t in episodes(run, row["step"]) if t.group_id.startswith("train-")]
         rows = sum(turn.starts_segment for t in trained for turn in t.turns)
@@ -204,8 +206,6 @@ def test_ppo_with_a_critic_continues_a_local_checkpoint(tmp_path: Path) -> None:
         # every mini-batch is padded to whole micro-batches of 8 and of 16 rows
         assert row["count/padding_rows"] == 32 - rows
         assert row["count/optimizer_steps"] == 2
-    for network in ("actor", "critic"):
-        assert steps_of_the_optimizer(run / "checkpoints" / "global_step_2" / network) == {2 * 2}
     first = episodes(run, 1)[0].turns[0]
     (sample,) = samples_of(Trajectory(turns=[first]))
     learner.policy.loaded.banned_ids = ()  # verl's actor knows of no ban

@@ -48,6 +48,7 @@ class StepRecord:
         """Of the newest evaluation."""
         if settings.directory is not None:
             path = Path(settings.directory) / "metrics.jsonl"
+            RunDirectory(settings.directory).summary_path.unlink(missing_ok=True)  # it has not ended
             after = -1 if resume_after is None and path.exists() else resume_after
             self._logger = MetricsLogger(path, resume_after=after)
             rows = read_metrics(path)
