@@ -13,12 +13,24 @@ A failure is never a reward of zero. docs/failures.md lists what raises which, a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{4,16}")
+
+
+def without_addresses(text: str) -> str:
+    """`text` without the places of objects in memory (`<Foo object at 0x7f...>`): they differ from run to run, so
+    that a policy which reads one cannot be repeated, and they are nobody's business on the other side of a wire."""
+    return _ADDRESS.sub("", text)
+
 
 class UirlError(Exception):
-    """Base of all errors this package raises on purpose."""
+    """Base of all errors this package raises on purpose. Its words hold no addresses of objects, whoever wrote them."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(without_addresses(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(UirlError):

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from uirl.errors import UirlError
+from uirl.errors import UirlError, without_addresses
 
 MAX_PIXELS = 50_000_000
 """Of one picture: 7000 x 7000. A screen of 4K has 8 million."""
@@ -209,9 +209,9 @@ def clip(text: str, most: int = 60) -> str:
 
 
 def shown(value: Any, most: int = 60) -> str:
-    """`repr(value)` clipped to `most` characters, without writing out the rest of a large value first."""
+    """`repr(value)` without addresses, clipped to `most` characters; the rest of a large value is not written first."""
     try:
-        return clip(repr(sample(value, most + 1)), most)
+        return clip(without_addresses(repr(sample(value, most + 1))), most)
     except Exception as error:  # somebody else's __repr__ may raise anything
         return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
 

@@ -8,7 +8,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from uirl.errors import ConfigError, ContractError, EnvironmentFailure, EpisodeTimeout, RolloutFailure, did_you_mean
+from uirl.errors import (
+    ConfigError,
+    ContractError,
+    EnvironmentFailure,
+    EpisodeTimeout,
+    RolloutFailure,
+    did_you_mean,
+    without_addresses,
+)
 from uirl.limits import shown
 from uirl.tools.base import FunctionTool, Tool, ToolError
 from uirl.tools.execution import LoopThread, TimedOut, execute, runs_without_loop
@@ -196,7 +204,8 @@ class ToolRegistry:
         del self._left_behind[name]
 
     def _as_text(self, error: ToolError, tool: Tool | None) -> str:
-        text = str(error).encode(errors="replace").decode() or "the call failed, and the tool gave no reason"
+        told = without_addresses(str(error)).encode(errors="replace").decode()
+        text = told or "the call failed, and the tool gave no reason"
         return cut(text, Tool.max_result_chars if tool is None else tool.max_result_chars)
 
 

@@ -25,7 +25,7 @@ from tests.rollout.endpoint.worlds import (
     user,
     with_tools,
 )
-from uirl.errors import AlignmentError, ContractError
+from uirl.errors import AlignmentError, ContractError, EngineFailure
 from uirl.inference import ChatRenderer, LoadedModel, Message, SamplingParams, TransformersInferenceEngine
 from uirl.inference.contract import Generation, GenerationRequest
 from uirl.rollout import EpisodeLimits, samples_of
@@ -456,6 +456,19 @@ async def test_a_mistake_of_the_program_reaches_whoever_finishes(lm: LoadedModel
             session.finish(1.0)
         assert session.failure.kind == "engine"
         assert not endpoint.open_sessions
+
+
+async def test_a_mistake_in_the_program_tells_a_client_no_address(lm: LoadedModel) -> None:
+    for error in (KeyError(object()), EngineFailure(f"the pool {object()!r} is empty")):
+        async with ModelEndpoint(breaks(lm, at=0, error=error), lm) as endpoint:
+            session = endpoint.session()
+            with pytest.raises(Exception, match="object") as told:
+                await ask(client_of(session), [user("hi")])
+            assert "0x" not in str(told.value)
+            record = session.end(0.0)
+        assert record.failure is not None
+        assert "<object object>" in record.failure.message
+        assert "0x" not in record.failure.message
 
 
 async def test_replies_without_log_probs_are_refused_for_training_and_kept_otherwise(lm: LoadedModel) -> None:

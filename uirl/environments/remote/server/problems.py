@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from uirl.environments.remote.wire import WireError
-from uirl.errors import ContractError, EpisodeTimeout, RolloutFailure
+from uirl.errors import ContractError, EpisodeTimeout, RolloutFailure, without_addresses
 
 
 class Refusal(Exception):
@@ -100,4 +100,4 @@ def describe(error: Exception) -> tuple[int, Mapping[str, str], dict[str, Any]]:
 
 def body(kind: str, message: str) -> dict[str, Any]:
     """The body of an answer that is an error."""
-    return {"error": {"kind": kind, "message": message}}
+    return {"error": {"kind": kind, "message": without_addresses(message)}}
