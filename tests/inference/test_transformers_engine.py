@@ -20,6 +20,7 @@ from uirl.inference import (
     TransformersInferenceEngine,
     check_engine,
     recompute_with,
+    transformers_engine,
 )
 from uirl.inference.models import hidden_states, pad_sequences, project
 
@@ -188,3 +189,27 @@ async def test_placeholders_are_never_sampled(vlm: LoadedModel) -> None:
     sampled = {token for generation in made for token in generation.token_ids}
     assert len(sampled) > 400
     assert not sampled & set(vlm.banned_ids)
+
+
+async def test_what_a_reply_may_take_costs_nothing_before_it_takes_it(
+    lm: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = ChatRenderer(lm)
+    ids = tuple(chat.whole([Message("user", "count")]))
+
+    async def talk(engine: TransformersInferenceEngine, most: int) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+        made = await asyncio.gather(
+            *[engine.generate(GenerationRequest(ids, (), SamplingParams(most, seed=n), f"e{n}")) for n in range(3)]
+        )
+        more = GenerationRequest(ids + made[0].token_ids, (), SamplingParams(most, seed=9), "e0")
+        made.append(await engine.generate(more))
+        await engine.close()
+        return [(one.token_ids, one.log_probs) for one in made]
+
+    # a billion tokens at once would be terabytes; beside it, the cache starts with room for a few tokens and grows
+    expected = await talk(TransformersInferenceEngine(lm, max_context=200), 150)
+    assert max(len(tokens) for tokens, _ in expected) > 50
+    bounded = await talk(TransformersInferenceEngine(lm, max_context=200), 10**9)
+    assert [tokens[:150] for tokens, _ in bounded[:3]] == [tokens for tokens, _ in expected[:3]]
+    monkeypatch.setattr(transformers_engine, "AHEAD", 4)
+    assert await talk(TransformersInferenceEngine(lm, max_context=200), 150) == expected

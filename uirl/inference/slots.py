@@ -35,6 +35,11 @@ class SlotCache(Cache):
         self._valid: Tensor | None = None
         self._span = 0
 
+    @property
+    def length(self) -> int:
+        """Tokens of one sequence that there is room for."""
+        return self._length_wanted
+
     def reserve(self, rows: int, length: int) -> None:
         """Makes room for `rows` sequences of `length` tokens; what is there stays."""
         self._rows_wanted = max(self._rows_wanted, rows)

@@ -30,6 +30,10 @@ from uirl.inference.slots import SlotCache, rows_for_admission, rows_for_retirem
 if TYPE_CHECKING:
     from uirl.config import ConfigStore
 
+AHEAD = 1024
+"""Tokens of a reply that the cache has room for from the start; it grows with one that is longer, so that what a reply
+may take costs nothing before it takes it."""
+
 
 @dataclass(slots=True)
 class _Sequence:
@@ -209,9 +213,9 @@ class TransformersInferenceEngine(InferenceEngine):
                 sequence.cached = sequence.reused = self._shared_prefix(own, sequence.request)
         for row, parked in others.items():
             parked.row = moves.get(row, row)
-        longest = max(len(s.request.prompt_ids) + s.request.sampling.max_tokens for s in admitted)
+        longest = max(len(s.request.prompt_ids) + min(s.request.sampling.max_tokens, AHEAD) for s in admitted)
         highest = max(first + len(admitted), 1 + max((p.row for p in self._parked.values()), default=0))
-        self._cache.reserve(_round_up(highest, 16), _round_up(longest, 64))
+        self._cache.reserve(_round_up(highest, 16), _round_up(min(longest, self._max_context), 64))
         self._cache.move(moves)
         admitted.sort(key=lambda s: s.row)
         self._active += admitted
@@ -297,6 +301,8 @@ class TransformersInferenceEngine(InferenceEngine):
         columns = torch.tensor([s.cached for s in active], device=device)
         positions = np.array([s.next_position for s in active])
         span = max(s.cached for s in active) + 1
+        if span > self._cache.length:
+            self._cache.reserve(0, _round_up(min(2 * span, self._max_context), 64))
         self._cache.aim(slice(0, n), torch.arange(n, device=device), columns, None, span)
         masks = self._spans.masks(columns[:, None], span)
         where = np.broadcast_to(positions[None, :, None], (self.loaded.axes, n, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
@@ -12,8 +13,10 @@ import openai
 import pytest
 
 from tests.rollout.endpoint.worlds import ADD, CALLS_ADD, Gate, Watched, ask, client_of, says, user, with_tools
+from uirl import ConfigStore
 from uirl.inference import ChatRenderer, LoadedModel, Message, SamplingParams, TransformersInferenceEngine
-from uirl.inference.contract import GenerationRequest
+from uirl.inference.contract import Generation, GenerationRequest
+from uirl.inference.openai_engine import OpenAIInferenceEngine
 from uirl.rollout.endpoint import ModelEndpoint
 
 HI = [user("hi")]
@@ -288,3 +291,45 @@ async def test_a_client_that_hangs_up_frees_its_place(lm: LoadedModel) -> None:
                     break
                 except openai.RateLimitError:
                     await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("way", ["chat", "choices", "stream", "completion", "through another server"])
+async def test_generation_ends_with_the_client_that_wanted_it(lm: LoadedModel, way: str) -> None:
+    """However much was asked for: the engine has nothing to do once nobody waits."""
+    engine = Waiting(TransformersInferenceEngine(lm))
+    asked: dict[str, Any] = {"model": "x", "max_tokens": 10**9}
+    asked |= {"prompt": "count"} if way == "completion" else {"messages": HI}
+    asked |= {"n": 3} if way == "choices" else {"stream": True} if way == "stream" else {}
+    async with AsyncExitStack() as stack:
+        place = await stack.enter_async_context(ModelEndpoint(engine, lm, any_model=True))
+        if way == "through another server":
+            config = ConfigStore().override([f"inference.server_url={place.url}", "inference.request_retries=0"])
+            between = OpenAIInferenceEngine.from_config(config, lm, shared=True)
+            stack.push_async_callback(between.close)
+            place = await stack.enter_async_context(ModelEndpoint(between, lm, any_model=True))
+        path = "completions" if way == "completion" else "chat/completions"
+        async with httpx.AsyncClient(timeout=None) as plain:
+            call = asyncio.create_task(plain.post(f"{place.base_url}/{path}", json=asked))
+            async with asyncio.timeout(60):
+                while len(engine.long) < (3 if way == "choices" else 1):
+                    await asyncio.sleep(0.01)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+        async with asyncio.timeout(60):
+            while not all(task.done() for task in engine.long):
+                await asyncio.sleep(0.01)
+        assert all(task.cancelled() for task in engine.long)
+
+
+class Waiting(Watched):
+    """An engine that never answers a call for a long reply."""
+
+    def __init__(self, engine: TransformersInferenceEngine) -> None:
+        super().__init__(engine)
+        self.long: list[asyncio.Task[None]] = []
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        if request.sampling.max_tokens > 100:
+            self.long.append(asyncio.create_task(asyncio.sleep(10**6)))
+            await self.long[-1]
+        return await super().generate(request)
