@@ -13,10 +13,12 @@ from uirl.images import Screenshot
 from uirl.inference import ChatRenderer, LoadedModel, Message
 
 COMPLETION_FIELDS = {
-    *("model", "prompt", "max_tokens", "temperature", "top_p", "seed", "stop", "logprobs", "logit_bias", "n")
+    *("model", "prompt", "max_tokens", "temperature", "top_p", "seed", "stop", "logprobs", "logit_bias", "n"),
+    *("presence_penalty", "frequency_penalty"),
 }
 CHAT_FIELDS = {
-    *("model", "messages", "max_tokens", "temperature", "top_p", "seed", "stop", "tools", "logprobs", "top_logprobs")
+    *("model", "messages", "max_tokens", "temperature", "top_p", "seed", "stop", "tools", "logprobs", "top_logprobs"),
+    *("presence_penalty", "frequency_penalty"),
 }
 
 
@@ -25,7 +27,8 @@ class StandInOpenAI(StandIn):
 
     `reports`: its log-probs are those after filters ('kept': vLLM's --logprobs-mode processed_logprobs), of the plain
     model ('raw'), after temperature ('scaled'), or after filters but not after temperature ('unscaled').
-    `scripted`: messages that the chat API answers, in turn.
+    `defaults`: fields that hold where a request does not say them, as those of a generation_config.json. `takes`:
+    further fields. `no_limit`: the values of top_k that mean so. `scripted`: messages that the chat API answers, in turn.
     """
 
     def __init__(self, loaded: LoadedModel, grade: str, **options: Any) -> None:
@@ -33,6 +36,11 @@ class StandInOpenAI(StandIn):
         self.reports = options.get("reports", "kept")
         self.models = options.get("models", [loaded.name])
         self.refuses = set(options.get("refuses", ()))
+        self.takes = set(options.get("takes", ()))
+        self.defaults = options.get("defaults", {})
+        self.no_limit = options.get("no_limit", (-1, 0))
+        self.shaped: set[str] = set()
+        """Penalties that changed an answer (they are noticed, and not applied)."""
         self.limit_field = options.get("limit_field", "max_tokens")
         self.other_tokens = options.get("other_tokens", False)
         self.other_prompt = options.get("other_prompt", False)
@@ -55,8 +63,9 @@ class StandInOpenAI(StandIn):
         return _refused("Not Found", 404)
 
     def _complete(self, body: dict[str, Any]) -> Answer:
-        extra = {"return_token_ids", "stop_token_ids", "top_k"} if self.grade == "ids" else set()
-        wrong = set(body) - (COMPLETION_FIELDS | extra) | (self.refuses & set(body))
+        vllm = {"return_token_ids", "stop_token_ids", "top_k", "min_p", "repetition_penalty"}
+        extra = self.takes | (vllm if self.grade == "ids" else set())
+        wrong = set(body) - (COMPLETION_FIELDS | extra) | (self.refuses & set(body)) | self._not_no_limit(body)
         if wrong:
             return _refused(f"Unrecognized request argument supplied: {', '.join(sorted(wrong))}")
         prompt = body["prompt"]
@@ -66,7 +75,7 @@ class StandInOpenAI(StandIn):
         made = self._sample(body, prompt, (), ends)
         text = self._words(made, keep_end=False)
         words = [self.loaded.tokenizer.decode([token]) for token in made.ids]
-        changed = body.get("top_p", 1.0) < 1 or "logit_bias" in body or body.get("top_k")
+        changed = body.get("top_p", 1.0) < 1 or "logit_bias" in body or body.get("top_k", 0) > 0
         of = {"unscaled": "kept" if changed else "raw"}.get(self.reports, self.reports)
         values = getattr(made, of) if body.get("temperature", 1.0) > 0 else made.raw
         choice: dict[str, Any] = {
@@ -88,8 +97,8 @@ class StandInOpenAI(StandIn):
         return self._whole("text_completion", choice, prompt, made)
 
     def _chat(self, body: dict[str, Any]) -> Answer:
-        fields = (CHAT_FIELDS - {"max_tokens"}) | {self.limit_field}
-        wrong = set(body) - fields
+        fields = (CHAT_FIELDS - {"max_tokens"}) | {self.limit_field} | self.takes
+        wrong = set(body) - fields | self._not_no_limit(body)
         if "max_tokens" in wrong:
             return _refused(
                 "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens'."
@@ -112,14 +121,21 @@ class StandInOpenAI(StandIn):
         choice = {"index": 0, "message": message, "finish_reason": "stop" if made.stopped else "length"}
         return self._whole("chat.completion", choice, prompt, made)
 
+    def _not_no_limit(self, body: dict[str, Any]) -> set[str]:
+        return {"top_k"} if body.get("top_k", 1) < 1 and body["top_k"] not in self.no_limit else set()
+
     def _sample(self, body: dict[str, Any], prompt: list[int], shots: Any, ends: Any) -> Sampled:
+        body = self.defaults | body
+        neutral = {"min_p": 0, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
+        if body.get("max_tokens", 16) > 1:  # more than a probe
+            self.shaped |= {name for name, value in neutral.items() if body.get(name, value) != value}
         return self.brain.sample(
             prompt,
             shots,
             limit=body.get("max_tokens", 16),
             temperature=body.get("temperature", 1.0),
             top_p=body.get("top_p", 1.0),
-            top_k=body.get("top_k", 0),
+            top_k=max(body.get("top_k", 0), 0),
             bias={int(k): v for k, v in body.get("logit_bias", {}).items()},
             stop=ends,
             seed=body.get("seed"),

@@ -132,6 +132,17 @@ class SGLangLogic:
         params |= asked
         penalties = [params[k] for k in ("min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")]
         assert penalties == [0.0, 1.0, 0.0, 0.0], f"penalties would change what is sampled: {penalties}"
+        shapes = (
+            "regex",
+            "json_schema",
+            "ebnf",
+            "structural_tag",
+            "stop",
+            "stop_regex",
+            "min_new_tokens",
+            "ignore_eos",
+        )
+        assert not any(params.get(name) for name in shapes), f"not what was asked for: {params}"
         if params["temperature"] < 1e-6:
             params |= {"temperature": 1.0, "top_k": 1}
         if params["top_k"] == -1:

@@ -160,6 +160,40 @@ async def test_every_end_token_ends_a_response_and_belongs_to_it(make: Any, lm: 
     assert made.finish_reason == "stop"
 
 
+@pytest.mark.parametrize("grade", ["ids", "text", "chat"])
+@pytest.mark.parametrize("no_limit", [(-1,), (0,), (-1, 0)])
+async def test_what_a_server_does_by_itself_does_not_apply(
+    make: Any, lm: LoadedModel, grade: str, no_limit: tuple[int, ...]
+) -> None:
+    """A generation_config.json that says how to sample, on a server that takes the fields: nothing of it holds."""
+    chat, takes = ChatRenderer(lm), ("top_k", "repetition_penalty")
+    options = {"takes": takes, "no_limit": no_limit}
+    expected = [await make(lm, grade, **options)[0].generate(asked_of(chat, seed=seed)) for seed in range(4)]
+    defaults = {"top_k": 1, "top_p": 0.1, "temperature": 0.2, "repetition_penalty": 1.05}
+    engine, server = make(lm, grade, defaults=defaults, **options)
+    made = [await engine.generate(asked_of(chat, seed=seed)) for seed in range(4)]
+    assert [one.token_ids for one in made] == [one.token_ids for one in expected]
+    assert len({one.token_ids for one in made}) > 1
+    assert not server.shaped
+    said = server.seen[-1].body
+    assert (said["top_k"], said["repetition_penalty"]) == (no_limit[0], 1.0)
+    assert ("min_p" in said) == (grade == "ids")
+    limited = await engine.generate(asked_of(chat, top_k=3))
+    assert server.seen[-1].body["top_k"] == 3
+    assert limited.token_ids
+
+
+async def test_a_server_that_takes_none_of_it_is_asked_without(
+    make: Any, lm: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, server = make(lm, "chat")
+    with caplog.at_level(logging.INFO, "uirl.inference.openai_engine"):
+        await engine.generate(asked_of(ChatRenderer(lm)))
+    assert {"presence_penalty", "frequency_penalty"} <= set(server.seen[-1].body)
+    assert not {"top_k", "min_p", "repetition_penalty"} & set(server.seen[-1].body)
+    assert "takes no top_k, min_p, typical_p, repetition_penalty, repeat_penalty" in caplog.text
+
+
 async def test_equal_ids_of_another_tokenizer_are_found_out(make: Any, lm: LoadedModel) -> None:
     for other in ("other_tokens", "other_prompt"):
         engine, server = make(lm, "ids", **{other: True})

@@ -306,14 +306,15 @@ def test_the_environment_variable_is_seen_before_the_start(
         make("process", lm)
 
 
-async def test_preferred_penalties_of_a_server_do_not_apply(make: Any, lm: LoadedModel) -> None:
-    world = make("server", lm, preferred={"repetition_penalty": 1.2, "min_p": 0.1, "top_k": 5, "temperature": 0.3})
-    with pytest.raises(AssertionError, match="penalties"):
-        world.logic.generate({"input_ids": [1], "sampling_params": {}})
-    # the first look at the server takes what it prefers as it is; every request says all of it
-    body = world.engine._body(ASKED, 100)
-    made = world.logic.generate(body)
-    assert made["meta_info"]["completion_tokens"] == 6
+async def test_what_a_server_prefers_does_not_apply(make: Any, lm: LoadedModel) -> None:
+    plain = {"repetition_penalty": 1.2, "min_p": 0.1, "top_k": 5, "temperature": 0.3, "top_p": 0.5}
+    for preferred in (plain, {"regex": "[0-9]+"}, {"stop": ["a"]}, {"min_new_tokens": 9}, {"ignore_eos": True}):
+        world = make("server", lm, preferred=preferred)
+        with pytest.raises(AssertionError, match=r"penalties|asked for"):
+            world.logic.generate({"input_ids": [1], "sampling_params": {}})
+        # the first look at the server, and every request
+        made = await world.engine.generate(ASKED)
+        assert len(made.token_ids) == 6
 
 
 @pytest.mark.parametrize("where", ["server", "process"])

@@ -1,6 +1,8 @@
 """Any OpenAI-compatible server: somebody else's model, which can be evaluated and recorded, but not trained.
 
-What a server can do is found out by asking it (`uirl.inference.openai_probe`), not by its name:
+What is not said is the server's own (its settings, or the generation_config.json of its model), so every request says
+how to sample in all fields that the server takes. What a server can do is found out by asking it
+(`uirl.inference.openai_probe`), not by its name:
 
 - Token ids in, token ids and log-probs out (vLLM, or `uirl serve-model`), with the tokens of our tokenizer: prompts are
   sent as ids and responses keep the engine contract. Where the server reports the plain model's log-probs (vLLM without
@@ -19,6 +21,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -35,7 +38,18 @@ from uirl.inference.contract import (
 from uirl.inference.control_tokens import ControlTokens
 from uirl.inference.http_client import HTTPClient, Once
 from uirl.inference.models import LoadedModel
-from uirl.inference.openai_probe import TokenAbility, choose_model, probe_chat, probe_text, probe_tokens, read_pick
+from uirl.inference.openai_probe import (
+    NEUTRAL,
+    TokenAbility,
+    chat_probe,
+    choose_model,
+    probe_chat,
+    probe_neutral,
+    probe_text,
+    probe_tokens,
+    read_pick,
+    text_probe,
+)
 from uirl.inference.openai_wire import reply_text, wire_messages
 from uirl.limits import is_finite
 
@@ -43,6 +57,7 @@ if TYPE_CHECKING:
     from uirl.config import ConfigStore
 
 _LOG = logging.getLogger(__name__)
+_COMPLETIONS, _CHAT = "/completions", "/chat/completions"
 OPENAI = "https://api.openai.com/v1"
 _FINISHED = {
     "stop": "stop",
@@ -81,6 +96,7 @@ class OpenAIInferenceEngine(InferenceEngine):
         self._tokens = Once(self._probe_tokens)
         self._text = Once(self._probe_text)
         self._chat = Once(self._probe_chat)
+        self._neutral = {path: Once(partial(self._probe_neutral, path)) for path in (_COMPLETIONS, _CHAT)}
         self._renderer: ChatRenderer | None = None
         self._controls = ControlTokens(loaded)
         self._stats: dict[str, float] = {}
@@ -141,7 +157,7 @@ class OpenAIInferenceEngine(InferenceEngine):
             "max_tokens": self._room(request),
             "logprobs": 1,
             "return_token_ids": True,
-            **self._sampling(sampling),
+            **await self._sampling(sampling, _COMPLETIONS),
         }
         bans = ability.takes_bias and bool(self.loaded.banned_ids)
         if bans:
@@ -150,7 +166,7 @@ class OpenAIInferenceEngine(InferenceEngine):
             body["stop_token_ids"] = sorted(ends)
         elif sampling.stop_token_ids:
             raise ContractError(f"{self._client.base_url} takes no stop_token_ids; sample without")
-        answer = await self._client.post("/completions", body)
+        answer = await self._client.post(_COMPLETIONS, body)
         choice, pick = self._choice(answer), read_pick(answer)
         if pick is None or not 1 <= len(pick.ids) <= sampling.max_tokens:
             raise self._misshapen(f"1 to {sampling.max_tokens} token ids with as many log-probs", answer)
@@ -177,11 +193,11 @@ class OpenAIInferenceEngine(InferenceEngine):
         """A response as text, in our tokens for the record."""
         limit = await self._chat.get() if request.messages else None
         if limit is not None:
-            answer = await self._client.post("/chat/completions", await self._chat_body(request, limit))
+            answer = await self._client.post(_CHAT, await self._chat_body(request, limit))
             choice = self._choice(answer)
             text: Any = reply_text(choice.get("message"))
         elif not request.images and await self._text.get():
-            answer = await self._client.post("/completions", await self._text_body(request))
+            answer = await self._client.post(_COMPLETIONS, await self._text_body(request))
             choice = self._choice(answer)
             text = choice.get("text")
             if not isinstance(text, str):
@@ -201,7 +217,7 @@ class OpenAIInferenceEngine(InferenceEngine):
             "model": await self._model.get(),
             "messages": wire_messages(request.messages),
             limit: self._room(request),
-            **self._sampling(request.sampling),
+            **await self._sampling(request.sampling, _CHAT),
             **self._stop_words(request.sampling),
         }
         return body | ({"tools": self.tools} if self.tools else {})
@@ -211,7 +227,7 @@ class OpenAIInferenceEngine(InferenceEngine):
             "model": await self._model.get(),
             "prompt": self._as_text(request.prompt_ids),
             "max_tokens": self._room(request),
-            **self._sampling(request.sampling),
+            **await self._sampling(request.sampling, _COMPLETIONS),
             **self._stop_words(request.sampling),
         }
 
@@ -239,9 +255,10 @@ class OpenAIInferenceEngine(InferenceEngine):
 
     # -- parts of both -----------------------------------------------------------------------------------------
 
-    def _sampling(self, params: SamplingParams) -> dict[str, Any]:
-        """The fields that say how to sample. All of them: servers have defaults of their own."""
+    async def _sampling(self, params: SamplingParams, path: str) -> dict[str, Any]:
+        """The fields that say how to sample. All that the server takes: it has defaults of its own."""
         fields: dict[str, Any] = {"temperature": params.temperature, "top_p": params.top_p}
+        fields |= await self._neutral[path].get()
         if params.top_k > 0:
             fields["top_k"] = params.top_k
         return fields | ({} if params.seed is None else {"seed": params.seed})
@@ -277,10 +294,20 @@ class OpenAIInferenceEngine(InferenceEngine):
         return self._asked_model or await choose_model(self._client, self.loaded.name)
 
     async def _probe_tokens(self) -> TokenAbility | None:
-        found = await probe_tokens(self._client, await self._model.get(), self.loaded)
+        neutral = await self._neutral[_COMPLETIONS].get()
+        found = await probe_tokens(self._client, await self._model.get(), self.loaded, neutral)
         how = found or "text only: replies have no log-probs"
         _LOG.info("%s serves %s: %s", self._client.base_url, await self._model.get(), how)
         return found
+
+    async def _probe_neutral(self, path: str) -> dict[str, float]:
+        model = await self._model.get()
+        limit = await self._chat.get() if path == _CHAT else None
+        body = text_probe(model) if path == _COMPLETIONS else chat_probe(model, limit or "max_tokens")
+        taken = await probe_neutral(self._client, path, body)
+        if taken and (others := [name for name in NEUTRAL if name not in taken]):
+            _LOG.info("%s%s takes no %s: its own hold, if it has any", self._client.base_url, path, ", ".join(others))
+        return taken
 
     async def _probe_text(self) -> bool:
         return await probe_text(self._client, await self._model.get())

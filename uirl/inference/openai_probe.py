@@ -11,6 +11,17 @@ from uirl.inference.http_client import HTTPClient, ServerFailure
 from uirl.inference.models import LoadedModel
 from uirl.limits import is_finite
 
+NEUTRAL: Mapping[str, tuple[float, ...]] = {
+    "top_k": (-1, 0),
+    "min_p": (0.0,),
+    "typical_p": (1.0,),
+    "repetition_penalty": (1.0,),
+    "repeat_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+}
+"""Fields with which servers shape what they sample, and the values with which they do not (servers disagree on which
+means 'no limit'). What is not said is the server's own: its settings, or the generation_config.json of its model."""
 _SILENT = frozenset({401, 403, 408, 429})
 """Statuses that say nothing about what a server can do: a key is missing, or it is busy."""
 _SURE = 1e-3
@@ -61,10 +72,39 @@ async def choose_model(client: HTTPClient, default: str) -> str:
     return default
 
 
-async def probe_tokens(client: HTTPClient, model: str, loaded: LoadedModel) -> TokenAbility | None:
-    """How the server answers token ids; None: it does not, or its tokens are not those of `loaded`."""
+async def probe_neutral(client: HTTPClient, path: str, body: Mapping[str, Any]) -> dict[str, float]:
+    """The fields of `NEUTRAL` that the server takes at `path` beside `body`, with the values it takes."""
+    usual = {name: values[0] for name, values in NEUTRAL.items()}
+    if await _accepted(client, path, {**body, **usual}) is not None:
+        return usual
+    if await _accepted(client, path, body) is None:
+        return {}
+    taken: dict[str, float] = {}
+    for name, values in NEUTRAL.items():
+        for value in values:
+            if await _accepted(client, path, {**body, name: value}) is not None:
+                taken[name] = value
+                break
+    return taken
+
+
+def text_probe(model: str) -> dict[str, Any]:
+    """A request for one token after a text."""
+    return {"model": model, "prompt": "The quick brown fox", "max_tokens": 1}
+
+
+def chat_probe(model: str, limit: str) -> dict[str, Any]:
+    """A request for one token of an answer; `limit`: the field that says so."""
+    return {"model": model, "messages": [{"role": "user", "content": "Say ok."}], limit: 1}
+
+
+async def probe_tokens(
+    client: HTTPClient, model: str, loaded: LoadedModel, neutral: Mapping[str, float]
+) -> TokenAbility | None:
+    """How the server answers token ids; None: it does not, or its tokens are not those of `loaded`. `neutral`: what
+    `probe_neutral` found."""
     prompt = list(loaded.tokenizer("The quick brown fox", add_special_tokens=False)["input_ids"])
-    base = {"model": model, "prompt": prompt, "logprobs": 1, "return_token_ids": True, "max_tokens": 1}
+    base = {"model": model, "prompt": prompt, "logprobs": 1, "return_token_ids": True, "max_tokens": 1, **neutral}
 
     async def ask(**fields: Any) -> Pick | None:
         answer = await _accepted(client, "/completions", base | fields)
@@ -93,21 +133,19 @@ async def probe_tokens(client: HTTPClient, model: str, loaded: LoadedModel) -> T
 
 async def probe_text(client: HTTPClient, model: str) -> bool:
     """Whether the server continues a text."""
-    body = {"model": model, "prompt": "The quick brown fox", "max_tokens": 1}
-    return await _accepted(client, "/completions", body) is not None
+    return await _accepted(client, "/completions", text_probe(model)) is not None
 
 
 async def probe_chat(client: HTTPClient, model: str) -> str | None:
     """The name of the field that limits an answer of the chat API; None: there is no chat API for this model."""
-    body = {"model": model, "messages": [{"role": "user", "content": "Say ok."}]}
     try:
-        await client.post("/chat/completions", body | {"max_tokens": 1})
+        await client.post("/chat/completions", chat_probe(model, "max_tokens"))
     except ServerFailure as error:
         if not _says_no(error):
             raise
         if "max_completion_tokens" not in str(error):
             return None
-        await client.post("/chat/completions", body | {"max_completion_tokens": 1})
+        await client.post("/chat/completions", chat_probe(model, "max_completion_tokens"))
         return "max_completion_tokens"
     return "max_tokens"
 

@@ -49,6 +49,17 @@ _LOG = logging.getLogger(__name__)
 _BAN = -1e9
 """Added to the logit of a token that may not be sampled: JSON has no infinity, and exp(-1e9) is 0."""
 
+_NEUTRAL: Mapping[str, Any] = {
+    "min_p": 0.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "min_new_tokens": 0,
+    "ignore_eos": False,
+    **dict.fromkeys(("stop", "stop_regex", "regex", "json_schema", "ebnf", "structural_tag")),
+}
+"""What a server prefers (--preferred-sampling-params) must not change what is sampled from, nor where it ends."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Adapter:
@@ -189,7 +200,7 @@ class SGLangInferenceEngine(InferenceEngine):
         """Log-prob of the likeliest token after a short prompt."""
         body = {
             "input_ids": [self.loaded.end_ids[0]],
-            "sampling_params": {"max_new_tokens": 1, "temperature": temperature, "sampling_seed": 1},
+            "sampling_params": self._sampling(SamplingParams(1, temperature, seed=1), 1),
             "return_logprob": True,
             "logprob_start_len": -1,
             "top_logprobs_num": 1,
@@ -224,11 +235,7 @@ class SGLangInferenceEngine(InferenceEngine):
             "temperature": params.temperature,
             "top_p": params.top_p,
             "top_k": params.top_k or -1,
-            # what a server prefers (--preferred-sampling-params) must not change what is sampled from
-            "min_p": 0.0,
-            "frequency_penalty": 0.0,
-            "presence_penalty": 0.0,
-            "repetition_penalty": 1.0,
+            **_NEUTRAL,
             "stop_token_ids": sorted({*self.loaded.end_ids, *params.stop_token_ids}),
             "skip_special_tokens": False,
             "sampling_seed": seed,

@@ -120,6 +120,9 @@ def sampling_fields(params: SamplingParams, loaded: LoadedModel, room: int) -> d
         "top_k": 0 if greedy else params.top_k,
         "min_p": 0.0,
         "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "min_tokens": 0,
         "seed": params.seed,
         # all ends are named here, so that none comes from a generation_config.json
         "ignore_eos": True,

@@ -213,7 +213,8 @@ async def test_models_and_health(lm: LoadedModel) -> None:
         ({"tools": [ADD]}, "tools", "does not show tools"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not constrained"),
         ({"presence_penalty": 0.5}, "presence_penalty", "another distribution"),
-        ({"extra_body": {"repetition_penalty": 1.1}}, "repetition_penalty", "is not known here"),
+        ({"extra_body": {"repetition_penalty": 1.1}}, "repetition_penalty", "another distribution"),
+        ({"extra_body": {"mirostat": 2}}, "mirostat", "is not known here"),
         ({"messages": [user("word " * 5000)]}, "messages", "this model takes 4096"),
     ],
 )  # fmt: skip

@@ -81,7 +81,9 @@ def test_what_is_asked_for_arrives() -> None:
         ({"max_completion_tokens": 5, "max_tokens": 6}, "max_completion_tokens"),
         ({"n": 0}, "n"),
         ({"n": 33}, "n"),
-        ({"top_k": -1}, "top_k"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty"),
         ({"top_p": 0.0}, "top_p"),
         ({"temperature": -0.1}, "temperature"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -150,6 +152,8 @@ def test_what_says_nothing_is_taken() -> None:
     silent = {"top_logprobs": 0, "parallel_tool_calls": True, "response_format": {"type": "text"}}
     silent |= {"modalities": ["text"], "functions": [], "function_call": "none", "tool_choice": None}
     silent |= {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}}
+    silent |= {"repetition_penalty": 1.0, "repeat_penalty": 1, "min_p": 0.0, "typical_p": 1.0}
+    assert chat(top_k=-1).options.asked == {"top_k": 0}
     assert chat(**silent) == chat()
     assert completion(echo=False, suffix="", best_of=1, presence_penalty=0).options == completion().options
 

@@ -19,6 +19,16 @@ MAX_STOP_LENGTH = 256
 """Characters of a stop string."""
 MAX_STOP_IDS = 1024
 MAX_TOOLS = 1024
+_NEUTRAL: Mapping[str, Any] = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "repeat_penalty": 1,
+    "min_p": 0,
+    "typical_p": 1,
+    "logit_bias": {},
+}
+"""What may be said, because it changes nothing; in the words of OpenAI, vLLM, SGLang and llama.cpp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +118,8 @@ def read_completion_call(value: Any) -> CompletionCall:
 
 
 def _read_options(fields: Fields, max_tokens: int | None, log_probs: bool) -> CallOptions:
-    for name in ("presence_penalty", "frequency_penalty"):
-        fields.only(name, 0, why="penalties would make the log-probs those of another distribution")
-    fields.only("logit_bias", {}, why="a bias would make the log-probs those of another distribution")
+    for name, neutral in _NEUTRAL.items():
+        fields.only(name, neutral, why="it would make the log-probs those of another distribution than the learner's")
     fields.ignore("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
     stream = fields.take("stream", bool, False)
     usage = _read_stream_options(fields, stream)
@@ -145,9 +154,9 @@ def _read_sampling(fields: Fields, max_tokens: int | None) -> dict[str, Any]:
             SamplingParams(**{name: value})
         except ValueError as error:
             raise bad_request(str(error).removeprefix(f"SamplingParams.{name} "), name) from error
-    if asked.get("top_k", 0) < 0:
-        raise bad_request(f"must be at least 0 (0: no limit), got {asked['top_k']}", "top_k")
-    return asked
+    if asked.get("top_k", 0) < -1:
+        raise bad_request(f"must be at least 0 (0 or -1: no limit), got {asked['top_k']}", "top_k")
+    return asked | ({"top_k": 0} if asked.get("top_k") == -1 else {})
 
 
 def _read_stop_ids(values: list[Any] | None) -> tuple[int, ...] | None:
