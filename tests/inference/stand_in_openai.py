@@ -28,7 +28,8 @@ class StandInOpenAI(StandIn):
     `reports`: its log-probs are those after filters ('kept': vLLM's --logprobs-mode processed_logprobs), of the plain
     model ('raw'), after temperature ('scaled'), or after filters but not after temperature ('unscaled').
     `defaults`: fields that hold where a request does not say them, as those of a generation_config.json. `takes`:
-    further fields. `no_limit`: the values of top_k that mean so. `scripted`: messages that the chat API answers, in turn.
+    further fields. `no_limit`: the values of top_k that mean so. `scripted`: messages that the chat API answers, in
+    turn.
     """
 
     def __init__(self, loaded: LoadedModel, grade: str, **options: Any) -> None:

@@ -13,6 +13,7 @@ from uirl.inference.token_bytes import TokenBytes
 from uirl.rollout.endpoint.replies import Reply
 from uirl.rollout.endpoint.requests import CallOptions
 from uirl.rollout.endpoint.service import Answer
+from uirl.types import ToolCall
 
 _PIECES = re.compile(r"\S+\s*|\s+")
 
@@ -68,18 +69,18 @@ class Writer:
         last = {"logprobs": self._log_probs(reply), "finish_reason": reply.finish_reason, **self._token_ids(reply)}
         going = {"logprobs": None, "finish_reason": None}
         if not self._chat:
-            for piece in _PIECES.findall(reply.content):
+            for piece in pieces_of(reply.content):
                 yield {"text": piece, **going}
             yield {"text": "", **last}
             return
         yield {"delta": {"role": "assistant", "content": "" if not reply.calls else None}, **going}
-        for piece in _PIECES.findall(reply.content):
+        for piece in pieces_of(reply.content):
             yield {"delta": {"content": piece}, **going}
         for number, call in enumerate(_calls(reply)):
             arguments = call["function"]["arguments"]
             opening = call | {"index": number, "function": {"name": call["function"]["name"], "arguments": ""}}
             yield {"delta": {"tool_calls": [opening]}, **going}
-            for piece in _PIECES.findall(arguments):
+            for piece in pieces_of(arguments):
                 yield {"delta": {"tool_calls": [{"index": number, "function": {"arguments": piece}}]}, **going}
         yield {"delta": {}, **last}
 
@@ -99,21 +100,15 @@ class Writer:
         """One entry per sampled token, the end token included; None: not asked for."""
         if not self._options.log_probs:
             return None
-        generation = reply.generation
-        parts = [self._token_bytes.of(token) for token in generation.token_ids]
-        words = [part.decode(errors="replace") for part in parts]
-        values = list(generation.log_probs or ())
+        entries = token_entries(self._token_bytes, reply)
         if not self._chat:
+            words, values = [entry["token"] for entry in entries], [entry["logprob"] for entry in entries]
             offsets = [sum(len(word) for word in words[:i]) for i in range(len(words))]
             alternatives = [{word: value} for word, value in zip(words, values, strict=True)]
             return {
                 "tokens": words, "token_logprobs": values, "top_logprobs": alternatives, "text_offset": offsets
             }  # fmt: skip
-        content = [
-            {"token": word, "logprob": value, "bytes": list(part), "top_logprobs": []}
-            for word, part, value in zip(words, parts, values, strict=True)
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": entries, "refusal": None}
 
     def _token_ids(self, reply: Reply) -> dict[str, Any]:
         if not self._options.token_ids:
@@ -137,10 +132,29 @@ def _calls(reply: Reply) -> list[dict[str, Any]]:
         {
             "id": call.id,
             "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
+            "function": {"name": call.name, "arguments": written_arguments(call)},
         }
         for call in reply.calls
     ]
+
+
+def token_entries(token_bytes: TokenBytes, reply: Reply) -> list[dict[str, Any]]:
+    """Every sampled token with its log-prob, the end token included."""
+    generation = reply.generation
+    return [
+        {"token": part.decode(errors="replace"), "logprob": value, "bytes": list(part), "top_logprobs": []}
+        for part, value in zip(map(token_bytes.of, generation.token_ids), generation.log_probs or (), strict=True)
+    ]
+
+
+def pieces_of(text: str) -> list[str]:
+    """What a stream sends at a time: words."""
+    return _PIECES.findall(text)
+
+
+def written_arguments(call: ToolCall) -> str:
+    """The arguments of a call as JSON."""
+    return json.dumps(dict(call.arguments), ensure_ascii=False)
 
 
 def _event(data: dict[str, Any]) -> str:

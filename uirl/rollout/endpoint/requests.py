@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -82,7 +82,7 @@ def read_chat_call(value: Any) -> ChatCall:
     """The call in the JSON of a request. Raises a 400 that names the field."""
     fields = Fields(value)
     messages = read_messages(fields.take("messages", list))
-    tools, tools_key = _read_tools(fields.take("tools", list, []))
+    tools, key = _read_tools(fields.take("tools", list, []))
     parallel = fields.take("parallel_tool_calls", bool, True)
     names = [tool["function"]["name"] for tool in tools]
     choice = read_tool_choice(fields.raw("tool_choice"), parallel, names)
@@ -93,10 +93,14 @@ def read_chat_call(value: Any) -> ChatCall:
     fields.only("functions", [], why="use tools")
     fields.only("function_call", "none", why="use tool_choice")
     most = _agreeing(fields, "max_completion_tokens", "max_tokens")
-    options = _read_options(fields, most, log_probs)
+    options = read_options(fields, most, log_probs)
     fields.close()
-    ignored = dict.fromkeys(name for message in messages for name in message.ignored)
-    return ChatCall(options, messages, tools, tools_key, tuple(ignored)[:MOST_NOTED], choice)
+    return ChatCall(options, messages, tools, key, notes_of(messages), choice)
+
+
+def notes_of(messages: Iterable[WireMessage]) -> tuple[str, ...]:
+    """The fields of replies that were passed over, each once."""
+    return tuple(dict.fromkeys(name for message in messages for name in message.ignored))[:MOST_NOTED]
 
 
 def read_completion_call(value: Any) -> CompletionCall:
@@ -112,12 +116,13 @@ def read_completion_call(value: Any) -> CompletionCall:
     fields.only("echo", False, why="the prompt is not repeated")
     fields.only("suffix", "", why="nothing is filled in between")
     fields.only("best_of", 1, why="every reply is returned; use n")
-    options = _read_options(fields, fields.take("max_tokens", int, None), log_probs is not None)
+    options = read_options(fields, fields.take("max_tokens", int, None), log_probs is not None)
     fields.close()
     return CompletionCall(options, prompt)
 
 
-def _read_options(fields: Fields, max_tokens: int | None, log_probs: bool) -> CallOptions:
+def read_options(fields: Fields, max_tokens: int | None, log_probs: bool) -> CallOptions:
+    """What all kinds of calls may ask for; `max_tokens` and `log_probs` are said in different words."""
     for name, neutral in _NEUTRAL.items():
         fields.only(name, neutral, why="it would make the log-probs those of another distribution than the learner's")
     fields.ignore("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
@@ -216,8 +221,12 @@ def _read_tools(values: list[Any]) -> tuple[tuple[Mapping[str, Any], ...], str]:
         Fields(function.take("parameters", dict, {}), function.at("parameters"))
         function.take("strict", bool, False)  # not enforced: arguments are what the policy writes, as the guide says
         function.close()
-    key = json.dumps(values, ensure_ascii=False) if values else ""
-    return tuple(values), whole_text(key, "tools")
+    return tuple(values), tools_key(values)
+
+
+def tools_key(tools: Sequence[Any]) -> str:
+    """Equal for the same tools in the same words."""
+    return whole_text(json.dumps(tools, ensure_ascii=False) if tools else "", "tools")
 
 
 def _read_prompt(value: Any) -> str | tuple[int, ...]:

@@ -25,6 +25,8 @@ from uirl.rollout.endpoint.fields import Fields, read_json
 from uirl.rollout.endpoint.lengths import beside_the_loop
 from uirl.rollout.endpoint.problems import APIProblem, bad_request
 from uirl.rollout.endpoint.requests import read_chat_call, read_completion_call
+from uirl.rollout.endpoint.responses_answers import ResponsesWriter
+from uirl.rollout.endpoint.responses_requests import read_responses_call
 from uirl.rollout.endpoint.session import AgentSession
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ class _Routes:
         yield "GET", "/health", self.health, ANYBODY
         for prefix, who in (("/v1", OPERATOR), ("/sessions/{token}/v1", AGENT)):
             yield "POST", f"{prefix}/chat/completions", self.chat, who
+            yield "POST", f"{prefix}/responses", self.respond, who
             yield "POST", f"{prefix}/completions", self.complete, who
             yield "GET", f"{prefix}/models", self.models, who
             yield "GET", f"{prefix}/models/{{name:path}}", self.model, who
@@ -99,6 +102,13 @@ class _Routes:
         self._check_model(call.options.model, session)
         answer = await _unless_gone(request, self._endpoint.service.chat(call, session))
         return _written(Writer(self._endpoint.token_bytes, self._endpoint.model_name, call.options, answer, chat=True))
+
+    async def respond(self, request: Request) -> Response:
+        session = self._session(request)
+        call = await self._read(request, read_responses_call)
+        self._check_model(call.chat.options.model, session)
+        answer = await _unless_gone(request, self._endpoint.service.chat(call.chat, session))
+        return _written(ResponsesWriter(self._endpoint.token_bytes, self._endpoint.model_name, call, answer))
 
     async def complete(self, request: Request) -> Response:
         session = self._session(request)
@@ -197,7 +207,7 @@ def _check_key(request: Request, keys: list[str] | None) -> None:
         raise APIProblem(401, f"the API key {reason}; send it as 'Authorization: Bearer KEY'", code="invalid_api_key")
 
 
-def _written(writer: Writer) -> Response:
+def _written(writer: Writer | ResponsesWriter) -> Response:
     if not writer.streams:
         return JSONResponse(writer.body())
     return StreamingResponse(writer.events(), media_type="text/event-stream", headers={"cache-control": "no-cache"})

@@ -57,15 +57,20 @@ def read_messages(values: Sequence[Any]) -> tuple[WireMessage, ...]:
     if len(values) > MAX_MESSAGES:
         raise bad_request(f"expected at most {MAX_MESSAGES} messages, got {len(values)}", "messages")
     names: dict[str, str] = {}
-    pictures = _Pictures()
-    messages = [_read_message(value, f"messages[{i}]", names, pictures) for i, value in enumerate(values)]
+    pictures = Pictures()
+    messages = [read_message(value, f"messages[{i}]", names, pictures) for i, value in enumerate(values)]
+    check_answerable(messages, f"messages[{len(values) - 1}]")
+    return tuple(messages)
+
+
+def check_answerable(messages: Sequence[WireMessage], where: str) -> None:
+    """Raises a 400 that names `where` for a conversation that ends with a reply."""
     if messages[-1].message.role == "assistant":
         raise bad_request(
             "the last message is the assistant's; expected one that can be answered (replies are not continued)",
-            f"messages[{len(values) - 1}]",
+            where,
             "unsupported_value",
         )
-    return tuple(messages)
 
 
 def assistant_key(content: str, calls: Sequence[ToolCall]) -> str:
@@ -73,7 +78,7 @@ def assistant_key(content: str, calls: Sequence[ToolCall]) -> str:
     return _key("assistant", content, [[call.id, call.name, dict(call.arguments)] for call in calls])
 
 
-def _read_message(value: Any, where: str, names: dict[str, str], pictures: _Pictures) -> WireMessage:
+def read_message(value: Any, where: str, names: dict[str, str], pictures: Pictures) -> WireMessage:
     """One message; `names` (tool of each call id so far) grows by the calls it holds."""
     fields = Fields(value, where)
     said = fields.take("role", str)
@@ -95,15 +100,18 @@ def _read_message(value: Any, where: str, names: dict[str, str], pictures: _Pict
 
 def _read_tool(fields: Fields, content: Any, names: Mapping[str, str]) -> WireMessage:
     call_id = fields.take("tool_call_id", str)
-    if call_id not in names:
-        raise bad_request(
-            f"no earlier assistant message made a call {shown(call_id)}; a result follows its call",
-            fields.at("tool_call_id"),
-        )
     fields.take("name", str, "")
     fields.close()
     parts, _ = _read_content(content, fields.at("content"))
-    text = _joined(parts)
+    return tool_message(call_id, _joined(parts), names, fields.at("tool_call_id"))
+
+
+def tool_message(call_id: str, text: str, names: Mapping[str, str], where: str) -> WireMessage:
+    """What a call came back with. Raises a 400 that names `where` for a call that nobody made."""
+    if call_id not in names:
+        raise bad_request(
+            f"no earlier assistant message made a call {shown(call_id)}; a result follows its call", where
+        )
     return WireMessage(Message("tool", text, name=names[call_id], call_id=call_id), _key("tool", text, call_id))
 
 
@@ -123,8 +131,14 @@ def _read_assistant(fields: Fields, names: dict[str, str]) -> WireMessage:
     if content is None and not calls:
         raise bad_request("expected content or tool_calls, got neither", fields.at("content"))
     parts, _ = _read_content("" if content is None else content, fields.at("content"), ignored=ignored)
+    return assistant_message(_joined(parts), calls, names, ignored, name)
+
+
+def assistant_message(
+    text: str, calls: tuple[ToolCall, ...], names: dict[str, str], ignored: Sequence[str], name: str = ""
+) -> WireMessage:
+    """A reply; `names` grows by its calls."""
     names.update((call.id, call.name) for call in calls)
-    text = _joined(parts)
     message = Message("assistant", text, name=name, tool_calls=calls)
     return WireMessage(message, assistant_key(text, calls), tuple(dict.fromkeys(ignored)))
 
@@ -139,15 +153,20 @@ def _read_call(value: Any, where: str, ignored: list[str]) -> ToolCall:
     name, written = function.take("name", str), function.take("arguments", str)
     ignored += [f"tool_calls.{rest}" for rest in fields.rest()]
     ignored += [f"tool_calls.function.{rest}" for rest in function.rest()]
-    arguments = read_json(written, function.at("arguments"))
+    return ToolCall(name, read_arguments(written, function.at("arguments")), identity)
+
+
+def read_arguments(written: str, where: str) -> dict[str, Any]:
+    """The arguments of a call from their JSON. Raises a 400 that names `where`."""
+    arguments = read_json(written, where)
     if not isinstance(arguments, dict):
-        raise bad_request(f"expected a JSON object, got {shown(arguments)}", function.at("arguments"))
-    whole_text(json.dumps(arguments, ensure_ascii=False), function.at("arguments"))
-    return ToolCall(name, arguments, identity)
+        raise bad_request(f"expected a JSON object, got {shown(arguments)}", where)
+    whole_text(json.dumps(arguments, ensure_ascii=False), where)
+    return arguments
 
 
 def _read_content(
-    content: Any, where: str, pictures: _Pictures | None = None, ignored: list[str] | None = None
+    content: Any, where: str, pictures: Pictures | None = None, ignored: list[str] | None = None
 ) -> tuple[list[str | None], tuple[Screenshot, ...]]:
     """(texts, with None where a picture stands; the pictures). `pictures` None: none are taken. `ignored` grows by the
     fields that are passed over; None: none are."""
@@ -178,7 +197,7 @@ def _read_content(
     return parts, tuple(shots)
 
 
-class _Pictures:
+class Pictures:
     """The pictures of one request."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ class Refusal(Exception):
     kind = "request"
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
-        super().__init__(message)
+        super().__init__(without_addresses(message))
         self.retry_after = retry_after
 
     @property
@@ -100,4 +100,4 @@ def describe(error: Exception) -> tuple[int, Mapping[str, str], dict[str, Any]]:
 
 def body(kind: str, message: str) -> dict[str, Any]:
     """The body of an answer that is an error."""
-    return {"error": {"kind": kind, "message": without_addresses(message)}}
+    return {"error": {"kind": kind, "message": message}}
