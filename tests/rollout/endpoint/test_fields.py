@@ -55,7 +55,8 @@ def test_what_is_asked_for_arrives() -> None:
     streamed = chat(stream=True, stream_options={"include_usage": True, "include_obfuscation": True})
     assert (streamed.options.stream, streamed.options.include_usage) == (True, True)
     assert chat(stream=True, stream_options={}).options.include_usage is False
-    for name in ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"):
+    without_effect = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+    for name in (*without_effect, "reasoning_effort", "verbosity"):
         assert chat(**{name: {"any": "thing"}}).options == chat().options
 
 

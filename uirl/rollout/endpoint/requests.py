@@ -92,6 +92,7 @@ def read_chat_call(value: Any) -> ChatCall:
     fields.only("modalities", ["text"], why="replies are text")
     fields.only("functions", [], why="use tools")
     fields.only("function_call", "none", why="use tool_choice")
+    fields.ignore("reasoning_effort", "verbosity")
     most = _agreeing(fields, "max_completion_tokens", "max_tokens")
     options = read_options(fields, most, log_probs)
     fields.close()
