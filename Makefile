@@ -77,18 +77,20 @@ test-vllm: .venv-vllm/.ready
 	  cp scripts/torchvision_on_cpu.py "$$site" && echo 'import torchvision_on_cpu' > "$$site/torchvision_on_cpu.pth"
 	touch $@
 
-# what uirl offers, used by the programs of others: Gymnasium and its learners, TRL and the loaders of datasets, in an
-# environment of its own
+# what uirl offers, used by the programs of others: Gymnasium and its learners, TRL and the loaders of datasets, agents
+# written for OpenAI's API, OpenEnv's client, and the reference servers of MCP (with Node.js), in an environment of its own
 test-clients: .venv-clients/.ready
 	.venv-clients/bin/python -m pytest -m clients tests/clients
 
-.venv-clients/.ready: requirements-clients.txt pyproject.toml
+.venv-clients/.ready: requirements-clients.txt requirements-mcp-servers.txt pyproject.toml
+	sh scripts/install_node.sh
 	$(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-clients.txt
 	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 	  --target .venv-clients/datasets-3.6 datasets==3.6.0 dill==0.3.8 multiprocess==0.70.16 fsspec==2025.3.0
 	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 	  --target .venv-clients/datasets-4.5 datasets==4.5.0 dill==0.4.0 multiprocess==0.70.18 fsspec==2025.10.0
+	npm install --silent --no-audit --no-fund --no-save --prefix .venv-clients $$(grep -v '^#' requirements-mcp-servers.txt)
 	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+os.environ.setdefault("OPENAI_AGENTS_DISABLE_TRACING", "1")
 
 
 @pytest.fixture(autouse=True)
