@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import signal
+import faulthandler
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,16 +18,10 @@ TEXT = "model.model_name=uirl/tiny-lm"
 
 @pytest.fixture
 def no_hanging() -> Iterator[None]:
-    """Ends a test that waits for a dead process; a run of this file takes a minute."""
-
-    def tell(*_: Any) -> None:
-        raise AssertionError("the run is still waiting after 8 minutes")
-
-    before = signal.signal(signal.SIGALRM, tell)
-    signal.alarm(480)
+    """Ends the session where a run waits for a dead process for ever, in a call of Ray's that no exception reaches."""
+    faulthandler.dump_traceback_later(1800, exit=True)
     yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    faulthandler.cancel_dump_traceback_later()
 
 
 pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("one_ray", "no_hanging")]
