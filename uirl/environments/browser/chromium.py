@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 from uirl.environments.browser.cdp import CdpConnection
+from uirl.environments.browser.files import FOLDER
 from uirl.environments.browser.page import Page
 from uirl.environments.browser.pipe import PipeEnds
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
@@ -223,6 +224,7 @@ class _BrowserProcess:
         self.executable = executable
         self._owner = os.getpid()
         sweep(_PROFILES)
+        sweep(FOLDER)
         self._scratch = ScratchFolder(_PROFILES)
         self._profile = self._scratch.path
         self._log = self._profile / "browser.log"
