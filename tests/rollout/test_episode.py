@@ -61,6 +61,9 @@ async def test_real_engine_log_probs_survive_into_the_sample(vlm) -> None:
     assert [p for p, own in zip(sample.rollout_log_probs, sample.response_mask, strict=True) if own] == recorded
     assert len(sample.images) == 3
     assert sample.token_ids.count(vlm.vision.image_token_id) == 12
+    cut = ["length" if turn.response_ids[-1] not in vlm.end_ids else "stop" for turn in record.turns]
+    assert [turn.finish_reason for turn in record.turns] == cut
+    assert "length" in cut
 
 
 @pytest.mark.parametrize("images", [1, 2])
