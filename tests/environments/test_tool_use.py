@@ -330,7 +330,7 @@ async def test_failures_of_the_inner_environment_and_of_tools_are_ours() -> None
 
     def broken(x: int) -> int:
         """Fails."""
-        raise KeyError(x)
+        raise ConnectionResetError(x)
 
     session = await begin(ToolEnvironment(environment=Raises()))
     with pytest.raises(EnvironmentFailure, match=r"Raises\.step raised OSError: the cable was pulled"):
@@ -338,7 +338,7 @@ async def test_failures_of_the_inner_environment_and_of_tools_are_ours() -> None
     assert session.broken
     await session.close()
     session = await begin(ToolEnvironment(registry=[broken]))
-    with pytest.raises(EnvironmentFailure, match="tool 'broken' raised KeyError"):
+    with pytest.raises(EnvironmentFailure, match="tool 'broken' raised ConnectionResetError"):
         await session.step(calls(("broken", {"x": 1})))
 
 

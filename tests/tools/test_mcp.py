@@ -155,10 +155,25 @@ def test_calls_from_any_thread_and_loop(server: MCPServer) -> None:
 async def test_a_slow_tool_is_cut_off_and_the_connection_stays(server: MCPServer) -> None:
     registry = ToolRegistry(server.tools())
     registry["slow"].timeout = 0.1
-    with pytest.raises(EpisodeTimeout, match="did not return within"):
-        await ask(registry, "slow", seconds=30)
+    late = await ask(registry, "slow", seconds=30)
+    assert (late.success, late.result) == (False, "the call did not return within 0.1 s")
     assert (await ask(registry, "add", a=1)).result == "2"
     assert not server.lost
+
+
+async def test_a_server_that_answers_nothing_else_either_is_a_failure(
+    server: MCPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = ToolRegistry(server.tools())
+    registry["slow"].timeout = 0.1
+
+    async def silent(self: MCPServer) -> bool:
+        return False
+
+    assert await server.answers()
+    monkeypatch.setattr(MCPServer, "answers", silent)
+    with pytest.raises(EpisodeTimeout, match=r"within 0\.1 s, and what it depends on does not answer"):
+        await ask(registry, "slow", seconds=30)
 
 
 async def test_a_server_that_dies_fails_the_episodes_and_not_the_run() -> None:

@@ -30,6 +30,7 @@ from uirl.tools import (
     ToolDefinition,
     ToolError,
     ToolRegistry,
+    blame,
 )
 from uirl.types import ToolCall, ToolResult
 
@@ -209,13 +210,61 @@ async def test_what_comes_back_says_what_was_called() -> None:
 
 @pytest.mark.parametrize("inline", [True, False])
 @pytest.mark.parametrize(
-    "error", [ValueError("boom"), KeyError("boom"), SystemExit(3), StopIteration("boom"), ConfigError("boom")]
+    "error",
+    [
+        *(ValueError("boom"), KeyError("boom"), RecursionError("boom"), SystemExit(3), StopIteration("boom")),
+        *(FileNotFoundError(2, "boom"), PermissionError(13, "boom"), TimeoutError("boom"), MemoryError()),
+    ],
+    ids=lambda error: type(error).__name__,
 )
-async def test_our_mistakes_are_failures(error: BaseException, inline: bool) -> None:
+async def test_what_a_call_brings_about_is_told_to_the_policy_and_to_the_person(
+    error: BaseException, inline: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    blame._MISHAPS.clear()
+    registry = ToolRegistry([raising(error, inline)])
+    for _ in range(11):
+        got = await ask(registry, "fail")
+        assert (got.success, got.result) == (False, f"the call failed: {type(error).__name__}: {error}")
+    assert [f"(time {n} in" in record.getMessage() for n, record in zip((1, 10), caplog.records, strict=True)] == [
+        True,
+        True,
+    ]
+    assert caplog.records[0].getMessage().startswith(f"tool 'fail' raised {type(error).__name__}")
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    """As after `raise error from cause`."""
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError("boom"),
+        OSError(28, "no space left on device"),
+        OSError("the cable was pulled"),
+        ModuleNotFoundError("no module named httpx"),
+        ConfigError("boom"),
+        caused(RuntimeError("boom"), caused(ValueError("boom"), ConnectionRefusedError("boom"))),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_what_no_argument_brings_about_is_a_failure(error: BaseException, inline: bool) -> None:
     registry = ToolRegistry([raising(error, inline)])
     with pytest.raises(EnvironmentFailure, match=f"tool 'fail' raised {type(error).__name__}") as caught:
         await ask(registry, "fail")
     assert caught.value.__cause__ is error
+
+
+async def test_a_tool_says_what_its_failures_are() -> None:
+    fetch, query = raising(ConnectionRefusedError("boom")), raising(LookupError("the database is away"))
+    fetch.failures = ()  # the policy says which host
+    assert (await ask(ToolRegistry([fetch]), "fail")).success is False
+    query.failures = (LookupError,)
+    with pytest.raises(EnvironmentFailure, match="tool 'fail' raised LookupError"):
+        await ask(ToolRegistry([query]), "fail")
 
 
 async def test_typed_failures_pass_as_they_are() -> None:
@@ -355,9 +404,21 @@ async def test_a_call_beyond_its_time_is_cut_off(kind: str) -> None:
 
     function = {"blocking": blocking, "awaited": awaited, "stubborn": stubborn}[kind]
     registry = ToolRegistry([FunctionTool(function, name="slow", timeout=0.05)])
-    with pytest.raises(EpisodeTimeout, match=r"tool 'slow' did not return within 0\.05 s"):
-        await ask(registry, "slow")
+    late = await ask(registry, "slow")
+    assert (late.success, late.result) == (False, "the call did not return within 0.05 s")
     free.set()
+
+
+async def test_a_slow_call_to_what_does_not_answer_is_a_failure() -> None:
+    class Remote(FunctionTool):
+        async def is_well(self) -> bool:
+            return False
+
+    async def awaited() -> None:
+        await asyncio.sleep(20)
+
+    with pytest.raises(EpisodeTimeout, match=r"tool 'awaited' did not return within 0\.05 s, and what it depends on"):
+        await ask(ToolRegistry([Remote(awaited, timeout=0.05)]), "awaited")
 
 
 async def test_a_tool_that_still_runs_takes_no_further_call() -> None:
@@ -369,11 +430,11 @@ async def test_a_tool_that_still_runs_takes_no_further_call() -> None:
         return 1
 
     registry = ToolRegistry([FunctionTool(slow, timeout=0.05)])
-    with pytest.raises(EpisodeTimeout):
-        await ask(registry, "slow")
-    for again in (lambda: ask(registry, "slow"), lambda: asyncio.to_thread(registry.reset)):
-        with pytest.raises(EnvironmentFailure, match=r"still busy .* take a fresh spawn"):
-            await again()
+    assert not (await ask(registry, "slow")).success
+    again = await ask(registry, "slow")
+    assert (again.success, again.result) == (False, "slow is still busy with an earlier call")
+    with pytest.raises(EnvironmentFailure, match=r"still busy .* take a fresh spawn"):
+        registry.reset()
     free.set()
     assert left.wait(20)
     while any(thread.name == "tool-slow" for thread in threading.enumerate()):
@@ -390,8 +451,7 @@ async def test_a_cancelled_call_leaves_its_thread_behind() -> None:
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    with pytest.raises(EnvironmentFailure, match="still busy"):
-        await ask(registry, "left")
+    assert (await ask(registry, "left")).result == "left is still busy with an earlier call"
     free.set()
 
 
@@ -561,8 +621,7 @@ def test_a_call_that_never_returns_does_not_keep_the_thread_pool() -> None:
     """A hung tool runs on a daemon thread, which no pool joins at exit."""
     free = threading.Event()
     registry = ToolRegistry([FunctionTool(lambda: free.wait(60), name="hung", timeout=0.01)])
-    with pytest.raises(EpisodeTimeout):
-        registry.execute_tool("hung")
+    assert registry.execute_tool("hung") == (False, "the call did not return within 0.01 s")
     assert [thread.daemon for thread in threading.enumerate() if thread.name == "tool-hung"] == [True]
     free.set()
     asyncio.run(registry.close())

@@ -44,16 +44,20 @@ class Tool(ABC):
     `name` and `description` (empty: the class name as `my_tool`, the docstring of `execute`) and type hints on
     `execute`, which then gets what the hints say (an Enum, a dataclass).
 
-    `execute` returns plain data (what JSON holds). A mistake of the policy is a `ToolError`; every other exception is
-    ours, and the episode is not evidence.
+    `execute` returns plain data (what JSON holds). A mistake of the policy is a `ToolError`. Every other exception is
+    shown to the policy too, since an argument can bring it about, and the person is warned; where something else is at
+    fault raise EnvironmentFailure, or name the exception in `failures`: the episode is then not evidence.
     """
 
     name: str = ""
     description: str = ""
     definition: ToolDefinition = cast(ToolDefinition, _FROM_EXECUTE)
     timeout: float | None = 30.0
-    """Seconds per call, after which the episode is not evidence; None: no limit. A limit that the policy is to feel is
-    a `ToolError` of the tool itself. Calls with `runs_inline` cannot be cut off."""
+    """Seconds per call, after which it is given up: the policy is told, where the tool `is_well`; None: no limit. Calls
+    with `runs_inline` cannot be cut off."""
+    failures: tuple[type[BaseException], ...] = (OSError, ImportError)
+    """What `execute` raises where not the call is at fault but a server, a disk, the set-up. Of OSErrors those about a
+    path or a time limit do not count: arguments bring them about."""
     runs_inline: bool = False
     """True: `execute` is quick and never blocks, and is called on the caller's thread. False: a synchronous `execute`
     runs on a thread of its own for every call."""
@@ -72,6 +76,11 @@ class Tool(ABC):
 
     def reset(self, seed: int | None = None) -> None:
         """A new episode begins."""
+
+    async def is_well(self) -> bool:
+        """Asked where a call took longer than `timeout`: whether what the tool depends on answers at all. True: the
+        call itself was too much, which the policy is told; False: the episode is not evidence."""
+        return True
 
     def spawn(self) -> Tool:
         """Another, independent instance for a parallel episode. Default: a deep copy."""

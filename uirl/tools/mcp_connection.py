@@ -81,6 +81,14 @@ class MCPConnection:
             return failed
         return self._thread.submit(self._call(name, arguments))
 
+    def ask(self) -> Future[None]:
+        """Done when the server has answered a question that every server can answer: what its tools are."""
+        if self.ended:
+            failed: Future[None] = Future()
+            failed.set_exception(self._lost())
+            return failed
+        return self._thread.submit(self._ask())
+
     def close(self) -> None:
         """Ends session, process and thread. A second call does nothing."""
         held, self._held = self._held, None
@@ -140,6 +148,12 @@ class MCPConnection:
         result: dict[str, Any] = answer.model_dump(mode="json", by_alias=True, exclude_none=True)
         return result
 
+    async def _ask(self) -> None:
+        try:
+            await self._client.list_tools()
+        except Exception as error:
+            raise self._translated(error) from error
+
     def _translated(self, error: Exception) -> Exception:
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED, INVALID_PARAMS, INVALID_REQUEST
@@ -154,6 +168,8 @@ class MCPConnection:
             self._broken = True
             self._stop.set()
             return self._lost()
+        if isinstance(error, MCPError):
+            return Refused(f"the server could not answer: {error.message}")  # it is there, and did not come to grips
         return EnvironmentFailure(f"MCP server {self._target.name}: {type(error).__name__}: {error}")
 
     def _lost(self) -> EnvironmentFailure:

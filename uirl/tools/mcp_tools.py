@@ -46,7 +46,8 @@ class MCPServer:
             headers: Sent with every request to `url`, for example an authorization.
             prefix: Put before the names of the tools, where two servers use the same ones.
             connect_timeout: Seconds until the server has listed its tools.
-            call_timeout: Seconds of one call; then the episode is not evidence.
+            call_timeout: Seconds of one call; then the policy is told, or, where the server answers nothing else
+                either, the episode is not evidence.
         """
         if (command is None) == (url is None):
             raise ConfigError(f"MCPServer got command={command!r} and url={url!r}; expected one of the two")
@@ -125,6 +126,17 @@ class MCPServer:
         result: dict[str, Any] = await asyncio.wrap_future(future)
         return result
 
+    async def answers(self) -> bool:
+        """Whether the server answers within `connect_timeout` seconds what its tools are."""
+        try:
+            async with asyncio.timeout(self._target.connect_timeout):
+                await asyncio.wrap_future(self._connected().ask())
+        except Refused:  # an answer, too
+            return True
+        except (EnvironmentFailure, TimeoutError):
+            return False
+        return True
+
     def __deepcopy__(self, memo: dict[int, Any]) -> MCPServer:
         return self  # parallel episodes share the connection
 
@@ -177,6 +189,10 @@ class MCPTool(Tool):
         if result.get("isError"):
             raise ToolError("\n".join(content))
         return "\n".join(content) if content else result.get("structuredContent")
+
+    async def is_well(self) -> bool:
+        """Whether the server answers another question."""
+        return await self.server.answers()
 
     def reset(self, seed: int | None = None) -> None:
         """A new episode; connects again where the connection was lost, and blocks until then."""

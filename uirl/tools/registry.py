@@ -19,6 +19,7 @@ from uirl.errors import (
 )
 from uirl.limits import shown
 from uirl.tools.base import FunctionTool, Tool, ToolError
+from uirl.tools.blame import is_failure, told
 from uirl.tools.execution import LoopThread, TimedOut, execute, runs_without_loop
 from uirl.tools.results import cut, read_result
 from uirl.types import ToolCall, ToolResult
@@ -28,8 +29,8 @@ class ToolRegistry:
     """Tools by name. Parallel episodes each take a `spawn()`.
 
     Who is told what: an unknown name, arguments that do not fit and a `ToolError` are the policy's mistakes and come
-    back as results with `success` False. Everything else a tool raises is an `EnvironmentFailure`, a call beyond its
-    time an `EpisodeTimeout`.
+    back as results with `success` False. So does what else a call brings about, and a call beyond its time; the person
+    is warned, since it may be a mistake of the tool. What the tool names as its `failures` is an `EnvironmentFailure`.
     """
 
     def __init__(self, tools: Iterable[Tool | Callable[..., Any]] = ()) -> None:
@@ -118,7 +119,10 @@ class ToolRegistry:
         """A new episode: resets every tool. Raises `EnvironmentFailure` where one cannot be."""
         for tool in self:
             name = tool.definition.name
-            self._refuse_occupied(name)
+            if self._is_occupied(name):
+                raise EnvironmentFailure(
+                    f"tool {name!r} is still busy with a call that was given up; take a fresh spawn()"
+                )
             try:
                 tool.reset(seed)
             except RolloutFailure:
@@ -178,30 +182,31 @@ class ToolRegistry:
 
     async def _run(self, tool: Tool, arguments: dict[str, Any]) -> Any:
         name = tool.definition.name
-        self._refuse_occupied(name)
+        if self._is_occupied(name):
+            raise ToolError(f"{name} is still busy with an earlier call")
         try:
             return await execute(tool, arguments, lambda thread: self._left_behind.update({name: thread}))
         except (ToolError, RolloutFailure):
             raise
         except TimedOut:
-            raise EpisodeTimeout(
-                f"tool {name!r} did not return within {tool.timeout:g} s; raise its timeout, or raise ToolError in "
-                "the tool for limits that the policy is to feel"
-            ) from None
+            late = f"tool {name!r} did not return within {tool.timeout:g} s"
+            if not await tool.is_well():
+                raise EpisodeTimeout(f"{late}, and what it depends on does not answer") from None
+            raise told(name, "took too long", f"the call did not return within {tool.timeout:g} s") from None
         except (Exception, SystemExit) as error:  # a tool must not end the run
             if isinstance(error.__cause__, StopIteration):
                 error = error.__cause__  # Python turns one that leaves a coroutine into a RuntimeError
-            raise EnvironmentFailure(
-                f"tool {name!r} raised {type(error).__name__}: {error}; a mistake of the policy is a ToolError"
-            ) from error
+            said = f"{type(error).__name__}: {error}"
+            if is_failure(error, tool.failures):
+                raise EnvironmentFailure(f"tool {name!r} raised {said}") from error
+            raise told(name, f"raised {type(error).__name__}", f"the call failed: {said}") from error
 
-    def _refuse_occupied(self, name: str) -> None:
+    def _is_occupied(self, name: str) -> bool:
+        """Whether a call that was given up still runs."""
         thread = self._left_behind.get(name)
-        if thread is None:
-            return
-        if thread.is_alive():
-            raise EnvironmentFailure(f"tool {name!r} is still busy with a call that was given up; take a fresh spawn()")
-        del self._left_behind[name]
+        if thread is not None and not thread.is_alive():
+            del self._left_behind[name]
+        return name in self._left_behind
 
     def _as_text(self, error: ToolError, tool: Tool | None) -> str:
         told = without_addresses(str(error)).encode(errors="replace").decode()
