@@ -11,7 +11,7 @@ import pytest
 from tests.inference_vllm.running import GAP, SMALL
 from uirl.config import load_config
 from uirl.metrics import read_metrics
-from uirl.rollout.episode import RewardFunction
+from uirl.rollout.reward import RewardFunction
 from uirl.training.loop import RayPPOTrainer
 
 pytestmark = pytest.mark.vllm

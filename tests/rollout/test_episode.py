@@ -10,10 +10,10 @@ import pytest
 
 from tests.inference.pictures import picture
 from tests.rollout.worlds import Countdown, Fragile, collector, play_with, scripted, specs
-from uirl.errors import AlignmentError, ContractError
+from uirl.errors import AlignmentError, ContractError, JudgeFailure
 from uirl.inference import ScriptedInferenceEngine, TransformersInferenceEngine
 from uirl.rollout import ContextWindow, EpisodeLimits, ExpertPlayer, derive_seed, samples_of
-from uirl.rollout.episode import apply_reward
+from uirl.rollout.reward import _WARNED, apply_reward
 from uirl.types import Action, Failure, Observation, Trajectory, Turn
 
 
@@ -140,6 +140,15 @@ async def test_an_episode_that_is_cut_before_its_score_is_a_failure_and_not_a_ze
         )
         assert record.failure.kind == "timeout"
         assert f"({reason})" in record.failure.message
+
+    class Scored(Late):
+        async def score_now(self) -> Any:
+            return 0.25, {"success": False}
+
+    scored = collector(lm, Scored(length=9), limits=EpisodeLimits(max_turns=2))
+    (record,) = await scored.collect(specs(1), play_with(scripted(lm, "yes")))
+    assert (record.failure, record.stop_reason, record.rewards) == (None, "max_turns", [1.0, 1.25])
+    assert (record.metrics["success"], record.turns[-1].info["success"]) == (0.0, False)
     (whole,) = await collector(lm, Late(length=2)).collect(specs(1), play_with(scripted(lm, "yes")))
     assert (whole.failure, whole.stop_reason) == (None, "terminated")
     judged = collector(lm, Late(length=9), limits=EpisodeLimits(max_turns=2), reward_fn=lambda record: 0.5)
@@ -209,6 +218,37 @@ def test_the_reward_function_sets_the_total() -> None:
     assert record.rewards == [1.0, 3.0]
     apply_reward(record, lambda trajectory, environment: environment.length, Countdown(length=7))
     assert record.total_reward() == 7.0
+
+
+@pytest.mark.parametrize("bad", ["x", "nan", "1e999"])
+async def test_what_a_reward_function_cannot_read_counts_as_nothing_once_it_has_read_others(lm, bad: str) -> None:
+    def number(record: Trajectory) -> float:
+        return float(record.actions[-1])
+
+    class Losing(Countdown):
+        def step(self, action: str) -> Any:
+            observation, reward, *rest = super().step(action)
+            return observation, reward - 2.0, *rest
+
+    for env, total in ((Countdown(length=1), 0.0), (Losing(length=1), -2.0)):
+        runner = collector(lm, env, reward_fn=number, retries=0, parallel=1)
+        (first,) = await runner.collect(specs(1), play_with(scripted(lm, bad)))
+        assert (first.failure is None) is (total < 0), "nothing was known of the function yet"
+        (second,) = await runner.collect(specs(1), play_with(scripted(lm, "7")))
+        assert second.total_reward() == 7.0
+        (third,) = await runner.collect(specs(1), play_with(scripted(lm, bad)))
+        assert (third.failure, third.total_reward()) == (None, total)
+
+
+async def test_a_reward_function_may_say_that_it_cannot_judge(lm) -> None:
+    def judge(record: Trajectory) -> float:
+        if record.actions[-1] == "no":
+            raise JudgeFailure("the judge's server is away")
+        return 1.0
+
+    runner = collector(lm, Countdown(length=1), reward_fn=judge, retries=0, parallel=1)
+    played = [(await runner.collect(specs(1), play_with(scripted(lm, said))))[0] for said in ("yes", "no")]
+    assert [record.failure and record.failure.kind for record in played] == [None, "judge"]
 
 
 @pytest.mark.parametrize("bad", [lambda t: float("nan"), lambda t: None, lambda t: 1 / 0, lambda t: t.nonsense])
@@ -296,10 +336,14 @@ class Surprising(Countdown):
         return replace(observation, images=(picture(1),)), *rest
 
 
-async def test_a_late_picture_for_a_text_model_is_a_failure_of_the_environment(lm) -> None:
-    (record,) = await collector(lm, Surprising(), retries=0).collect(specs(1), play_with(scripted(lm, "yes")))
-    assert record.failure is not None
-    assert record.failure.kind == "environment"
-    assert "is a text model" in record.failure.message
+async def test_a_late_picture_for_a_text_model_ends_the_episode_and_is_told(
+    lm, caplog: pytest.LogCaptureFixture
+) -> None:
+    _WARNED.clear()
+    played = await collector(lm, Surprising(), retries=0).collect(specs(11), play_with(scripted(lm, "yes")))
+    assert {(record.failure, record.stop_reason, record.rewards[0]) for record in played} == {(None, "unshowable", 1.0)}
+    told = [record.getMessage() for record in caplog.records if "cannot be made a prompt" in record.getMessage()]
+    assert ["(time 1 in" in told[0], "(time 10 in" in told[1], len(told)] == [True, True, 2]
+    assert "is a text model" in told[0]
     with pytest.raises(ContractError, match="is a text model"):  # the first one is for the person
         await collector(lm, Countdown(pictures=True)).collect(specs(1), play_with(scripted(lm, "yes")))

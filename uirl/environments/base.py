@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -43,11 +44,14 @@ class BaseEnvironment(ABC):
     """True: every episode of a task begins in the same state, so that `reset` needs no seed. Methods that compare the
     episodes of a group need this or a `reset` that takes `seed`; a run then has no held-out instances of a task."""
     scored_at_end: bool = False
-    """True: what an episode was worth is known only where the environment ends it. One that the run cuts before (turns,
-    tokens, time) is then a failure: it has no score, which is not a score of 0."""
+    """True: what an episode was worth is known only where the environment ends it. Of one that the run cuts before
+    (turns, tokens, time) `score_now` is asked; where that does not tell, the episode is a failure: it has no score,
+    which is not a score of 0."""
 
     _done: bool = False
     """For a subclass to set; cleared before each reset."""
+    _step_limit: float = math.inf
+    """Seconds after which whoever plays this instance gives a step up; the session sets it."""
 
     def __init__(self, config: Any = None) -> None:
         self.config = config
@@ -90,6 +94,11 @@ class BaseEnvironment(ABC):
         """The current state as text, equal in equal states: what 'gigpo' compares the turns of a group by. None: what
         the agent sees is the state. Worth writing where one observation does not tell the whole state ("higher"), or
         tells more than it (a clock)."""
+        return None
+
+    def score_now(self) -> Any:
+        """(reward, info) of an episode that the run ends here, as `step` gives them with the last action; may be
+        `async def`, and is not followed by a step. Asked where `scored_at_end` is set. None: not known."""
         return None
 
     def controls(self) -> Mapping[str, BaseEnvironment | Action | str]:

@@ -50,6 +50,15 @@ def read_step(value: Any, where: str) -> StepResult:
     )
 
 
+def read_score(value: Any, where: str) -> tuple[float, dict[str, Any]] | None:
+    """What `score_now` returned: a reward and an info, or None."""
+    if value is None:
+        return None
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise EnvironmentFailure(f"{where} returned {_describe(value)}; expected (reward, info), or None")
+    return _read_reward(value[0], where), _read_info(value[1], where)
+
+
 def read_observation(value: Any, where: str) -> Observation:
     """An observation whose images are screenshots, taken now: the environment may draw on its own picture again."""
     if isinstance(value, str):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.results import STEP_SHAPES, read_reset, read_step
+from uirl.environments.results import STEP_SHAPES, read_reset, read_score, read_step
 from uirl.environments.worker import TimedOut, Worker, within
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
 from uirl.limits import shown
@@ -38,6 +38,7 @@ class EnvironmentSession:
             if not seconds > 0:
                 raise ContractError(f"{name} must be positive seconds, got {seconds!r}")
         self.env, self._cuts, self._turns = env, cuts, 0
+        env._step_limit = step_timeout
         self._worker = Worker(f"environment-{type(env).__name__}")
         self._broken: str | None = None
         self._state = "new"  # new -> running -> done -> running ...; abandoned: a call may still run; closed
@@ -102,6 +103,18 @@ class EnvironmentSession:
 
         action: Action | None = await self._call("expert_action", read)
         return action
+
+    async def score(self) -> tuple[float, dict[str, Any]] | None:
+        """Ends the episode here: what its last action is worth, and what is to be noted; None: that is not known.
+
+        Raises `EnvironmentFailure`, `EpisodeTimeout`, or ContractError outside of an episode.
+        """
+        self._refuse_unusable("score_now")
+        if self._state != "running":
+            raise ContractError(f"{self._name}: score_now was called outside of an episode; expected reset() before it")
+        scored: tuple[float, dict[str, Any]] | None = await self._call("score_now", read_score)
+        self._state = "done"
+        return scored
 
     async def state_description(self) -> str:
         """The environment's state as text."""
@@ -179,7 +192,7 @@ class EnvironmentSession:
     async def _call(self, method: str, read: Callable[[Any, str], Any], *args: Any, **kwargs: Any) -> Any:
         """What `read` makes of the method's answer; every failure typed, the session marked."""
         where = f"{self._name}.{method}"
-        option = "reset_timeout" if method in ("reset", "close") else "step_timeout"
+        option = "reset_timeout" if method in ("reset", "close", "score_now") else "step_timeout"
         limit = self._limits[option]
         try:
             return await self._answer(getattr(self.env, method), read, where, limit, args, kwargs)

@@ -20,7 +20,8 @@ from uirl.inference.models import LoadedModel, load_model
 from uirl.inference.openai_engine import OPENAI, OpenAIInferenceEngine
 from uirl.parsers import create_parser
 from uirl.rollout.conversation import ContextWindow
-from uirl.rollout.episode import EnginePlayer, EpisodeLimits, EpisodeSpec, RewardFunction, run_episode
+from uirl.rollout.episode import EnginePlayer, EpisodeLimits, EpisodeSpec, run_episode
+from uirl.rollout.reward import RewardFunction
 from uirl.types import Task, Trajectory
 
 AGENT_TYPES = {"mai_ui_agent": "mai_ui"}

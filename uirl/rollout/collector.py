@@ -14,7 +14,8 @@ from uirl.images import ImageStore
 from uirl.inference.chat import ChatRenderer
 from uirl.parsers.base import ActionParser
 from uirl.rollout.conversation import ContextWindow
-from uirl.rollout.episode import EpisodeLimits, EpisodeSpec, Player, RewardFunction, derive_seed, run_episode
+from uirl.rollout.episode import EpisodeLimits, EpisodeSpec, Player, derive_seed, run_episode
+from uirl.rollout.reward import RewardFunction
 from uirl.types import Failure, Trajectory
 
 MakePlayer = Callable[[EpisodeSpec], Player]

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
-import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from uirl.environments.base import BaseEnvironment
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import (
     ContractError,
     EnvironmentFailure,
     EpisodeTimeout,
-    JudgeFailure,
     PromptTooLong,
     RolloutFailure,
 )
@@ -26,9 +21,8 @@ from uirl.inference.contract import GenerationRequest, InferenceEngine, Sampling
 from uirl.inference.messages import Message
 from uirl.parsers.base import ActionParser
 from uirl.rollout.conversation import Context, ContextWindow, Conversation
+from uirl.rollout.reward import RewardFunction, apply_reward, warn
 from uirl.types import Action, Failure, Observation, StepResult, Task, Trajectory, Turn
-
-RewardFunction = Callable[..., float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +155,7 @@ async def run_episode(
         if reward_fn is not None:
             apply_reward(episode.record, reward_fn, session.env)
         elif session.env.scored_at_end:
-            episode.require_score()
+            await episode.require_score()
     except RolloutFailure as error:
         episode.fail(error)
     finally:
@@ -172,16 +166,19 @@ async def run_episode(
 async def play_turn(episode: Episode, talk: Conversation, player: Player, chat: ChatRenderer) -> Observation:
     """One model call and one step; the next observation.
 
-    A prompt that leaves no room for a reply ends the episode ('token_budget'): what the policy did filled it. Raises
-    PromptTooLong where that is so before its first reply, which is nobody's doing.
+    A prompt that leaves no room for a reply ends the episode ('token_budget'): what the policy did filled it. So does
+    one that cannot be made of what its last action brought up ('unshowable'). Raises PromptTooLong, or what is wrong,
+    where that is so before its first reply, which is nobody's doing.
     """
     try:
         context = talk.context()
-    except ContractError as error:
+    except (ContractError, EnvironmentFailure) as error:
         if not episode.record.turns:
             raise
         # the first prompt could be shown: what came up later is the doing of this episode, and ends no run
-        raise EnvironmentFailure(f"what the environment showed cannot be made a prompt: {error}") from error
+        warn("after a reply the environment showed what cannot be made a prompt, which ends the episode", error)
+        episode.record.stop_reason = "unshowable"
+        return episode.observation
     try:
         room = episode.room(context)
         started = time.perf_counter()
@@ -253,15 +250,23 @@ class Episode:
             self.record.stop_reason = self._limit_reached()
         return self.see(result.observation)
 
-    def require_score(self) -> None:
-        """Nothing, where the environment ended the episode. Raises EpisodeTimeout where a limit of the run did."""
+    async def require_score(self) -> None:
+        """Nothing, where the environment ended the episode; where a limit of the run did, its score is asked for and is
+        the last reward. Raises EpisodeTimeout where the environment has none to tell."""
         turns = self.record.turns
-        if not turns or not turns[-1].done:
+        if turns and turns[-1].done:
+            return
+        scored = await self.session.score() if turns else None
+        if scored is None:
             raise EpisodeTimeout(
                 f"the run cut the episode after {len(turns)} turns ({self.record.stop_reason}) and its score was never "
-                f"known; keep the environment's own limit (max_turns={self.session.env.max_turns}) below the run's: "
-                "inference.max_turns, rollout.max_tokens, rollout.max_seconds"
+                f"known; keep the environment's own limit (max_turns={self.session.env.max_turns}) below the run's "
+                "(inference.max_turns, rollout.max_tokens, rollout.max_seconds), or write its score_now"
             )
+        reward, info = scored
+        turns[-1] = replace(turns[-1], reward=turns[-1].reward + reward, info={**turns[-1].info, **info})
+        if info.get("success") is not None:
+            self.record.metrics["success"] = float(info["success"])
 
     def fail(self, error: RolloutFailure) -> None:
         """Records that the episode is no evidence."""
@@ -328,25 +333,6 @@ def _why(result: StepResult) -> str:
     if result.terminated:
         return "terminated"
     return "max_turns" if result.observation.info.get("out_of_turns") is True else "truncated"
-
-
-def apply_reward(record: Trajectory, reward_fn: RewardFunction, environment: BaseEnvironment) -> None:
-    """Makes the episode's total reward what `reward_fn(trajectory)` or `reward_fn(trajectory, environment)` says.
-
-    The rewards of the turns keep their shape: what the function adds or takes stands on the last turn. Raises
-    JudgeFailure where it raises or returns something that is not a finite number.
-    """
-    wants = len(inspect.signature(reward_fn).parameters)
-    try:
-        value = reward_fn(record, environment) if wants >= 2 else reward_fn(record)
-        total = float(value)
-    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
-        raise JudgeFailure(f"the reward function failed: {type(error).__name__}: {error}") from error
-    if not math.isfinite(total):
-        raise JudgeFailure(f"the reward function returned {total}; expected a finite number")
-    if record.turns:
-        last = record.turns[-1]
-        record.turns[-1] = replace(last, reward=last.reward + total - record.total_reward())
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -18,7 +18,8 @@ from uirl.learner import Learner, Policy
 from uirl.parsers import create_parser
 from uirl.rollout.collector import Collector, MakePlayer
 from uirl.rollout.conversation import ContextWindow
-from uirl.rollout.episode import EnginePlayer, EpisodeLimits, RewardFunction
+from uirl.rollout.episode import EnginePlayer, EpisodeLimits
+from uirl.rollout.reward import RewardFunction
 from uirl.training.reach import require_shared_instances, require_tasks_arrive
 from uirl.training.task_sets import TaskSets, task_sets
 

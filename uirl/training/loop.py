@@ -17,7 +17,7 @@ from uirl.errors import CheckpointError, ConfigError
 from uirl.event_loop import EventLoopThread, sigterm_as_ctrl_c
 from uirl.learner import Policy, load_checkpoint, save_checkpoint
 from uirl.metrics import plain_row
-from uirl.rollout.episode import RewardFunction
+from uirl.rollout.reward import RewardFunction
 from uirl.rollout.samples import anchors_of, samples_of_all
 from uirl.training.assembly import Assembly, assemble, sampling_of
 from uirl.training.channel import Channel, Group, LocalChannel

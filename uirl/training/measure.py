@@ -15,7 +15,7 @@ from uirl.errors import CheckpointError, ConfigError, StorageError
 from uirl.event_loop import EventLoopThread
 from uirl.learner import Policy, latest_checkpoint, load_policy
 from uirl.learner.folder import number_of
-from uirl.rollout.episode import RewardFunction
+from uirl.rollout.reward import RewardFunction
 from uirl.storage import TrajectoryStore, free_run_name, run_of
 from uirl.training.assembly import assemble
 from uirl.training.evaluation import EvaluationReport, evaluate_episodes, require_evidence

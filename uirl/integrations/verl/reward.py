@@ -18,7 +18,8 @@ from uirl.event_loop import EventLoopThread
 from uirl.images import ImageStore
 from uirl.integrations.verl.agent_loop import spec_of
 from uirl.parsers import create_parser
-from uirl.rollout.episode import Episode, EpisodeLimits, RewardFunction, apply_reward
+from uirl.rollout.episode import Episode, EpisodeLimits
+from uirl.rollout.reward import RewardFunction, apply_reward
 from uirl.types import Trajectory
 
 

@@ -20,8 +20,8 @@ from uirl.integrations.verl.roles import check_placement
 from uirl.integrations.verl.settings import Settings
 from uirl.integrations.verl.worlds import picture_options
 from uirl.metrics import read_metrics
-from uirl.rollout.episode import RewardFunction
 from uirl.rollout.multi_turn import MultiTurnInferenceEngine
+from uirl.rollout.reward import RewardFunction
 from uirl.storage import RunDirectory, free_run_name
 from uirl.training.progress import say
 from uirl.training.reach import require_shared_instances, require_tasks_arrive

@@ -20,7 +20,8 @@ from uirl.integrations.verl.settings import Settings
 from uirl.parsers import create_parser
 from uirl.rollout.collector import Collector
 from uirl.rollout.conversation import ContextWindow
-from uirl.rollout.episode import EpisodeLimits, RewardFunction
+from uirl.rollout.episode import EpisodeLimits
+from uirl.rollout.reward import RewardFunction
 from uirl.types import Trajectory
 
 

@@ -18,7 +18,8 @@ from uirl.inference.contract import SamplingParams
 from uirl.rollout.endpoint.problems import APIProblem, bad_request
 from uirl.rollout.endpoint.replies import Reply
 from uirl.rollout.endpoint.transcript import Exchange, Prompt, Transcript
-from uirl.rollout.episode import EpisodeLimits, apply_reward, derive_seed
+from uirl.rollout.episode import EpisodeLimits, derive_seed
+from uirl.rollout.reward import apply_reward
 from uirl.types import Failure, Task, Trajectory, Verdict
 
 TOO_LONG = "context_length_exceeded"
