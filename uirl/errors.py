@@ -109,3 +109,8 @@ def did_you_mean(got: str, known: Iterable[str]) -> str:
     if near:
         return f"did you mean {near[0]!r}?"
     return "known: " + ", ".join(known[:100]) + (f", and {len(known) - 100} more" if len(known) > 100 else "")
+
+
+def is_round(count: int) -> bool:
+    """Whether a count is 1, 10, 100 and so on: when to say once more what happens often."""
+    return str(count).rstrip("0") == "1"

@@ -37,11 +37,6 @@ NONFINITE = "metrics/nonfinite"
 """How many values of a row were NaN or infinite. The row has it only where there were some."""
 
 
-def is_round(count: int) -> bool:
-    """Whether a count is 1, 10, 100 and so on: when to say once more what happens often."""
-    return str(count).rstrip("0") == "1"
-
-
 def reduction_of(name: str) -> Reduction:
     """How values of this name become one number. A suffix beats a prefix, 'mean' is the rest."""
     for suffix, reduction in REDUCTION_OF_SUFFIX.items():

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from uirl.environments.browser import pipe
-from uirl.environments.browser.cdp import CdpConnection
+from uirl.environments.browser import cdp, pipe
+from uirl.environments.browser.cdp import CdpConnection, TooMuch
 from uirl.environments.browser.pipe import PipeEnds
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
 
@@ -279,7 +279,7 @@ async def test_a_browser_that_reads_nothing_is_a_time_out() -> None:
 
 
 async def test_a_message_without_end_is_not_collected_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipe, "LONGEST_MESSAGE", 1 << 20)
+    monkeypatch.setattr(pipe, "ENDLESS", 1 << 20)
 
     async def flood(browser: Browser) -> None:
         await browser.recv()
@@ -291,6 +291,31 @@ async def test_a_message_without_end_is_not_collected_for_ever(monkeypatch: pyte
         with pytest.raises(EnvironmentFailure, match="more than 1048576 bytes in one message"):
             await connection.call("a")
     assert lost == ["lost"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b'"' + b"x" * (1 << 20) + b'"', b"[" + b"1," * (1 << 12) + b"1]", b"[" * 5000 + b"]" * 5000],
+    ids=["long", "many values", "deep"],
+)
+async def test_an_answer_that_is_too_much_is_refused_and_disturbs_nobody(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipe, "LONGEST_MESSAGE", 1 << 16)
+    monkeypatch.setattr(cdp, "MOST_VALUES", 1 << 10)
+
+    async def much(browser: Browser) -> None:
+        numbers = [json.loads(await browser.recv())["id"] for _ in range(2)]
+        await browser.send_raw(b'{"method": "event", "params": {"value": %s}}\0' % answer)
+        await browser.send_raw(b'{"id":%d,"result":{"value":%s}}\0' % (numbers[0], answer))
+        await browser.send_raw(b'{"id":%d,"result":{"value":1}}\0' % numbers[1])
+
+    async with connected(much) as (connection, lost):
+        first, second = await asyncio.gather(connection.call("a"), connection.call("b"), return_exceptions=True)
+        assert isinstance(first, TooMuch)
+        assert f"its answer has {len(answer) + 28} bytes" in str(first)
+        assert second == {"value": 1}
+        assert (lost, connection.lost) == ([], None)
 
 
 def test_the_end_of_the_event_loop_ends_the_connection() -> None:

@@ -208,26 +208,6 @@ async def test_an_address_that_never_ends_loading_is_left(monkeypatch: pytest.Mo
         await env.close()
 
 
-@pytest.mark.parametrize("action", [HANG, NAG])
-async def test_a_page_that_hangs_is_a_time_out_and_the_next_reset_works(action: Action) -> None:
-    env = Trouble()
-    await env.reset(seed=1)
-    before = len(processes())
-    connection = await Chromium.shared()._connected()
-    usual, connection.timeout = connection.timeout, 1.0
-    with pytest.raises(EpisodeTimeout, match=r"did not answer within 1\.0 s"):
-        await env.step(action)
-    connection.timeout = usual
-    with pytest.raises(EnvironmentFailure, match="broken"):
-        await env.step(COUNT)
-    assert await solves(env)
-    assert Chromium.shared().starts == 1
-    await env.close()
-    async with asyncio.timeout(30):  # the process of the hung page ends with its context
-        while len(processes()) >= before:
-            await asyncio.sleep(0.05)
-
-
 async def test_dialogs_are_answered_and_told() -> None:
     env = Trouble()
     await env.reset(seed=1)

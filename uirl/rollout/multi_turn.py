@@ -261,10 +261,9 @@ class MultiTurnInferenceEngine:
         replies = len(episode.record.turns)
         self.engine.run(play_turn(episode, talk, player, chat))
         if len(episode.record.turns) == replies:
-            raise ContractError(
-                f"the conversation is over ({episode.record.stop_reason}): it fills the context of the model; start a "
-                "new one"
-            )
+            full = episode.record.stop_reason == "token_budget"
+            why = "it fills the context of the model" if full else "what it showed cannot be made a prompt"
+            raise ContractError(f"the conversation is over ({episode.record.stop_reason}): {why}; start a new one")
         return episode.record.turns[-1].action.text
 
     @property

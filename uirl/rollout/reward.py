@@ -12,8 +12,7 @@ from typing import Any
 from weakref import WeakSet
 
 from uirl.environments.base import BaseEnvironment
-from uirl.errors import JudgeFailure
-from uirl.metrics import is_round
+from uirl.errors import JudgeFailure, is_round
 from uirl.types import Trajectory
 
 _LOG = logging.getLogger(__name__)

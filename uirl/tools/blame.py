@@ -7,8 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 
-from uirl.errors import UirlError
-from uirl.metrics import is_round
+from uirl.errors import UirlError, is_round
 from uirl.tools.base import ToolError
 
 _LOG = logging.getLogger(__name__)

@@ -6,13 +6,17 @@ import asyncio
 import contextlib
 import itertools
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from uirl.environments.browser.pipe import PipeEnds, Wire
+from uirl.environments.browser.pipe import LONGEST_MESSAGE, PipeEnds, Wire
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
 
+MOST_VALUES = 1 << 19
+"""Of one message, by its commas: reading so many takes a fifth of a second, in which no other page is heard."""
+_NUMBER = re.compile(rb'\s*\{\s*"id"\s*:\s*(\d+)')
 EventHandler = Callable[[Mapping[str, Any]], None]
 
 
@@ -22,6 +26,10 @@ class Refused(EnvironmentFailure):
     def __init__(self, method: str, reason: str) -> None:
         super().__init__(f"{method}: the browser refused: {reason}")
         self.reason = reason
+
+
+class TooMuch(Refused):
+    """The browser's answer is too long to be read: a page decides how much there is to say of it."""
 
 
 @dataclass(slots=True)
@@ -147,13 +155,26 @@ class CdpConnection:
         finally:
             self.end("the connection to the browser was closed")
 
-    def _read(self, message: bytes) -> None:
+    def _read(self, message: bytes, length: int) -> None:
         if self._lost is not None:
             return
         try:
-            self._receive(json.loads(message))
+            if length > len(message) or message.count(b",") > MOST_VALUES:
+                self._pass_over(message, length)
+            else:
+                self._receive(json.loads(message))
+        except RecursionError:
+            self._pass_over(message, length)
         except Exception as error:  # whatever it is must reach those who wait for the browser
             self.end(f"the connection to the browser broke: {type(error).__name__}: {error}")
+
+    def _pass_over(self, message: bytes, length: int) -> None:
+        """Tells who waits for it that a message is too long; nobody waits for an event."""
+        numbered = _NUMBER.match(message)
+        waiting = self._pending.get(int(numbered[1])) if numbered else None
+        if waiting is not None and not waiting.answer.done():
+            most = f"expected at most {LONGEST_MESSAGE} bytes, {MOST_VALUES} values and a depth that Python reads"
+            waiting.answer.set_exception(TooMuch(waiting.method, f"its answer has {length} bytes; {most}"))
 
     def _receive(self, message: Mapping[str, Any]) -> None:
         if "id" not in message:

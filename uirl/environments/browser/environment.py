@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import logging
 import math
 import random
 from abc import abstractmethod
@@ -21,6 +22,7 @@ from uirl.environments.browser.capacity import pages_that_fit
 from uirl.environments.browser.chromium import Chromium, find_executable
 from uirl.environments.browser.dialogs import Blocked
 from uirl.environments.browser.elements import Element
+from uirl.environments.browser.hanging import in_time
 from uirl.environments.browser.looking import find_marks, numbers_of, tree_of
 from uirl.environments.browser.marks import Mark, draw_marks
 from uirl.environments.browser.navigation import PageLost, TabClosed, Threw
@@ -34,6 +36,7 @@ from uirl.types import Action, Observation, StepResult, Task
 
 MOST_NAMED = 2000
 """Elements that have a number, in the picture or the tree."""
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +54,10 @@ class PageEnvironment(BaseEnvironment):
     """One page in a real browser: a picture in, an action of the vocabulary out.
 
     A subclass writes `begin` and `judge`. A reply that cannot be read, an unknown action and a position outside of the
-    picture are the model's mistakes: the next observation says so and the turn is spent. A page that crashes or closes
-    itself after an action ends the episode as lost (`lost`), since an action can bring that about. A page that hangs is
-    an `EpisodeTimeout`, which cannot be told from a busy machine, and one that is killed or loses its browser an
+    picture are the model's mistakes: the next observation says so and the turn is spent. A page that crashes, closes
+    itself or hangs after an action ends the episode as lost (`lost`), since an action can bring that about. A hang is
+    told from a busy machine by another page of the same browser, which answers in time; where that does not, it is an
+    `EpisodeTimeout`. So is a page that hangs before the first action, and one that is killed or loses its browser is an
     `EnvironmentFailure`; the next `reset` has a page again.
 
     Spending the last turn is an end of the task (terminated), not a cut: a critic that bootstraps from cut episodes
@@ -217,9 +221,12 @@ class PageEnvironment(BaseEnvironment):
         if self._done or page is None:
             raise RuntimeError("step after the end of an episode; call reset first")
         self._turns += 1
+        if self._turns == 1:
+            await page.answers()  # one that hangs before any action does not by the policy's doing
         try:
-            result = await self._step(page, action)
+            result = await in_time(self._step(page, action), self._browser(), page, self._step_limit)
         except PageLost as error:
+            _LOG.warning("%s: an action lost the page: %s", type(self).__name__, error)
             lost = self.lost(str(error))
             info = {"success": False, **lost.info, "lost": str(error)}
             result = StepResult(Observation(f"the page is gone: {error}", (), info), lost.reward, terminated=True)
@@ -320,10 +327,14 @@ class PageEnvironment(BaseEnvironment):
         if self._page is not None and (self._page.broken or not self.keeps_page or self._reach != reach):
             await self.close()
         if self._page is None:
-            browser = Chromium.shared(reach, self._frame.zoom)
-            self._page, self._reach = await browser.new_page(*self._frame.page), reach
+            self._reach = reach
+            self._page = await self._browser().new_page(*self._frame.page)
             await self.furnish(self._page)
         return self._page
+
+    def _browser(self) -> Chromium:
+        """That of this environment's page."""
+        return Chromium.shared(self._reach, self._frame.zoom)
 
     async def _look(self, page: Page, words: Sequence[str], info: Mapping[str, Any]) -> Observation:
         """The picture, and what is to be read: words, and the accessibility tree where it is wanted."""

@@ -16,6 +16,14 @@ from uirl.environments.browser.tab import Tab
 
 MOST_MARKS = 200
 _MOST_HOSTS = 50
+MOST_NODES = 10_000
+"""Elements and texts of a page whose accessibility tree is asked for."""
+_COUNT = f"""(() => {{
+  const walker = document.createTreeWalker(document);
+  let count = 0;
+  while (count <= {MOST_NODES} && walker.nextNode()) count++;
+  return count;
+}})()"""
 _AGAIN = f"function () {{ return {CLICKABLE}([this], true); }}"
 
 _OWNER = """function (points) {
@@ -69,8 +77,15 @@ async def place_of(tab: Tab, element: Element) -> tuple[float, float] | None:
 
 
 async def tree_of(tab: Tab) -> list[dict[str, Any]]:
-    """The nodes of the accessibility tree, with those of the frames under theirs; `frame` says whose a node is."""
+    """The nodes of the accessibility tree, with those of the frames under theirs; `frame` says whose a node is.
+
+    Of a page with more than `MOST_NODES` one that says so: the browser would take seconds to tell of them all.
+    """
     await tab.frames.ready()
+    if await tab.evaluate(_COUNT, apart=True) > MOST_NODES:
+        said = f"(a page of more than {MOST_NODES} elements and texts, too many to list)"
+        role, name = {"value": "StaticText"}, {"value": said}
+        return [{"nodeId": "0", "role": role, "name": name, "frame": tab.target, "session": tab.session}]
     whole = await tab.of_one_document(lambda: tab.call("Accessibility.getFullAXTree"), "its tree")
     nodes = [node | {"frame": tab.target, "session": tab.session} for node in whole["nodes"]]
     if not tab.frames:

@@ -6,15 +6,23 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from uirl.environments.browser.cdp import CdpConnection, Refused
+from uirl.environments.browser.cdp import CdpConnection, Refused, TooMuch
 from uirl.errors import EnvironmentFailure
 
 STARTS_WITHIN = 0.25
 """Seconds in which a requested navigation starts; the browser forgets some without a word (a blocked address)."""
 
 
-MOVED = ("Inspected target navigated", "Execution context was destroyed", "Cannot find context", "Promise was coll")
+MOVED = (
+    *("Inspected target navigated", "Execution context was destroyed", "Cannot find context", "Promise was coll"),
+    "Not attached to an active page",
+)
 """How the browser refuses a call where the page has left the document it was for."""
+UNTOLD = (
+    *("Object reference chain is too long", "Object couldn't be returned by value"),
+    "Failed to convert response to JSON",
+)
+"""How the browser refuses a call whose answer JSON does not hold."""
 LEFT = "the page leaves"
 """With what a call is cancelled that the page may never answer, since it leaves."""
 
@@ -157,6 +165,11 @@ def is_moved(error: BaseException) -> bool:
     if isinstance(error, asyncio.CancelledError):
         return error.args == (LEFT,)
     return isinstance(error, Refused) and error.reason.startswith(MOVED)
+
+
+def is_untold(error: BaseException) -> bool:
+    """Whether a call was refused because its answer cannot be told: a page decides how much there is to say of it."""
+    return isinstance(error, TooMuch) or (isinstance(error, Refused) and error.reason.startswith(UNTOLD))
 
 
 def value_of(answer: Mapping[str, Any], expression: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from uirl.environments.browser import keyboard, pointer
 from uirl.environments.browser.cdp import CdpConnection, Refused
-from uirl.environments.browser.dialogs import Dialog
+from uirl.environments.browser.dialogs import Blocked, Dialog
 from uirl.environments.browser.files import PageFiles
 from uirl.environments.browser.navigation import TabClosed, Threw, is_moved
 from uirl.environments.browser.preparing import Preparation
@@ -30,6 +30,8 @@ FULLSCREEN = """document.fullscreenElement ? new Promise(done => {
     document.exitFullscreen();
 }) : false"""
 """JavaScript: leaves the full screen; whether there was any to leave."""
+MAX_DIALOGS = 100
+"""Dialogs between two looks at the notices, after which a page is lost: it would go on asking for ever."""
 _TOGETHER = 64  # input events sent before the first answer
 
 
@@ -50,6 +52,7 @@ class Page:
         self._closed = False
         self._background: set[asyncio.Task[Any]] = set()
         self._notices: list[str] = []
+        self._dialogs = 0  # since the notices were taken
         self._clipboard = ""
         self._pointer = (0.0, 0.0)
         self._held: set[str] = set()  # keys
@@ -289,8 +292,13 @@ class Page:
 
     def take_notices(self) -> list[str]:
         """What a person would have noticed since the last call: dialogs and their words, windows that opened."""
-        taken, self._notices = self._notices, []
+        taken, self._notices, self._dialogs = self._notices, [], 0
         return taken
+
+    async def answers(self) -> None:
+        """Returns when the page has answered. Raises EpisodeTimeout where it does not."""
+        with contextlib.suppress(Refused, Blocked):  # it has left, or asks something
+            await self._call("Runtime.evaluate", {"expression": "0"})
 
     async def close(self) -> None:
         """Frees the page and its context, also where the page hangs or the browser is gone. Twice is fine."""
@@ -351,6 +359,10 @@ class Page:
 
     def _on_dialog(self, tab: Tab, event: Mapping[str, Any]) -> None:
         """Accepts it, or leaves it to the policy: a dialog stops the page, and nobody else would answer it."""
+        self._dialogs += 1
+        if self._dialogs > MAX_DIALOGS:
+            tab.end(f"the page asked more than {MAX_DIALOGS} times in one step", own_doing=True)
+            return
         if self.asks_policy and tab is self.tabs.shown and event["type"] != "alert":
             tab.block(Dialog(event["type"], event["message"], event.get("defaultPrompt", "")))
             return

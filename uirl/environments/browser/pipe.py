@@ -10,8 +10,11 @@ from typing import IO, NamedTuple
 
 CAPACITY = 1 << 20
 """Bytes of a pipe, where the system gives as many: a picture comes in few pieces."""
-LONGEST_MESSAGE = 1 << 28
-"""Bytes. A page decides how long the answer to a question about it is; the largest pictures take a few million."""
+LONGEST_MESSAGE = 1 << 26
+"""Bytes. A page decides how long the answer to a question about it is; the largest pictures take some ten million. Of a
+longer message the beginning alone is kept."""
+ENDLESS = 1 << 28
+"""Bytes of one message after which the browser is ended."""
 
 
 class PipeEnds(NamedTuple):
@@ -26,8 +29,9 @@ class PipeEnds(NamedTuple):
 class Wire(asyncio.Protocol):
     """Messages in and out of a pair of pipes, in order."""
 
-    def __init__(self, on_message: Callable[[bytes], None], on_end: Callable[[str], None]) -> None:
-        """`on_message` gets each message without its zero byte; `on_end`, when either pipe is gone, the reason."""
+    def __init__(self, on_message: Callable[[bytes, int], None], on_end: Callable[[str], None]) -> None:
+        """`on_message` gets each message, without its zero byte and cut at `LONGEST_MESSAGE`, and its length; `on_end`
+        gets the reason when either pipe is gone."""
         self._on_message = on_message
         self._on_end = on_end
         self._parts: list[bytes] = []  # of a message whose end has not come
@@ -58,15 +62,21 @@ class Wire(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         *ended, rest = data.split(b"\0")
         for part in ended:
-            message = b"".join([*self._parts, part])
+            self._take(part)
+            message, length = b"".join(self._parts), self._held
             self._parts.clear()
             self._held = 0
-            self._on_message(message)
+            self._on_message(message, length)
         if rest:
-            self._parts.append(rest)
-            self._held += len(rest)
-        if self._held > LONGEST_MESSAGE:
-            self._on_end(f"the browser sent more than {LONGEST_MESSAGE} bytes in one message, and is ended")
+            self._take(rest)
+
+    def _take(self, part: bytes) -> None:
+        room = LONGEST_MESSAGE - self._held
+        if room > 0:
+            self._parts.append(part[:room])
+        self._held += len(part)
+        if self._held > ENDLESS:
+            self._on_end(f"the browser sent more than {ENDLESS} bytes in one message, and is ended")
 
     def connection_lost(self, error: Exception | None) -> None:
         self._on_end("the browser ended")

@@ -11,9 +11,19 @@ from typing import Any, Literal
 from uirl.environments.browser.cdp import CdpConnection, Refused
 from uirl.environments.browser.dialogs import Blocked, Dialog
 from uirl.environments.browser.frames import Frames
-from uirl.environments.browser.navigation import MOVED, Navigation, PageLost, TabClosed, Unopened, is_moved, value_of
+from uirl.environments.browser.navigation import (
+    MOVED,
+    Navigation,
+    PageLost,
+    TabClosed,
+    Threw,
+    Unopened,
+    is_moved,
+    is_untold,
+    value_of,
+)
 from uirl.environments.browser.world import World
-from uirl.errors import EnvironmentFailure
+from uirl.errors import EnvironmentFailure, EpisodeTimeout
 
 LOAD_SECONDS = 20.0
 _BY_VALUE = {"returnByValue": True, "awaitPromise": True}
@@ -97,7 +107,7 @@ class Tab:
             return await self._connection.call(method, params, session=session or self.session, timeout=timeout)
         except BaseException as error:
             # Cancelled, timed out or refused: what the page did meanwhile is unknown.
-            if isinstance(error, Blocked) or self.closed:
+            if isinstance(error, Blocked) or self.closed or is_untold(error):
                 raise
             if not is_moved(error) and not (session is not None and isinstance(error, Refused)):
                 self._broken = self._broken or f"{method} did not finish: {error!r}"
@@ -197,14 +207,18 @@ class Tab:
         self.check()
 
     async def _stop_loading(self) -> None:
-        """Ends a navigation where it is. Raises EnvironmentFailure where the browser does not."""
-        await self.call("Page.stopLoading")
+        """Ends a navigation where it is. Raises EpisodeTimeout where page or browser do not."""
+        try:
+            await self.call("Page.stopLoading")
+        except Refused as error:
+            if not is_moved(error):
+                raise
         try:
             async with asyncio.timeout(self._connection.timeout):
                 await self.navigation.end()
         except TimeoutError as error:
             self._broken = "a navigation did not end, and could not be stopped"
-            raise EnvironmentFailure(self._broken) from error
+            raise EpisodeTimeout(self._broken) from error
 
     async def evaluate(self, expression: str, *, apart: bool = False, timeout: float | None = None) -> Any:
         """The JSON value of a JavaScript expression; see `Page.evaluate`."""
@@ -214,7 +228,13 @@ class Tab:
             where = {"contextId": await self._world.id()} if apart else {}
             return await self.call("Runtime.evaluate", params | where, timeout=timeout)
 
-        return value_of(await self.of_one_document(ask, f"{expression[:120]!r}"), expression)
+        try:
+            answer = await self.of_one_document(ask, f"{expression[:120]!r}")
+        except Refused as error:
+            if not is_untold(error):
+                raise
+            raise Threw(f"what the page gave cannot be told, at {expression[:120]!r}: {error}") from error
+        return value_of(answer, expression)
 
     async def hold(self, expression: str) -> str:
         """A handle of the object that a JavaScript expression gives; see `Page.hold`."""
