@@ -99,7 +99,7 @@ async def test_a_page_that_leaves_and_answers_nobody_is_waited_for_by_its_events
     assert page is not None
     asked = asyncio.Event()
 
-    async def silent() -> None:
+    async def silent(tell: object) -> None:
         if not asked.is_set():
             asked.set()
             await asyncio.Event().wait()
@@ -123,7 +123,7 @@ async def test_a_settling_that_is_cut_off_breaks_the_page() -> None:
     await page.settle(drawn=True)
     await page.evaluate("0", apart=True)
 
-    async def draw() -> None:
+    async def draw(tell: object) -> None:
         await page._call("Runtime.evaluate", {"expression": "new Promise(() => 0)", "awaitPromise": True})
 
     page.tabs.first._world.draw = draw  # type: ignore[method-assign]
