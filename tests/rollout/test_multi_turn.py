@@ -66,7 +66,7 @@ class Moody(Tool):
         if how == "mine":
             raise ToolError("you asked for it")
         if how == "ours":
-            raise RuntimeError("a bug")
+            raise ConnectionResetError("a bug")
         return "fine"
 
 
