@@ -106,7 +106,8 @@ async def test_a_page_that_leaves_and_answers_nobody_is_waited_for_by_its_events
 
     page.tabs.first._world.draw = silent  # type: ignore[method-assign]
     settling = asyncio.ensure_future(page.settle(drawn=True))
-    await asked.wait()
+    await asyncio.wait({settling, asyncio.ensure_future(asked.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    assert not settling.done()
     page.tabs.first.navigation._on_started({"frameId": page.target})
     page.tabs.first.navigation._on_stopped({"frameId": page.target})
     await settling
