@@ -264,7 +264,7 @@ STUBS = {
     "hostname": "echo 10.0.0.1",
     "sleep": "exit 0",
     "ray": "exit 0",
-    "python": 'echo "$GPUS"',
+    "python": '[[ "$*" == *secrets* || -s "${RAY_AUTH_TOKEN_PATH:-}" ]] && echo "$GPUS"',
     "uirl": 'printf "%s\\n" "$RAY_ADDRESS" "$@" > "$LOG"',
 }
 """The programs of a cluster, as the script for Slurm sees them."""
