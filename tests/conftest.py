@@ -20,6 +20,14 @@ from uirl.inference.models import LoadedModel, load_model
 settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")
 
+LONGEST = ("test_learning.py", "test_tool_learning.py", "test_miniwob.py", "test_loop.py")
+"""Files that take a minute or more: they begin first, so that no process plays one alone at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the tests of `LONGEST` first; the others keep their order."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
