@@ -12,7 +12,7 @@ from uirl.environments.browser import keyboard, pointer
 from uirl.environments.browser.cdp import CdpConnection, Refused
 from uirl.environments.browser.dialogs import Blocked, Dialog
 from uirl.environments.browser.files import PageFiles
-from uirl.environments.browser.navigation import TabClosed, Threw, is_moved
+from uirl.environments.browser.navigation import PageLost, TabClosed, Threw, is_moved
 from uirl.environments.browser.preparing import Preparation
 from uirl.environments.browser.site import Site
 from uirl.environments.browser.tab import LOAD_SECONDS, Tab
@@ -296,8 +296,8 @@ class Page:
         return taken
 
     async def answers(self) -> None:
-        """Returns when the page has answered. Raises EpisodeTimeout where it does not."""
-        with contextlib.suppress(Refused, Blocked):  # it has left, or asks something
+        """Returns when the page has answered, or is gone. Raises EpisodeTimeout where it does not answer."""
+        with contextlib.suppress(Refused, Blocked, PageLost):  # it has left, or asks something
             await self._call("Runtime.evaluate", {"expression": "0"})
 
     async def close(self) -> None:
