@@ -18,6 +18,7 @@ from tests.inference.stand_in_openai import StandInOpenAI
 from tests.inference.test_transformers_engine import prompts_for
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError, ContractError, EngineFailure
+from uirl.images import ImageStore
 from uirl.inference import (
     ChatRenderer,
     GenerationRequest,
@@ -29,7 +30,7 @@ from uirl.inference import (
     recompute_with,
 )
 from uirl.inference.openai_engine import OPENAI, OpenAIInferenceEngine
-from uirl.inference.openai_wire import reply_text, wire_messages
+from uirl.inference.openai_wire import data_url, reply_text, wire_messages
 from uirl.parsers import create_parser
 from uirl.rollout.endpoint import ModelEndpoint
 from uirl.rollout.episode import EnginePlayer
@@ -600,3 +601,17 @@ def test_a_run_can_be_evaluated_and_not_trained(make: Any, lm: LoadedModel, grad
 def test_what_goes_out_is_json(lm: LoadedModel) -> None:
     talk = [Message("user", "half a pair \ud83d", (picture(1),))]
     assert "\\ud83d" in json.dumps(wire_messages(talk))
+
+
+def test_what_users_say_may_be_parts() -> None:
+    shot = ImageStore().put(picture(1))
+    talk = [Message("system", "s"), Message("user", "u"), Message("user", "", (shot,)), Message("assistant", "a")]
+    sent = wire_messages([*talk, Message("user", "")], text_parts=True)
+    url = data_url(shot)
+    assert [message["content"] for message in sent] == [
+        "s",
+        [{"type": "text", "text": "u"}],
+        [{"type": "image_url", "image_url": {"url": url}}],
+        "a",
+        [{"type": "text", "text": ""}],
+    ]

@@ -86,22 +86,40 @@ def test_the_documented_call(vlm: LoadedModel) -> None:
 
 def test_what_the_model_is_shown(vlm: LoadedModel) -> None:
     asked = [act("open", text="sms"), act("ask_user", text="Which colour?"), act("wait"), act("wait"), act("wait")]
-    with phones() as (phone,), model(vlm, *asked) as server:
-        with MobileWorldAgentLoop(environment(phone), llm_base_url=f"{server.url}/v1", api_key="k", max_step=5) as loop:
-            loop.run_full_interaction("a", "AskColourTask")
-        last = chats(server)[-1].body
-    roles = [message["role"] for message in last["messages"]]
-    assert roles == ["system", *["user", "assistant"] * 4, "user"]
-    assert "ask_user" in last["messages"][0]["content"]
-    users = [message["content"] for message in last["messages"] if message["role"] == "user"]
-    pictures = [sum(part["type"] == "image_url" for part in c) if isinstance(c, list) else 0 for c in users]
-    # three pictures at most; the owner's reply stands in place of one
-    assert pictures == [0, 1, 0, 1, 1]
-    assert users[0].startswith("Tell me my favourite colour.")
-    assert users[2] == "The owner replied:\nIt is teal."
-    assistants = [message["content"] for message in last["messages"] if message["role"] == "assistant"]
-    assert assistants == [reply(action) for action in asked[:4]]
-    assert (last["temperature"], last["max_tokens"]) == (0.0, 2048)
+    seen = {}
+    for prompt in (None, "own"):
+        with phones() as (phone,), model(vlm, *asked) as server:
+            env = environment(phone)
+            with MobileWorldAgentLoop(
+                env, llm_base_url=f"{server.url}/v1", api_key="k", max_step=5, prompt=prompt
+            ) as loop:
+                loop.run_full_interaction("a", "AskColourTask")
+            assert env.prompt is None, "what is used elsewhere stays as it is"
+            last = chats(server)[-1].body
+        assert (last["temperature"], last["max_tokens"]) == (0.0, 2048)
+        assert [message["role"] for message in last["messages"]] == ["system", *["user", "assistant"] * 4, "user"]
+        assert "ask_user" in last["messages"][0]["content"]
+        users = [message["content"] for message in last["messages"] if message["role"] == "user"]
+        # three pictures at most; the owner's reply stands in place of one
+        pictures = [sum(part["type"] == "image_url" for part in c) if isinstance(c, list) else 0 for c in users]
+        assert pictures == [0, 1, 0, 1, 1]
+        assistants = [message["content"] for message in last["messages"] if message["role"] == "assistant"]
+        assert assistants == [reply(action) for action in asked[:4]]
+        seen[prompt] = (users[0], users[2])
+    own = ("Tell me my favourite colour.\n(earlier picture)", "The owner replied:\nIt is teal.")
+    published = ("Tell me my favourite colour.", "It is teal.")
+    assert seen == {"own": own, None: tuple([{"type": "text", "text": words}] for words in published)}
+
+
+def test_a_prompt_that_is_chosen_for_phones_alone(vlm: LoadedModel) -> None:
+    with pytest.raises(ConfigError, match="prompt is for phones, and Fragile has its own"):
+        MobileWorldAgentLoop(Fragile(), prompt="mai_ui", engine=says("x"))
+    with phones() as (phone,):
+        for agent_type, chosen, prompt in (
+            ("mai_ui_agent", None, "mai_ui"), ("mai_ui_agent", "own", "own"), ("mai_ui", None, None),
+        ):  # fmt: skip
+            with MobileWorldAgentLoop(environment(phone, prompt=chosen), agent_type, engine=says("x")) as loop:
+                assert loop.env.prompt == prompt
 
 
 def test_the_last_step_is_scored(vlm: LoadedModel) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.inference.pictures import picture
+from uirl.errors import ConfigError
 from uirl.images import ImageStore, Screenshot
-from uirl.inference import ChatRenderer
-from uirl.rollout.conversation import DROPPED_PICTURE, Context, ContextWindow, Conversation
+from uirl.inference import ChatRenderer, Message
+from uirl.rollout.conversation import DROPPED_PICTURE, Context, ContextWindow, Conversation, style_of
 from uirl.types import Observation
 
 SHOTS = [ImageStore().put(picture(i)) for i in range(5)]
@@ -73,3 +76,27 @@ def test_pictures_within_the_limit_rewrite_nothing(vlm_chat: ChatRenderer) -> No
     assert not context.starts_segment
     assert context.images == tuple(SHOTS[:3])
     assert context.new_images == (SHOTS[2],)
+
+
+def test_the_style_of_mai_ui(vlm_chat: ChatRenderer) -> None:
+    """The goal apart, pictures that go without a trace, replies without white space around them."""
+    talk = Conversation(vlm_chat, ContextWindow(max_images=1), style_of("mai_ui"))
+    talk.add(Message("system", "s"))
+    talk.observe(Observation("goal", (SHOTS[0],)))
+    assert [(m.role, m.text, len(m.images)) for m in talk.context().messages] == [
+        ("system", "s", 0), ("user", "goal", 0), ("user", "", 1),
+    ]  # fmt: skip
+    for turn, seen in enumerate([Observation("", (SHOTS[1],)), Observation("told"), Observation("")]):
+        text = f" reply {turn}\n"
+        talk.reply(vlm_chat.demonstration(text), text, ended=True)
+        talk.observe(seen)
+        context = talk.context()
+    assert [(m.role, m.text, len(m.images)) for m in context.messages] == [
+        ("system", "s", 0), ("user", "goal", 0), ("assistant", "reply 0", 0), ("user", "", 1),
+        ("assistant", "reply 1", 0), ("user", "told", 0), ("assistant", "reply 2", 0), ("user", "", 0),
+    ]  # fmt: skip
+
+
+def test_an_unknown_style_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown message_style 'mai'; did you mean 'mai_ui'"):
+        style_of("mai")

@@ -47,6 +47,8 @@ class BaseEnvironment(ABC):
     """True: what an episode was worth is known only where the environment ends it. Of one that the run cuts before
     (turns, tokens, time) `score_now` is asked; where that does not tell, the episode is a failure: it has no score,
     which is not a score of 0."""
+    message_style: str = "plain"
+    """How the policy is told what it sees: a name of `uirl.rollout.conversation.STYLES`."""
 
     _done: bool = False
     """For a subclass to set; cleared before each reset."""

@@ -74,7 +74,8 @@ class OpenAIInferenceEngine(InferenceEngine):
 
     `loaded`: the tokenizer that the record is written with, and the proof that the server's tokens are the same.
     `model`: its name there; None: the only one it serves, or `loaded.name`. `tools`: JSON schemas of the functions that
-    the chat API is told of; the structured calls it answers with become `<tool_call>` blocks of text.
+    the chat API is told of; the structured calls it answers with become `<tool_call>` blocks of text. `text_parts`: see
+    `wire_messages`.
     """
 
     takes_weights = False
@@ -87,11 +88,13 @@ class OpenAIInferenceEngine(InferenceEngine):
         model: str | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
         max_context: int | None = None,
+        text_parts: bool = False,
     ) -> None:
         self.loaded = loaded
         self.policy_version = 0
         self.tools = [dict(tool) for tool in tools]
         self._client, self._asked_model, self._max_context = client, model, max_context
+        self._text_parts = text_parts
         self._model = Once(self._choose_model)
         self._tokens = Once(self._probe_tokens)
         self._text = Once(self._probe_text)
@@ -215,7 +218,7 @@ class OpenAIInferenceEngine(InferenceEngine):
     async def _chat_body(self, request: GenerationRequest, limit: str) -> dict[str, Any]:
         body = {
             "model": await self._model.get(),
-            "messages": wire_messages(request.messages),
+            "messages": wire_messages(request.messages, text_parts=self._text_parts),
             limit: self._room(request),
             **await self._sampling(request.sampling, _CHAT),
             **self._stop_words(request.sampling),

@@ -25,8 +25,9 @@ _BEGIN, _END = "<tool_call>\n", "\n</tool_call>"
 _CALL = re.compile(r'\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)\}', re.DOTALL)
 
 
-def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The conversation as the chat API takes it.
+def wire_messages(messages: Sequence[Message], *, text_parts: bool = False) -> list[dict[str, Any]]:
+    """The conversation as the chat API takes it. `text_parts`: what users say is a list of parts, text alone too, as
+    some agents send it.
 
     A tool result that answers no structured call becomes a user message between `<tool_response>` tags: servers refuse
     results of calls that they do not see.
@@ -50,7 +51,7 @@ def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         elif message.role == "tool":
             out.append({"role": "user", "content": f"<tool_response>\n{message.text}\n</tool_response>"})
         else:
-            out.append({"role": message.role, "content": _content(message)})
+            out.append({"role": message.role, "content": _content(message, text_parts and message.role == "user")})
     return out
 
 
@@ -144,9 +145,9 @@ def _read_call(block: str) -> tuple[str, str] | None:
     return name, match[2]
 
 
-def _content(message: Message) -> Any:
-    """Pictures first, as for chat templates; text alone stays a string, which every server takes."""
-    if not message.images:
+def _content(message: Message, as_parts: bool) -> Any:
+    """Pictures first, as for chat templates; text alone is a string, which every server takes, unless `as_parts`."""
+    if not message.images and not as_parts:
         return message.text
     parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": data_url(s)}} for s in message.images]
-    return parts + ([{"type": "text", "text": message.text}] if message.text else [])
+    return parts + ([{"type": "text", "text": message.text}] if message.text or not parts else [])

@@ -19,13 +19,13 @@ from uirl.inference.http_client import HTTPClient
 from uirl.inference.models import LoadedModel, load_model
 from uirl.inference.openai_engine import OPENAI, OpenAIInferenceEngine
 from uirl.parsers import create_parser
-from uirl.rollout.conversation import ContextWindow
+from uirl.rollout.conversation import ContextWindow, style_of
 from uirl.rollout.episode import EnginePlayer, EpisodeLimits, EpisodeSpec, run_episode
 from uirl.rollout.reward import RewardFunction
 from uirl.types import Task, Trajectory
 
 AGENT_TYPES = {"mai_ui_agent": "mai_ui"}
-"""Name of a kind of agent -> the parser of its replies; any other name is that of a parser."""
+"""Name of a kind of agent -> the parser of its replies, and the prompt of phones; any other name is a parser's."""
 
 _KEY = "UIRL_AGENT_LOOP_KEY_{}"
 _numbers = itertools.count()
@@ -60,6 +60,7 @@ class MobileWorldAgentLoop:
         max_tokens: int = 2048,
         temperature: float = 0.0,
         max_images: int | None = 3,
+        prompt: str | None = None,
         step_timeout: float = 900.0,
         reset_timeout: float = 1800.0,
         engine: Callable[[LoadedModel], InferenceEngine] | None = None,
@@ -78,10 +79,17 @@ class MobileWorldAgentLoop:
             reward_calculator: total reward of a trajectory; None: what the environment pays, for phones the score.
             max_tokens, temperature: of a reply; 0 is greedy.
             max_images: the model sees the newest so many screenshots; None: all.
+            prompt: what it is told on a phone, and how ('mai_ui': MobileWorld's published protocol; 'own'); None: the
+                environment's own choice, else that of the kind of agent: 'mai_ui' for mai_ui_agent.
             step_timeout, reset_timeout: seconds after which an action, or the set-up of a task, is given up.
             engine: makes another engine than that of the server.
         """
         self.env = env if isinstance(env, BaseEnvironment) else _phones(env)
+        if isinstance(self.env, MobileWorldEnvironment):
+            # a copy: the environment may be used elsewhere
+            self.env = self.env.with_prompt(prompt or self.env.prompt or AGENT_TYPES.get(agent_type))
+        elif prompt is not None:
+            raise ConfigError(f"prompt is for phones, and {type(self.env).__name__} has its own; got {prompt!r:.60}")
         if isinstance(max_step, bool) or not isinstance(max_step, int) or max_step < 1:
             raise ConfigError(f"max_step must be a positive int, got {max_step!r}")
         if reward_calculator is not None and not callable(reward_calculator):
@@ -192,7 +200,13 @@ class MobileWorldAgentLoop:
             variable = self._key  # two loops may have different keys
             os.environ[variable] = api_key
         client = HTTPClient(base_url or OPENAI, api_key_env=variable)
-        return OpenAIInferenceEngine(self._loaded, client, model=model_name, tools=self.env.tool_schemas())
+        return OpenAIInferenceEngine(
+            self._loaded,
+            client,
+            model=model_name,
+            tools=self.env.tool_schemas(),
+            text_parts=style_of(self.env.message_style).text_parts,
+        )
 
 
 def _phones(urls: Any) -> MobileWorldEnvironment:

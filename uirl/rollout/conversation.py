@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from uirl.errors import ConfigError, did_you_mean
 from uirl.images import Screenshot
 from uirl.inference.chat import ChatRenderer
 from uirl.inference.messages import Message
@@ -18,12 +19,37 @@ class ContextWindow:
     """How much history a generation sees. Generation, storage and training share it."""
 
     max_images: int | None = None
-    """The newest so many pictures stay; older ones become a few words. None: all."""
+    """The newest so many pictures stay; older ones become a few words, or what the style says. None: all."""
     token_budget: int | None = None
     """Prompt tokens at most; the oldest exchanges after the first message are left out. None: all."""
     image_block: int = 1
     """Once there are more than `max_images`, so many places become free at once, as far as the pictures of the newest
     message leave them: fewer rewritings of the history."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageStyle:
+    """How observations and replies become messages."""
+
+    text_apart: bool = False
+    """The text of an observation is a message of its own, before that of its pictures."""
+    dropped: str = DROPPED_PICTURE
+    """What stands in the place of an older picture; empty: nothing, and a message of nothing else is left out."""
+    strip_replies: bool = False
+    """A reply is remembered without the white space around it."""
+    text_parts: bool = False
+    """A server is sent what users say as a list of parts, text alone too."""
+
+
+STYLES = {"plain": MessageStyle(), "mai_ui": MessageStyle(True, "", True, True)}
+"""Name, as `BaseEnvironment.message_style` has it -> style. 'mai_ui': as MobileWorld's agent `mai_ui_agent`."""
+
+
+def style_of(name: str) -> MessageStyle:
+    """The style of this name. Raises ConfigError where there is none."""
+    if name not in STYLES:
+        raise ConfigError(f"unknown message_style {name!r:.60}; {did_you_mean(str(name)[:60], STYLES)}")
+    return STYLES[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +73,9 @@ class Conversation:
     `starts_segment`.
     """
 
-    def __init__(self, chat: ChatRenderer, window: ContextWindow) -> None:
+    def __init__(self, chat: ChatRenderer, window: ContextWindow, style: MessageStyle = STYLES["plain"]) -> None:
         self._chat = chat
-        self._window = window
+        self._window, self._style = window, style
         self._messages: list[Message] = []
         self._pending: list[Message] = []
         self._ids: list[int] = []
@@ -67,7 +93,7 @@ class Conversation:
 
     def observe(self, observation: Observation) -> None:
         """What the agent sees next: the results of its tool calls, then text and pictures."""
-        self._pending += messages_of(observation)
+        self._pending += messages_of(observation, self._style)
 
     def context(self) -> Context:
         """The prompt for the next reply."""
@@ -90,7 +116,7 @@ class Conversation:
         """What the policy answered. `ended`: the ids close with an end token."""
         self._ids += ids
         self._ended = ended
-        self._messages.append(Message("assistant", text))
+        self._messages.append(Message("assistant", text.strip() if self._style.strip_replies else text))
 
     def _rewritten(self) -> Context:
         ids = self._chat.whole(self._messages)
@@ -104,7 +130,7 @@ class Conversation:
         return self._window.token_budget is None or length <= self._window.token_budget
 
     def _drop_pictures(self) -> bool:
-        """Replaces pictures beyond the newest `max_images` by words; True where something changed."""
+        """Replaces pictures beyond the newest `max_images` by words, or by nothing; True where something changed."""
         limit = self._window.max_images
         if limit is None:
             return False
@@ -113,14 +139,16 @@ class Conversation:
         newest = next((len(m.images) for m in reversed(self._messages) if m.images), 0)
         kept = max(limit - self._window.image_block + 1, min(limit, newest))
         excess = shown - kept if changed else 0
-        for i, message in enumerate(self._messages):
-            if excess <= 0:
-                break
-            if message.images:
-                gone = min(excess, len(message.images))
-                words = "\n".join(filter(None, [message.text, *[DROPPED_PICTURE] * gone]))
-                self._messages[i] = replace(message, text=words, images=message.images[gone:])
-                excess -= gone
+        left: list[Message] = []
+        for message in self._messages:
+            gone = min(excess, len(message.images))
+            excess -= gone
+            if gone:
+                words = "\n".join(filter(None, [message.text, *[self._style.dropped] * gone]))
+                message = replace(message, text=words, images=message.images[gone:])
+            if not gone or message.text or message.images:
+                left.append(message)
+        self._messages = left
         return changed
 
     def _drop_oldest(self) -> bool:
@@ -138,9 +166,12 @@ class Conversation:
         return True
 
 
-def messages_of(observation: Observation) -> list[Message]:
+def messages_of(observation: Observation, style: MessageStyle = STYLES["plain"]) -> list[Message]:
     """What the agent sees, as messages: one per tool result, then text and pictures."""
     said = [Message("tool", r.text, name=r.name, call_id=r.id) for r in observation.tool_results]
-    if observation.text or observation.images or not said:
-        said.append(Message("user", observation.text, observation.images))
+    text, images = observation.text, observation.images
+    if style.text_apart and text and images:
+        return [*said, Message("user", text), Message("user", "", images)]
+    if text or images or not said:
+        said.append(Message("user", text, images))
     return said

@@ -20,7 +20,7 @@ from uirl.inference.chat import ChatRenderer
 from uirl.inference.contract import GenerationRequest, InferenceEngine, SamplingParams
 from uirl.inference.messages import Message
 from uirl.parsers.base import ActionParser
-from uirl.rollout.conversation import Context, ContextWindow, Conversation
+from uirl.rollout.conversation import Context, ContextWindow, Conversation, style_of
 from uirl.rollout.reward import RewardFunction, apply_reward, warn
 from uirl.types import Action, Failure, Observation, StepResult, Task, Trajectory, Turn
 
@@ -141,7 +141,7 @@ async def run_episode(
     broken contract does.
     """
     episode = Episode(session, parser, spec, images, limits)
-    talk = Conversation(chat, window)
+    talk = Conversation(chat, window, style_of(session.env.message_style))
     try:
         observation = await episode.begin()
         if opening:

@@ -2,8 +2,10 @@
 
 What it keeps from the original: no session, one running task, no lock; `x` and `y` are rounded and the ends of a drag
 are not; errors come as 422 or 500 where a client would expect 400; a score is asked for by a GET with a JSON body; an
-unhealthy device answers 500 everywhere, and asking for the health restarts it. `later` is the original as of 2026: 503
-for bad health, and scrolls to the side. What is missing: the waits, and everything about Docker.
+unhealthy device answers 500 everywhere, and asking for the health restarts it; an input that adb fails to bring is 200
+with an empty result. `later` is the original as of 2026: 503 for bad health, scrolls to the side, an app that is not
+there is 200 with an empty result, and a suite `android_world` with a seed. What is missing: the waits, and everything
+about Docker.
 
 `python -m tests.environments.mobile_world.double` runs it in a process of its own and prints its address.
 """
@@ -19,12 +21,22 @@ from fastapi import FastAPI, HTTPException, Query
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, field_validator, model_validator
 
-from tests.environments.mobile_world.phone import HEIGHT, LAUNCHED, PROBLEMS, WIDTH, Phone, listed
+from tests.environments.mobile_world.phone import (
+    ANDROID_WORLD,
+    HEIGHT,
+    LAUNCHED,
+    PROBLEMS,
+    WIDTH,
+    Phone,
+    Problem,
+    listed,
+)
 
 TYPES = (
     *("click", "double_tap", "scroll", "swipe", "input_text", "navigate_home", "navigate_back", "keyboard_enter"),
     *("open_app", "status", "wait", "long_press", "answer", "finished", "unknown", "drag", "ask_user", "mcp"),
 )
+INPUTS = (*TYPES[:8], "open_app", "long_press", "drag")
 OTHER_APPS = {
     *("maps", "chrome", "calendar", "files", "gallery", "taodian", "淘店", "mattermost", "mastodon", "mail", "camera"),
 }
@@ -107,8 +119,16 @@ class Double:
         self.heals = True
         """Asking for the health mends it, from the next question on."""
         self.spoil: dict[str, Any] = {}
-        """`png`: bytes in place of a picture; `score`: in place of the answer of /task/eval, or what gives one."""
+        """`png`: bytes in place of a picture; `score`: in place of the answer of /task/eval, or what gives one; `adb`:
+        no input reaches the phone."""
+        self.suite = "mobile_world"
+        self.seed: int | None = None
         self.begun = self.ended = 0
+
+    @property
+    def problems(self) -> dict[str, Problem]:
+        """The tasks of the suite."""
+        return PROBLEMS if self.suite == "mobile_world" else ANDROID_WORLD
 
     def sick(self) -> None:
         self.devices = dict.fromkeys(self.devices or ["emulator-5554"], False)
@@ -128,6 +148,8 @@ class Double:
     def act(self, phone: Phone, action: Step) -> str:
         """What the server answers. Raises what the original's code raises."""
         a: Any = action
+        if self.spoil.get("adb") and action.action_type in INPUTS:
+            return ""
         match action.action_type:
             case "click" | "double_tap":
                 x, y = int(a.x), int(a.y)
@@ -167,6 +189,8 @@ class Double:
 
     def _launch(self, phone: Phone, app: str) -> str:
         if app not in LAUNCHED and app not in OTHER_APPS:
+            if self.later:
+                return ""
             raise RuntimeError("1 validation error for AdbResponse: command: Field required")
         return phone.launch(app)
 
@@ -241,12 +265,12 @@ def _device_routes(app: FastAPI, server: Double) -> None:
 def _task_routes(app: FastAPI, server: Double) -> None:
     @app.get("/task/list")
     def tasks() -> list[dict[str, Any]]:
-        return listed()
+        return listed(server.problems)
 
     def known(task_name: str) -> Any:
-        if task_name not in PROBLEMS:
+        if task_name not in server.problems:
             raise Crash
-        return PROBLEMS[task_name]
+        return server.problems[task_name]
 
     @app.get("/task/goal")
     def goal(task_name: str) -> str:
@@ -255,7 +279,7 @@ def _task_routes(app: FastAPI, server: Double) -> None:
     @app.get("/task/metadata")
     def metadata(task_name: str) -> dict[str, Any]:
         known(task_name)
-        return next(one for one in listed() if one["name"] == task_name)
+        return next(one for one in listed(server.problems) if one["name"] == task_name)
 
     @app.get("/task/complexity")
     def complexity(task_name: str) -> dict[str, Any]:
@@ -263,10 +287,10 @@ def _task_routes(app: FastAPI, server: Double) -> None:
 
     @app.post("/task/init")
     def init(request: TaskRequest) -> str:
-        if request.task_name not in PROBLEMS:
+        server.device(request.req_device)
+        if request.task_name not in server.problems:
             detail = f'Error initializing task: "Task {request.task_name!r} not found in registry"'
             raise HTTPException(500, detail)
-        server.device(request.req_device)
         server.told.append(("/task/init", request.task_name))
         server.phone, server.task = Phone(), request.task_name
         server.begun += 1
@@ -274,8 +298,8 @@ def _task_routes(app: FastAPI, server: Double) -> None:
 
     @app.get("/task/eval")
     def evaluate(request: TaskRequest) -> Any:
-        problem = known(request.task_name)
         server.device(request.req_device)
+        problem = known(request.task_name)
         if server.task is None:
             raise Crash
         server.told.append(("/task/eval", request.task_name))
@@ -289,16 +313,24 @@ def _task_routes(app: FastAPI, server: Double) -> None:
     def tear_down(request: TaskRequest) -> str:
         server.told.append(("/task/tear_down", request.task_name))
         server.device(request.req_device)
+        known(request.task_name)
         server.ended += server.task is not None
         server.task = None
         return "OK"
 
     @app.post("/suite_family/switch")
-    def switch(target_family: str) -> dict[str, Any]:
-        if target_family != "mobile_world":
-            raise HTTPException(400, f"unknown suite family {target_family}")
-        server.told.append(("/suite_family/switch", target_family))
-        return {"message": "unchanged", "suite_family": target_family, "switched": False}
+    def switch(target_family: str, seed: int | None = None) -> dict[str, Any]:
+        families = ["mobile_world", "android_world"] if server.later else ["mobile_world"]
+        if target_family not in families:
+            raise HTTPException(400, f"Invalid suite_family: {target_family}. Must be one of {families}")
+        server.told.append(("/suite_family/switch", target_family if seed is None else (target_family, seed)))
+        said = {"message": "", "suite_family": target_family, "switched": server.suite != target_family}
+        if not said["switched"]:
+            return said  # and the seed stays what it was
+        if target_family == "mobile_world" and seed is not None:
+            raise HTTPException(500, "Failed to switch suite family: --seed is not supported for mobile_world tasks")
+        server.suite, server.seed = target_family, seed
+        return said | {"emulator_device_id": "emulator-5554", "avd_name": "Pixel_8", "num_tasks": len(server.problems)}
 
 
 if __name__ == "__main__":

@@ -137,9 +137,13 @@ PROBLEMS: dict[str, Problem] = {
 }
 
 
-def listed() -> list[dict[str, Any]]:
+ANDROID_WORLD = {"ContactsOpenContact": PROBLEMS["FindZoeTask"]}
+"""The tasks of the other suite."""
+
+
+def listed(problems: dict[str, Problem] = PROBLEMS) -> list[dict[str, Any]]:
     """As `/task/list` shows them."""
-    return [{"name": name, "tags": list(p.tags), "apps": list(p.apps)} for name, p in PROBLEMS.items()]
+    return [{"name": name, "tags": list(p.tags), "apps": list(p.apps)} for name, p in problems.items()]
 
 
 def _inside(box: tuple[int, int, int, int], x: int, y: int) -> bool:

@@ -131,7 +131,8 @@ def test_tasks_that_are_not_there_or_not_begun(served: tuple[httpx.Client, Doubl
     http.post("/task/tear_down", json=about("OpenSettingsTask"))
     assert "user_sys_prompt is not configured" in step(http, action_type="ask_user", text="?").json()["detail"]
     assert evaluate(http, "OpenSettingsTask").text == "Internal Server Error"
-    for answer in (http.get("/task/goal", params={"task_name": "X"}), evaluate(http, "X")):
+    torn_down = http.post("/task/tear_down", json=about("X"))
+    for answer in (http.get("/task/goal", params={"task_name": "X"}), evaluate(http, "X"), torn_down):
         assert (answer.status_code, answer.text) == (500, "Internal Server Error")
     said = http.post("/task/init", json=about("X"))
     assert said.json() == {"detail": "Error initializing task: \"Task 'X' not found in registry\""}
@@ -149,3 +150,43 @@ def test_a_device_that_is_not_well(later: bool, status: int) -> None:
         said = http.get("/health")
         assert (said.status_code, said.json()["ok"]) == (status, False)
         assert http.get("/health").json() == {"ok": True, "devices": [DEVICE], "device_status": {DEVICE: True}}
+
+
+def test_an_input_that_fails_says_nothing(served: tuple[httpx.Client, Double]) -> None:
+    http, double = served
+    http.post("/task/init", json=about("OpenSettingsTask"))
+    double.spoil["adb"] = True
+    for action in (
+        {"action_type": "click", "x": 1, "y": 2},
+        {"action_type": "double_tap", "x": 1, "y": 2},
+        {"action_type": "scroll", "direction": "up"},
+        {"action_type": "input_text", "text": "a"},
+        {"action_type": "open_app", "app_name": "SMS"},
+        {"action_type": "drag", "start_x": 1, "start_y": 2, "end_x": 3, "end_y": 4},
+        {"action_type": "navigate_home"},
+    ):
+        answer = step(http, **action)
+        assert (answer.status_code, answer.json()["result"]) == (200, "")
+    assert (double.phone.adb, double.phone.screen) == ([], "home")
+    assert step(http, action_type="wait").json()["result"] == "OK"
+    double.spoil.clear()
+
+
+def test_suites_of_both_versions() -> None:
+    for later in (False, True):
+        double = Double(later=later)
+        with running(create_app(double)) as url, httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False) as http:
+
+            def switch(family: str, http: httpx.Client = http, **seed: int) -> httpx.Response:
+                return http.post("/suite_family/switch", params={"target_family": family, **seed})
+
+            assert switch("mobile_world").json()["switched"] is False
+            assert switch("other").status_code == 400
+            said = switch("android_world", seed=3)
+            if not later:
+                assert (said.status_code, "Invalid suite_family" in said.json()["detail"]) == (400, True)
+                continue
+            assert (said.json()["switched"], double.seed) == (True, 3)
+            assert [task["name"] for task in http.get("/task/list").json()] == ["ContactsOpenContact"]
+            assert (switch("android_world", seed=4).json()["switched"], double.seed) == (False, 3)
+            assert step(http, action_type="open_app", app_name="Tetris").json()["result"] == ""

@@ -83,6 +83,7 @@ ANY: dict[str, Look | str] = {
 }
 NATIVE, OPENENV = "remote/test_native_client.py::", "remote/test_openenv_client.py::"
 UI, PHONE = "remote/test_ui_verifiers_client.py::", "mobile_world/test_environment.py::"
+SUITES = "mobile_world/test_suites.py::"
 CHOSEN = f"{PHONE}test_tasks_are_chosen_by_names_tags_and_apps"
 CLIENTS: dict[str, dict[str, Look | str]] = {
     "remote": {
@@ -126,6 +127,10 @@ CLIENTS: dict[str, dict[str, Look | str]] = {
         "more_apps": f"{PHONE}test_the_prompt_names_what_there_is",
         "ask_user": (False, told),
         "max_turns": (3, turns),
+        "prompt": ("mai_ui", told),
+        "suite": f"{SUITES}test_tasks_of_android_world_are_listed_and_played",
+        "suite_seed": f"{SUITES}test_a_seed_reaches_a_server_that_has_the_suite_already",
+        "restart_timeout": f"{SUITES}test_what_may_restart_an_emulator_has_the_time_for_it",
         "image_size": f"{PHONE}test_small_pictures_of_the_same_places",
         "task_timeout": (8.0, leased),
         "tear_down_timeout": "mobile_world/test_faults.py::test_half_open_sockets",
@@ -177,7 +182,7 @@ def test_the_device_and_the_wait_reach_the_phone(monkeypatch: pytest.MonkeyPatch
         task = "OpenSettingsTask"
         play_alone(environment(phone, device="emulator-5554", step_wait_time=0.75), SOLUTIONS[task], task)
         assert ("/init", "emulator-5554") in phone.double.told
-    assert slept == [0.75]
+    assert slept == [0.75, 0.75]
     env: Any = create_environment("mobile_world", {"device": "emulator-5556"})
     assert env.device == "emulator-5556"
 

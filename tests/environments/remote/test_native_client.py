@@ -91,6 +91,7 @@ def test_it_is_what_the_server_serves(screen: Served) -> None:
     assert (environment.action_format, environment.max_turns) == ("json", local.max_turns)
     assert environment.demonstrator_may_fail is True
     assert environment.scored_at_end is False
+    assert environment.message_style == "plain"
     assert environment.tasks() is None
     controls = environment.controls()
     assert controls["constant_click"] == local.constant_click_action()

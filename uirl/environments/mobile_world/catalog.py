@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
+from uirl.environments.mobile_world.server import SWITCH, Suite
 from uirl.environments.remote.http import EnvironmentClient
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.limits import shown
@@ -85,11 +87,22 @@ def read_list(said: Any, where: str) -> list[PhoneTask]:
     return [_read(item, where) for item in said]
 
 
-def ask_any(client: EnvironmentClient, urls: Sequence[str]) -> list[PhoneTask]:
-    """The list of the first server that gives one; waits for it, event loop or not. Raises EnvironmentFailure."""
+def ask_any(client: EnvironmentClient, urls: Sequence[str], suite: Suite, timeout: float) -> list[PhoneTask]:
+    """The tasks of the suite, of the first server that has it and lists them; waits for it, event loop or not.
+
+    `timeout`: seconds of a switch to the suite, which may restart an emulator. Raises EnvironmentFailure.
+    """
     path, problem = "/task/list", "no MobileWorld server lists its tasks"
     remedy = "Do the containers run, and is 6800 the port?"
-    return client.first_answer(urls, path, lambda said: read_list(said, path), problem, remedy)
+    switch = f"{SWITCH}?{urlencode(suite.question)}"
+    said = []
+    for url in urls:
+        try:
+            client.first_answer([url], switch, dict, f"no suite {suite.family}", "", {}, timeout)
+            return client.first_answer([url], path, lambda said: read_list(said, path), "no list", "")
+        except EnvironmentFailure as failure:
+            said.append(str(failure))
+    raise EnvironmentFailure(f"{problem}: {'; '.join(said)}. {remedy}")
 
 
 def _read(item: Any, where: str) -> PhoneTask:

@@ -3,60 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from uirl.environments.mobile_world import mai_ui, options
 from uirl.environments.mobile_world.actions import (
     APPS,
     Answer,
     AskUser,
+    OpenApp,
     PhoneAction,
     PhoneSpace,
+    Swipe,
     Terminate,
     UseTool,
     command,
 )
 from uirl.environments.mobile_world.catalog import Choice, PhoneTask, ask_any, read_list
 from uirl.environments.mobile_world.prompt import system_prompt
-from uirl.environments.mobile_world.server import PhoneServer, Timeouts
+from uirl.environments.mobile_world.server import SUITE, PhoneServer, Suite, Timeouts
+from uirl.environments.mobile_world.state import Episode, Known
 from uirl.environments.mobile_world.tools import ToolServers
-from uirl.environments.remote.http import NoAnswer, ServerLost
+from uirl.environments.remote.http import NoAnswer, Refused, ServerLost
 from uirl.environments.remote.leased import RemoteEnvironment
+from uirl.environments.remote.pictures import resized
 from uirl.environments.remote.servers import Server
-from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure, did_you_mean
+from uirl.errors import EnvironmentFailure, RolloutFailure, did_you_mean
 from uirl.images import Screenshot
 from uirl.tools import ToolRegistry
 from uirl.types import Action, Observation, StepResult, Task
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Known:
-    """What all instances know of the servers."""
-
-    tasks: list[PhoneTask] | None = None
-    prepared: set[Server] = field(default_factory=set)
-    """Servers that have their suite and their device."""
-
-
-@dataclass(slots=True)
-class _Episode:
-    """One task on one phone."""
-
-    phone: PhoneServer
-    task: PhoneTask
-    tools: ToolRegistry
-    goal: str = ""
-    begun: bool = False
-    """The task may be set up, and is to be torn down."""
-    shot: Screenshot | None = None
-    """The screen as the policy last saw it, in full size."""
 
 
 class MobileWorldEnvironment(RemoteEnvironment):
@@ -73,7 +53,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
     action_format = "mai_ui"
     fixed_start = True  # a task is set up the same way each time
     scored_at_end = True
-    _episode: _Episode | None = None
+    _episode: Episode | None = None
 
     def __init__(
         self,
@@ -92,6 +72,9 @@ class MobileWorldEnvironment(RemoteEnvironment):
         mcp: Mapping[str, Any] | None = None,
         ask_user: bool = True,
         max_turns: int | None = 50,
+        prompt: str | None = None,
+        suite: str = SUITE,
+        suite_seed: int | None = None,
         image_size: Sequence[int] | None = None,
         step_wait_time: float = 1.0,
         patience: float = 900.0,
@@ -99,6 +82,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
         step_timeout: float = 60.0,
         task_timeout: float = 300.0,
         tear_down_timeout: float = 60.0,
+        restart_timeout: float = 600.0,
     ) -> None:
         """Asks no server yet. Raises ConfigError for options that do not fit.
 
@@ -117,36 +101,42 @@ class MobileWorldEnvironment(RemoteEnvironment):
                 which is not here is left out.
             ask_user: the action `ask_user` is offered; False leaves out the tasks that need it.
             max_turns: actions per episode; None: the run's limit alone, and an episode it cuts is a failure.
+            prompt: what the policy is told, and how: 'mai_ui' is the published protocol of MobileWorld's agent for
+                MAI-UI, 'own' says what happened to a reply that was refused; None: 'own', unless an agent loop chooses.
+            suite: family of tasks, 'mobile_world' or, on later servers, 'android_world'.
+            suite_seed: seed of the parameters of the tasks of 'android_world'; None: the server's choice.
             image_size: width and height of the pictures that the policy sees; None: those of the screen.
-            step_wait_time: seconds between an action and the screenshot after it.
+            step_wait_time: seconds between an action, or the set-up of a task, and the screenshot after it.
             patience: seconds that a reset waits for a free phone.
             rest: seconds that a server which failed is left alone; they double with each failure in a row.
-            step_timeout, task_timeout, tear_down_timeout: seconds for the server to act or show its screen, to set up
-                or score a task, to tear one down.
+            step_timeout, task_timeout, tear_down_timeout, restart_timeout: seconds for the server to act or show its
+                screen, to set up or score a task, to tear one down, to restart its emulator.
         """
         addresses = urls or (() if url is not None else ("http://127.0.0.1:6800",))
         super().__init__(
             config, url, addresses, spares, token_env,
             most=1, patience=patience, rest=rest, timeouts=(step_timeout, task_timeout),
         )  # fmt: skip
-        self.timeouts = Timeouts(step_timeout, task_timeout, tear_down_timeout)
-        if max_turns is not None and (isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1):
-            raise ConfigError(f"mobile_world: max_turns must be a positive int or null, got {max_turns!r}")
-        if not isinstance(step_wait_time, (int, float)) or not 0 <= step_wait_time < math.inf:
-            raise ConfigError(f"mobile_world: step_wait_time must be seconds of at least 0, got {step_wait_time!r}")
-        self.device, self.max_turns, self.step_wait_time = device, max_turns, float(step_wait_time)
+        self.timeouts = Timeouts(step_timeout, task_timeout, tear_down_timeout, restart_timeout)
+        self.suite = Suite(suite, suite_seed)
+        self.device, self.max_turns, self.step_wait_time = (
+            device,
+            options.turns(max_turns),
+            options.wait(step_wait_time),
+        )
+        self.prompt = options.prompt(prompt)
         self.tool_servers = ToolServers(mcp or {})
         self.choice = Choice(
-            _words("task_names", task_names),
-            _words("tags", tags),
-            _words("without_tags", without_tags),
-            _words("apps", apps),
+            options.words("task_names", task_names),
+            options.words("tags", tags),
+            options.words("without_tags", without_tags),
+            options.words("apps", apps),
             self.tool_servers.names,
             bool(ask_user),
         )
-        self._apps = (*APPS, *_words("more_apps", more_apps))
-        self._image_size = None if image_size is None else _size(image_size)
-        self._known = _Known()
+        self._apps = (*APPS, *options.words("more_apps", more_apps))
+        self._image_size = None if image_size is None else options.size(image_size)
+        self._known = Known()
         self._goal = ""
         self._parting: set[asyncio.Future[None]] = set()
         self._one_call = asyncio.Lock()
@@ -157,17 +147,37 @@ class MobileWorldEnvironment(RemoteEnvironment):
     def tasks(self) -> list[Task]:
         """The tasks that are taken, by name; asks a server the first time. Raises ConfigError where none is left."""
         if self._known.tasks is None:
-            self._known.tasks = ask_any(self.client, [server.url for server in self.pool.servers])
+            self._known.tasks = ask_any(
+                self.client, [server.url for server in self.pool.servers], self.suite, self.timeouts.restart
+            )
         return [task.as_task() for task in self.choice.of(self._known.tasks)]
 
     def get_prompt_prefix(self) -> str:
         """How to use the phone, with the tools of the current task."""
+        if self._published:
+            registry = self._episode.tools if self._episode else ()
+            return mai_ui.system_prompt([tool.definition for tool in registry], self._apps[len(APPS) :])
         names = PhoneSpace(1, 1, ask_user=self.choice.ask_user).names
         tools = self._episode.tools.schemas() if self._episode else []
         return system_prompt(names, self._apps, [tool["function"] for tool in tools])
 
     def get_state_description(self) -> str:
         return self._goal
+
+    @property
+    def message_style(self) -> str:  # type: ignore[override]
+        """As the prompt is."""
+        return "mai_ui" if self._published else "plain"
+
+    @property
+    def _published(self) -> bool:
+        return self.prompt == "mai_ui"
+
+    def with_prompt(self, prompt: str | None) -> MobileWorldEnvironment:
+        """The same phones with this prompt. Raises ConfigError for one that there is not."""
+        other = self.spawn()
+        other.prompt = options.prompt(prompt)
+        return other
 
     def spawn(self) -> MobileWorldEnvironment:
         """Another episode on the same phones."""
@@ -222,31 +232,45 @@ class MobileWorldEnvironment(RemoteEnvironment):
         if self._server is None or episode is None or episode.shot is None:
             raise EnvironmentFailure("mobile_world has no phone; reset it first")
         self._turns += 1
-        meant = self._space(episode.shot, episode.tools).read(action)
-        told = meant if isinstance(meant, str) else await self._perform(episode, meant)
-        if not isinstance(meant, (str, Answer, AskUser, Terminate, UseTool)):
+        meant: PhoneAction | mai_ui.Instead | str = self._space(episode.shot, episode.tools).read(action)
+        if self._published and isinstance(meant, str):
+            meant = mai_ui.instead_of(action, meant)
+        elif self._published and isinstance(meant, Swipe):
+            meant = Swipe(meant.direction)
+        over = isinstance(meant, (Answer, Terminate, mai_ui.Unknown))
+        told = await self._perform(episode, meant)
+        if not over and not isinstance(meant, (str, AskUser, UseTool)):
             await asyncio.sleep(self.step_wait_time)
-        if isinstance(meant, (Answer, Terminate)) or self._turns >= (self.max_turns or math.inf):
-            return await self._finish(episode, meant)
-        if told:
+        if over or self._turns >= (self.max_turns or math.inf):
+            return await self._finish(episode, meant, over)
+        if told or isinstance(meant, AskUser):
             return StepResult(Observation(told))
         episode.shot = await episode.phone.look()
         return StepResult(Observation("", (await self._shown(episode.shot),)))
 
-    async def _perform(self, episode: _Episode, meant: PhoneAction) -> str:
+    async def _perform(self, episode: Episode, meant: PhoneAction | mai_ui.Instead | str) -> str:
         """Carries an action out; what the policy is told in place of a picture, empty: it is shown one."""
+        if isinstance(meant, str):
+            return meant
         if isinstance(meant, UseTool):
             result = await episode.tools.call(meant.call)
+            if self._published:
+                return mai_ui.tool_words(result)
             return f"{result.name} {'answered' if result.success else 'refused'}:\n{result.text}"
-        order = command(meant)
+        order = None if isinstance(meant, (mai_ui.Nothing, mai_ui.Unknown)) else command(meant)
         if order is None:
             return ""
-        said = await episode.phone.act(order)
-        if isinstance(meant, AskUser):
-            return f"The owner replied:\n{said}" if said else "The owner did not reply."
-        return ""
+        try:
+            said = await episode.phone.act(order)
+        except Refused:
+            if isinstance(meant, OpenApp) and self._published:
+                return ""  # there is no such app, and the published agent is shown the screen
+            raise
+        if not isinstance(meant, AskUser):
+            return ""
+        return said if self._published else f"The owner replied:\n{said}" if said else "The owner did not reply."
 
-    async def _finish(self, episode: _Episode, meant: PhoneAction | str) -> StepResult:
+    async def _finish(self, episode: Episode, meant: Any, over: bool) -> StepResult:
         """The end: the score, and then the tear-down, which cannot change it any more.
 
         Also where the turns are spent: the score is all that an episode can earn, so nothing is left to be cut off.
@@ -255,7 +279,9 @@ class MobileWorldEnvironment(RemoteEnvironment):
         info: dict[str, Any] = {"success": score.success, "score": score.value, "reason": score.reason}
         if isinstance(meant, Terminate):
             info["claimed"] = meant.status
-        elif not isinstance(meant, Answer):
+        elif isinstance(meant, mai_ui.Unknown):
+            info["unknown"] = meant.why
+        elif not over:
             info["out_of_turns"] = True
         self._part()
         await self._parted()
@@ -268,17 +294,18 @@ class MobileWorldEnvironment(RemoteEnvironment):
         try:
             await phone.check_health()
             if server not in self._known.prepared:
-                await phone.prepare()
+                await phone.prepare(self.suite)
                 self._known.prepared.add(server)
             if self._known.tasks is None:
                 self._known.tasks = read_list(await phone.tasks(), f"{server.url}/task/list")
             wanted = self._chosen(self._known.tasks)
             tools = await asyncio.to_thread(self._tools_of, wanted)
-            episode = self._episode = _Episode(phone, wanted, tools)
+            episode = self._episode = Episode(phone, wanted, tools)
             given = self._wanted[0]
             episode.goal = (given.goal if given else "") or await phone.goal(wanted.name)
             episode.begun = True
             await phone.begin(wanted.name)
+            await asyncio.sleep(self.step_wait_time)  # the phone is on its way home
             episode.shot = await phone.look()
         except RolloutFailure:
             self._known.prepared.discard(server)
@@ -333,14 +360,14 @@ class MobileWorldEnvironment(RemoteEnvironment):
         job.add_done_callback(self._parting.discard)
         return job
 
-    async def _give_back(self, episode: _Episode, server: Server) -> None:
+    async def _give_back(self, episode: Episode, server: Server) -> None:
         try:
             await self._tear_down(episode, server)
         finally:
             self.pool.give_back(server)
             await self.client.release()
 
-    async def _tear_down(self, episode: _Episode, server: Server) -> None:
+    async def _tear_down(self, episode: Episode, server: Server) -> None:
         """Never raises what a server or a tool did: the episode is over, and its record stands."""
         try:
             if episode.begun:
@@ -368,29 +395,10 @@ class MobileWorldEnvironment(RemoteEnvironment):
     def _space(self, shot: Screenshot, tools: ToolRegistry) -> PhoneSpace:
         """The actions on the screen as it was last seen: a phone that is turned has other sides."""
         width, height = shot.read_size()
-        return PhoneSpace(width, height, self._apps, frozenset(tools.names), self.choice.ask_user)
+        return PhoneSpace(width, height, self._apps, frozenset(tools.names), self._published or self.choice.ask_user)
 
     async def _shown(self, shot: Screenshot) -> Screenshot:
         """The picture as the policy sees it."""
         if self._image_size is None or self._image_size == shot.read_size():
             return shot
-        return await asyncio.to_thread(_resized, shot, self._image_size)
-
-
-def _resized(shot: Screenshot, size: tuple[int, int]) -> Screenshot:
-    buffer = io.BytesIO()
-    shot.open().resize(size).save(buffer, format="PNG", compress_level=1)
-    return Screenshot(buffer.getvalue())
-
-
-def _words(name: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
-        raise ConfigError(f"mobile_world: {name} is a list of words, got {value!r:.80}")
-    return tuple(value)
-
-
-def _size(value: Any) -> tuple[int, int]:
-    pair = tuple(value) if isinstance(value, (list, tuple)) else ()
-    if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
-        raise ConfigError(f"mobile_world: image_size is [width, height] in pixels, got {value!r:.60}")
-    return pair
+        return await asyncio.to_thread(resized, shot, self._image_size)

@@ -14,6 +14,8 @@ from uirl.images import Screenshot
 from uirl.limits import is_finite, shown
 
 SUITE = "mobile_world"
+FAMILIES = (SUITE, "android_world")
+SWITCH = "/suite_family/switch"
 UNHEALTHY = "Device is not healthy"
 """The server's words, behind a status of 500, for an emulator that has stopped working."""
 
@@ -32,12 +34,37 @@ class Timeouts:
     task: float
     """Of setting a task up, and of its score."""
     tear_down: float
+    restart: float = 600.0
+    """Of what may restart the emulator: a question for its health, and another suite."""
 
     def __post_init__(self) -> None:
-        for name in ("step", "task", "tear_down"):
+        for name in ("step", "task", "tear_down", "restart"):
             seconds = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
                 raise ConfigError(f"mobile_world: a time limit must be positive seconds, got {seconds!r} for {name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A family of tasks. Raises ConfigError for a seed where nothing is drawn."""
+
+    family: str = SUITE
+    """'android_world': later servers know it."""
+    seed: int | None = None
+    """Of the parameters of AndroidWorld's tasks; None: the server's choice."""
+
+    def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            raise ConfigError(f"mobile_world: suite is one of {', '.join(FAMILIES)}, got {self.family!r:.60}")
+        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
+            raise ConfigError(f"mobile_world: suite_seed must be an int or null, got {self.seed!r:.60}")
+        if self.seed is not None and self.family == SUITE:
+            raise ConfigError(f"mobile_world: the tasks of {SUITE} take no seed; leave suite_seed out")
+
+    @property
+    def question(self) -> dict[str, str]:
+        """The parameters of a switch to it."""
+        return {"target_family": self.family} | ({} if self.seed is None else {"seed": str(self.seed)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +93,7 @@ class PhoneServer:
     async def check_health(self) -> None:
         """Raises DeviceUnhealthy where the server says so, in either of its two ways."""
         try:
-            said = await self._ask("GET", "/health", timeout=self.timeouts.task, retries=0)
+            said = await self._ask("GET", "/health", timeout=self.timeouts.restart, retries=0)
         except Refused as refused:
             if refused.status == 503:
                 raise DeviceUnhealthy(str(refused)) from None
@@ -76,10 +103,17 @@ class PhoneServer:
         if not said["ok"]:
             raise DeviceUnhealthy(f"{self.url}/health says that a device is not well: {shown(said, 200)}")
 
-    async def prepare(self) -> None:
+    async def prepare(self, suite: Suite = Suite()) -> None:
         """Chooses the suite of tasks and connects the device: once in the life of a server."""
-        await self._ask("POST", "/suite_family/switch", params={"target_family": SUITE}, timeout=self.timeouts.task)
+        said = await self._switch(suite)
+        if suite.seed is not None and not (isinstance(said, dict) and said.get("switched")):
+            # a server that has the suite keeps the seed it has, and does not say which
+            await self._switch(Suite())
+            await self._switch(suite)
         await self._ask("POST", "/init", json={"device": self.device}, timeout=self.timeouts.task)
+
+    async def _switch(self, suite: Suite) -> Any:
+        return await self._ask("POST", SWITCH, params=suite.question, timeout=self.timeouts.restart)
 
     async def tasks(self) -> Any:
         """The list of tasks, not yet read."""

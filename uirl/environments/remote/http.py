@@ -156,14 +156,17 @@ class EnvironmentClient:
         problem: str,
         remedy: str,
         question: Mapping[str, Any] | None = None,
+        timeout: float = CONNECT,
     ) -> T:
         """What `read` makes of the first answer that makes sense to a GET, or to a POST of `question`; waits for it,
-        event loop or not.
+        event loop or not. `timeout`: seconds of silence.
 
         Raises EnvironmentFailure with `problem`, what each server said, and `remedy` where none gives one.
         """
         said = []
-        with self._httpx.Client(timeout=CONNECT, headers=self.headers(), mounts=_MOUNTS) as client:
+        with self._httpx.Client(
+            timeout=self._httpx.Timeout(timeout, connect=CONNECT), headers=self.headers(), mounts=_MOUNTS
+        ) as client:
             for url in urls:
                 try:
                     method = "GET" if question is None else "POST"

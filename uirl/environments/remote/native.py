@@ -107,6 +107,10 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         return bool(self._described("scored_at_end"))
 
     @property
+    def message_style(self) -> str:  # type: ignore[override]
+        return str(self._described("message_style"))
+
+    @property
     def demonstrator_may_fail(self) -> bool:  # type: ignore[override]
         return bool(self._described("demonstrator_may_fail"))
 

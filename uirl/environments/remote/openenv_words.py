@@ -52,7 +52,7 @@ def action_fields(
         return f"{len(action.tool_calls) or 'no'} actions in the reply; expected one"
     if wanted["name"] is None and takes_tool_calls(schema):
         return tool_action(action.call)
-    name = wanted["name"] or next((field for field in NAME_FIELDS if field in properties), None)
+    name = wanted["name"] or next((field for field in NAME_FIELDS if _names(field, schema)), None)
     arguments = plain(action.call.arguments, "arguments")
     return arguments if name is None else {name: action.call.name, **arguments}
 
@@ -90,6 +90,12 @@ def _only_text_field(schema: Mapping[str, Any]) -> str:
         else f"it has the fields {sorted(properties.keys() - {'metadata'})}; choose an action_format with calls"
     )
     raise ConfigError(f"the server's actions have the text fields {texts}; {remedy}")
+
+
+def _names(field: str, schema: Mapping[str, Any]) -> bool:
+    """Whether a field is there and takes the name of a call."""
+    properties = schema.get("properties", {})
+    return field in properties and _takes_text(properties[field], schema, unknown=True)
 
 
 def _takes_text(about: Any, schema: Mapping[str, Any], *, unknown: bool = False) -> bool:

@@ -52,3 +52,10 @@ async def whole(data: bytes, where: str) -> Screenshot:
     except ValueError as error:
         raise EnvironmentFailure(f"{where} sent a picture that cannot be used: {error}") from None
     return shot
+
+
+def resized(shot: Screenshot, size: tuple[int, int]) -> Screenshot:
+    """The picture in another size (width, height in pixels), as PNG."""
+    buffer = io.BytesIO()
+    shot.open().resize(size).save(buffer, format="PNG", compress_level=1)
+    return Screenshot(buffer.getvalue())

@@ -199,6 +199,7 @@ def describe_environment(name: str, environment: BaseEnvironment) -> dict[str, A
         "action_format": environment.action_format,
         "max_turns": environment.max_turns,
         "scored_at_end": environment.scored_at_end,
+        "message_style": environment.message_style,
         "prompt_prefix": environment.get_prompt_prefix(),
         "tool_schemas": plain(list(environment.tool_schemas()), "tool_schemas"),
         "callable_tools": plain(list(environment.callable_tools()), "callable_tools"),

@@ -1,0 +1,70 @@
+"""Recordings of the originals, and servers that answer as they did."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+RECORDINGS = Path(__file__).with_name("recordings")
+
+
+def recording(name: str) -> dict[str, Any]:
+    """One file; it names its source, the commit and the license."""
+    kept: dict[str, Any] = json.loads((RECORDINGS / f"{name}.json").read_text(encoding="utf-8"))
+    assert {"source", "commit", "license"} <= kept.keys()
+    return kept
+
+
+@dataclass
+class Phone:
+    """A MobileWorld server that answers as the recorded one did: a screen is that after as many actions."""
+
+    kept: list[dict[str, Any]]
+    acted: list[dict[str, Any]] = field(default_factory=list)
+    """The actions that came, without what they leave open."""
+
+    def app(self) -> Starlette:
+        async def answer(request: Request) -> Response:
+            return self.answer(request.method, request.url.path, await request.body())
+
+        return Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
+
+    def answer(self, method: str, path: str, body: bytes) -> Response:
+        if path == "/task/list":  # the recorded client asked for the one task alone
+            return JSONResponse([json.loads(self.found(method, "/task/metadata")["answer"])])
+        if path == "/step":
+            self.acted.append(given(json.loads(body)))
+            return said(self.steps[len(self.acted) - 1])
+        return said(self.screen() if path == "/screenshot" else self.found(method, path))
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        """The recorded actions that changed something, in order."""
+        return [one for one in self.kept if one["path"] == "/step" and one["status"] == 200]
+
+    def screen(self) -> dict[str, Any]:
+        passed = 0
+        for one in self.kept:
+            if one["path"] == "/screenshot" and passed == len(self.acted):
+                return one
+            passed += one in self.steps
+        raise AssertionError("no screen was recorded after as many actions")
+
+    def found(self, method: str, path: str) -> dict[str, Any]:
+        return next(one for one in self.kept if (one["method"], one["path"]) == (method, path))
+
+
+def given(step: dict[str, Any]) -> dict[str, Any]:
+    """The action of a request, without the fields that are null."""
+    return {name: value for name, value in step["action"].items() if value is not None}
+
+
+def said(one: dict[str, Any]) -> Response:
+    return Response(one["answer"], one["status"], media_type="application/json")
