@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: train test mutants test-verl test-vllm test-clients check format setup browser sandbox clean
+.PHONY: train test test-originals mutants test-verl test-vllm test-clients check format setup browser sandbox clean
 
 train: setup browser
 	$(BIN)/uirl train configs/screen.yaml
@@ -15,6 +15,11 @@ train: setup browser
 # four at a time, a file each: half of their time goes into waiting for processes, pages and servers
 test: setup browser sandbox check
 	$(BIN)/python -m pytest -n 4 --dist loadfile
+
+# against MobileWorld's own agent and server, and OpenEnv's own servers, as they were recorded (a part of `make test`); the
+# recorders beside the tests say how a recording is made
+test-originals: setup
+	$(BIN)/python -m pytest -m originals tests/originals
 
 # which small changes to the code no test notices: SAMPLE of them (0: all), drawn by SEED from MUTATE, each with those tests
 # of RELATED that reach it (BUDGET seconds of them at most); 300 take about ten minutes of one core

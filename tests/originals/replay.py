@@ -10,7 +10,8 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 RECORDINGS = Path(__file__).with_name("recordings")
 
@@ -68,3 +69,43 @@ def given(step: dict[str, Any]) -> dict[str, Any]:
 
 def said(one: dict[str, Any]) -> Response:
     return Response(one["answer"], one["status"], media_type="application/json")
+
+
+@dataclass
+class Talk:
+    """A server of OpenEnv that says what the recorded one said, to a client that says what the recorded one said."""
+
+    kept: dict[str, Any]
+    heard: list[str] = field(default_factory=list)
+    """The frames that came."""
+    missed: list[str] = field(default_factory=list)
+    """What was to come in the place of another frame."""
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[WebSocketRoute("/ws", self.talk), Route("/{path:path}", self.answer, methods=["GET", "POST"])]
+        )
+
+    async def answer(self, request: Request) -> Response:
+        body = (await request.body()).decode()
+        asked = (request.method, request.url.path, json.loads(body or "null"))
+        for one in self.kept["http"]:
+            if (one["method"], one["path"], json.loads(one["body"] or "null")) == asked:
+                return said(one)
+        return Response("not recorded", 404)
+
+    async def talk(self, socket: WebSocket) -> None:
+        await socket.accept()
+        for frame in self.kept["frames"]:
+            if frame["from"] == "server":
+                await socket.send_text(frame["text"])
+                continue
+            message = await socket.receive()
+            if message["type"] == "websocket.disconnect":
+                self.missed.append(frame["text"])
+                return
+            self.heard.append(message.get("text") or message["bytes"].decode())
+            if self.heard[-1] != frame["text"]:
+                self.missed.append(frame["text"])
+                break
+        await socket.close()

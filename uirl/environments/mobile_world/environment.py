@@ -118,13 +118,12 @@ class MobileWorldEnvironment(RemoteEnvironment):
             most=1, patience=patience, rest=rest, timeouts=(step_timeout, task_timeout),
         )  # fmt: skip
         self.timeouts = Timeouts(step_timeout, task_timeout, tear_down_timeout, restart_timeout)
-        self.suite = Suite(suite, suite_seed)
+        self.suite, self.prompt = Suite(suite, suite_seed), options.prompt(prompt)
         self.device, self.max_turns, self.step_wait_time = (
             device,
             options.turns(max_turns),
             options.wait(step_wait_time),
         )
-        self.prompt = options.prompt(prompt)
         self.tool_servers = ToolServers(mcp or {})
         self.choice = Choice(
             options.words("task_names", task_names),
@@ -154,19 +153,17 @@ class MobileWorldEnvironment(RemoteEnvironment):
 
     def get_prompt_prefix(self) -> str:
         """How to use the phone, with the tools of the current task."""
+        tools = [tool.definition for tool in self._episode.tools] if self._episode else []
         if self._published:
-            registry = self._episode.tools if self._episode else ()
-            return mai_ui.system_prompt([tool.definition for tool in registry], self._apps[len(APPS) :])
+            return mai_ui.system_prompt(tools, self._apps[len(APPS) :])
         names = PhoneSpace(1, 1, ask_user=self.choice.ask_user).names
-        tools = self._episode.tools.schemas() if self._episode else []
-        return system_prompt(names, self._apps, [tool["function"] for tool in tools])
+        return system_prompt(names, self._apps, [tool.schema()["function"] for tool in tools])
 
     def get_state_description(self) -> str:
         return self._goal
 
     @property
     def message_style(self) -> str:  # type: ignore[override]
-        """As the prompt is."""
         return "mai_ui" if self._published else "plain"
 
     @property
@@ -201,8 +198,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
             self._turns, self._goal = 0, ""
             await self._lease()
             episode = self._episode
-            assert episode is not None
-            assert episode.shot is not None
+            assert episode is not None and episode.shot is not None  # noqa: PT018
             self._goal = episode.goal
             return Observation(episode.goal, (await self._shown(episode.shot),), {"task": episode.task.name})
 
@@ -254,18 +250,17 @@ class MobileWorldEnvironment(RemoteEnvironment):
             return meant
         if isinstance(meant, UseTool):
             result = await episode.tools.call(meant.call)
-            if self._published:
-                return mai_ui.tool_words(result)
-            return f"{result.name} {'answered' if result.success else 'refused'}:\n{result.text}"
+            own = f"{result.name} {'answered' if result.success else 'refused'}:\n{result.text}"
+            return mai_ui.tool_words(result) if self._published else own
         order = None if isinstance(meant, (mai_ui.Nothing, mai_ui.Unknown)) else command(meant)
         if order is None:
             return ""
         try:
             said = await episode.phone.act(order)
         except Refused:
-            if isinstance(meant, OpenApp) and self._published:
-                return ""  # there is no such app, and the published agent is shown the screen
-            raise
+            if not isinstance(meant, OpenApp) or not self._published:
+                raise
+            return ""  # there is no such app, and the published agent is shown the screen
         if not isinstance(meant, AskUser):
             return ""
         return said if self._published else f"The owner replied:\n{said}" if said else "The owner did not reply."
@@ -394,8 +389,9 @@ class MobileWorldEnvironment(RemoteEnvironment):
 
     def _space(self, shot: Screenshot, tools: ToolRegistry) -> PhoneSpace:
         """The actions on the screen as it was last seen: a phone that is turned has other sides."""
-        width, height = shot.read_size()
-        return PhoneSpace(width, height, self._apps, frozenset(tools.names), self._published or self.choice.ask_user)
+        return PhoneSpace(
+            *shot.read_size(), self._apps, frozenset(tools.names), self._published or self.choice.ask_user
+        )
 
     async def _shown(self, shot: Screenshot) -> Screenshot:
         """The picture as the policy sees it."""
