@@ -16,8 +16,8 @@ train: setup browser
 test: setup browser sandbox check
 	$(BIN)/python -m pytest -n 4 --dist loadfile
 
-# against MobileWorld's own agent and server, and OpenEnv's own servers, as they were recorded (a part of `make test`); the
-# recorders beside the tests say how a recording is made
+# against MobileWorld's own agent and server, OpenEnv's own servers and that of ui-verifiers, as they were recorded (a
+# part of `make test`); the recorders beside the tests say how a recording is made
 test-originals: setup
 	$(BIN)/python -m pytest -m originals tests/originals
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,3 +110,21 @@ class Talk:
                 self.missed.append(frame["text"])
                 break
         await socket.close()
+
+
+@dataclass
+class Desk:
+    """The server of ui-verifiers, which says what the recorded one said, as long as it is asked the same."""
+
+    kept: list[dict[str, Any]]
+    asked: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def app(self) -> Starlette:
+        async def answer(request: Request) -> Response:
+            one = self.kept[len(self.asked)] if len(self.asked) < len(self.kept) else {}
+            self.asked.append((request.method, request.url.path, request.url.query))
+            if self.asked[-1] != (one.get("method"), one.get("path"), one.get("query")):
+                return Response("not recorded", 404)
+            return Response(base64.b64decode(one["base64"]), one["status"], media_type=one["kind"])
+
+        return Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST", "DELETE"])])
