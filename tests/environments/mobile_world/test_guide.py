@@ -45,7 +45,7 @@ def test_configs_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path.write_text(text)
         section = load_config(str(path)).environment
         create_environment(section.name, section.options, section)
-    assert len(blocks("yaml")) == 2
+    assert len(blocks("yaml")) == 3
 
 
 def test_every_action_is_in_the_table() -> None:
