@@ -125,14 +125,9 @@ class MobileWorldEnvironment(RemoteEnvironment):
             options.wait(step_wait_time),
         )
         self.tool_servers = ToolServers(mcp or {})
-        self.choice = Choice(
-            options.words("task_names", task_names),
-            options.words("tags", tags),
-            options.words("without_tags", without_tags),
-            options.words("apps", apps),
-            self.tool_servers.names,
-            bool(ask_user),
-        )
+        named, with_tags = options.words("task_names", task_names), options.words("tags", tags)
+        no_tags, only = options.words("without_tags", without_tags), options.words("apps", apps)
+        self.choice = Choice(named, with_tags, no_tags, only, self.tool_servers.names, bool(ask_user))
         self._apps = (*APPS, *options.words("more_apps", more_apps))
         self._image_size = None if image_size is None else options.size(image_size)
         self._known = Known()
