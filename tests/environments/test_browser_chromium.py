@@ -20,6 +20,20 @@ from PIL import Image
 from uirl.environments.browser.chromium import Chromium, find_executable
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
 
+NOISE = """(() => {
+    document.body.style.margin = 0;
+    const canvas = document.createElement('canvas');
+    [canvas.width, canvas.height] = [1080, 2400];
+    const context = canvas.getContext('2d'), data = context.createImageData(1080, 2400);
+    for (let i = 0, x = 1; i < data.data.length; i++) {
+        x = Math.imul(x, 1103515245) + 12345;
+        data.data[i] = i % 4 == 3 ? 255 : x >> 16 & 255;
+    }
+    context.putImageData(data, 0, 0);
+    document.body.replaceChildren(canvas);
+})()"""
+"""A script that fills a page with what cannot be made small."""
+
 
 def running(group: int) -> list[int]:
     """Processes of a process group that are still at work (not zombies)."""
@@ -183,19 +197,7 @@ async def test_a_forked_process_does_not_keep_the_pipes() -> None:
 
 async def test_a_large_picture_comes_whole() -> None:
     page = await Chromium.shared().new_page(1080, 2400)
-    noise = """(() => {
-        document.body.style.margin = 0;
-        const canvas = document.createElement('canvas');
-        [canvas.width, canvas.height] = [1080, 2400];
-        const context = canvas.getContext('2d'), data = context.createImageData(1080, 2400);
-        for (let i = 0, x = 1; i < data.data.length; i++) {
-            x = Math.imul(x, 1103515245) + 12345;
-            data.data[i] = i % 4 == 3 ? 255 : x >> 16 & 255;
-        }
-        context.putImageData(data, 0, 0);
-        document.body.replaceChildren(canvas);
-    })()"""
-    await page.evaluate(noise)
+    await page.evaluate(NOISE)
     captured = await asyncio.gather(*(page.screenshot() for _ in range(3)))
     assert all(len(picture) > 4 << 20 for picture in captured), "noise cannot be made small: more than a pipe holds"
     picture = Image.open(io.BytesIO(captured[0])).convert("RGB")
@@ -206,6 +208,7 @@ async def test_a_large_picture_comes_whole() -> None:
 async def test_a_browser_killed_while_it_sends_a_picture() -> None:
     browser = Chromium.shared()
     page = await browser.new_page(1080, 2400)
+    await page.evaluate(NOISE)  # a picture of more than one piece
     group = browser.pid
     assert group is not None
     waiting = [asyncio.create_task(page.screenshot()) for _ in range(4)]
