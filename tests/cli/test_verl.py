@@ -85,3 +85,7 @@ def test_a_key_among_the_arguments_is_moved_into_the_environment(monkeypatch: py
     assert started["env"][LLM_API_KEY] == KEY
     again = started["command"][started["command"].index("verl") :]
     assert again == ["verl", "--config", CONFIG, "--llm_base_url", URL, "--dry_run", "a.b=1"]
+    with pytest.raises(Replaced):
+        main(["verl", "--config", CONFIG, "--llm_base_url", URL, "--api_key", KEY, "--plan", "--gpu_gib=141"])
+    again = started["command"][started["command"].index(URL) + 1 :]
+    assert again == ["--plan", "--gpu_gib=141.0", "--picture=1280x720"]

@@ -145,8 +145,10 @@ def _again_without_key(options: argparse.Namespace) -> NoReturn:
     for name in ("sft_model_path", "llm_base_url"):
         if getattr(options, name) is not None:
             command += [f"--{name}", getattr(options, name)]
-    command += ["--dry_run"] * options.dry_run + ["--plan"] * options.plan
-    command += [f"--gpu_gib={options.gpu_gib}", f"--picture={options.picture}"]
-    command += [f"--host_gib={options.host_gib}"] * (options.host_gib is not None) + options.overrides
+    command += ["--dry_run"] * options.dry_run
+    if options.plan:
+        command += ["--plan", f"--gpu_gib={options.gpu_gib}", f"--picture={options.picture}"]
+        command += [f"--host_gib={options.host_gib}"] * (options.host_gib is not None)
+    command += options.overrides
     sys.stdout.flush()
     os.execve(sys.executable, command, {**os.environ, LLM_API_KEY: options.api_key})
