@@ -172,7 +172,7 @@ async def play_turn(episode: Episode, talk: Conversation, player: Player, chat: 
     """
     try:
         context = talk.context()
-    except (ContractError, EnvironmentFailure) as error:
+    except ContractError as error:
         if not episode.record.turns:
             raise
         # the first prompt could be shown: what came up later is the doing of this episode, and ends no run
