@@ -52,7 +52,7 @@ def collect(
         return await generate(request)
 
     engine.generate = counted  # type: ignore[method-assign]
-    group = collector(vlm, env, retries=retries, limits=EpisodeLimits(8), parallel=8, **options)
+    group = collector(vlm, env, retries=retries, parallel=8, **({"limits": EpisodeLimits(8)} | options))
 
     async def run() -> list[Trajectory]:
         specs = [EpisodeSpec(Task(TASK), i, i, f"g-{i}", "g") for i in range(episodes)]
@@ -89,6 +89,30 @@ def test_nothing_breaks(vlm: LoadedModel) -> None:
         (trajectory,) = collect(vlm, small(phone))
         assert (trajectory.failure, trajectory.stop_reason, trajectory.rewards) == (None, "terminated", [0, 0, 0, 1.0])
         assert phone.idle
+
+
+@pytest.mark.parametrize("max_turns", [None, 9])
+@pytest.mark.parametrize("solved", [True, False])
+def test_an_episode_that_the_run_cuts_is_scored_as_the_phone_stands(
+    vlm: LoadedModel, solved: bool, max_turns: int | None
+) -> None:
+    """A policy that wanders until the run cuts it off must not be spared its loss."""
+    replies = (reply(tap(1, 1)), reply(tap(270, 900) if solved else tap(2, 2)))
+    with phones() as (phone,):
+        env = small(phone, max_turns=max_turns)
+        (trajectory,) = collect(vlm, env, replies=replies, limits=EpisodeLimits(max_turns=4))
+        assert (trajectory.failure, trajectory.stop_reason) == (None, "max_turns")
+        assert trajectory.rewards == [0, 0, 0, float(solved)]
+        assert trajectory.success is solved
+        assert phone.idle
+        assert asked(phone.double, "/task/eval") == 1
+
+
+def test_a_score_that_does_not_come_is_a_failure_still(vlm: LoadedModel) -> None:
+    with phones(wrap=once("/task/eval", "500")) as (phone,):
+        (trajectory,) = collect(vlm, small(phone, max_turns=None), limits=EpisodeLimits(max_turns=2))
+        assert trajectory.failure is not None
+        assert trajectory.failure.kind == "environment"
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------

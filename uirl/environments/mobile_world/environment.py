@@ -6,8 +6,8 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from uirl.environments.mobile_world import mai_ui, options
 from uirl.environments.mobile_world.actions import (
@@ -23,6 +23,7 @@ from uirl.environments.mobile_world.actions import (
     command,
 )
 from uirl.environments.mobile_world.catalog import Choice, PhoneTask, ask_any, read_list
+from uirl.environments.mobile_world.ending import notes_of
 from uirl.environments.mobile_world.prompt import system_prompt
 from uirl.environments.mobile_world.server import SUITE, PhoneServer, Suite, Timeouts
 from uirl.environments.mobile_world.state import Episode, Known
@@ -37,6 +38,7 @@ from uirl.tools import ToolRegistry
 from uirl.types import Action, Observation, StepResult, Task
 
 _LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class MobileWorldEnvironment(RemoteEnvironment):
@@ -100,7 +102,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
             mcp: servers of tools by the name that tasks know them under, see `ToolServers`. A task that needs one
                 which is not here is left out.
             ask_user: the action `ask_user` is offered; False leaves out the tasks that need it.
-            max_turns: actions per episode; None: the run's limit alone, and an episode it cuts is a failure.
+            max_turns: actions per episode; None: the run's limit alone.
             prompt: what the policy is told, and how: 'mai_ui' is the published protocol of MobileWorld's agent for
                 MAI-UI, 'own' says what happened to a reply that was refused; None: 'own', unless an agent loop chooses.
             suite: family of tasks, 'mobile_world' or, on later servers, 'android_world'.
@@ -199,9 +201,23 @@ class MobileWorldEnvironment(RemoteEnvironment):
 
     async def step(self, action: Action) -> StepResult:
         """The next screen, the text of a reply, or the end with the score as reward."""
+        return await self._holding(self._step(action))
+
+    async def score_now(self) -> tuple[float, dict[str, Any]] | None:
+        """The score of a task that the run ends here, as after the last turn; None: there is none."""
+        return await self._holding(self._score_now())
+
+    async def close(self) -> None:  # type: ignore[override]
+        """Tears the task down, where there is one, and gives the phone back."""
+        async with self._one_call:
+            self._part()
+        await self._parted()
+
+    async def _holding(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` with the phone returns; where it fails or is cancelled the phone is left."""
         async with self._one_call:
             try:
-                return await self._step(action)
+                return await work
             except RolloutFailure as error:
                 self._blame(error)
                 self._part()
@@ -212,11 +228,9 @@ class MobileWorldEnvironment(RemoteEnvironment):
                 self._part()
                 raise
 
-    async def close(self) -> None:  # type: ignore[override]
-        """Tears the task down, where there is one, and gives the phone back."""
-        async with self._one_call:
-            self._part()
-        await self._parted()
+    async def _score_now(self) -> tuple[float, dict[str, Any]] | None:
+        last = None if self._episode is None else await self._finish(self._episode, None, over=False)
+        return None if last is None else (last.reward, dict(last.observation.info))
 
     async def _step(self, action: Action) -> StepResult:
         episode = self._episode
@@ -244,9 +258,9 @@ class MobileWorldEnvironment(RemoteEnvironment):
         if isinstance(meant, str):
             return meant
         if isinstance(meant, UseTool):
-            result = await episode.tools.call(meant.call)
-            own = f"{result.name} {'answered' if result.success else 'refused'}:\n{result.text}"
-            return mai_ui.tool_words(result) if self._published else own
+            done = await episode.tools.call(meant.call)
+            own = f"{done.name} {'answered' if done.success else 'refused'}:\n{done.text}"
+            return mai_ui.tool_words(done) if self._published else own
         order = None if isinstance(meant, (mai_ui.Nothing, mai_ui.Unknown)) else command(meant)
         if order is None:
             return ""
@@ -261,18 +275,9 @@ class MobileWorldEnvironment(RemoteEnvironment):
         return said if self._published else f"The owner replied:\n{said}" if said else "The owner did not reply."
 
     async def _finish(self, episode: Episode, meant: Any, over: bool) -> StepResult:
-        """The end: the score, and then the tear-down, which cannot change it any more.
-
-        Also where the turns are spent: the score is all that an episode can earn, so nothing is left to be cut off.
-        """
+        """The end: the score, which is all that an episode can earn, and then the tear-down, which cannot change it."""
         score = await episode.phone.score(episode.task.name)
-        info: dict[str, Any] = {"success": score.success, "score": score.value, "reason": score.reason}
-        if isinstance(meant, Terminate):
-            info["claimed"] = meant.status
-        elif isinstance(meant, mai_ui.Unknown):
-            info["unknown"] = meant.why
-        elif not over:
-            info["out_of_turns"] = True
+        info = notes_of(score, meant, over)
         self._part()
         await self._parted()
         return StepResult(Observation("", (), info), reward=score.value, terminated=True)
