@@ -11,6 +11,7 @@ import pytest
 from tests import stretches
 from uirl.environments.browser.cdp import CdpConnection
 from uirl.environments.browser.chromium import Chromium
+from uirl.environments.browser.environment import PageEnvironment
 from uirl.environments.browser.page import Page
 from uirl.environments.browser.web import WebEnvironment
 from uirl.environments.session import EnvironmentSession
@@ -57,7 +58,7 @@ async def patient() -> AsyncIterator[None]:
     await Chromium.shared().close()
 
 
-def hurry(env: WebEnvironment, monkeypatch: pytest.MonkeyPatch, seconds: float = 1.0) -> None:
+def hurry(env: PageEnvironment, monkeypatch: pytest.MonkeyPatch, seconds: float = 1.0) -> None:
     """Calls to the page of `env` are given up after `seconds`; those to the browser and to other pages are not."""
     assert env._page is not None
     impatient, call = env._page.tabs.first.session, CdpConnection.call
