@@ -86,11 +86,7 @@ async def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    print(
-        "| page | size | sessions | steps/s | all at once | ratio | to 4 sessions | places | load |\n"
-        + "|---" * 9
-        + "|"
-    )
+    print("| page | size | sessions | steps/s | to 4 sessions | load |\n" + "|---" * 6 + "|")
     for page in given.pages:
         for size in given.sizes:
             width, height = (int(side) for side in size.split("x"))
