@@ -240,6 +240,17 @@ async def test_what_a_reward_function_cannot_read_counts_as_nothing_once_it_has_
         assert (third.failure, third.total_reward()) == (None, total)
 
 
+async def test_a_judge_that_breaks_down_later_is_a_failure_and_not_a_zero(lm) -> None:
+    server = {"score": 1.0}
+    runner = collector(lm, Countdown(length=1), reward_fn=lambda record: server["score"], retries=0, parallel=1)
+    (first,) = await runner.collect(specs(1), play_with(scripted(lm, "yes")))
+    server.clear()  # it answers something else now, whatever the episode
+    (second,) = await runner.collect(specs(1), play_with(scripted(lm, "yes")))
+    assert (first.failure, first.total_reward()) == (None, 1.0)
+    assert second.failure is not None
+    assert second.failure.kind == "judge"
+
+
 async def test_a_reward_function_may_say_that_it_cannot_judge(lm) -> None:
     def judge(record: Trajectory) -> float:
         if record.actions[-1] == "no":

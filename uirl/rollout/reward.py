@@ -7,9 +7,10 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from uirl.environments.base import BaseEnvironment
 from uirl.errors import JudgeFailure, is_round
@@ -18,8 +19,10 @@ from uirl.types import Trajectory
 _LOG = logging.getLogger(__name__)
 
 RewardFunction = Callable[..., float]
-_JUDGES: WeakSet[Any] = WeakSet()
-"""Reward functions that have judged an episode in this process."""
+FAILS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError)
+"""What a reward function raises that cannot judge an episode."""
+_JUDGED: WeakKeyDictionary[Any, Trajectory] = WeakKeyDictionary()
+"""Reward function -> the last episode that it has judged in this process."""
 _WARNED: Counter[str] = Counter()
 
 
@@ -27,36 +30,46 @@ def apply_reward(record: Trajectory, reward_fn: RewardFunction, environment: Bas
     """Makes the episode's total reward what `reward_fn(trajectory)` or `reward_fn(trajectory, environment)` says.
 
     The rewards of the turns keep their shape: what the function adds or takes stands on the last turn. Where it raises,
-    or returns no finite number, and has judged another episode before, this one is what it cannot read, which is the
-    policy's doing: the total is 0, or the environment's where that is less. Raises JudgeFailure where it has judged
-    none; one that it raises itself passes, for what no policy can bring about.
+    or returns no finite number, and still judges the last one that it has judged, this episode is what it cannot read,
+    which is the policy's doing: the total is 0, or the environment's where that is less. Raises JudgeFailure where it
+    has judged none, or fails with that one too; one that it raises itself passes, for what no policy can bring about.
     """
-    wants = len(inspect.signature(reward_fn).parameters)
     try:
-        total = float(reward_fn(record, environment) if wants >= 2 else reward_fn(record))
-        if not math.isfinite(total):
-            raise ValueError(f"it returned {total}; expected a finite number")
-    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
-        if not _has_judged(reward_fn):
+        total = _total(record, reward_fn, environment)
+    except FAILS as error:
+        if not _still_judges(reward_fn, environment):
             raise JudgeFailure(f"the reward function failed: {type(error).__name__}: {error}") from error
         total = min(0.0, record.total_reward())
-        warn("the reward function cannot read an episode, after it has read others: it counts as 0", error)
+        warn("the reward function cannot read an episode, and reads another: it counts as 0", error)
     else:
-        _has_judged(reward_fn, now=True)
+        with suppress(TypeError):  # an object that cannot be remembered
+            _JUDGED[_itself(reward_fn)] = replace(record, turns=list(record.turns))
     if record.turns:
         last = record.turns[-1]
         record.turns[-1] = replace(last, reward=last.reward + total - record.total_reward())
 
 
-def _has_judged(reward_fn: RewardFunction, *, now: bool = False) -> bool:
-    """Whether the function has judged an episode; `now`: it just has."""
-    known = getattr(reward_fn, "__func__", reward_fn)  # a method is another object each time it is asked for
+def _total(record: Trajectory, reward_fn: RewardFunction, environment: BaseEnvironment) -> float:
+    wants = len(inspect.signature(reward_fn).parameters)
+    total = float(reward_fn(record, environment) if wants >= 2 else reward_fn(record))
+    if not math.isfinite(total):
+        raise ValueError(f"it returned {total}; expected a finite number")
+    return total
+
+
+def _still_judges(reward_fn: RewardFunction, environment: BaseEnvironment) -> bool:
+    """Whether the function judges the episode that it judged last: what it depends on is there, then."""
     try:
-        if now:
-            _JUDGES.add(known)
-        return known in _JUDGES
-    except TypeError:  # an object that cannot be remembered: nothing is known of it
+        known = _JUDGED.get(_itself(reward_fn))
+        if known is not None:
+            _total(known, reward_fn, environment)
+    except FAILS:
         return False
+    return known is not None
+
+
+def _itself(reward_fn: RewardFunction) -> Any:
+    return getattr(reward_fn, "__func__", reward_fn)  # a method is another object each time it is asked for
 
 
 def warn(what: str, error: Exception) -> None:
