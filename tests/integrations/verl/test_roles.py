@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from tests.integrations.verl.pages import CONFIGS, PAGES, blocks
 from uirl import ConfigError, ConfigStore, load_model
@@ -146,7 +147,6 @@ def test_adapters_stand_in_the_keys_that_the_engine_reads(model: str) -> None:
 def test_adapters_are_in_the_layers_where_the_local_trainer_has_them(model: str, target: str, vision: bool) -> None:
     """The picture side is left alone unless one asks for it: verl's own default would adapt it too."""
     own = ["model.use_lora=true", f"model.lora.target={target}", f"model.lora.vision={str(vision).lower()}"]
-    from omegaconf import OmegaConf
     from peft import LoraConfig, get_peft_model
 
     keys = made(model, SPLITS["fsdp2"], *own).actor_rollout_ref.model
@@ -200,8 +200,41 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     "another engine": ({"actor_rollout_ref.actor.strategy": "veomni"}, (), r"actor.strategy='veomni' has no place"),
     "a critic of another kind": ({"critic.strategy": "megatron"}, (), r"critic.strategy='megatron', but .* for fsdp"),
     "an unknown server": ({"actor_rollout_ref.rollout.name": "vlm"}, (), r"rollout.name='vlm' is unknown.*vllm"),
+    "no room to score a sequence": (
+        {"actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu": 4096},
+        (),
+        r"rollout.log_prob_max_token_len_per_gpu=4096 on 1 GPUs holds no sequence of 5120",
+    ),
+    "no room for the reference": (
+        {"actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": 4096},
+        ("algorithm.kl_loss_coef=0.1",),
+        r"ref.log_prob_max_token_len_per_gpu=4096 on 1 GPUs holds no sequence of 5120",
+    ),
+    "no room for the critic": (
+        {"critic.ppo_max_token_len_per_gpu": 4096, "critic.use_dynamic_bsz": False},
+        ("training.adv_estimator=gae", "training.batch_size=512"),
+        r"critic.ppo_max_token_len_per_gpu=4096 on 1 GPUs holds no sequence of 5120",
+    ),
+    "lengths in verl's other place": (
+        {"actor_rollout_ref.rollout.response_length": 65536},
+        (),
+        r"holds no sequence of 66560 .* to 66560",
+    ),
+    "an order that tears episodes": ({"actor_rollout_ref.actor.shuffle": True}, (), r"actor.shuffle=true would tear"),
     "no GPU": ({"trainer.n_gpus_per_node": 0}, (), r"n_gpus_per_node=0 is no GPU"),
 }
+
+
+def test_the_critic_takes_the_micro_batches_that_its_key_says(model: str) -> None:
+    """verl's V1 trainer reads them off a key that its schema does not hold."""
+    from verl.utils.config import omega_conf_to_dataclass
+
+    for schema in ("fsdp2", "megatron"):
+        config = made(model, SPLITS[schema] | {"critic.ppo_max_token_len_per_gpu": 7000}, "training.adv_estimator=gae")
+        OmegaConf.resolve(config)
+        assert omega_conf_to_dataclass(config.critic).ppo_infer_max_token_len_per_gpu == 7000
+    own = made(model, {"critic.ppo_infer_max_token_len_per_gpu": 8000, "critic.ppo_max_token_len_per_gpu": 7000})
+    assert own.critic.ppo_infer_max_token_len_per_gpu == 8000, "verl's own key wins"
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -13,7 +13,7 @@ from typing import Any
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError
 from uirl.integrations.verl.keys import ACTOR, HF, ROLLOUT, as_mapping, compose, put
-from uirl.integrations.verl.roles import adapter_keys, recompute_keys, schema_of
+from uirl.integrations.verl.roles import CRITIC_READS, CRITIC_TOKENS, adapter_keys, recompute_keys, schema_of
 from uirl.integrations.verl.settings import Settings
 
 ESTIMATORS = {
@@ -292,8 +292,17 @@ def create_verl_config(
     values |= given
     for key, value in values.items():
         put(composed, key, value)
+    tell_critic(composed)
     Settings(config.to_dict()).write(composed)
     return composed
+
+
+def tell_critic(config: Any) -> None:
+    """Writes the tokens of the critic's micro-batches where verl reads them, unless somebody did. `config`: verl's."""
+    from omegaconf import OmegaConf
+
+    if OmegaConf.select(config, CRITIC_READS) is None:
+        put(config, CRITIC_READS, f"${{{CRITIC_TOKENS}}}")
 
 
 def ignored(config: ConfigStore) -> list[str]:

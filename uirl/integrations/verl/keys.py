@@ -13,7 +13,7 @@ ACTOR, ROLLOUT, HF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "ac
 
 FREE = ("override_config", "engine_kwargs", "ray_init", "mixed_precision", "mm_processor_kwargs")
 """Sections in which anything goes: verl hands them on as they are."""
-UNLISTED = (f"{ROLLOUT}.agent.agent_loop_manager_class",)
+UNLISTED = (f"{ROLLOUT}.agent.agent_loop_manager_class", "critic.ppo_infer_max_token_len_per_gpu")
 """Keys that verl reads although its schema does not hold them."""
 
 OTHER_NAMES = {

@@ -18,6 +18,11 @@ STRATEGIES = ("fsdp", "fsdp2", "megatron")
 """Training engines of verl's for which there is a schema here (`actor_rollout_ref.actor.strategy`)."""
 POOL, REWARD_POOL, TEACHER_POOL = "global_pool", "reward_pool", "teacher_pool"
 _A, _HF = "actor_rollout_ref.actor", "actor_rollout_ref.model"
+CRITIC_TOKENS = "critic.ppo_max_token_len_per_gpu"
+"""Tokens of a micro-batch of the critic, on each GPU."""
+CRITIC_READS = "critic.ppo_infer_max_token_len_per_gpu"
+"""What verl's trainers take in its place, in every pass: a key its schema does not hold, and 32768 where none stands
+(`trainer/ppo/v1/trainer_base.py`)."""
 _HF_LAYERS: dict[str, Any] = {
     "all": "all-linear",
     "attention": ["q_proj", "k_proj", "v_proj", "o_proj"],
@@ -58,11 +63,10 @@ def roles_of(config: Any) -> Roles:
     A policy with adapters is its own reference (they are switched off for it). Raises ConfigError for a pool without
     GPUs.
     """
-    from verl.trainer.ppo.utils import Role, need_critic, need_reference_policy
+    from verl.trainer.ppo.utils import Role, need_critic
     from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-    with_reference = need_reference_policy(config) and not has_adapters(config)
-    actor = Role.ActorRolloutRef if with_reference else Role.ActorRollout
+    actor = Role.ActorRolloutRef if needs_reference(config) else Role.ActorRollout
     workers: dict[Any, type] = {actor: ActorRolloutRefWorker}
     if need_critic(config):
         workers[Role.Critic] = TrainingWorker
@@ -205,12 +209,26 @@ def check_placement(config: Any) -> None:
     """
     gpus = sum(_pool(config.trainer, "trainer"))
     _check_schema(config)
+    _check_order(config)
     for part in trained_parts(config):
         _check_split(part, gpus)
-        _check_tokens(part, config.data.max_prompt_length + config.data.max_response_length)
         _check_mini_batch(part, gpus, config.actor_rollout_ref.rollout.n)
+    _check_tokens(config)
     _check_rollout(config, gpus)
     _check_adapters(config)
+
+
+def longest_sequence(config: Any) -> int:
+    """Tokens of the longest sequence that an episode may become. `config`: verl's whole config."""
+    rollout = config.actor_rollout_ref.rollout  # of the prompts in `data` these are copies, unless somebody wrote them
+    return int(rollout.prompt_length + rollout.response_length)
+
+
+def needs_reference(config: Any) -> bool:
+    """Whether verl keeps the weights of a reference: with a KL term, and without adapters, which are switched off."""
+    from verl.trainer.ppo.utils import need_reference_policy
+
+    return need_reference_policy(config) and not has_adapters(config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,13 +291,48 @@ def _check_split(part: Part, gpus: int) -> None:
         )
 
 
-def _check_tokens(part: Part, longest: int) -> None:
-    if part.section.use_dynamic_bsz and part.section.ppo_max_token_len_per_gpu * part.context < longest:
-        raise ConfigError(
-            f"{part.name}.ppo_max_token_len_per_gpu={part.section.ppo_max_token_len_per_gpu} on {part.context} GPUs "
-            f"holds no sequence of {longest} tokens (data.max_prompt_length + data.max_response_length); raise it "
-            f"(training.micro_batch_tokens) to {-(-longest // part.context)} or share a sequence among more GPUs"
-        )
+def _check_order(config: Any) -> None:
+    for name in ("actor_rollout_ref.actor", "critic"):
+        if (config.actor_rollout_ref.actor if name != "critic" else config.critic).shuffle:
+            raise ConfigError(
+                f"{name}.shuffle=true would tear the sequences of an episode into several mini-batches, some of them "
+                "without any; leave it false, verl's own value"
+            )
+
+
+def _check_tokens(config: Any) -> None:
+    longest = longest_sequence(config)
+    for key, tokens, gpus in _micro_batches(config):
+        if tokens * gpus < longest:
+            raise ConfigError(
+                f"{key}={tokens} on {gpus} GPUs holds no sequence of {longest} tokens "
+                "(actor_rollout_ref.rollout.prompt_length + response_length, by themselves data.max_prompt_length + "
+                f"data.max_response_length); raise it (training.micro_batch_tokens) to {-(-longest // gpus)} or share "
+                "a sequence among more GPUs"
+            )
+
+
+def _micro_batches(config: Any) -> list[tuple[str, int, int]]:
+    """(key, tokens, GPUs that share them) of every pass whose micro-batches are filled up with tokens."""
+    parts = {part.name: part for part in trained_parts(config)}
+    actor = parts["actor_rollout_ref.actor"]
+    passes = [(actor.section.use_dynamic_bsz, f"{_A}.ppo_max_token_len_per_gpu", actor.context)]
+    forward = "log_prob_max_token_len_per_gpu"
+    scoring = {"rollout": config.actor_rollout_ref.rollout}
+    if needs_reference(config):
+        scoring["ref"] = config.actor_rollout_ref.ref
+    for name, section in scoring.items():
+        passes.append((section.log_prob_use_dynamic_bsz, f"actor_rollout_ref.{name}.{forward}", actor.context))
+    if "critic" in parts:  # verl's critic fills up its micro-batches whatever its `use_dynamic_bsz` says
+        passes.append((True, CRITIC_TOKENS, parts["critic"].context))
+    out = []
+    for filled, key, gpus in passes:
+        section = config
+        for name in key.split(".")[:-1]:
+            section = section[name]
+        if filled:
+            out.append((key, int(section[key.split(".")[-1]]), gpus))
+    return out
 
 
 def _check_mini_batch(part: Part, gpus: int, members: int) -> None:
@@ -309,11 +362,11 @@ def _check_rollout(config: Any, gpus: int) -> None:
             f"a rollout server of {size} GPUs (rollout.tensor_model_parallel_size x data x pipeline) does not fit "
             f"{config.trainer.nnodes} nodes of {per_node}: it must divide the GPUs of a node or take whole nodes"
         )
-    longest = config.data.max_prompt_length + config.data.max_response_length
+    longest = longest_sequence(config)
     if rollout.max_model_len is not None and rollout.max_model_len < longest:
         raise ConfigError(
-            f"rollout.max_model_len={rollout.max_model_len} is less than the {longest} tokens of data.max_prompt_length"
-            " + data.max_response_length; raise it (inference.max_context) or leave it null, which is as many"
+            f"rollout.max_model_len={rollout.max_model_len} is less than the {longest} tokens of rollout.prompt_length "
+            "+ rollout.response_length; raise it (inference.max_context) or leave it null, which is as many"
         )
 
 

@@ -13,10 +13,10 @@ from uirl.environments import BaseEnvironment, EnvironmentSession, create_enviro
 from uirl.errors import ConfigError
 from uirl.event_loop import EventLoopThread
 from uirl.files import write_atomically
-from uirl.integrations.verl.config import create_verl_config, ignored
+from uirl.integrations.verl.config import create_verl_config, ignored, tell_critic
 from uirl.integrations.verl.keys import put
 from uirl.integrations.verl.rewriting import CREDITING, check_window
-from uirl.integrations.verl.roles import check_placement
+from uirl.integrations.verl.roles import check_placement, longest_sequence
 from uirl.integrations.verl.settings import Settings
 from uirl.integrations.verl.worlds import picture_options
 from uirl.metrics import read_metrics
@@ -229,7 +229,8 @@ def _verl_config(config: Any, store: ConfigStore, directory: Path, overrides: Ma
             put(made, key, value)
     known = Settings.read(made.data)
     Settings(store.to_dict(), None, str(directory), known.poll_seconds).write(made)
-    rollout, longest = made.actor_rollout_ref.rollout, made.data.max_prompt_length + made.data.max_response_length
+    tell_critic(made)
+    rollout, longest = made.actor_rollout_ref.rollout, longest_sequence(made)
     if rollout.max_model_len is None:
         # verl's None is all that the model's positions allow, and a server without a cache for that does not start
         rollout.max_model_len = longest + (rollout.name == "sglang")  # which leaves one token free
