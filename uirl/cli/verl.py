@@ -93,7 +93,7 @@ def _train(options: argparse.Namespace) -> int:
 
     trainer = create_trainer(config, curriculum=curriculum)
     if options.plan:
-        return _plan(options, config)
+        return _plan(options, trainer.config)
     if options.dry_run:
         from omegaconf import OmegaConf
 

@@ -93,6 +93,56 @@ def test_a_critic_and_its_states_count(tmp_path: Path) -> None:
     assert hosts == [pytest.approx(16 * shape("7B").parameters)]
 
 
+def moment(made: Plan, name: str) -> dict[str, float]:
+    """What lies there at the moment `name`."""
+    return dict(next(moment for moment in made.moments if moment.name == name).parts)
+
+
+def test_a_reference_that_verls_own_keys_ask_for_counts(tmp_path: Path) -> None:
+    alone, both = (moment(plan(FILE, tmp_path, f"{ACTOR}.use_kl_loss={on}"), "learning") for on in ("false", "true"))
+    assert (alone["reference"], both["reference"]) == (0, pytest.approx(4 * shape("7B").parameters))
+    megatron = ("verl_run_book.md#2", tmp_path, f"{ACTOR}.use_kl_loss=true")
+    share = 2 * shape("72B").parameters / 16
+    away = plan(*megatron)
+    assert moment(away, "learning")["reference"] == pytest.approx(8 * share), "offloaded with the policy"
+    assert moment(away, "playing episodes")["reference"] == 0
+    stays = plan(*megatron, "actor_rollout_ref.ref.megatron.param_offload=false")
+    assert moment(stays, "playing episodes")["reference"] == pytest.approx(share)
+    assert moment(stays, "updating the policy")["other models that stay"] == pytest.approx(share)
+
+
+def test_a_cache_is_split_no_further_than_there_are_heads(tmp_path: Path) -> None:
+    """7B has four heads of keys: on eight GPUs every head is there twice."""
+    key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+    made = plan(FILE, tmp_path, f"{key}=8")
+    room = 0.5 * 80 * GIB - 2 * shape("7B").parameters / 8 - 4 * GIB
+    assert made.cache_tokens == pytest.approx(room / (2 * 28 * 128 * 2))
+
+
+def test_the_critics_micro_batches_are_those_that_verl_takes(tmp_path: Path) -> None:
+    """verl's critic fills them up even where it is told that their number of rows is fixed."""
+    gae = ("algorithm.adv_estimator=gae", "critic.strategy=fsdp2", "critic.use_dynamic_bsz=false")
+    made = plan(FILE, tmp_path, *gae, "critic.ppo_micro_batch_size_per_gpu=1", "critic.ppo_max_token_len_per_gpu=40960")
+    assert moment(made, "updating the critic")["inputs of the layers"] == 40960 * 28 * 2 * 3584
+
+
+def test_logits_that_are_never_all_there_take_no_room(tmp_path: Path) -> None:
+    """64 thousand tokens on one GPU: refused with whole logits, and not where one kernel makes and uses them."""
+    long = (f"{ACTOR}.ppo_max_token_len_per_gpu=65536", "data.max_response_length=61440")
+    whole = plan(FILE, tmp_path, *long, "uirl.rollout.max_images=3")
+    fused = plan(FILE, tmp_path, *long, "actor_rollout_ref.model.use_fused_kernels=true")
+    assert any("scoring" in problem for problem in whole.problems)
+    assert fused.problems == [], str(fused)
+
+
+def test_states_that_fsdp2_keeps_on_the_host_are_not_on_the_gpu(tmp_path: Path) -> None:
+    made = plan(FILE, tmp_path, f"{ACTOR}.fsdp_config.offload_policy=true")
+    parts = moment(made, "updating the policy")
+    assert (parts["weights"], parts["gradients"], parts["states of the optimiser"]) == (0, 0, 0)
+    assert moment(made, "playing episodes")["trained models that stay"] == 0
+    assert moment(made, "learning")["models offloaded"] == pytest.approx(16 * shape("7B").parameters)
+
+
 def rows(folder: Path) -> list[str]:
     """The table of the run book."""
     out = []

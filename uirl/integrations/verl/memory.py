@@ -22,6 +22,10 @@ SCORE_LOGIT = 14
 and their product with the logits (`entropy_from_logits`, not compiled)."""
 CHUNKED_LOGIT = 6
 """The same where entropy is computed in chunks."""
+FUSED_TOKENS = 512
+"""Tokens whose logits exist at a time where they are made and used in one kernel (`use_fused_kernels`): chunks of
+`utils/experimental/torch_functional.py`. The Triton kernel holds no more than 1024 entries per token."""
+FUSED_ENTRIES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,8 @@ class Shape:
     """Numbers per token and layer in queries: heads x width of a head."""
     keys: int
     """In keys, and as many in values."""
+    head: int
+    """Numbers of one head of them."""
     vocabulary: int
     tied: bool
     """Whether embedding and output layer are one matrix."""
@@ -141,6 +147,11 @@ def vision_activations(vision: Vision, patches: float, *, recompute: bool) -> tu
     return patches * vision.layers * BF16 * vision.width, layer
 
 
+def fused_logits(vocabulary: int, tokens: float) -> float:
+    """Logits of `tokens` tokens that are never all there, with or without gradients: the larger of both kernels."""
+    return max(min(tokens, FUSED_TOKENS) * vocabulary * SCORE_LOGIT, tokens * FUSED_ENTRIES * BF16)
+
+
 def loss_logits(vocabulary: int, tokens: float, *, entropy: bool) -> float:
     """Logits of `tokens` tokens, with gradients; `entropy`: its bonus is part of the loss."""
     return tokens * vocabulary * (LOSS_LOGIT + ENTROPY_LOGIT * entropy)
@@ -199,8 +210,9 @@ def rows_of_episode(turns: int, max_images: int | None, block: int = 1) -> list[
 
 
 def kv_cache(shape: Shape, tokens: float, split: int = 1) -> float:
-    """bfloat16 keys and values of `tokens` tokens, on each of `split` GPUs."""
-    return tokens * 2 * shape.layers * shape.keys * BF16 / split
+    """bfloat16 keys and values of `tokens` tokens, on each of `split` GPUs. Where there are more GPUs than heads, each
+    has a copy of one."""
+    return tokens * 2 * shape.layers * max(shape.keys / split, shape.head) * BF16
 
 
 def server_weights(parameters: float, split: int) -> float:

@@ -11,7 +11,7 @@ from uirl.config import ConfigStore
 from uirl.errors import ConfigError
 from uirl.integrations.verl import memory
 from uirl.integrations.verl.memory import GIB, Shape, Vision
-from uirl.integrations.verl.roles import Part, has_adapters, trained_parts
+from uirl.integrations.verl.roles import Part, has_adapters, longest_sequence, needs_reference, trained_parts
 from uirl.integrations.verl.settings import Settings
 
 FREE = 0.1
@@ -113,7 +113,7 @@ class _Run:
         self.store: ConfigStore = Settings.read(config.data).store()
         self.nodes, self.per_node = config.trainer.nnodes, config.trainer.n_gpus_per_node
         self.gpus = self.nodes * self.per_node
-        self.longest = config.data.max_prompt_length + config.data.max_response_length
+        self.longest = longest_sequence(config)
         rollout = config.actor_rollout_ref.rollout
         self.rollout, self.tensor = rollout, rollout.tensor_model_parallel_size
         size = self.tensor * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
@@ -121,6 +121,8 @@ class _Run:
         most = (config.data.get("mm_processor_kwargs") or {}).get("max_pixels") or math.inf
         self.patches = 0 if shape.vision is None else memory.patches_of(shape.vision, *picture, most)
         self.adapters = _adapter_parameters(config, shape) if has_adapters(config) else 0.0
+        self.reference = _reference(config, shape, self.gpus)
+        self.fused = bool(config.actor_rollout_ref.model.use_fused_kernels)
         self.parts = trained_parts(config)
 
     # GPUs
@@ -135,7 +137,7 @@ class _Run:
         yield "playing episodes", self._waiting() | {"rollout server (gpu_memory_utilization)": util * self.gpu}
 
     def _updating(self, part: Part) -> dict[str, float]:
-        shape, states = self.shape, self._states(part)
+        shape, states = self.shape, self._at_work(part)
         tokens = self._tokens(part)
         recompute = self._recomputes(part)
         kept, layer = memory.text_activations(shape, tokens, recompute=recompute)
@@ -143,6 +145,8 @@ class _Run:
         vocabulary = 1 if part.name == "critic" else shape.vocabulary
         entropy = part.name != "critic" and part.section.entropy_coeff != 0
         logits = memory.loss_logits(vocabulary, tokens, entropy=entropy)
+        if self.fused and part.name != "critic":
+            logits = memory.fused_logits(vocabulary, tokens)
         head, body = (0.0, 0.0)
         if part.strategy == "megatron":
             tensor = part.section.megatron.tensor_model_parallel_size
@@ -170,9 +174,11 @@ class _Run:
             tokens = (self.rollout.log_prob_micro_batch_size_per_gpu or 1) * self.longest / part.context
         engine = _engine(part)
         logits = memory.score_logits(shape.vocabulary, tokens, chunked=bool(engine.entropy_from_logits_with_chunking))
+        if self.fused:
+            logits = memory.fused_logits(shape.vocabulary, tokens)
         if part.strategy == "megatron":
             logits /= part.section.megatron.tensor_model_parallel_size
-        states = self._states(part)
+        states = self._at_work(part)
         in_full = memory.gathered(shape, trained=False)[1] if part.strategy != "megatron" else 0.0
         return {
             "weights": states.weights,
@@ -184,7 +190,7 @@ class _Run:
         }
 
     def _sending(self, part: Part) -> dict[str, float]:
-        states = self._states(part)
+        states = self._at_work(part)
         bucket = self.rollout.checkpoint_engine.update_weights_bucket_megabytes * 2**20
         return {
             "weights": states.weights,
@@ -197,8 +203,11 @@ class _Run:
         }
 
     def _waiting(self) -> dict[str, float]:
-        """What of the trained models stays on a GPU while nobody trains."""
-        return {"trained models that stay": sum(self._resident(part) for part in self.parts)}
+        """What of the trained models and the reference stays on a GPU while nobody trains."""
+        return {
+            "trained models that stay": sum(self._resident(part) for part in self.parts),
+            "reference": self.reference.on_gpu,
+        }
 
     def _states(self, part: Part) -> memory.States:
         parameters = self.shape.parameters
@@ -207,16 +216,20 @@ class _Run:
         engine = _engine(part)
         slices = engine.fsdp_size if 0 < engine.fsdp_size < self.gpus else self.gpus
         adapters = 0.0 if part.name == "critic" else self.adapters
-        weight = {"fp32": memory.FP32, "float32": memory.FP32}.get(str(engine.model_dtype), memory.BF16)
-        return memory.fsdp_states(parameters, slices, adapters=adapters, weight=weight)
+        return memory.fsdp_states(parameters, slices, adapters=adapters, weight=_weight(engine.model_dtype))
+
+    def _at_work(self, part: Part) -> memory.States:
+        """What of its states is on a GPU while it works: nothing where FSDP2 keeps them on the host throughout."""
+        return memory.States(0, 0, 0) if _engine(part).get("offload_policy") else self._states(part)
 
     def _resident(self, part: Part) -> float:
-        engine, states = _engine(part), self._states(part)
+        engine, states = _engine(part), self._at_work(part)
         weights = 0.0 if engine.param_offload else states.weights
         return weights + (0.0 if engine.optimizer_offload else states.optimizer)
 
     def _others(self, part: Part) -> float:
-        return sum(self._resident(other) for other in self.parts if other.name != part.name)
+        stay = sum(self._resident(other) for other in self.parts if other.name != part.name)
+        return stay + self.reference.on_gpu
 
     def _asleep(self) -> float:
         """Weights that a sleeping server keeps: SGLang's with adapters (`engine_workers.py`)."""
@@ -224,7 +237,9 @@ class _Run:
         return memory.server_weights(self.shape.parameters, self.tensor) if keeps else 0.0
 
     def _tokens(self, part: Part) -> float:
-        """Tokens of a micro-batch on each GPU."""
+        """Tokens of a micro-batch on each GPU. verl's critic fills its own up whatever its `use_dynamic_bsz` says."""
+        if part.name == "critic":
+            return float(part.section.ppo_infer_max_token_len_per_gpu)
         if part.section.use_dynamic_bsz:
             return float(part.section.ppo_max_token_len_per_gpu)
         return (part.section.ppo_micro_batch_size_per_gpu or 1) * self.longest / part.context
@@ -256,15 +271,12 @@ class _Run:
         asleep = 0.0
         if self.adapters and self.rollout.name == "vllm":  # asleep at level 1, which moves the weights to the host
             asleep = memory.server_weights(self.shape.parameters, 1) * max(1, self.servers // self.nodes)
-        reference = 0.0
-        if self.store.needs_reference and not self.adapters:  # verl keeps FSDP's on the host
-            reference = memory.FP32 * self.shape.parameters / self.nodes
         yield (
             "learning",
             processes
             | {
                 "models offloaded": offloaded,
-                "reference": reference,
+                "reference": self.reference.on_host * self.per_node,
                 "weights of sleeping servers": asleep,
                 "pictures of an update": self.picture_bytes(),
             },
@@ -272,6 +284,8 @@ class _Run:
 
     def _offloaded(self, part: Part) -> float:
         engine, states = _engine(part), self._states(part)
+        if engine.get("offload_policy"):
+            return states.total
         weights = states.weights + states.gradients if engine.param_offload else 0.0
         return weights + (states.optimizer if engine.optimizer_offload else 0.0)
 
@@ -291,6 +305,31 @@ class _Run:
         weights = memory.server_weights(self.shape.parameters, self.tensor)
         room = self.rollout.gpu_memory_utilization * self.gpu - weights - SERVER_WORK
         return room / memory.kv_cache(self.shape, 1, self.tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """Weights that are not trained, in bytes per GPU and, of each GPU, on the host."""
+
+    on_gpu: float = 0.0
+    on_host: float = 0.0
+
+
+def _reference(config: Any, shape: Shape, gpus: int) -> _Reference:
+    """verl keeps FSDP's on the host, and Megatron's, in bfloat16, where it is told to."""
+    if not needs_reference(config):
+        return _Reference()
+    ref = config.actor_rollout_ref.ref
+    if config.actor_rollout_ref.actor.strategy != "megatron":
+        return _Reference(on_host=_weight(ref.fsdp_config.model_dtype) * shape.parameters / gpus)
+    split = ref.megatron.tensor_model_parallel_size * ref.megatron.pipeline_model_parallel_size
+    share = memory.BF16 * shape.parameters / split
+    return _Reference(on_host=share) if ref.megatron.param_offload else _Reference(on_gpu=share)
+
+
+def _weight(dtype: Any) -> int:
+    """Bytes of a weight in what verl calls a `model_dtype`."""
+    return memory.FP32 if str(dtype) in ("fp32", "float32") else memory.BF16
 
 
 def _engine(part: Part) -> Any:
@@ -344,6 +383,7 @@ def shape_of(config: Any) -> Shape:
         intermediate=text.intermediate_size,
         queries=heads * head,
         keys=getattr(text, "num_key_value_heads", heads) * head,
+        head=head,
         vocabulary=text.vocab_size,
         tied=bool(config.tie_word_embeddings),
         vision=vision,
