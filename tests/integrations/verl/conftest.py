@@ -30,6 +30,7 @@ NEEDS_VERL = [
     "test_servers.py",
     "test_tool.py",
     "test_verl_hooks.py",
+    "test_without_pictures.py",
 ]
 collect_ignore = NEEDS_VERL if importlib.util.find_spec("verl") is None else []
 

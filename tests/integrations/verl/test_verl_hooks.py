@@ -39,6 +39,11 @@ SIGNATURES = {
     "verl.trainer.ppo.v1.trainer_base:PPOTrainer.on_sample_end": ("self",),
     "verl.trainer.ppo.v1.trainer_base:PPOTrainer.on_step_end": ("self",),
     "verl.trainer.ppo.v1.trainer_base:PPOTrainer._save_checkpoint": ("self",),
+    "verl.models.transformers.qwen2_vl:_get_input_embeds": (
+        *("model", "input_ids", "attention_mask", "pixel_values", "pixel_values_videos", "image_grid_thw"),
+        "video_grid_thw",
+    ),
+    "verl.models.transformers.qwen2_vl:unpack_visual_output": ("visual_output",),
     "verl.trainer.main_ppo:run_ppo": ("config", "task_runner_class"),
     "verl.trainer.ppo.v1:get_trainer_cls": ("name",),
     "verl.trainer.ppo.v1.trainer_base:register_trainer": ("name",),

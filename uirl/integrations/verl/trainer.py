@@ -42,6 +42,8 @@ HOOKS = {
     "actor_rollout_ref.rollout.agent.default_agent_loop": "uirl",
 }
 """verl's keys that put our parts into its places."""
+WITHOUT_PICTURES = "uirl.integrations.verl.without_pictures"
+"""What every process that holds a model imports."""
 LEGACY_HOOKS = {"trainer.use_v1": False, "trainer.v1.trainer_mode": "sync", "trainer.checkpoint_callback_class": None}
 
 
@@ -230,6 +232,8 @@ def _verl_config(config: Any, store: ConfigStore, directory: Path, overrides: Ma
     known = Settings.read(made.data)
     Settings(store.to_dict(), None, str(directory), known.poll_seconds).write(made)
     tell_critic(made)
+    for model in ("actor_rollout_ref.model", "critic.model"):
+        _load_with(made, f"{model}.external_lib", WITHOUT_PICTURES)
     rollout, longest = made.actor_rollout_ref.rollout, longest_sequence(made)
     if rollout.max_model_len is None:
         # verl's None is all that the model's positions allow, and a server without a cache for that does not start
@@ -238,6 +242,15 @@ def _verl_config(config: Any, store: ConfigStore, directory: Path, overrides: Ma
     check_window(made, store)
     picture_options(made)
     return made
+
+
+def _load_with(config: Any, key: str, module: str) -> None:
+    """Adds a module to those that verl imports where it loads a model."""
+    from omegaconf import OmegaConf
+
+    named = OmegaConf.select(config, key)
+    own = [named] if isinstance(named, str) else list(named or ())
+    put(config, key, [*own, module] if own and module not in own else own or module)
 
 
 def _needs_writing(path: str) -> bool:
