@@ -7,6 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 from uirl.inference.token_bytes import TokenBytes
@@ -57,9 +58,11 @@ class Writer:
         head = self._head | ({"object": "chat.completion.chunk"} if self._chat else {})
         # a client that asked for the usage finds the key in every chunk
         rest = {"usage": None} if self._options.include_usage else {}
+        prompt = self._prompt_ids()  # once: a long prompt in every piece of a long reply would be gigabytes
         for index, reply in enumerate(self._answer.replies):
             for choice in self._pieces(reply):
-                yield _event(head | {"choices": [{"index": index, **choice}]} | rest | self._prompt_ids())
+                yield _event(head | {"choices": [{"index": index, **choice}]} | rest | prompt)
+                prompt = {}
         if self._options.include_usage:
             yield _event(head | {"choices": [], "usage": self._usage()})
         yield "data: [DONE]\n\n"
@@ -103,7 +106,7 @@ class Writer:
         entries = token_entries(self._token_bytes, reply)
         if not self._chat:
             words, values = [entry["token"] for entry in entries], [entry["logprob"] for entry in entries]
-            offsets = [sum(len(word) for word in words[:i]) for i in range(len(words))]
+            offsets = list(accumulate(map(len, words), initial=0))[:-1]
             alternatives = [{word: value} for word, value in zip(words, values, strict=True)]
             return {
                 "tokens": words, "token_logprobs": values, "top_logprobs": alternatives, "text_offset": offsets
