@@ -87,6 +87,10 @@ class PromptTooLong(EngineFailure):
     kind = "prompt"
 
 
+class SamplingRefused(EngineFailure):
+    """The engine cannot sample as it is asked: the config is wrong, or a client of the endpoint, which is told so."""
+
+
 class JudgeFailure(RolloutFailure):
     """The verifier could not judge."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uirl.errors import AlignmentError, ContractError, EngineFailure
+from uirl.errors import AlignmentError, ContractError, EngineFailure, SamplingRefused
 from uirl.images import Screenshot
 from uirl.inference.contract import Generation, GenerationRequest, SamplingParams, room_for_reply
 from uirl.inference.models import LoadedModel
@@ -107,7 +107,7 @@ def as_call(request: GenerationRequest, loaded: LoadedModel, limit: int) -> Call
 def sampling_fields(params: SamplingParams, loaded: LoadedModel, room: int) -> dict[str, Any]:
     """Fields of vLLM's `SamplingParams`. Everything is said: a server's own defaults must not reach into a rollout."""
     if params.temperature != 0 and not COLDEST <= params.temperature <= HOTTEST:
-        raise EngineFailure(
+        raise SamplingRefused(
             f"vLLM samples at temperature 0 or {COLDEST:g} to {HOTTEST:g}, got {params.temperature:g}; set "
             "inference.temperature"
         )

@@ -14,6 +14,7 @@ import pytest
 
 from tests.rollout.endpoint.worlds import ADD, CALLS_ADD, Gate, Watched, ask, client_of, says, user, with_tools
 from uirl import ConfigStore
+from uirl.errors import SamplingRefused
 from uirl.inference import ChatRenderer, LoadedModel, Message, SamplingParams, TransformersInferenceEngine
 from uirl.inference.contract import Generation, GenerationRequest
 from uirl.inference.openai_engine import OpenAIInferenceEngine
@@ -98,6 +99,23 @@ async def test_a_stream_says_what_the_answer_says(lm: LoadedModel, kind: str) ->
     ]
     assert [entry.logprob for entry in other.logprobs.content] == [entry.logprob for entry in mine.logprobs.content]
     assert streamed.usage == whole.usage
+
+
+async def test_a_stream_tells_the_prompt_once_and_looks_a_token_up_once(
+    lm: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long prompt in every piece of a long reply is gigabytes."""
+    asked: list[int] = []
+    real = lm.tokenizer.convert_ids_to_tokens
+    monkeypatch.setattr(lm.tokenizer, "convert_ids_to_tokens", lambda token: (asked.append(token), real(token))[1])
+    async with ModelEndpoint(says(lm, "one one one one"), lm, any_model=True) as endpoint:
+        stream = await client_of(endpoint).chat.completions.create(
+            model="any", messages=HI, stream=True, n=2, logprobs=True, extra_body={"return_token_ids": True}
+        )
+        pieces = [piece async for piece in stream]
+    assert len(pieces) > 4
+    assert ["prompt_token_ids" in (piece.model_extra or {}) for piece in pieces] == [True] + [False] * (len(pieces) - 1)
+    assert len(asked) == len(set(asked))
 
 
 async def test_a_token_that_is_a_part_of_a_character_has_its_bytes(lm: LoadedModel) -> None:
@@ -263,6 +281,67 @@ async def test_an_address_that_is_none_answers_in_the_same_shape(endpoint: Model
     assert told.value.code == "unknown_url"
     async with httpx.AsyncClient() as plain:
         assert (await plain.get(f"{endpoint.base_url}/chat/completions")).status_code == 405
+
+
+@pytest.mark.parametrize("in_session", [False, True])
+async def test_what_this_engine_cannot_do_is_the_clients_affair_and_no_failure(
+    lm: LoadedModel, in_session: bool
+) -> None:
+    """An agent that could make its episode a failure could have every lost one played again."""
+
+    async def at_most_2(request: GenerationRequest) -> None:
+        if request.sampling.temperature > 2:
+            raise SamplingRefused("this server samples at temperature 0 to 2")
+
+    engine = Watched(TransformersInferenceEngine(lm, max_context=64), at_most_2)
+    async with ModelEndpoint(engine, lm, any_model=True, sampling=SamplingParams(max_tokens=2)) as endpoint:
+        session = endpoint.session()
+        client = client_of(session if in_session else endpoint)
+        asked: list[tuple[dict[str, Any], str]] = [
+            ({"temperature": 3.0}, "temperature"),
+            ({"extra_body": {"stop_token_ids": [len(lm.tokenizer)]}}, "stop_token_ids"),
+            ({"extra_body": {"top_k": 2**63}}, "top_k"),
+        ]
+        for options, param in asked:
+            with pytest.raises(openai.BadRequestError) as told:
+                await ask(client, HI, **options)
+            assert told.value.param == param
+        with pytest.raises(openai.BadRequestError) as told:
+            await ask(client, [user("word " * 100)])
+        assert (told.value.code, told.value.param) == ("context_length_exceeded", "messages")
+        with pytest.raises(openai.BadRequestError) as told:
+            await client.completions.create(model="any", prompt=[5] * 64)
+        assert (told.value.code, told.value.param) == ("context_length_exceeded", "prompt")
+        await ask(client, HI)
+        assert session.failure is None
+
+
+async def test_a_temperature_that_the_trainer_wants_and_the_engine_refuses_is_a_failure(lm: LoadedModel) -> None:
+    async def never(request: GenerationRequest) -> None:
+        raise SamplingRefused("this server is greedy")
+
+    async with ModelEndpoint(Watched(says(lm, "yes"), never), lm) as endpoint:
+        session = endpoint.session(sampling=SamplingParams(temperature=0.5))
+        with pytest.raises(openai.InternalServerError):
+            await ask(client_of(session), HI, temperature=1.0)
+        assert session.failure is not None
+        assert session.failure.kind == "engine"
+
+
+async def test_a_client_that_goes_while_it_sends_is_no_mistake_of_ours(
+    lm: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ModelEndpoint(says(lm, "yes"), lm, any_model=True) as endpoint:
+        host, port = endpoint.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}content-length: 1000\r\n\r\n{{".encode())
+        await writer.drain()
+        assert (await ask(client_of(endpoint), HI)).message.content == "yes"  # it was read up to here
+        writer.close()
+        await writer.wait_closed()
+    # closing waits for what is on its way
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_too_many_calls_are_told_to_come_back(lm: LoadedModel) -> None:

@@ -254,6 +254,7 @@ def read_at(place: tuple[Any, ...]) -> Any:
         ({"input": None}, "input"),
         ({"input": []}, "input"),
         ({"input": 3}, "input"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input[0]"),
         ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input[0].x"),
         ({"input": [{"role": "robot", "content": "a"}]}, "input[0].role"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),

@@ -18,6 +18,8 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 256
 """Characters of a stop string."""
 MAX_STOP_IDS = 1024
+MAX_TOP_K, MAX_SEED = 2**31 - 1, 2**63 - 1
+"""What every engine and its wire can hold."""
 MAX_TOOLS = 1024
 _NEUTRAL: Mapping[str, Any] = {
     "presence_penalty": 0,
@@ -160,6 +162,9 @@ def _read_sampling(fields: Fields, max_tokens: int | None) -> dict[str, Any]:
             SamplingParams(**{name: value})
         except ValueError as error:
             raise bad_request(str(error).removeprefix(f"SamplingParams.{name} "), name) from error
+    for name, most in (("top_k", MAX_TOP_K), ("seed", MAX_SEED)):
+        if abs(asked.get(name, 0)) > most:
+            raise bad_request(f"expected at most {most}, got {asked[name]}", name)
     if asked.get("top_k", 0) < -1:
         raise bad_request(f"must be at least 0 (0 or -1: no limit), got {asked['top_k']}", "top_k")
     return asked | ({"top_k": 0} if asked.get("top_k") == -1 else {})

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from uvicorn import Config, Server
 
 from uirl.environments.remote.server.connections import PROVE, most_connections, patient
@@ -185,10 +186,14 @@ class _Routes:
             # pages may send other types to a foreign address without asking
             raise bad_request("expected the content type application/json", code="invalid_content_type")
         body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > self._endpoint.max_body:
-                raise APIProblem(413, f"the body is longer than {self._endpoint.max_body} bytes", code="body_too_large")
+        try:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > self._endpoint.max_body:
+                    most = self._endpoint.max_body
+                    raise APIProblem(413, f"the body is longer than {most} bytes", code="body_too_large")
+        except ClientDisconnect as error:
+            raise _gone() from error
         return body
 
 
@@ -220,12 +225,16 @@ async def _unless_gone(request: Request, work: Awaitable[Any]) -> Any:
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise APIProblem(_CLIENT_GONE, "the client hung up", code="client_gone")
+            raise _gone()
         return await task
     finally:
         for each in (task, gone):
             each.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
+
+
+def _gone() -> APIProblem:
+    return APIProblem(_CLIENT_GONE, "the client hung up", code="client_gone")
 
 
 async def _hung_up(request: Request) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from uirl.errors import EngineFailure
+from uirl.errors import EngineFailure, PromptTooLong, SamplingRefused
 from uirl.images import ImageStore
 from uirl.inference.chat import ChatRenderer
 from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, SamplingParams
@@ -20,7 +20,7 @@ from uirl.rollout.endpoint.problems import APIProblem, bad_request
 from uirl.rollout.endpoint.renderers import Renderers, rendering
 from uirl.rollout.endpoint.replies import Reply, cut_at_stop, text_reply, tool_reply
 from uirl.rollout.endpoint.requests import CallOptions, ChatCall, CompletionCall
-from uirl.rollout.endpoint.session import AgentSession
+from uirl.rollout.endpoint.session import TOO_LONG, AgentSession
 from uirl.rollout.endpoint.tool_choice import AS_IT_LIKES, ToolChoice
 from uirl.rollout.endpoint.transcript import Prompt, Transcript
 from uirl.rollout.episode import derive_seed
@@ -184,6 +184,9 @@ class ModelService:
         if room < 1:
             raise self.lengths.problem(len(prompt.ids), asked.param)
         fixed = session.sampling if session is not None else None
+        vocabulary = len(self.loaded.tokenizer)
+        if (highest := max(options.asked.get("stop_token_ids", ()), default=0)) >= vocabulary:
+            raise bad_request(f"token {highest} is none of this model's {vocabulary}", "stop_token_ids")
         sampling = options.sampling(self.sampling, fixed)
         stops = tuple(token for word in options.stop for token in self._single_token(word))
         sampling = replace(
@@ -202,7 +205,7 @@ class ModelService:
 
     async def _drawn(self, request: GenerationRequest, asked: _Asked) -> list[_Drawn]:
         """The replies to one request: the last is what the client gets, one before it was not as it is wanted."""
-        first = _Drawn(request, asked.read(await self._generate(request), ""))
+        first = _Drawn(request, asked.read(await self._generate(request, asked), ""))
         missed = asked.choice.missed(first.reply)
         if missed is None:
             return [first]
@@ -210,7 +213,7 @@ class ModelService:
         again, ids = self._again(request, asked, given)
         if again is None:
             return [first.short_of(missed)]
-        made = await self._generate(again)
+        made = await self._generate(again, asked)
         second = _Drawn(again, replace(asked.read(made, given), given=ids), {"given": given} if given else {})
         lacks = asked.choice.missed(second.reply)
         return [first.short_of(missed), second if lacks is None else second.short_of(lacks)]
@@ -241,8 +244,16 @@ class ModelService:
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    async def _generate(self, request: GenerationRequest) -> Generation:
-        made = await self.engine.generate(request)
+    async def _generate(self, request: GenerationRequest, asked: _Asked) -> Generation:
+        """What the engine samples. Raises a 400 where the client asked what this engine cannot do."""
+        try:
+            made = await self.engine.generate(request)
+        except PromptTooLong as error:
+            raise bad_request(str(error), asked.param, TOO_LONG) from error
+        except SamplingRefused as error:
+            if asked.options.asked.get("temperature") != request.sampling.temperature:
+                raise  # whoever runs the endpoint said so
+            raise bad_request(str(error), "temperature", "unsupported_value") from error
         if made.finish_reason == "abort":
             raise EngineFailure("the engine gave the reply up before its end")
         self.loaded.check_sampled(made.token_ids)

@@ -15,7 +15,7 @@ from typing import Any
 
 from uirl.errors import ContractError, EngineFailure, EnvironmentFailure, PromptTooLong, RolloutFailure
 from uirl.inference.contract import SamplingParams
-from uirl.rollout.endpoint.problems import APIProblem, bad_request
+from uirl.rollout.endpoint.problems import APIProblem
 from uirl.rollout.endpoint.replies import Reply
 from uirl.rollout.endpoint.transcript import Exchange, Prompt, Transcript
 from uirl.rollout.episode import EpisodeLimits, derive_seed
@@ -157,9 +157,6 @@ class AgentSession:
         except APIProblem as problem:
             self.overlong = self.overlong or problem.code == TOO_LONG
             raise
-        except PromptTooLong as error:
-            self.overlong = True
-            raise bad_request(str(error), "messages", TOO_LONG) from error
         except RolloutFailure as error:
             self.fail(error)
             raise

@@ -64,7 +64,9 @@ def read_messages(values: Sequence[Any]) -> tuple[WireMessage, ...]:
 
 
 def check_answerable(messages: Sequence[WireMessage], where: str) -> None:
-    """Raises a 400 that names `where` for a conversation that ends with a reply."""
+    """Raises a 400 that names `where` for a conversation that ends with a reply, or holds no message at all."""
+    if not messages:
+        raise bad_request("expected at least one message, got none", where)
     if messages[-1].message.role == "assistant":
         raise bad_request(
             "the last message is the assistant's; expected one that can be answered (replies are not continued)",
