@@ -218,6 +218,14 @@ async def test_equal_ids_of_another_tokenizer_are_found_out(make: Any, lm: Loade
         ({"finish_reason": "bored"}, "a finish_reason"),
         ({"token_ids": [30], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "stop"}, "the end token at the"),
         ({"token_ids": [0], "logprobs": {"token_logprobs": [-1.0]}}, "sampled placeholder tokens"),
+        ({"token_ids": [float("inf")] * 8}, "token ids with as many log-probs"),
+        ({"token_ids": [30.5] * 8}, "token ids with as many log-probs"),
+        ({"logprobs": {"token_logprobs": [10**400] * 8}}, "token ids with as many log-probs"),
+        ({"prompt_token_ids": [float("inf")]}, "token ids with as many log-probs"),
+        ({"token_ids": [-1], "logprobs": {"token_logprobs": [-1.0]}}, r"token ids \(-1,\); expected ints"),
+        ({"token_ids": [30], "logprobs": {"token_logprobs": [5.0]}}, "finite and not positive"),
+        ({"finish_reason": ["stop"]}, "a finish_reason"),
+        ({"finish_reason": {}}, "a finish_reason"),
     ],
 )
 async def test_misshapen_answers_are_failures(make: Any, lm: LoadedModel, spoiled: dict, message: str) -> None:
@@ -420,10 +428,29 @@ def test_calls_in_a_text_that_nothing_answers_stay_text() -> None:
     assert answered[2]["role"] == "tool"
 
 
-@pytest.mark.parametrize("message", [None, "text", {"tool_calls": [{"id": "x"}]}, {"tool_calls": ["add"]}])
+@pytest.mark.parametrize(
+    "message",
+    [
+        *(None, "text", {"tool_calls": [{"id": "x"}]}, {"tool_calls": ["add"]}, {"tool_calls": 5}),
+        *({"content": 5}, {"content": {"text": "x"}}, {"content": True}),
+    ],
+)
 def test_a_misshapen_message_is_a_failure(message: Any) -> None:
-    with pytest.raises(EngineFailure, match=r"no function with a name|holds no message"):
+    with pytest.raises(EngineFailure, match=r"no function with a name|holds no message|expected content as text"):
         reply_text(message)
+
+
+async def test_half_a_character_that_a_model_wrote_does_not_end_the_run(make: Any, lm: LoadedModel) -> None:
+    engine, server = make(lm, "chat")
+    asked = asked_of(ChatRenderer(lm))
+    await engine.generate(asked)
+    call = {"id": "x", "function": {"name": "say", "arguments": {"word": "\ud83d"}}}
+    server.scripted += [({"content": "no \ud83d"}, "stop"), ({"content": None, "tool_calls": [call]}, "stop")]
+    for _ in range(2):
+        made = await engine.generate(asked)
+        assert made.finish_reason == "stop"
+        assert len(made.token_ids) > 1
+    assert reply_text({"content": "\ud83d\ude00 and \ud83d"}) == "\U0001f600 and \ufffd"
 
 
 # -- trouble ---------------------------------------------------------------------------------------------------

@@ -348,11 +348,17 @@ async def test_pictures_for_a_text_model_are_refused(make: Any, lm: LoadedModel)
         ({"finish_reason": "stop"}, "lacks meta_info.finish_reason"),
         ({"finish_reason": {"type": "tired"}}, "lacks meta_info.finish_reason"),
         ({"output_token_logprobs": None}, "lacks meta_info.output_token_logprobs"),
-        ({"output_token_logprobs": [[None, 3, None]]}, "lacks meta_info.output_token_logprobs"),
+        ({"output_token_logprobs": [[None, 3, None]], "completion_tokens": 1}, "finite and not positive"),
         ({"output_token_logprobs": [7]}, "lacks meta_info.output_token_logprobs"),
         ({"output_token_logprobs": []}, "lacks 1 to 6 tokens"),
         ({"output_token_logprobs": [[-1.0, 3, None]] * 7, "completion_tokens": 7}, "lacks 1 to 6 tokens"),
         ({"completion_tokens": 5}, "lacks 1 to 6 tokens"),
+        ({"output_token_logprobs": [[-1.0, float("inf"), None]], "completion_tokens": 1}, "expected ints"),
+        ({"output_token_logprobs": [[-1.0, 3.5, None]], "completion_tokens": 1}, "expected ints"),
+        ({"output_token_logprobs": [[float("nan"), 3, None]], "completion_tokens": 1}, "finite and not positive"),
+        ({"output_token_logprobs": [[10**400, 3, None]], "completion_tokens": 1}, "finite and not positive"),
+        ({"output_token_logprobs": [["-1.0", 3, None]], "completion_tokens": 1}, "finite and not positive"),
+        ({"cached_tokens": "many"}, "tokens from its cache"),
         ({"weight_version": "another run's"}, "does another run update"),
         ({"weight_versions": [{"version": "default"}, {"version": "other"}]}, "does another run update"),
     ],
@@ -365,6 +371,27 @@ async def test_misshapen_answers_are_failures(make: Any, lm: LoadedModel, spoile
         await world.engine.generate(ASKED)
     world.logic.spoil = {}
     assert (await world.engine.generate(ASKED)).token_ids
+
+
+@pytest.mark.parametrize("filtered", [7, True, [float("nan")] * 6, [[]] * 6, ["x"] * 6, [None] * 6])
+async def test_misshapen_log_probs_of_what_was_filtered_are_failures(make: Any, lm: LoadedModel, filtered: Any) -> None:
+    world = make("server", lm)
+    asked = replace(ASKED, sampling=SamplingParams(max_tokens=6, seed=3, top_k=5))
+    made = await world.engine.generate(asked)
+    assert made.log_probs is not None
+    given = filtered[: len(made.token_ids)] if isinstance(filtered, list) else filtered
+    world.logic.spoil = {"output_token_sampling_logprobs": given}
+    with pytest.raises(EngineFailure, match=r"finite and not positive|output_token_sampling_logprobs"):
+        await world.engine.generate(asked)
+
+
+async def test_a_token_that_the_model_does_not_have_is_a_failure(make: Any, lm: LoadedModel) -> None:
+    world = make("server", lm)
+    await world.engine.generate(ASKED)
+    world.logic.spoil = {"output_token_logprobs": [[-1.0, 10**6, None]], "completion_tokens": 1}
+    made = await world.engine.generate(ASKED)
+    with pytest.raises(EngineFailure, match="does it serve the same model"):
+        lm.check_sampled(made.token_ids)
 
 
 async def test_the_oldest_weights_of_an_answer_count(make: Any, lm: LoadedModel) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from uirl.errors import EngineFailure, PromptTooLong
 from uirl.images import Screenshot
 from uirl.inference.messages import Message
+from uirl.limits import is_finite, shown
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +71,22 @@ class Generation:
     policy_version: int
     cached_tokens: int = 0
     """Prompt tokens that came from the kept KV cache."""
+
+    def __post_init__(self) -> None:
+        """Raises EngineFailure for what nobody can have sampled: servers are programs of others, and a NaN among the
+        log-probs would pass for a token that nobody sampled."""
+        if not all(type(token) is int and token >= 0 for token in self.token_ids):
+            raise EngineFailure(f"the engine answered with the token ids {shown(self.token_ids, 200)}; expected ints")
+        given = self.log_probs
+        if given is not None and not (len(given) == len(self.token_ids) and all(is_finite(v) and v < 1 for v in given)):
+            raise EngineFailure(
+                f"the engine answered with the log-probs {shown(given, 200)}; expected {len(self.token_ids)} numbers, "
+                "one for each token, finite and not positive"
+            )
+        if type(self.cached_tokens) is not int or not is_finite(self.cached_tokens):
+            raise EngineFailure(
+                f"the engine took {shown(self.cached_tokens, 60)} tokens from its cache; expected an int"
+            )
 
 
 def room_for_reply(prompt_ids: Sequence[int], limit: int, source: str) -> int:

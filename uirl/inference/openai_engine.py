@@ -50,7 +50,7 @@ from uirl.inference.openai_probe import (
     read_pick,
     text_probe,
 )
-from uirl.inference.openai_wire import reply_text, wire_messages
+from uirl.inference.openai_wire import reply_text, whole_characters, wire_messages
 from uirl.limits import is_finite
 
 if TYPE_CHECKING:
@@ -205,6 +205,7 @@ class OpenAIInferenceEngine(InferenceEngine):
             text = choice.get("text")
             if not isinstance(text, str):
                 raise self._misshapen("a text", answer)
+            text = whole_characters(text)
         else:
             missing = "no messages were given" if not request.messages else "it answers no messages of this model"
             raise EngineFailure(
@@ -286,7 +287,7 @@ class OpenAIInferenceEngine(InferenceEngine):
 
     def _finish_reason(self, choice: Mapping[str, Any]) -> str:
         said = choice.get("finish_reason")
-        if said not in _FINISHED:
+        if not isinstance(said, str) or said not in _FINISHED:
             raise self._misshapen(f"a finish_reason ({', '.join(_FINISHED)})", choice)
         return _FINISHED[said]
 

@@ -154,14 +154,14 @@ def read_pick(answer: Mapping[str, Any]) -> Pick | None:
     """The ids and log-probs in an answer of the completions API; None: they are not there, or not of one length."""
     try:
         choice = answer["choices"][0]
-        ids = tuple(int(token) for token in choice["token_ids"])
-        log_probs = tuple(float(value) for value in choice["logprobs"]["token_logprobs"])
+        ids, log_probs = tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"])
         prompt = choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
-        prompt_ids = None if prompt is None else tuple(int(token) for token in prompt)
+        prompt_ids = None if prompt is None else tuple(prompt)
         text = str(choice.get("text") or "")
-    except (LookupError, TypeError, ValueError):
+    except (LookupError, TypeError, AttributeError):
         return None
-    if len(ids) != len(log_probs) or not all(map(is_finite, log_probs)):
+    whole = all(type(token) is int for token in (*ids, *(prompt_ids or ())))
+    if not whole or len(ids) != len(log_probs) or not all(map(is_finite, log_probs)):
         return None
     return Pick(ids, log_probs, text, prompt_ids)
 

@@ -19,7 +19,7 @@ from typing import Any
 from uirl.errors import EngineFailure
 from uirl.images import Screenshot
 from uirl.inference.messages import Message
-from uirl.limits import MAX_CALLS
+from uirl.limits import MAX_CALLS, shown
 
 _BEGIN, _END = "<tool_call>\n", "\n</tool_call>"
 _CALL = re.compile(r'\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)\}', re.DOTALL)
@@ -62,13 +62,20 @@ def _results_after(messages: Sequence[Message], number: int) -> int:
 
 
 def reply_text(message: Any) -> str:
-    """What an answer's message says, its structured calls as blocks. Raises EngineFailure for another shape."""
+    """What an answer's message says, its structured calls as blocks, half characters in it as U+FFFD. Raises
+    EngineFailure for another shape."""
     if not isinstance(message, dict):
         raise EngineFailure(f"the server's answer holds no message: got {type(message).__name__}, expected an object")
     content = message.get("content") or message.get("refusal") or ""
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    calls = list(message.get("tool_calls") or ())
+    given = message.get("tool_calls") or ()
+    if not isinstance(content, str) or not isinstance(given, (list, tuple)):
+        raise EngineFailure(
+            f"the server's answer holds {shown(message, 200)}; expected content as text or parts, and tool calls as a "
+            "list"
+        )
+    calls = list(given)
     if message.get("function_call"):
         calls.append({"function": message["function_call"]})
     try:
@@ -77,7 +84,13 @@ def reply_text(message: Any) -> str:
         raise EngineFailure(
             f"the server's answer holds {len(calls)} tool call(s), of which one has no function with a name"
         ) from error
-    return "\n".join([content, *blocks] if content else blocks)
+    return whole_characters("\n".join([content, *blocks] if content else blocks))
+
+
+def whole_characters(text: str) -> str:
+    """The text with U+FFFD for every half of a surrogate pair, as tokenizers write what is no character: a model can
+    write one in the arguments of a call, and no tokenizer takes it back."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def write_call(name: str, arguments: Any) -> str:

@@ -22,7 +22,7 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -302,15 +302,15 @@ class SGLangInferenceEngine(InferenceEngine):
         reason = _finish_reason(meta)
         self._check_prompt(answer, meta, request)
         try:
-            ids = tuple(int(entry[1]) for entry in meta["output_token_logprobs"])
-            log_probs = tuple(float(entry[0]) for entry in meta["output_token_logprobs"])
-        except (LookupError, TypeError, ValueError) as error:
+            ids = tuple(entry[1] for entry in meta["output_token_logprobs"])
+            log_probs = tuple(entry[0] for entry in meta["output_token_logprobs"])
+        except (LookupError, TypeError) as error:
             raise _misshapen("meta_info.output_token_logprobs", meta) from error
         if not ids or len(ids) > request.sampling.max_tokens or meta.get("completion_tokens", len(ids)) != len(ids):
             raise _misshapen(f"1 to {request.sampling.max_tokens} tokens", meta)
         version = adapter if adapter is not None else self._version(meta)
         given = log_probs if not _filtered(request.sampling) else _within_mask(meta, len(ids))
-        return Generation(ids, given, reason, version, int(meta.get("cached_tokens") or 0))
+        return Generation(ids, given, reason, version, meta.get("cached_tokens") or 0)
 
     def _check_prompt(self, answer: Mapping[str, Any], meta: Mapping[str, Any], request: GenerationRequest) -> None:
         """Raises EngineFailure where SGLang answered another prompt than it was sent."""
@@ -374,12 +374,12 @@ def _finish_reason(meta: Mapping[str, Any]) -> str:
 
 def _within_mask(meta: Mapping[str, Any], n: int) -> tuple[float, ...] | None:
     """Log-probs after top-k and top-p; None where SGLang does not tell them."""
-    values: Sequence[Any] | None = meta.get("output_token_sampling_logprobs")
+    values = meta.get("output_token_sampling_logprobs")
     if values is None:
         return None
-    if len(values) != n:
+    if not isinstance(values, list) or len(values) != n:
         raise _misshapen(f"{n} entries in meta_info.output_token_sampling_logprobs", meta)
-    return tuple(float(value) for value in values)
+    return tuple(values)
 
 
 def _misshapen(expected: str, got: Any) -> EngineFailure:

@@ -66,7 +66,7 @@ class VLLMServer(Core):
                 finish_reason=choice["finish_reason"],
                 cached_tokens=details.get("cached_tokens") or 0,
             )
-        except (KeyError, TypeError, IndexError) as error:
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise EngineFailure(
                 f"the vLLM server's answer lacks token ids or log-probs ({type(error).__name__}: {error}); is it a "
                 f"vLLM of at least 0.32?"
