@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ def export_sft(
     "text": ...}`, and `images` names the picture of each `{"type": "image"}`, in order; trajectories without a picture
     then come last. Pictures lie in the folder `<name>_images` beside the file, each once, and paths are relative to the
     file's folder. What tools answered is a message of the role 'tool'; calls are part of the reply, as the policy wrote
-    them. Half of a surrogate pair, which no tokenizer takes, is written as U+FFFD.
+    them. An agent that the endpoint recorded, and that branched or rewrote its history, is an example per segment, each
+    with the messages that its calls held. Half of a surrogate pair, which no tokenizer takes, is written as U+FFFD.
 
     Args:
         store: The trajectories of a run.
@@ -59,7 +61,7 @@ def export_sft(
     target = Path(path)
     folder = target.with_name(f"{target.stem}_images")
     chosen = [summary.id for summary in store.list() if where(summary)]
-    episodes = [_episode(store.get(name), folder, system_prompt) for name in chosen]
+    episodes = [one for name in chosen for one in _episodes(store.get(name), folder, system_prompt)]
     # loaders take the types of the fields from the first lines: a list of nothing would have none
     episodes.sort(key=lambda episode: not _images(episode.said))
     with_pictures = any(_images(episode.said) for episode in episodes[:1])
@@ -88,28 +90,62 @@ class _Said:
 
 @dataclass(frozen=True, slots=True)
 class _Episode:
-    """The messages of a trajectory, and what stands beside them in the file."""
+    """The messages of a conversation, and what stands beside them in the file."""
 
     head: Mapping[str, Any]
     said: tuple[_Said, ...]
+    replies: tuple[int, ...]
+    """Where the replies stand that are to be learned: those of a branch, not of what it goes on from."""
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """One that grows turn by turn."""
+
+    said: list[_Said]
+    replies: list[int] = field(default_factory=list)
 
 
 _Example = Mapping[str, Sequence[_Said]]
 """Field of a line -> its messages, in the order in which they were said."""
 
 
-def _episode(trajectory: Trajectory, folder: Path, system_prompt: str | None) -> _Episode:
-    said = [] if system_prompt is None else [_Said("system", system_prompt)]
-    for index, turn in enumerate(trajectory.turns):
-        where = f"trajectory {trajectory.id}: turns[{index}]"
-        seen = turn.observation
-        paths = tuple(_save(picture, folder, where) for picture in seen.images)
-        said += [_Said("tool", result.text) for result in seen.tool_results]
-        if seen.text or paths or not seen.tool_results:
-            said.append(_Said("user", seen.text, paths))
-        said.append(_Said("assistant", _reply(turn, where)))
+def _episodes(trajectory: Trajectory, folder: Path, system_prompt: str | None) -> list[_Episode]:
+    """The conversations of a trajectory: one, or one per segment of a recorded agent (`info["call"]`), which may have
+    branched or rewritten what was said; a reply that its client never saw is in none."""
+    begin = [] if system_prompt is None else [_Said("system", system_prompt)]
+    turns = trajectory.turns
+    recorded = all("call" in turn.info for turn in turns)
+    # segments stand in the order in which they ended: what a branch goes on from may stand behind it
+    order = sorted(range(len(turns)), key=lambda i: turns[i].info["call"] if recorded else i)
+    of: dict[int, _Conversation] = {}  # index of a turn -> where it belongs
+    until: dict[Any, list[_Said]] = {}  # number of a call -> the conversation up to its reply
+    for index in order:
+        turn, where = turns[index], f"trajectory {trajectory.id}: turns[{index}]"
+        if turn.info.get("sent") is False:
+            continue
+        goes_on = index > 0 and not (recorded and turn.starts_segment)
+        mine = of[index - 1] if goes_on else _Conversation(list(until.get(turn.info.get("after"), begin)))
+        mine.said += _seen(turn, folder, where)
+        mine.replies.append(len(mine.said))
+        mine.said.append(_Said("assistant", _reply(turn, where)))
+        of[index], until[turn.info.get("call")] = mine, mine.said[:]
+    made = list({id(of[index]): of[index] for index in sorted(of)}.values()) or [_Conversation(begin)]
     head = {"id": trajectory.id, "task": trajectory.task.id, "reward": trajectory.total_reward()}
-    return _Episode(head, tuple(said))
+    return [_Episode(head, tuple(one.said), tuple(one.replies)) for one in made]
+
+
+def _seen(turn: Turn, folder: Path, where: str) -> list[_Said]:
+    """What stands before the reply of a turn."""
+    seen = turn.observation
+    paths = tuple(_save(picture, folder, where) for picture in seen.images)
+    if "messages" in turn.info:
+        rest = iter(paths)
+        return [
+            _Said(one["role"], one["text"], tuple(islice(rest, one["images"]))) for one in turn.info["messages"]
+        ]  # fmt: skip
+    said = [_Said("tool", result.text) for result in seen.tool_results]
+    return said + ([_Said("user", seen.text, paths)] if seen.text or paths or not said else [])
 
 
 def _whole(episode: _Episode) -> Iterator[_Example]:
@@ -117,9 +153,8 @@ def _whole(episode: _Episode) -> Iterator[_Example]:
 
 
 def _per_reply(episode: _Episode) -> Iterator[_Example]:
-    for i, message in enumerate(episode.said):
-        if message.role == "assistant":
-            yield {"prompt": episode.said[:i], "completion": episode.said[i : i + 1]}
+    for i in episode.replies:
+        yield {"prompt": episode.said[:i], "completion": episode.said[i : i + 1]}
 
 
 def _line(episode: _Episode, example: _Example, with_pictures: bool) -> dict[str, Any]:

@@ -8,7 +8,7 @@ client may rewrite what it said: then a new segment begins, whose prompt is reco
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -74,6 +74,8 @@ class Prompt:
     observation: Observation
     key: str
     """Of everything the client sent, tools included."""
+    told: tuple[Mapping[str, Any], ...] = ()
+    """The new messages (role, text, number of pictures) where `observation` does not tell them apart; else empty."""
 
 
 @dataclass(slots=True)
@@ -96,10 +98,10 @@ class Transcript:
         shots = tuple(shot for m in new for shot in m.message.images)
         if parent is None:
             ids = tuple(chat.whole(whole))
-            return Prompt(ids, shots, whole, None, ids, shots, _observation(new), keys[-1])
+            return Prompt(ids, shots, whole, None, ids, shots, _observation(new), keys[-1], _told(new, whole))
         added = tuple(chat.following([m.message for m in new], after_end=parent.reply.ended))
-        images = parent.images() + shots
-        return Prompt(parent.ids() + added, images, whole, parent, added, shots, _observation(new), keys[-1])
+        images, told = parent.images() + shots, _told(new, whole[known:])
+        return Prompt(parent.ids() + added, images, whole, parent, added, shots, _observation(new), keys[-1], told)
 
     def token_prompt(self, ids: tuple[int, ...], text: str, messages: tuple[Message, ...] = ()) -> Prompt:
         """The prompt of a completion; it goes on from the longest recorded sequence that `ids` begin with."""
@@ -119,6 +121,8 @@ class Transcript:
         """Records one reply to `prompt`. Nothing goes on from one that was not `sent`."""
         parent = prompt.parent
         new_ids = (*prompt.new_ids, *reply.given)
+        # what an export needs beside the observation: who said what
+        info |= {"messages": [dict(one) for one in prompt.told]} if prompt.told else {}
         exchange = Exchange(parent, new_ids, prompt.new_images, prompt.observation, reply, info, cache_id, sent)
         self.exchanges.append(exchange)
         if not sent:
@@ -187,6 +191,7 @@ def _turn(exchange: Exchange, results: tuple[ToolResult, ...], *, starts: bool) 
     parent = exchange.parent if starts else None
     before_ids = parent.ids() if parent is not None else ()
     images = (*(parent.images() if parent is not None else ()), *exchange.new_images)
+    after = {} if parent is None else {"after": parent.info["call"]}  # the call that this branch goes on from
     return Turn(
         observation=exchange.observation,
         context_ids=before_ids + exchange.new_ids,
@@ -197,7 +202,7 @@ def _turn(exchange: Exchange, results: tuple[ToolResult, ...], *, starts: bool) 
         starts_segment=starts,
         context_images=tuple(shot.hash for shot in images),
         finish_reason=made.finish_reason,
-        info=exchange.info,
+        info=exchange.info | after,
         tool_results=results,
     )
 
@@ -213,6 +218,20 @@ def _observation(messages: Sequence[WireMessage]) -> Observation:
             texts.append(said if message.role == "user" else f"{message.role}: {said}")
     shots = tuple(shot.hash for wire in messages for shot in wire.message.images)
     return Observation("\n".join(texts), shots, tool_results=tuple(results))
+
+
+def _told(new: Sequence[WireMessage], whole: Sequence[Message]) -> tuple[Mapping[str, Any], ...]:
+    """The messages of `new`, replies of ours as the policy wrote them (`whole`); empty where they are answers of tools
+    and then one message of the user, which is how the observation reads."""
+    roles = [wire.message.role for wire in new]
+    if set(roles[:-1]) <= {"tool"} and roles[-1:] in (["tool"], ["user"]):
+        return ()
+    told = []
+    for wire, said in zip(new, whole, strict=True):
+        calls = map(_written_call, said.tool_calls)
+        text = "\n".join(filter(None, [said.text, *calls]))
+        told.append({"role": wire.message.role, "text": text, "images": len(wire.message.images)})
+    return tuple(told)
 
 
 def _written_call(call: Any) -> str:
