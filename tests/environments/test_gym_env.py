@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import warnings
 from typing import Any
@@ -406,3 +407,22 @@ def test_several_are_played_as_one_vector(mode: str, vector_kwargs: dict[str, An
 def test_texts_are_not_lost_in_shared_memory() -> None:
     with pytest.raises(ValueError, match="disable this feature with `shared_memory=False`"):
         gymnasium.make_vec("uirl/screen", num_envs=2, vectorization_mode="async", **FORM)
+
+
+@pytest.mark.parametrize("options", [{}, {"actions": "numbers", "words": ["1", "2"]}, {"text": "bytes"}])
+def test_a_pickle_plays_the_same_while_an_episode_runs(options: dict[str, Any]) -> None:
+    env = GymEnv("guess_number", **options)
+    env.reset(seed=3)
+    other = pickle.loads(pickle.dumps(env))
+    try:
+        assert (other.observation_space, other.action_space) == (env.observation_space, env.action_space)
+        env.action_space.seed(1)
+        actions = [env.action_space.sample() for _ in range(3)]
+        played = []
+        for one in (env, other):
+            first, _ = one.reset(seed=5)
+            played.append(repr([first, *(one.step(action)[:2] for action in actions[:2])]))
+        assert played[0] == played[1]
+    finally:
+        env.close()
+        other.close()

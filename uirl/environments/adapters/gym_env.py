@@ -16,6 +16,7 @@ import numpy as np
 try:
     import gymnasium
     from gymnasium import spaces
+    from gymnasium.utils import EzPickle
 except ImportError as error:
     from uirl.errors import ConfigError
 
@@ -38,7 +39,7 @@ WAYS = ("auto", "text", "calls", "numbers")
 Picture = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-class GymEnv(gymnasium.Env[Any, Any]):
+class GymEnv(gymnasium.Env[Any, Any], EzPickle):
     """One environment, one episode at a time, as Gymnasium means it.
 
     Observations are `{"text": ..., "image": ...}`, or one of the two alone (`view`). An image is a uint8 array
@@ -49,7 +50,7 @@ class GymEnv(gymnasium.Env[Any, Any]):
 
     `info` is the environment's, with `is_success` where that says whether the task is solved. The model's mistakes are
     observations. A failure of the environment is raised, typed, and is never a reward; the next `reset` takes a fresh
-    instance.
+    instance. A pickle is the way it was made, not the episode it plays: what is loaded wants a `reset`.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array", "ansi"], "render_fps": 4}  # noqa: RUF012 (as its base)
@@ -94,6 +95,11 @@ class GymEnv(gymnasium.Env[Any, Any]):
         Raises:
             ConfigError: an option does not fit.
         """
+        EzPickle.__init__(
+            self, environment, options, view=view, text=text, actions=actions, words=words, read=read, schemas=schemas,
+            picture_size=picture_size, max_text=max_text, render_mode=render_mode, step_timeout=step_timeout,
+            reset_timeout=reset_timeout,
+        )  # fmt: skip
         env = environment_of(environment, options)
         for name, value, known in (("view", view, VIEWS), ("text", text, ("text", "bytes"))):
             if value not in known:
