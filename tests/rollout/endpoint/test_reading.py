@@ -271,3 +271,16 @@ def test_a_prompt_of_ids_is_one_prompt_with_and_without_brackets(ids: list[int])
     for prompt in (ids, [ids]):
         assert read_completion_call({"model": "m", "prompt": prompt}).prompt == tuple(ids)
     assert read_completion_call({"model": "m", "prompt": ["hi"]}).prompt == "hi"
+
+
+def test_a_number_is_known_again_in_another_spelling() -> None:
+    """JSON.stringify(JSON.parse('{"a": 1.0}')) is '{"a":1}'."""
+
+    def key(arguments: str) -> str:
+        function = {"name": "add", "arguments": arguments}
+        calls = [{"id": "c1", "type": "function", "function": function}]
+        said = [user("a"), {"role": "assistant", "content": None, "tool_calls": calls}, user("b")]
+        return read_messages(said)[1].key
+
+    assert key('{"a": 1.0, "b": [{"c": -0.0}, 1e2, 2.5]}') == key('{"a":1,"b":[{"c":0},100,2.5]}')
+    assert len({key('{"a": 1}'), key('{"a": true}'), key('{"a": "1"}'), key('{"a": 1.5}')}) == 4

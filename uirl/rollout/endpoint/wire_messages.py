@@ -77,7 +77,17 @@ def check_answerable(messages: Sequence[WireMessage], where: str) -> None:
 
 def assistant_key(content: str, calls: Sequence[ToolCall]) -> str:
     """The key of an assistant message: its text, and its calls by id, name and the value of the arguments."""
-    return _key("assistant", content, [[call.id, call.name, dict(call.arguments)] for call in calls])
+    return _key("assistant", content, [[call.id, call.name, _valued(dict(call.arguments))] for call in calls])
+
+
+def _valued(value: Any) -> Any:
+    """Arguments with whole numbers written in one way: a client that reads and writes them again may make 1 of 1.0, as
+    every program in JavaScript does."""
+    if isinstance(value, dict):
+        return {name: _valued(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_valued(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def read_message(value: Any, where: str, names: dict[str, str], pictures: Pictures) -> WireMessage:
