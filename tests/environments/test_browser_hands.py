@@ -164,6 +164,47 @@ async def test_copy_and_paste_stay_on_their_page(page: Page, tmp_path: Path) -> 
     assert await value(other, "one") == ""
 
 
+async def holding(page: Page, modifier: str, key: str, *, both: bool = False) -> None:
+    """Presses a key while another is held, and holds it too (`both`), as a policy does in actions of their own."""
+    await page.hold_key(modifier, down=True)
+    if both:
+        await page.hold_key(key, down=True)
+        await page.hold_key(key, down=False)
+    else:
+        await page.press([key])
+    await page.hold_key(modifier, down=False)
+
+
+@pytest.mark.parametrize("way", ["chord", "pressed", "held", "shift", "middle"])
+async def test_what_is_copied_and_selected_on_a_page_is_pasted_there_alone(
+    page: Page, tmp_path: Path, way: str
+) -> None:
+    other = await Chromium.shared().new_page(300, 300)
+    await other.goto((tmp_path / "page.html").as_uri())
+    await page.click(130, 10)
+    await page.type("mine")
+    await page.press(("ctrl", "a"))
+    await holding(page, "ctrl", "c", both=way == "held")
+
+    async def paste(where: Page, y: int) -> None:
+        await where.click(130, y)
+        if way == "middle":
+            await where.click(130, y, "middle")
+        elif way == "chord":
+            await where.press(("ctrl", "v"))
+        else:
+            await holding(where, *(("shift", "insert") if way == "shift" else ("ctrl", "v")), both=way == "held")
+
+    await paste(other, 10)
+    assert await value(other, "one") == ""
+    await paste(page, 50)
+    assert await value(page, "two") == ("" if way == "middle" else "mine")
+    await page.begin()
+    await page.goto((tmp_path / "page.html").as_uri())
+    await paste(page, 10)
+    assert await value(page, "one") == "", "and not in the next episode"
+
+
 async def test_a_password_cannot_be_copied(page: Page) -> None:
     await page.click(130, 150)
     await page.type("word")

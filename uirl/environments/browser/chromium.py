@@ -49,6 +49,8 @@ FLAGS = (
     "--disable-smooth-scrolling",
     # Drawing only what changed leaves one pixel column of the old picture now and then.
     "--disable-partial-raster",
+    # What is selected would be pasted by a middle click on any other page, those of the neighbours too.
+    "--blink-settings=selectionClipboardBufferAvailable=false",
     "--password-store=basic",
     "--use-mock-keychain",
     "--force-color-profile=srgb",

@@ -9,9 +9,10 @@ Event = dict[str, Any]
 """Parameters of one `Input.dispatchKeyEvent`."""
 
 MODIFIER_BITS = {"alt": 1, "ctrl": 2, "meta": 4, "shift": 8}
-PASTE = frozenset({("ctrl", "v"), ("ctrl", "shift", "v"), ("shift", "insert"), ("meta", "v")})
-COPY = frozenset({("ctrl", "c"), ("ctrl", "insert"), ("meta", "c")})
-CUT = frozenset({("ctrl", "x"), ("shift", "delete"), ("meta", "x")})
+PASTE = frozenset(map(frozenset, [("ctrl", "v"), ("ctrl", "shift", "v"), ("shift", "insert"), ("meta", "v")]))
+COPY = frozenset(map(frozenset, [("ctrl", "c"), ("ctrl", "insert"), ("meta", "c")]))
+CUT = frozenset(map(frozenset, [("ctrl", "x"), ("shift", "delete"), ("meta", "x")]))
+"""Keys that are down together."""
 SELECTED = """(() => {
   const field = document.activeElement;
   if (!field || typeof field.selectionStart !== 'number') return String(getSelection());

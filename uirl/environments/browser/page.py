@@ -148,6 +148,7 @@ class Page:
         `files.downloads`; else they are refused.
         """
         self.asks_policy = False
+        self._clipboard = ""
         await self.tabs.first.answer(agree=True)
         await self.tabs.close_others()
         await self.files.begin(uploads, downloads)
@@ -274,15 +275,12 @@ class Page:
         another one copied.
         """
         chord = tuple(keys)
-        if chord in keyboard.PASTE:
-            if self._clipboard:
-                await self._input("Input.insertText", [{"text": self._clipboard}])
+        if down and await self._clip((*self._held, key)):
+            return
+        if await self._clip((*self._held, *chord)):
             return
         if chord == ("escape",) and await self.evaluate(FULLSCREEN, apart=True, shown=True):
             return
-        if chord in keyboard.COPY | keyboard.CUT:
-            with contextlib.suppress(Threw):  # no document in which anything is selected
-                self._clipboard = await self.evaluate(keyboard.SELECTED, apart=True, shown=True) or self._clipboard
         held = keyboard.modifier_bits(self._held)
         await self._input("Input.dispatchKeyEvent", keyboard.chord(chord, held))
 
@@ -297,6 +295,18 @@ class Page:
 
     async def answers(self) -> None:
         """Returns when the page has answered, or is gone. Raises EpisodeTimeout where it does not answer."""
+    async def _clip(self, keys: Collection[str]) -> bool:
+        """Whether the keys that are down together paste, which is done then; what they copy is remembered."""
+        together = frozenset(keys)
+        if together in keyboard.PASTE:
+            if self._clipboard:
+                await self._input("Input.insertText", [{"text": self._clipboard}])
+            return True
+        if together in keyboard.COPY | keyboard.CUT:
+            with contextlib.suppress(Threw):  # no document in which anything is selected
+                self._clipboard = await self.evaluate(keyboard.SELECTED, apart=True, shown=True) or self._clipboard
+        return False
+
         with contextlib.suppress(Refused, Blocked, PageLost):  # it has left, or asks something
             await self._call("Runtime.evaluate", {"expression": "0"})
 
