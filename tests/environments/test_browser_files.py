@@ -11,6 +11,7 @@ import pytest
 from tests.environments.test_browser_features import FeaturePage
 from uirl.environments.browser import files
 from uirl.environments.browser.chromium import Chromium
+from uirl.environments.browser.page import Page
 from uirl.errors import ConfigError
 from uirl.types import Action, StepResult
 
@@ -129,6 +130,51 @@ async def test_a_download_is_kept_for_the_episode_and_gone_with_the_next() -> No
     assert kept.read_text() == "a,b"
     await env.reset(seed=1)
     assert (dict(env.downloads), kept.exists()) == ({}, False)
+    await env.close()
+
+
+async def test_downloads_of_one_name_are_all_kept_and_all_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_DOWNLOADS", 3)
+    env = FeaturePage("download.html")
+    await env.reset(seed=1)
+    for name in ("report.csv", "report (1).csv", "report (2).csv"):
+        await told(env, f"downloaded: {name}, 3 bytes", await env.step(ASK))
+    await told(env, "a download was refused: report.csv, after 3 others", await env.step(ASK))
+    assert [(name, path.read_text()) for name, path in env.downloads.items()] == [
+        ("report.csv", "a,b"),
+        ("report (1).csv", "a,b"),
+        ("report (2).csv", "a,b"),
+    ]
+    await env.close()
+
+
+async def test_a_download_that_goes_on_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Page.settle, "__kwdefaults__", {"drawn": False, "timeout": 0.1})
+    env = FeaturePage("download.html")
+    await env.reset(seed=1)
+    page = env._page
+    assert page is not None
+    page.files._on_download(page.tabs.first.session, {"guid": "slow", "suggestedFilename": "slow.bin"})
+    wait = Action.of("wait", seconds=0)
+    assert (await env.step(wait)).observation.text == "a download is still under way"
+    assert not page.files.busy
+    assert (await env.step(wait)).observation.text == ""
+    page.files._on_progress({"guid": "slow", "state": "completed", "receivedBytes": 3, "totalBytes": 3})
+    assert (await env.step(wait)).observation.text == "downloaded: slow.bin, 3 bytes"
+    await env.close()
+
+
+async def test_a_download_ends_with_its_tab() -> None:
+    env = FeaturePage("tab_link.html")
+    await env.reset(seed=1)
+    page = env._page
+    assert page is not None
+    await env.step(ASK)
+    page.files._on_download(page.tabs.shown.session, {"guid": "slow", "suggestedFilename": "slow.bin"})
+    page.files._running["slow"].slow = True
+    closed = await env.step(Action.of("close_tab"))
+    assert "a download was ended: slow.bin" in closed.observation.text
+    assert not page.files._running
     await env.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,16 @@ class Chooser:
     several: bool
 
 
+@dataclass(slots=True)
+class _Download:
+    """One that is under way."""
+
+    name: str
+    session: str
+    slow: bool = False
+    """It was waited for, and the policy was told that it goes on."""
+
+
 class PageFiles:
     """Choosers and downloads of the tabs of one page."""
 
@@ -39,7 +50,7 @@ class PageFiles:
         self._offered: Mapping[str, bytes] = {}
         self._keeps = False
         self._chooser: Chooser | None = None
-        self._running: dict[str, str] = {}  # downloads: the browser's name -> the page's
+        self._running: dict[str, _Download] = {}  # by the browser's name
         self._still = asyncio.Event()
         self._still.set()
         self._work: set[asyncio.Task[Any]] = set()
@@ -50,7 +61,7 @@ class PageFiles:
         """To a tab, or to a frame in a process of its own."""
         on = self._connection.on
         on(session, "Page.fileChooserOpened", lambda event: self._on_chooser(session, event))
-        on(session, "Page.downloadWillBegin", self._on_download)
+        on(session, "Page.downloadWillBegin", lambda event: self._on_download(session, event))
         on(session, "Page.downloadProgress", self._on_progress)
 
     async def begin(self, offered: Mapping[str, str | bytes], keeps: bool) -> None:
@@ -75,16 +86,25 @@ class PageFiles:
 
     @property
     def busy(self) -> bool:
-        """A download is under way."""
-        return bool(self._running)
+        """A download is under way that was not waited for yet."""
+        return any(not download.slow for download in self._running.values())
 
     async def ready(self, seconds: float) -> None:
-        """Returns when no download is under way, or after some time."""
+        """Returns when no download is under way, or after some time. One that takes longer is waited for once."""
         try:
             async with asyncio.timeout(seconds):
                 await self._still.wait()
         except TimeoutError:
+            for download in self._running.values():
+                download.slow = True
+            self._still.set()
             self._notice("a download is still under way")
+
+    def left(self, session: str) -> None:
+        """A tab is closed, and nobody tells of its downloads any more: they are ended."""
+        for guid in [guid for guid, download in self._running.items() if download.session == session]:
+            self._cancel(guid)
+            self._ended(guid)
 
     async def choose(self, names: Sequence[str]) -> str | None:
         """Gives files to the chooser that is open; a str where it cannot be."""
@@ -141,7 +161,7 @@ class PageFiles:
         number = "files" if several else "a file"
         self._notice(f"the page asks for {number}: answer with the action upload, of: {', '.join(self._offered)}")
 
-    def _on_download(self, event: Mapping[str, Any]) -> None:
+    def _on_download(self, session: str, event: Mapping[str, Any]) -> None:
         name = Path(event["suggestedFilename"]).name[:_LONGEST_NAME] or "download"
         if not self._keeps:
             self._notice(f"a download was refused: {name}")
@@ -149,29 +169,42 @@ class PageFiles:
             self._notice(f"a download was refused: {name}, after {MOST_DOWNLOADS} others")
             self._cancel(event["guid"])
         else:
-            self._running[event["guid"]] = name
+            self._running[event["guid"]] = _Download(self._free(name), session)
             self._still.clear()
 
     def _on_progress(self, event: Mapping[str, Any]) -> None:
         guid = event["guid"]
-        name = self._running.get(guid)
-        if name is None:
+        download = self._running.get(guid)
+        if download is None:
             return
         large = max(event["receivedBytes"], event["totalBytes"]) > LARGEST_DOWNLOAD
         if event["state"] == "inProgress":
             if large:
                 self._cancel(guid)
             return
-        del self._running[guid]
         if event["state"] == "completed" and self._folder is not None and not large:
-            self.downloads[name] = self._folder.path / guid
-            self._notice(f"downloaded: {name}, {event['receivedBytes']:.0f} bytes")
+            del self._running[guid]
+            self.downloads[download.name] = self._folder.path / guid
+            self._notice(f"downloaded: {download.name}, {event['receivedBytes']:.0f} bytes")
         else:
-            if self._folder is not None:
-                (self._folder.path / guid).unlink(missing_ok=True)
-            self._notice(f"a download was ended: {name}")
-        if not self._running:
+            self._ended(guid)
+        if not self.busy:
             self._still.set()
+
+    def _ended(self, guid: str) -> None:
+        name = self._running.pop(guid).name
+        if self._folder is not None:
+            (self._folder.path / guid).unlink(missing_ok=True)
+        self._notice(f"a download was ended: {name}")
+        if not self.busy:
+            self._still.set()
+
+    def _free(self, name: str) -> str:
+        """The name, numbered as browsers do where it is taken."""
+        taken = {*self.downloads, *(download.name for download in self._running.values())}
+        path = Path(name)
+        numbered = (f"{path.stem} ({number}){path.suffix}" for number in itertools.count(1))
+        return next(one for one in itertools.chain([name], numbered) if one not in taken)
 
     def _cancel(self, guid: str) -> None:
         async def cancel() -> None:

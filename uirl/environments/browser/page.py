@@ -85,7 +85,7 @@ class Page:
         return page
 
     def _tab(self, target: str, session: str) -> Tab:
-        tab = Tab(self._connection, target, session, self._notice, self._preparation.frame)
+        tab = Tab(self._connection, target, session, self._notice, self._preparation.frame, self.files.left)
         self._connection.on(session, "Page.javascriptDialogOpening", lambda event: self._on_dialog(tab, event))
         return tab
 
@@ -186,6 +186,23 @@ class Page:
             await self.tabs.shown.settle(drawn=drawn, timeout=timeout)
         if self.files.busy:
             await self.files.ready(timeout)
+    async def _settle_shown(self, drawn: bool, timeout: float) -> None:
+        for _ in range(2 * MAX_TABS):  # each may be closed, and show another, while it is waited for
+            tab = self.tabs.shown
+            with contextlib.suppress(TabClosed):
+                if tab is not self.tabs.first:
+                    await tab.settle(timeout=timeout)
+                    if self.files.busy:  # a window that was opened for a download alone
+                        await self.files.ready(timeout)
+                    if await self.tabs.close_blank(tab, timeout):
+                        continue
+                await tab.settle(drawn=drawn, timeout=timeout)
+            if self.tabs.opening:
+                await self.tabs.ready()
+            if self.tabs.shown is tab:
+                return
+        self.tabs.shown.check()
+
         if self.tabs.opening:
             await self.tabs.ready()
             await self.tabs.shown.settle(timeout=timeout)

@@ -39,11 +39,12 @@ class Tab:
         session: str,
         notice: Callable[[str], None],
         prepare_frame: Callable[[str], Awaitable[Any]],
+        on_left: Callable[[str], None],
     ) -> None:
         """`Page.enable` must follow.
 
         `notice` takes what a person would have seen, in words; `prepare_frame` readies the session of a frame that
-        runs in a process of its own.
+        runs in a process of its own; `on_left` is told the session when it is closed before its page.
         """
         self.target = target
         self.session = session
@@ -56,6 +57,7 @@ class Tab:
         self.navigation = Navigation(connection, target, session, self.frames.renew)
         self._connection = connection
         self._notice = notice
+        self._on_left = on_left
         self._broken: str | None = None
         self._own_doing = False  # `_broken` by the page itself
         self._world = World(self.call, self.navigation, target)
@@ -89,6 +91,12 @@ class Tab:
         self.navigation.give_up()
         self.frames.forget()
         self._connection.forget(self.session)
+        self._on_left(self.session)
+
+    @property
+    def blank(self) -> bool:
+        """It has not come to any document: the browser draws nothing of it, and says so to nobody."""
+        return not self.url and not self.navigation.documents
 
     async def call(
         self,
