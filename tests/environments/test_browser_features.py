@@ -132,6 +132,9 @@ FEATURES = [
     Feature("the same in one action", "upload.html", (do("upload", x=20, y=20, files=["mine.txt", "yours.txt"]),)),
     Feature("a download", "download.html", (click(FIRST),), "downloaded: report.csv, 3 bytes"),
     Feature(
+        "a download in a window of its own", "download_window.html", (click(FIRST),), "downloaded: report.bin, 3 bytes"
+    ),
+    Feature(
         "what a field suggests (`datalist`)", "datalist.html", (click(FIRST),), "suggests: Arendal, Bergen, Drammen"
     ),
     Feature(

@@ -112,3 +112,29 @@ async def test_a_click_on_what_has_gone_since_is_told() -> None:
     filled = await env.step(Action.of("fill", mark=1, value="a"))
     assert filled.observation.info["mistake"]
     await env.close()
+
+
+@pytest.mark.parametrize(
+    "opened",
+    [
+        "'data:text/html,words'",
+        "'mailto:ada@example.com'",
+        "'javascript:1'",
+        "'/report.bin'",
+        "'/report.bin', '_blank', 'noopener'",
+    ],
+)
+async def test_a_window_that_comes_to_no_page_is_closed_and_told(opened: str) -> None:
+    """The browser draws nothing of it, and leaves whoever asks for a picture without an answer."""
+    env = FeaturePage("below.html")
+    await env.reset(seed=1)
+    assert env._page is not None
+    await env._page.evaluate(f"void (onclick = () => {{ onclick = null; open({opened}); }})")
+    result = await env.step(Action.of("click", x=200, y=100))
+    async with asyncio.timeout(60):
+        while "tab 2 came to no page, and was closed" not in result.observation.text:
+            assert not result.done
+            result = await env.step(Action.of("wait", seconds=0))
+    assert len(env._page.tabs) == 1
+    assert result.observation.images
+    await env.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -111,6 +112,12 @@ class Navigation:
         """A navigation was asked for, which starts in a moment or not at all."""
         self._set_still(False)
         asyncio.get_running_loop().call_later(STARTS_WITHIN, self._on_not_started)
+
+    async def begins(self, seconds: float) -> None:
+        """Returns when a navigation begins, or after some time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._begun.wait()
 
     async def loaded(self, loader: str) -> None:
         """Returns when the document of that loader is loaded (its load event)."""

@@ -16,7 +16,7 @@ from uirl.environments.browser.navigation import PageLost, TabClosed, Threw, is_
 from uirl.environments.browser.preparing import Preparation
 from uirl.environments.browser.site import Site
 from uirl.environments.browser.tab import LOAD_SECONDS, Tab
-from uirl.environments.browser.tabs import Tabs
+from uirl.environments.browser.tabs import MAX_TABS, Tabs
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
 
 LOWEST_WINDOW = 100
@@ -179,13 +179,13 @@ class Page:
         listens to that is called then; where an action leads away is known by then, too, and whoever looks at a page
         that is leaving may wait for a picture that never comes.
         """
-        try:
-            await self.tabs.shown.settle(drawn=drawn, timeout=timeout)
-        except TabClosed:  # another one is shown
-            await self.tabs.ready()
-            await self.tabs.shown.settle(drawn=drawn, timeout=timeout)
+        await self._settle_shown(drawn, timeout)
         if self.files.busy:
             await self.files.ready(timeout)
+            await self._settle_shown(False, timeout)
+        if self.tabs.shown is not self.tabs.first:
+            await self.tabs.first.settle(timeout=timeout)
+
     async def _settle_shown(self, drawn: bool, timeout: float) -> None:
         for _ in range(2 * MAX_TABS):  # each may be closed, and show another, while it is waited for
             tab = self.tabs.shown
@@ -202,12 +202,6 @@ class Page:
             if self.tabs.shown is tab:
                 return
         self.tabs.shown.check()
-
-        if self.tabs.opening:
-            await self.tabs.ready()
-            await self.tabs.shown.settle(timeout=timeout)
-        if self.tabs.shown is not self.tabs.first:
-            await self.tabs.first.settle(timeout=timeout)
 
     async def evaluate(
         self, expression: str, *, apart: bool = False, shown: bool = False, timeout: float | None = None
@@ -281,6 +275,8 @@ class Page:
     async def hold_key(self, key: str, down: bool) -> None:
         """Presses a key and holds it, or lets it go; a modifier that is held goes with clicks and keys."""
         self._held.discard(key)
+        if down and await self._clip((*self._held, key)):
+            return
         await self._input("Input.dispatchKeyEvent", [keyboard.hold(key, down, keyboard.modifier_bits(self._held))])
         if down:
             self._held.add(key)
@@ -292,8 +288,6 @@ class Page:
         another one copied.
         """
         chord = tuple(keys)
-        if down and await self._clip((*self._held, key)):
-            return
         if await self._clip((*self._held, *chord)):
             return
         if chord == ("escape",) and await self.evaluate(FULLSCREEN, apart=True, shown=True):
@@ -301,17 +295,6 @@ class Page:
         held = keyboard.modifier_bits(self._held)
         await self._input("Input.dispatchKeyEvent", keyboard.chord(chord, held))
 
-    async def screenshot(self, *, format: Literal["png", "jpeg"] = "png", quality: int = 80) -> bytes:
-        """The visible page as an encoded picture. `quality` is JPEG's, 1 to 100."""
-        return await self.tabs.shown.screenshot(format=format, quality=quality)
-
-    def take_notices(self) -> list[str]:
-        """What a person would have noticed since the last call: dialogs and their words, windows that opened."""
-        taken, self._notices, self._dialogs = self._notices, [], 0
-        return taken
-
-    async def answers(self) -> None:
-        """Returns when the page has answered, or is gone. Raises EpisodeTimeout where it does not answer."""
     async def _clip(self, keys: Collection[str]) -> bool:
         """Whether the keys that are down together paste, which is done then; what they copy is remembered."""
         together = frozenset(keys)
@@ -324,6 +307,17 @@ class Page:
                 self._clipboard = await self.evaluate(keyboard.SELECTED, apart=True, shown=True) or self._clipboard
         return False
 
+    async def screenshot(self, *, format: Literal["png", "jpeg"] = "png", quality: int = 80) -> bytes:
+        """The visible page as an encoded picture. `quality` is JPEG's, 1 to 100."""
+        return await self.tabs.shown.screenshot(format=format, quality=quality)
+
+    def take_notices(self) -> list[str]:
+        """What a person would have noticed since the last call: dialogs and their words, windows that opened."""
+        taken, self._notices, self._dialogs = self._notices, [], 0
+        return taken
+
+    async def answers(self) -> None:
+        """Returns when the page has answered, or is gone. Raises EpisodeTimeout where it does not answer."""
         with contextlib.suppress(Refused, Blocked, PageLost):  # it has left, or asks something
             await self._call("Runtime.evaluate", {"expression": "0"})
 

@@ -16,6 +16,8 @@ MAX_TABS = 8
 MOST_WINDOWS = 64
 """Opened after one action; with the next one the page is lost: each costs the browser a hundredth of a second."""
 _LONGEST_ADDRESS = 80
+_BEGINS_WITHIN = 1.0
+"""Seconds in which a window that was opened goes somewhere."""
 
 
 class Tabs:
@@ -172,6 +174,22 @@ class Tabs:
         for tab in (*self._all, *self._opening.values()):
             if tab.target == target:
                 tab.url, tab.title = str(info.get("url", "")), str(info.get("title", ""))
+
+    async def close_blank(self, tab: Tab, timeout: float) -> bool:
+        """Closes a window that has come to nothing: a download, an address that the browser does not open.
+
+        False: there is something to see.
+        """
+        if not tab.blank:
+            return False
+        await tab.navigation.begins(_BEGINS_WITHIN)
+        await tab.settle(timeout=timeout)
+        if not tab.blank or tab not in self._all:
+            return False
+        self._notice(f"tab {self._all.index(tab) + 1} came to no page, and was closed")
+        await self._drop(tab)
+        await self._shut(tab)
+        return True
 
     async def _open(self, tab: Tab) -> None:
         try:
