@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests import stretches
-from uirl.environments.browser.cdp import CdpConnection
+from uirl.environments.browser.cdp import CdpConnection, Unanswered
 from uirl.environments.browser.chromium import Chromium
 from uirl.environments.browser.environment import PageEnvironment
 from uirl.environments.browser.page import Page
@@ -23,6 +23,7 @@ TRICKS = {
     "an endless script later": "setTimeout(() => { while (true); })",
     "endless promises": "(function again() { Promise.resolve().then(again); })()",
     "an endless script in the next document": "location = '/endless.html'",
+    "two pages that lead to each other": "location = '/one.html'",
     "questions without end": "while (true) alert('again')",
     "an array without end": "let a = []; while (true) a.push(new Array(1e6).fill(1.5))",
 }
@@ -36,7 +37,11 @@ class Hostile(WebEnvironment):
     actions = ("click", "type", "wait")
     page_size = (200, 200)
     trick = ""
-    files = {"/endless.html": "<p id=count>0</p><script>while (true);</script>"}  # noqa: RUF012
+    files = {  # noqa: RUF012
+        "/endless.html": "<p id=count>0</p><script>while (true);</script>",
+        "/one.html": "<p id=count>0</p><script>location = '/two.html'</script>",
+        "/two.html": "<p id=count>0</p><script>location = '/one.html'</script>",
+    }
 
     def prepare(self, rng: Any, task: Any) -> None:
         self.html = f"""<!doctype html><body style="margin:0">
@@ -198,8 +203,17 @@ async def test_where_no_other_page_answers_either_it_is_a_failure(monkeypatch: p
 
 async def test_a_page_that_answers_late_is_no_hang() -> None:
     """It was busy, as everything is on a busy machine: whoever waited for it gave up too early."""
-    env, session = await begun("")
-    assert env._page is not None
-    assert not await Chromium.shared().hangs(env._page)
-    assert await Chromium.shared().hangs(env._page, silent=False)
-    await session.close()
+    answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    assert await Chromium.shared().hangs(answer)
+    answer.set_result({})
+    assert not await Chromium.shared().hangs(answer)
+    assert await Chromium.shared().hangs(), "it owes no answer, and is not done all the same"
+
+
+async def test_an_answer_that_comes_late_is_still_heard() -> None:
+    connection = await Chromium.shared()._connected()
+    with pytest.raises(Unanswered, match="did not answer") as given_up:
+        await connection.call("Browser.getVersion", timeout=0)
+    assert "product" in await given_up.value.late
+    await asyncio.sleep(0)
+    assert not connection._pending, "and nothing is kept of it"

@@ -28,6 +28,15 @@ class Refused(EnvironmentFailure):
         self.reason = reason
 
 
+class Unanswered(EpisodeTimeout):
+    """A call got no answer in time."""
+
+    def __init__(self, message: str, late: asyncio.Future[dict[str, Any]]) -> None:
+        super().__init__(message)
+        self.late = late
+        """The answer, should it come after all: then whoever waited for it gave up too early."""
+
+
 class TooMuch(Refused):
     """The browser's answer is too long to be read: a page decides how much there is to say of it."""
 
@@ -89,7 +98,7 @@ class CdpConnection:
     ) -> dict[str, Any]:
         """The result of one protocol method.
 
-        Raises EpisodeTimeout where no answer came in time, `Refused` where the method was refused, EnvironmentFailure
+        Raises `Unanswered` where no answer came in time, `Refused` where the method was refused, EnvironmentFailure
         where the browser is gone or the page crashed.
         """
         lost = self.lost
@@ -102,14 +111,18 @@ class CdpConnection:
         message: dict[str, Any] = {"id": number, "method": method, "params": dict(params or {})}
         if session is not None:
             message["sessionId"] = session
+        answer = waiting.answer
+        answer.add_done_callback(lambda _: self._pending.pop(number, None))
         try:
-            async with asyncio.timeout(seconds):
-                self._wire.send(json.dumps(message, allow_nan=False).encode())
-                return await waiting.answer
-        except TimeoutError as error:
-            raise EpisodeTimeout(f"{method}: the page did not answer within {seconds} s") from error
-        finally:
-            self._pending.pop(number, None)
+            self._wire.send(json.dumps(message, allow_nan=False).encode())
+            await asyncio.wait({answer}, timeout=seconds)
+        except BaseException:
+            answer.cancel()
+            raise
+        if answer.done():
+            return answer.result()
+        answer.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody need ask for it
+        raise Unanswered(f"{method}: the page did not answer within {seconds} s", answer)
 
     def on(self, session: str | None, method: str, handler: EventHandler) -> None:
         """Calls `handler(params)` at each such event of the session, on the event loop. One handler per event."""

@@ -149,32 +149,23 @@ class Chromium:
         self._pages[page.context] = page
         return page
 
-    async def hangs(self, page: Page, *, silent: bool = True) -> bool:
-        """Whether it is this page alone that does not get done, not the browser or a machine that has no time for it:
-        another page is opened, draws and is closed in the time that one call has.
+    async def hangs(self, late: asyncio.Future[Any] | None = None) -> bool:
+        """Whether it is a page that does not get done, not the browser or a machine that has no time for it: another
+        page is opened, draws and is closed in the time that one call has.
 
-        `silent`: and this one leaves a question unanswered meanwhile, which it was asked before.
+        `late`: and the answer that the page owes has not come meanwhile; None: it owes none.
         """
         connection = self._connection
         if connection is None or connection.lost is not None:
             return False
-        limit, question = connection.timeout, {"expression": "0"}
-        asked = [
-            asyncio.ensure_future(connection.call("Runtime.evaluate", question, session=session, timeout=2 * limit))
-            for session in {page.tabs.first.session, page.tabs.shown.session}
-        ]
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(connection.timeout):
                 other = await self.new_page(*_SMALL)
                 await other.settle(drawn=True)
                 await other.close()
-            return not (silent and all(answer.done() for answer in asked))
+            return late is None or not late.done()
         except (TimeoutError, EpisodeTimeout, EnvironmentFailure):
             return False
-        finally:
-            for answer in asked:
-                answer.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
 
     async def close(self) -> None:
         """Ends the browser and frees its profile. The next page starts another."""

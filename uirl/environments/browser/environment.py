@@ -224,7 +224,7 @@ class PageEnvironment(BaseEnvironment):
         if self._turns == 1:
             await page.answers()  # one that hangs before any action does not by the policy's doing
         try:
-            result = await in_time(self._step(page, action), self._browser(), page, self._step_limit)
+            result = await in_time(self._step(page, action), self._browser(), self._step_limit)
         except PageLost as error:
             _LOG.warning("%s: an action lost the page: %s", type(self).__name__, error)
             lost = self.lost(str(error))

@@ -169,7 +169,7 @@ class Tab:
                     await self.navigation.end()  # else its end would look like that of the next one
                     self.check()
         except TimeoutError as error:
-            await self._stop_loading()
+            await self._stop_loading(timeout)
             raise Unopened(f"{url} was not loaded within {timeout} s") from error
         except asyncio.CancelledError:
             self._broken = self._broken or f"going to {url} was cut off"
@@ -211,10 +211,10 @@ class Tab:
                 await self.navigation.end()
         except TimeoutError:
             self._notice(f"the page had not finished loading after {timeout:g} s, and was stopped")
-            await self._stop_loading()
+            await self._stop_loading(timeout)
         self.check()
 
-    async def _stop_loading(self) -> None:
+    async def _stop_loading(self, timeout: float) -> None:
         """Ends a navigation where it is. Raises EpisodeTimeout where page or browser do not."""
         try:
             await self.call("Page.stopLoading")
@@ -222,7 +222,7 @@ class Tab:
             if not is_moved(error):
                 raise
         try:
-            async with asyncio.timeout(self._connection.timeout):
+            async with asyncio.timeout(min(timeout, self._connection.timeout)):
                 await self.navigation.end()
         except TimeoutError as error:
             self._broken = "a navigation did not end, and could not be stopped"
