@@ -20,6 +20,7 @@ NEEDS_VERL = [
     "test_command.py",
     "test_credit.py",
     "test_dataset.py",
+    "test_division.py",
     "test_estimators.py",
     "test_faults.py",
     "test_liveness.py",

@@ -83,7 +83,10 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         self._saved: int | None = None
         self._batch: Any = None  # that is being divided
         self._division: Division | None = None
-        self._ranks = 1
+        self._blocks: list[list[str]] = []
+        """Keys of the rows of each."""
+        self._ranks = {"actor": 1}
+        """Network -> copies of it, each of which gets a stretch of the rows."""
         self._minibatches: dict[str, int] = {}
         super().__init__(config)
 
@@ -169,9 +172,9 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         metrics["training/optimizer_steps"] = (
             self._minibatches["actor"] * self.config.actor_rollout_ref.actor.ppo_epochs
         )
-        at = {key: i for i, key in enumerate(batch.keys)}
-        blocks = [[at[[*own, *padding][i]] for i in block] for block in self._division.blocks]
-        self._place(batch, blocks, metrics, options.get("logging_prefix", "global_seqlen"))
+        rows = [*own, *padding]
+        self._blocks = [[rows[i] for i in block] for block in self._division.blocks]
+        self._place(batch, "actor", metrics, options.get("logging_prefix", "global_seqlen"))
         return batch
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
@@ -179,23 +182,31 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         keys, config = self._batch.keys, self.config
         episodes = [episode_of(key) for key in keys]
         wanted = wanted_minibatches(config, critic=self.use_critic)
-        self._ranks, self._minibatches = dp_size, counts(wanted, len(set(episodes)))
+        self._ranks, self._minibatches = {"actor": dp_size}, counts(wanted, len(set(episodes)))
+        if self.use_critic:
+            self._ranks["critic"] = copies(self.critic_wg)
         self._division = divide(
             episodes,
             [tag["seq_len"] for tag in self._batch.tags],
             blocks=math.lcm(*self._minibatches.values()),
-            multiple=rows_at_once(config, ranks=dp_size, critic=self.use_critic, reference=self.use_reference_policy),
+            multiple=rows_at_once(
+                config,
+                ranks=math.lcm(*self._ranks.values()),
+                critic=self.use_critic,
+                reference=self.use_reference_policy,
+            ),
         )
         return self._division.padded
 
-    def _place(self, batch: Any, blocks: list[list[int]], metrics: dict[str, Any], prefix: str) -> None:
+    def _place(self, batch: Any, network: str, metrics: dict[str, Any], prefix: str) -> None:
         """Orders the rows so that verl, which gives each rank a stretch and cuts it into mini-batches, cuts between the
         blocks; within a block ranks get equal work."""
+        at = {key: i for i, key in enumerate(batch.keys)}
         tokens = torch.tensor([tag["seq_len"] for tag in batch.tags], dtype=torch.int64)
-        ranks: list[list[int]] = [[] for _ in range(self._ranks)]
-        for block in blocks:
+        ranks: list[list[int]] = [[] for _ in range(self._ranks[network])]
+        for block in ([at[key] for key in keys] for keys in self._blocks):
             shares = get_seqlen_balanced_partitions(
-                calculate_workload(tokens[block]), k_partitions=self._ranks, equal_size=True
+                calculate_workload(tokens[block]), k_partitions=len(ranks), equal_size=True
             )
             for rank, share in zip(ranks, shares, strict=True):
                 rank += [block[i] for i in share]
@@ -204,10 +215,16 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
         group, self.critic_wg = self.critic_wg, self._sized(self.critic_wg, "critic")
+        elsewhere = self._ranks["critic"] != self._ranks["actor"]
+        if elsewhere:
+            self._place(batch, "critic", metrics, "critic_seqlen")
         try:
-            return super()._update_critic(batch, metrics)
+            batch = super()._update_critic(batch, metrics)
         finally:
             self.critic_wg = group
+        if elsewhere:
+            self._place(batch, "actor", metrics, "global_seqlen")
+        return batch
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
         group, self.actor_rollout_wg = self.actor_rollout_wg, self._sized(self.actor_rollout_wg, "actor")
@@ -327,6 +344,13 @@ def report(dataset: Any, played: list[Trajectory], step: int) -> None:
         if hasattr(source, "step"):
             source.step = step
         dataset.report(played)
+
+
+def copies(group: Any, mesh: str = "train") -> int:
+    """How many copies of its model a worker group of verl's holds: its ranks of data parallel."""
+    if mesh not in group._dispatch_info:
+        group._dispatch_info[mesh] = group._query_dispatch_info(mesh)
+    return int(max(group._dispatch_info[mesh])) + 1
 
 
 def all_failed(reasons: list[str], step: int) -> RolloutFailure:
