@@ -89,9 +89,11 @@ def _train(options: argparse.Namespace) -> int:
     config, own, _ = load_verl_config(options.config, options.overrides, model_path=model)
     if config.trainer.resume_mode == "auto" and own.logging.run_name is None:
         raise ConfigError("trainer.resume_mode=auto continues a run by its name; add uirl.logging.run_name=<name>")
-    from uirl.integrations.verl.trainer import create_trainer
+    from uirl.integrations.verl.trainer import HOOKS, create_trainer
 
-    trainer = create_trainer(config, curriculum=curriculum)
+    written = {key: flat[key] for key in HOOKS if key in flat}  # they win, as everything that a person writes
+    use_v1 = bool(config.trainer.use_v1)
+    trainer = create_trainer(config, curriculum=curriculum, use_v1=use_v1, overrides=written)
     if options.plan:
         return _plan(options, trainer.config)
     if options.dry_run:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.integrations.verl.pages import SHIPPED
 from tests.integrations.verl.runs import CPU, config
 from uirl.cli.main import main
 from uirl.images import ImageStore
@@ -128,3 +129,31 @@ def test_mistakes_are_named(
 ) -> None:
     assert main(["verl", "--config", str(written(tmp_path)), "--dry_run", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+PARTS = {
+    "trainer.v1.trainer_mode": "sync",
+    "trainer.checkpoint_callback_class": "mine.Callback",
+    "data.custom_cls.path": "/somewhere/mine.py",
+    "data.custom_cls.name": "Mine",
+    "data.train_files": "/somewhere/train.parquet",
+    "actor_rollout_ref.rollout.agent.default_agent_loop": "mobile_world",
+}
+
+
+def test_parts_of_verls_that_a_person_names_are_not_replaced_by_ours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(SHIPPED["configs/verl_config.yaml"])
+    words = [f"{key}={value}" for key, value in PARTS.items()]
+    runs = f"uirl.logging.runs_dir={tmp_path}"
+    assert main(["verl", "--config", str(path), "--dry_run", *words, runs]) == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    for key, value in PARTS.items():
+        found = shown
+        for part in key.split("."):
+            found = found[part]
+        assert found == value, key
+    assert main(["verl", "--config", str(path), "--dry_run", "data.shuffle=true", runs]) == 2
+    assert "makes its rows as the curriculum moves" in capsys.readouterr().err

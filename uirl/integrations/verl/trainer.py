@@ -238,6 +238,13 @@ def _verl_config(config: Any, store: ConfigStore, directory: Path, overrides: Ma
     if rollout.max_model_len is None:
         # verl's None is all that the model's positions allow, and a server without a cache for that does not start
         rollout.max_model_len = longest + (rollout.name == "sglang")  # which leaves one token free
+    data = made.data
+    if data.custom_cls.name == HOOKS["data.custom_cls.name"] and (data.shuffle or data.dataloader_num_workers):
+        raise ConfigError(
+            f"data.shuffle={data.shuffle} and data.dataloader_num_workers={data.dataloader_num_workers}, but the "
+            "dataset makes its rows as the curriculum moves, in order and in the trainer's own process; leave them "
+            "false and 0, or name a dataset of your own (data.custom_cls)"
+        )
     check_placement(made)
     check_window(made, store)
     picture_options(made)
