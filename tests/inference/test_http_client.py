@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
 import pickle
 import socket
@@ -307,3 +308,22 @@ async def test_once_is_made_once_and_fails_for_all_who_wait() -> None:
     assert await asyncio.gather(*others) == [7, 7, 7]
     assert await once.get() == 7
     assert made == 2
+
+
+@pytest.mark.parametrize("status", [200, 400])
+@pytest.mark.parametrize("name", ["undefined", "rot13", "zlib_codec", "hex", "idna", "punycode"])
+async def test_an_encoding_that_is_none_is_a_failure_like_any(server: StandIn, status: int, name: str) -> None:
+    server.faults.append(Answer(b"<html>\xff</html>", status, {"content-type": f"text/html; charset={name}"}))
+    with pytest.raises(ServerFailure, match="<html>"):
+        await client_of(server).post("/x", {})
+
+
+async def test_a_small_answer_that_unpacks_to_a_large_one_is_refused(
+    server: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_client, "LARGEST", 2**20)
+    packed = {"content-encoding": "gzip"}
+    server.faults += [Answer(gzip.compress(b" " * 2**24), 200, packed), Answer(gzip.compress(b'{"n": 7}'), 200, packed)]
+    with pytest.raises(ServerFailure, match="more than 1048576 bytes"):
+        await client_of(server).post("/x", {})
+    assert await client_of(server).post("/x", {}) == {"n": 7}

@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 LONGEST_PAUSE = 30.0
 """Seconds: no pause between two tries is longer, whatever the server asks for."""
+LARGEST = 100 * 2**20
+"""Bytes of an answer, unpacked: a few kilobytes of gzip may stand for gigabytes."""
 SHOWN = 300
 """Characters of an answer that stand in an error."""
 _CONNECT = 10.0
@@ -132,7 +134,7 @@ class HTTPClient:
         for tries in range(1, most + 1):
             pause = min(self.backoff * 2.0 ** (tries - 1), LONGEST_PAUSE) * self._jitter.uniform(0.5, 1.0)
             try:
-                answer = await self._send(method, path, headers, content, limit)
+                answer, said = await self._send(method, path, headers, content, limit)
             except TimeoutError:
                 what = f"no answer within {limit:g} s"
                 remedy = "Raise inference.request_timeout, or ask for less at once (rollout.parallel)."
@@ -142,9 +144,9 @@ class HTTPClient:
                     raise self._lost(method, path, error, tries) from None
             else:
                 if answer.status_code < 300:
-                    return self._read(method, path, answer, tries, text)
+                    return self._read(method, path, answer.status_code, said, tries, text)
                 if tries == most or not (answer.status_code in _AGAIN or answer.status_code >= 500):
-                    raise self._refused(method, path, answer, tries)
+                    raise self._refused(method, path, answer, _text(said), tries)
                 pause = max(pause, min(_retry_after(answer.headers.get("retry-after")), LONGEST_PAUSE))
             await asyncio.sleep(pause)
         raise AssertionError("unreachable: the last try returns or raises")
@@ -166,10 +168,19 @@ class HTTPClient:
 
     async def _send(
         self, method: str, path: str, headers: dict[str, str], content: bytes | None, limit: float
-    ) -> httpx.Response:
+    ) -> tuple[httpx.Response, bytes]:
+        """The answer and its body. Raises ServerFailure for a body of more than `LARGEST` bytes."""
         client = self._client()
+        said = bytearray()
         async with asyncio.timeout(limit if math.isfinite(limit) else None):
-            return await client.request(method, self.base_url + path, headers=headers, content=content)
+            async with client.stream(method, self.base_url + path, headers=headers, content=content) as answer:
+                async for piece in answer.aiter_bytes():
+                    said += piece
+                    if len(said) > LARGEST:
+                        what = f"an answer of more than {LARGEST} bytes"
+                        remedy = "Is inference.server_url the address of such a server?"
+                        raise self._failure(method, path, what, 1, remedy, answer.status_code)
+        return answer, bytes(said)
 
     def _client(self) -> httpx.AsyncClient:
         """The client of the running loop: connections belong to the loop that opened them."""
@@ -189,18 +200,17 @@ class HTTPClient:
                 )
             return self._clients[loop]
 
-    def _read(self, method: str, path: str, answer: httpx.Response, tries: int, text: bool) -> Any:
+    def _read(self, method: str, path: str, status: int, said: bytes, tries: int, text: bool) -> Any:
         if text:
-            return answer.text
-        if not answer.content.strip():
+            return _text(said)
+        if not said.strip():
             return None
         try:
-            return json.loads(answer.content)
+            return json.loads(said)
         except (ValueError, RecursionError):
-            what = f"an answer that is no JSON: {self.shown(answer.text)}"
-            raise self._failure(
-                method, path, what, tries, "Is inference.server_url the address of such a server?", answer.status_code
-            ) from None
+            what = f"an answer that is no JSON: {self.shown(_text(said))}"
+            remedy = "Is inference.server_url the address of such a server?"
+            raise self._failure(method, path, what, tries, remedy, status) from None
 
     # -- the key -----------------------------------------------------------------------------------------------
 
@@ -228,7 +238,7 @@ class HTTPClient:
         what = f"{type(error).__name__}: {self.shown(str(error))}"
         return self._failure(method, path, what, tries, "Does the server run, and is inference.server_url its address?")
 
-    def _refused(self, method: str, path: str, answer: httpx.Response, tries: int) -> ServerFailure:
+    def _refused(self, method: str, path: str, answer: httpx.Response, said: str, tries: int) -> ServerFailure:
         status = answer.status_code
         if status in (401, 403):
             given = "is not set" if not self._key() else "holds a key that it does not take"
@@ -244,8 +254,8 @@ class HTTPClient:
             remedy = "The server points elsewhere; give inference.server_url the address that answers."
         else:
             remedy = "The server does not take this request; its answer says why."
-        what = f"{status} {answer.reason_phrase}: {self.shown(answer.text)}"
-        if status in (400, 413, 422) and says_too_long(answer.text):
+        what = f"{status} {answer.reason_phrase}: {self.shown(said)}"
+        if status in (400, 413, 422) and says_too_long(said):
             remedy = "Set inference.max_context to what its model takes, or show less (rollout.token_budget)."
             return self._failure(method, path, what, tries, remedy, status, ServerPromptTooLong)
         return self._failure(method, path, what, tries, remedy, status)
@@ -310,6 +320,12 @@ def _import_httpx() -> Any:
     except ImportError as error:
         raise ConfigError("an engine behind a server needs the package httpx: pip install 'uirl[server]'") from error
     return httpx
+
+
+def _text(said: bytes) -> str:
+    """The words of an answer. They are UTF-8 here, whatever its header says: not every name of an encoding is one of
+    texts, and what is wrong with an answer must not raise where it is told."""
+    return said.decode("utf-8", "replace")
 
 
 def _retry_after(value: str | None) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,8 @@ from fastapi import FastAPI
 
 from tests.environments.remote.faults import Faulty, Wire
 from tests.environments.remote.running import running
+from tests.inference.stand_in_http import Answer, StandIn
+from uirl.environments.remote import http
 from uirl.environments.remote.http import EnvironmentClient, NoAnswer, Refused, ServerLost
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
 
@@ -188,3 +191,34 @@ def test_the_first_answer_that_makes_sense(server: tuple[str, Faulty]) -> None:
     faulty.rule = lambda method, path: "text"
     with pytest.raises(EnvironmentFailure, match="WireError: the text is not JSON"):
         client.first_answer(urls, "/thing", read, "nobody knows", "Start one.")
+
+
+@pytest.fixture
+def junk() -> Iterator[StandIn]:
+    with StandIn() as server:
+        yield server
+
+
+@pytest.mark.parametrize("status", [200, 500])
+@pytest.mark.parametrize("name", ["undefined", "rot13", "zlib_codec", "hex", "idna", "punycode"])
+async def test_an_encoding_that_is_none_is_a_failure_like_any(junk: StandIn, status: int, name: str) -> None:
+    headers = {"content-type": f"text/html; charset={name}"}
+    junk.faults += [Answer(b"<html>\xff</html>", status, headers) for _ in range(2)]
+    with pytest.raises(EnvironmentFailure, match="<html>"):
+        await sent(junk.url, again=False, retries=0)
+    with pytest.raises(EnvironmentFailure, match="nobody says"):
+        EnvironmentClient().first_answer([junk.url], "/thing", lambda said: said, "nobody says", "")
+
+
+async def test_a_small_answer_that_unpacks_to_a_large_one_is_refused(
+    junk: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "LARGEST", 2**20)
+    packed = {"content-encoding": "gzip"}
+    junk.faults += [Answer(gzip.compress(b" " * 2**24), 200, packed) for _ in range(2)]
+    with pytest.raises(EnvironmentFailure, match="more than 1048576 bytes"):
+        await sent(junk.url, again=True)
+    with pytest.raises(EnvironmentFailure, match="more than 1048576 bytes"):
+        EnvironmentClient().first_answer([junk.url], "/thing", lambda said: said, "nobody says", "")
+    junk.faults.append(Answer(gzip.compress(b'{"n": 7}'), 200, packed))
+    assert await sent(junk.url, again=True) == {"n": 7}

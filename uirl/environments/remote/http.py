@@ -12,7 +12,7 @@ import math
 import os
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 CONNECT = 10.0
 """Seconds to reach a server."""
+LARGEST = 100 * 2**20
+"""Bytes of an answer, unpacked: a few kilobytes of gzip may stand for gigabytes."""
 SHOWN = 300
 """Characters of an answer that stand in an error."""
 LONGEST_PAUSE = 10.0
@@ -50,6 +52,10 @@ class Refused(EnvironmentFailure):
     kind_said = ""
     """Of an error in the words of `uirl serve`: 'capacity', 'lease', 'environment', ...; empty: other servers."""
     retry_after: float | None = None
+
+
+class TooLong(EnvironmentFailure):
+    """An answer of more than `LARGEST` bytes."""
 
 
 class EnvironmentClient:
@@ -124,7 +130,9 @@ class EnvironmentClient:
             pause = min(self.backoff * 2.0 ** (tries - 1), LONGEST_PAUSE) * self._jitter.uniform(0.5, 1.0)
             try:
                 async with asyncio.timeout(timeout if math.isfinite(timeout) else None):
-                    answer = await client.request(method, url, params=given, content=content, headers=headers)
+                    async with client.stream(method, url, params=given, content=content, headers=headers) as sent:
+                        pieces = [piece async for piece in _bounded(sent.aiter_bytes(), url)]
+                answer = _whole(sent, pieces)
             except TimeoutError:
                 raise NoAnswer(f"{method} {url}: no answer within {timeout:g} s") from None
             except self._httpx.RequestError as error:
@@ -146,7 +154,7 @@ class EnvironmentClient:
         try:
             return loads(answer.content)
         except WireError as error:
-            raise EnvironmentFailure(f"{method} {url} answered {answer.text[:SHOWN]!r}: {error}") from None
+            raise EnvironmentFailure(f"{method} {url} answered {text_of(answer)[:SHOWN]!r}: {error}") from None
 
     def first_answer(
         self,
@@ -170,10 +178,15 @@ class EnvironmentClient:
             for url in urls:
                 try:
                     method = "GET" if question is None else "POST"
-                    answer = client.request(method, url + path, json=question)
+                    with client.stream(method, url + path, json=question) as sent:
+                        pieces, size = [], 0
+                        for piece in sent.iter_bytes():
+                            pieces.append(piece)
+                            size = _added(size, piece, url)
+                    answer = _whole(sent, pieces)
                     if answer.status_code == 200:
                         return read(loads(answer.content))
-                    said.append(f"{url}: {answer.status_code} {answer.text[:100]!r}")
+                    said.append(f"{url}: {answer.status_code} {text_of(answer)[:100]!r}")
                 except (self._httpx.RequestError, WireError, EnvironmentFailure) as error:
                     said.append(f"{url}: {type(error).__name__}: {error}")
         raise EnvironmentFailure(f"{problem}: {'; '.join(said)}. {remedy}")
@@ -210,6 +223,33 @@ class EnvironmentClient:
         return refused
 
 
+def text_of(answer: httpx.Response) -> str:
+    """The words of an answer. They are UTF-8 here, whatever its header says: not every name of an encoding is one of
+    texts, and what is wrong with an answer must not raise where it is told."""
+    return answer.content.decode("utf-8", "replace")
+
+
+async def _bounded(pieces: AsyncIterator[bytes], url: str) -> AsyncIterator[bytes]:
+    size = 0
+    async for piece in pieces:
+        size = _added(size, piece, url)
+        yield piece
+
+
+def _added(size: int, piece: bytes, url: str) -> int:
+    """The size with this piece. Raises TooLong."""
+    if size + len(piece) > LARGEST:
+        raise TooLong(f"{url} answered with more than {LARGEST} bytes; expected less")
+    return size + len(piece)
+
+
+def _whole(sent: httpx.Response, pieces: Sequence[bytes]) -> httpx.Response:
+    """The answer with its body, unpacked."""
+    packed = ("content-encoding", "content-length", "transfer-encoding")
+    headers = [(name, value) for name, value in sent.headers.multi_items() if name not in packed]
+    return type(sent)(sent.status_code, headers=headers, content=b"".join(pieces), request=sent.request)
+
+
 def import_httpx() -> Any:
     """The package httpx; raises ConfigError where it is missing."""
     try:
@@ -234,7 +274,7 @@ def _said(answer: httpx.Response) -> dict[str, str]:
     try:
         value = loads(answer.content)
     except WireError:
-        return {"kind": "", "message": repr(answer.text[:SHOWN])}
+        return {"kind": "", "message": repr(text_of(answer)[:SHOWN])}
     error = value.get("error") if isinstance(value, dict) else None
     if isinstance(error, dict):
         return {"kind": str(error.get("kind", "")), "message": str(error.get("message", ""))[: 4 * SHOWN]}
