@@ -33,6 +33,13 @@ def sent(name: str, **arguments: Any) -> Any:
         (("click", {"coordinate": [999, 999]}), {"action_type": "click", "x": 1080, "y": 2400}),
         (("click", {"coordinate": [1000, -5]}), {"action_type": "click", "x": 1081, "y": -12}),
         (("click", {"coordinate": [0, 0.5]}), {"action_type": "click", "x": 0, "y": 1}),
+        # the middle of a box, swapped or not
+        (("click", {"coordinate": [400, 200, 600, 300]}), {"action_type": "click", "x": 540, "y": 600}),
+        (("click", {"coordinate": [600, 300, 400, 200]}), {"action_type": "click", "x": 540, "y": 600}),
+        (
+            ("drag", {"start_coordinate": [0, 0, 0, 0], "end_coordinate": [500, 998, 501, 1000]}),
+            {"action_type": "drag", "start_x": 0, "start_y": 0, "end_x": 541, "end_y": 2400},
+        ),
         (("double_click", {"coordinate": [1, 1]}), {"action_type": "double_tap", "x": 1, "y": 2}),
         (("long_press", {"coordinate": [1, 1]}), {"action_type": "long_press", "x": 1, "y": 2}),
         (
@@ -82,6 +89,8 @@ def test_what_is_sent(call: tuple[str, dict[str, Any]], wanted: Any) -> None:
         (("click", {"coordinate": [True, 5]}), "got [True, 5]"),
         (("click", {"coordinate": [float("nan"), 5]}), "got [nan, 5]"),
         (("click", {"coordinate": [1, 2, 3]}), "got [1, 2, 3]"),
+        (("click", {"coordinate": [1e308, 1e308, 1e308, 1e308]}), "click needs"),
+        (("click", {"coordinate": [1, True, 3, 4]}), "click needs"),
         (("drag", {"start_coordinate": [1, 1], "end_coordinate": [1]}), '"end_coordinate"'),
         (("type", {"text": ""}), "type needs a text; got ''"),
         (("type", {"text": "\ud800"}), "half of a surrogate pair"),

@@ -168,9 +168,12 @@ class _Arguments:
     def point(self, name: str = "coordinate", default: tuple[int, int] | None = None) -> tuple[int, int]:
         """A place in pixels: x / 999 of the width, truncated. Beyond the grid, at 999 too, it is off the screen, where
         a tap does nothing: so it is sent by the agent this comes from, and how that scores is for the policy to learn.
+        Of a box the middle counts.
         """
         value = self.given.get(name, default)
         pair = list(value) if isinstance(value, (list, tuple)) else []
+        if len(pair) == 4 and all(is_finite(n) for n in pair):
+            pair = [(pair[0] + pair[2]) / 2, (pair[1] + pair[3]) / 2]
         if len(pair) != 2 or not all(is_finite(n) and abs(n) <= FARTHEST for n in pair):
             raise _Mistake(f'{self.action} needs "{name}": [x,y] between 0 and {GRID}; got {shown(value, 40)}')
         x, y = (int(n / GRID * length) for n, length in zip(pair, (self.space.width, self.space.height), strict=True))
