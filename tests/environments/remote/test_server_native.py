@@ -315,6 +315,7 @@ def test_an_instance_is_taken_over_by_the_next_session(moody: tuple[Served, http
     for method, path, body in (
         ("POST", "/step", {"action": {"text": "on"}}),
         ("POST", "/expert", {}),
+        ("POST", "/score", {}),
         ("GET", "/state", None),
         ("GET", "/observation", None),
     ):

@@ -212,6 +212,22 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         with understood(self.url):
             return None if given is None else read_action(given)
 
+    async def score_now(self) -> tuple[float, dict[str, Any]] | None:
+        """What the served environment says of an episode that the run ends here; None: it does not know, its server is
+        of a version without this call, or the token sees no rewards. The session ends with it."""
+        if self._server is None or self._blind or not self._described("scores_now", False):
+            return None
+        url = self.url
+        said = await self._call("POST", "/score", {}, timeout=self.reset_timeout, again=False)
+        self._session = ""
+        await self.close()
+        with understood(url):
+            given = Fields(said, "answer").take("score", dict, None)
+            if given is None:
+                return None
+            fields = Fields(given, "answer.score")
+            return float(fields.take("reward", (int, float))), fields.take("info", dict, {})
+
     # -- the session -----------------------------------------------------------------------------------------------
 
     async def _open(self, server: Server) -> None:
@@ -262,8 +278,8 @@ class NativeRemoteEnvironment(RemoteEnvironment):
 
     # -- before there is a session -----------------------------------------------------------------------------------
 
-    def _described(self, name: str) -> Any:
-        """One entry of what the servers say of their environment; asked once."""
+    def _described(self, name: str, default: Any = ...) -> Any:
+        """One entry of what the servers say of their environment; asked once. `default`: of servers that do not say."""
         if not self._known.description:
             said = self._ask("/v1/environment")
             if said.get("protocol") != PROTOCOL:
@@ -277,7 +293,12 @@ class NativeRemoteEnvironment(RemoteEnvironment):
                     "without rewards"
                 )
             self._known.description = {"callable_tools": said.get("tool_schemas", ()), **said}
-        return self._known.description[name]
+        found = self._known.description.get(name, default)
+        if found is ...:
+            raise ConfigError(
+                f"the servers do not say {name} of their environment; install the same version of uirl on both sides"
+            )
+        return found
 
     def _ask(self, path: str) -> dict[str, Any]:
         """What the first server that answers says; waits for it, event loop or not. Raises EnvironmentFailure."""

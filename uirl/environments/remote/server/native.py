@@ -44,6 +44,7 @@ class Native:
             ("POST", "/sessions", self.create),
             ("POST", one + "/reset", self.reset),
             ("POST", one + "/step", self.step),
+            ("POST", one + "/score", self.score),
             ("POST", one + "/heartbeat", self.heartbeat),
             ("GET", one + "/observation", self.observation),
             ("GET", one + "/images/{hash}", self.image),
@@ -57,7 +58,7 @@ class Native:
 
     async def environment(self, request: Request) -> Response:
         """What is served, and whether the caller may see rewards."""
-        return answer({**self.description, "grades": may_grade(request)})
+        return answer({**self.description, "grades": may_grade(request), "scores_now": True})
 
     async def tasks(self, request: Request) -> Response:
         """The environment's tasks; their checks for graders alone."""
@@ -118,6 +119,16 @@ class Native:
             said["state"] = await self.sessions.state_description(lease)
             await self.sessions.close(lease, "client")
         return answer(said)
+
+    async def score(self, id: str, request: Request) -> Response:
+        """Ends the episode where it stands, and its session: `score` has `reward` and `info`, or is null where the
+        environment does not know."""
+        require_grader(request)
+        lease = self._lease(id)
+        scored = await self.sessions.score(lease)
+        said = None if scored is None else {"reward": scored[0], "info": plain(scored[1], "info")}
+        await self.sessions.close(lease, "client")
+        return answer({"score": said})
 
     async def heartbeat(self, id: str) -> Response:
         """Renews the lease."""

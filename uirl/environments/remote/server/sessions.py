@@ -221,6 +221,12 @@ class Sessions:
             lease.note(result)
             return result
 
+    async def score(self, lease: Lease) -> tuple[float, dict[str, Any]] | None:
+        """Ends the episode here: what its last action is worth, and what is to be noted; None: that is not known."""
+        async with self._calling(lease, "score_now"):
+            self._refuse_before_reset(lease)
+            return await lease.session.score()
+
     async def expert_action(self, lease: Lease) -> Action | None:
         """What the environment's demonstrator would do now."""
         async with self._calling(lease, "expert_action"):
