@@ -1,11 +1,15 @@
-"""Rows of an update where policy and critic are divided among the GPUs in different ways."""
+"""Rows of an update and shards of a checkpoint where the division among GPUs differs."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from uirl import CheckpointError
 
 pytestmark = pytest.mark.verl
 
@@ -68,3 +72,19 @@ def test_each_network_gets_the_same_mini_batches_in_its_own_order(monkeypatch: p
     assert mini_batches(for_actor, 2, 2) == blocks
     assert mini_batches(asked[0], 4, 2) == blocks
     assert mini_batches(batch.keys, 2, 2) == blocks, "the policy's update comes after the critic's"
+
+
+def test_shards_of_another_number_of_gpus_are_refused_by_name(tmp_path: Path) -> None:
+    from uirl.integrations.verl.hooks import EnvironmentPPOTrainer
+
+    (tmp_path / "global_step_3" / "actor").mkdir(parents=True)
+    (tmp_path / "global_step_3" / "actor" / "fsdp_config.json").write_text(json.dumps({"world_size": 1}))
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("3")
+    trainer: Any = object.__new__(EnvironmentPPOTrainer)
+    for mode, path in (("auto", None), ("resume_path", str(tmp_path / "global_step_3"))):
+        section = SimpleNamespace(
+            default_local_dir=str(tmp_path), resume_mode=mode, resume_from_path=path, nnodes=1, n_gpus_per_node=2
+        )
+        trainer.config = SimpleNamespace(trainer=section)
+        with pytest.raises(CheckpointError, match=r"global_step_3 was written by 1 GPUs, .* has 2"):
+            trainer._load_checkpoint()

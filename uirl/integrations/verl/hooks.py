@@ -96,6 +96,8 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         return buffer
 
     def _load_checkpoint(self) -> None:
+        trainer = self.config.trainer
+        check_world(self.config, trainer.nnodes * trainer.n_gpus_per_node)
         super()._load_checkpoint()
         after, state = self.global_steps or None, {}
         if after is not None:
@@ -335,6 +337,31 @@ def checkpoint_folder(config: Any, step: int) -> Path:
     if config.trainer.resume_mode == "resume_path":
         return Path(config.trainer.resume_from_path)
     return Path(config.trainer.default_local_dir) / f"global_step_{step}"
+
+
+def check_world(config: Any, gpus: int) -> None:
+    """Nothing; raises CheckpointError where FSDP's shards were written by another number of GPUs: verl gives each
+    rank the file of its own number."""
+    if config.trainer.resume_mode == "disable":
+        return
+    folder = Path(config.trainer.default_local_dir)
+    if config.trainer.resume_mode == "resume_path":
+        step = Path(config.trainer.resume_from_path)
+    else:
+        newest = folder / "latest_checkpointed_iteration.txt"
+        if not newest.is_file():
+            return
+        step = folder / f"global_step_{newest.read_text().strip()}"
+    said = step / "actor" / "fsdp_config.json"
+    if not said.is_file():
+        return  # Megatron's, which say nothing of it
+    world = int(json.loads(said.read_text())["world_size"])
+    if world != gpus:
+        raise CheckpointError(
+            f"{step} was written by {world} GPUs, one file each, and this run has {gpus}; continue it with as many "
+            "(trainer.nnodes, trainer.n_gpus_per_node), or start a new run from what `uirl verl --export` makes of it "
+            "(--sft_model_path)"
+        )
 
 
 def report(dataset: Any, played: list[Trajectory], step: int) -> None:
