@@ -72,7 +72,7 @@ test-verl: .venv-verl/.ready
 
 # the engine for vLLM, with a real vLLM on the CPU, in an environment of its own (2.6 GB)
 test-vllm: .venv-vllm/.ready
-	.venv-vllm/bin/python -m pytest -m vllm tests/inference_vllm
+	.venv-vllm/bin/python -m pytest -m vllm tests/inference/vllm/real
 
 .venv-vllm/.ready: requirements-vllm.txt scripts/torchvision_on_cpu.py pyproject.toml
 	$(PYTHON) -m venv .venv-vllm

@@ -180,7 +180,7 @@ def run_processes(party: str, pages: list[str], browser: str, sessions: int, sec
 
 async def run_uirl(pages: list[str], sessions: int, seconds: float) -> None:
     """All sessions in this process, in one browser."""
-    from uirl.environments.browser.miniwob import MiniWobEnvironment
+    from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
     from uirl.types import Action
 
     envs = [MiniWobEnvironment(task=pages[n % len(pages)], max_turns=MAX_STEPS) for n in range(sessions)]

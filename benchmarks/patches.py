@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from uirl import ModelConfig, ScreenEnvironment, load_model, screenshot
-from uirl.inference.vision import VisionInputs
+from uirl.inference.models.vision import VisionInputs
 
 
 def main() -> None:

@@ -34,9 +34,9 @@ from verl.workers.rollout.replica import TokenOutput
 from tests.integrations.verl.cpu.rollout import CPUServer
 from tests.integrations.verl.runs import config, trainer
 from uirl.environments import ToolEnvironment
-from uirl.inference.templates import TEMPLATES
-from uirl.integrations.verl.office import open_office
-from uirl.integrations.verl.settings import Settings
+from uirl.inference.models.templates import TEMPLATES
+from uirl.integrations.verl.config.settings import Settings
+from uirl.integrations.verl.trainer.coordinator import open_office
 from uirl.tools import CalculatorTool
 
 QUESTION = "What is 12 * (3 + 4)? Use the calculator."

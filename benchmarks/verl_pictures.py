@@ -20,9 +20,9 @@ from PIL import Image, ImageDraw
 
 from uirl import ConfigStore, load_model
 from uirl.images import Screenshot, screenshot
-from uirl.integrations.verl.memory import rows_of_episode
-from uirl.integrations.verl.packing import PIXELS, PackedInputs
-from uirl.integrations.verl.player import Travelling
+from uirl.integrations.verl.config.memory import rows_of_episode
+from uirl.integrations.verl.rollout.agent import Travelling
+from uirl.integrations.verl.rollout.packing import PIXELS, PackedInputs
 
 
 def drawn(width: int, height: int) -> Screenshot:

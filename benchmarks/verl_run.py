@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from uirl.config import ConfigStore, load_config
 from uirl.metrics import read_metrics
 from uirl.storage import TrajectoryStore
-from uirl.training.measure import measure
+from uirl.training.evaluation.measure import measure
 
 CONFIG = "configs/guess_number.yaml"
 SETTINGS = ("training.stop_at_success=null", "checkpoint.keep_last_n=null", "algorithm.skip_dead_groups=false")

@@ -20,7 +20,7 @@ from uirl import (
 )
 from uirl.inference import ChatRenderer
 from uirl.rollout import derive_seed
-from uirl.rollout.endpoint import AgentCollector, ModelEndpoint
+from uirl.serving import AgentCollector, ModelEndpoint
 
 CLIENT = OpenAI(base_url="http://127.0.0.1", api_key="none")  # agents share its connections
 

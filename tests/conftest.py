@@ -13,8 +13,8 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from uirl.config import ModelConfig
-from uirl.inference.chat import ChatRenderer
-from uirl.inference.models import LoadedModel, load_model
+from uirl.inference.models.chat import ChatRenderer
+from uirl.inference.models.loading import LoadedModel, load_model
 
 # no clock judges a test, and a refusal can be repeated: the same examples each time
 settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -12,13 +12,13 @@ import uirl
 ROOT = Path(uirl.__file__).parent
 SOURCES = sorted(ROOT.rglob("*.py"))
 
-GROUND = {"types", "errors", "images", "files", "scratch", "event_loop", "limits"}
+GROUND = {"types", "errors", "images", "runtime"}
 SHARED = {"config", "metrics"}
 PARTS = {
     "environments", "tools", "parsers", "inference", "verification", "algorithms", "curriculum", "storage"
 }  # fmt: skip
 BETWEEN_PARTS = {("environments", "tools"), ("verification", "inference")}
-UPPER = [{"rollout", "learner"}, {"training"}, {"integrations"}, {"pipelines"}, {"cli"}]
+UPPER = [{"rollout", "learner"}, {"serving", "training"}, {"integrations"}, {"pipelines"}, {"cli"}]
 OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "gymnasium": "environments/adapters",
     "websockets": ("environments/remote",),
@@ -27,14 +27,14 @@ OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "peft": "learner",
     "vllm": "inference",
     "openai": "inference",
-    "httpx": ("inference", "rollout/endpoint", "environments/remote"),
+    "httpx": ("runtime", "inference", "serving", "environments/remote"),
     "mcp": "tools",
     "httpx2": "tools",
     "sglang": "inference",
     "ray": ("training", "integrations"),
     "verl": "integrations",
-    "fastapi": ("environments/remote", "rollout/endpoint"),
-    "uvicorn": ("environments/remote", "rollout/endpoint"),
+    "fastapi": ("environments/remote", "serving"),
+    "uvicorn": ("environments/remote", "serving"),
 }
 LONGEST, ALMOST_ALL, FILE = 80, 40, 400
 

@@ -12,8 +12,8 @@ import uirl.errors
 from uirl import Tool, ToolRegistry
 from uirl.environments.remote.server.problems import OutOfTurn, describe
 from uirl.errors import UirlError, without_addresses
-from uirl.limits import InputError, shown
-from uirl.rollout.endpoint import APIProblem
+from uirl.runtime.limits import InputError, shown
+from uirl.serving import APIProblem
 from uirl.tools import ToolError
 from uirl.types import ToolCall
 

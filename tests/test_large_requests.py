@@ -16,13 +16,13 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from tests.rollout.endpoint.worlds import says, with_tools
+from tests.serving.worlds import says, with_tools
 from tests.stretches import BOUND, TRIES, note, table, watching
 from uirl.environments.remote.server.app import create_app
 from uirl.environments.remote.server.settings import ServerSettings
 from uirl.inference import LoadedModel
-from uirl.rollout.endpoint import ModelEndpoint
-from uirl.rollout.endpoint.server import build_app
+from uirl.serving import ModelEndpoint
+from uirl.serving.server import build_app
 
 SIZE, ITEMS = 1_000_000, 100_000
 BESIDE = 2.0

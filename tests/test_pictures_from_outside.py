@@ -16,14 +16,14 @@ from PIL import Image
 
 from tests.inference.pictures import picture
 from tests.rollout.worlds import Countdown, collector, play_with, scripted, specs
-from uirl.environments.remote.pictures import whole
+from uirl.environments.remote.protocol.pictures import whole
 from uirl.environments.results import read_observation
 from uirl.errors import EnvironmentFailure
 from uirl.images import Screenshot
 from uirl.inference import ChatRenderer, LoadedModel, Message
-from uirl.limits import InputError, LimitError
-from uirl.rollout.endpoint.problems import APIProblem
-from uirl.rollout.endpoint.wire_messages import read_messages
+from uirl.runtime.limits import InputError, LimitError
+from uirl.serving.problems import APIProblem
+from uirl.serving.protocol.messages import read_messages
 from uirl.types import Observation
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"

@@ -44,10 +44,10 @@ _HOME = {
         "ScriptedInferenceEngine TextEngine TransformersInferenceEngine check_engine "
         "create_engine create_inference_engine load_model recompute_with"
     ),
-    "uirl.inference.openai_engine": "OpenAIInferenceEngine",
-    "uirl.inference.sglang_engine": "SGLangInferenceEngine",
-    "uirl.inference.vllm_arguments": "vllm_server_command",
-    "uirl.inference.vllm_engine": "VLLMInferenceEngine",
+    "uirl.inference.openai.engine": "OpenAIInferenceEngine",
+    "uirl.inference.sglang.engine": "SGLangInferenceEngine",
+    "uirl.inference.vllm.arguments": "vllm_server_command",
+    "uirl.inference.vllm.engine": "VLLMInferenceEngine",
     "uirl.algorithms": (
         "ALGORITHMS AdvantageInputs GRPO GiGPO KLController PPO RLOO ReinforcePlusPlus RejectionSampling TurnLevel "
         "apply_kl_penalty compute_entropy compute_gae_advantage_return compute_gigpo_advantage "

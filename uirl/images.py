@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from uirl.limits import MAX_PIXELS, InputError, LimitError, check_pixels, clip
+from uirl.runtime.limits import MAX_PIXELS, InputError, LimitError, check_pixels, clip
 
 if TYPE_CHECKING:
     from PIL.Image import Image

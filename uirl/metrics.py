@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
 from uirl.errors import StorageError
-from uirl.files import storage_errors, write_atomically
+from uirl.runtime.files import storage_errors, write_atomically
 
 Reduction = Literal["mean", "sum", "max", "min", "last", "rate"]
 

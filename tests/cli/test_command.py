@@ -19,8 +19,8 @@ from uirl.environments import ENVIRONMENTS
 from uirl.errors import ConfigError
 from uirl.images import ImageStore
 from uirl.learner import Learner, Policy, load_policy, save_checkpoint
-from uirl.training.measure import free_record, measure
-from uirl.training.task_sets import stored_tasks
+from uirl.training.evaluation.measure import free_record, measure
+from uirl.training.tasks.task_sets import stored_tasks
 
 QUICK = [
     "model.model_name=uirl/tiny-lm",
@@ -199,7 +199,7 @@ def test_check_proves_pictures_and_adapters(capsys: pytest.CaptureFixture[str]) 
 def test_check_says_in_plain_words_what_is_wrong(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from uirl.inference.transformers_engine import TransformersInferenceEngine
+    from uirl.inference.embedded.engine import TransformersInferenceEngine
 
     sample = TransformersInferenceEngine._take
 

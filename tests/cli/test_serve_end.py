@@ -10,7 +10,7 @@ from pathlib import Path
 
 WORLD = """
 from uirl.environments import GuessNumberEnvironment
-from uirl.scratch import ScratchFolder
+from uirl.runtime.scratch import ScratchFolder
 
 class World(GuessNumberEnvironment):
     def __init__(self, config=None):

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.rollout.endpoint.worlds import fed, says, with_tools
+from tests.serving.worlds import fed, says, with_tools
 from uirl import samples_of
 from uirl.inference import Generation, GenerationRequest, LoadedModel, SamplingParams, recompute_with
-from uirl.inference.contract import InferenceEngine
-from uirl.rollout.endpoint import ModelEndpoint, run_agent
+from uirl.inference.base import InferenceEngine
 from uirl.rollout.episode import EpisodeSpec
+from uirl.serving import ModelEndpoint, run_agent
 from uirl.types import Task, Trajectory
 
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.clients.recited import ADD, played, tool_results
-from tests.rollout.endpoint.worlds import ADD as ADD_TOOL
+from tests.serving.worlds import ADD as ADD_TOOL
 from uirl.inference import LoadedModel
 from uirl.types import Task
 

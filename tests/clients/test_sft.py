@@ -13,7 +13,7 @@ import pytest
 
 from uirl.config import TinyConfig
 from uirl.images import screenshot
-from uirl.inference.tiny import build_tiny
+from uirl.inference.models.tiny import build_tiny
 from uirl.storage import TrajectoryStore, export_sft
 from uirl.types import Action, Observation, Task, ToolResult, Trajectory, Turn
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from uirl.environments.contract import check_environment
+from uirl.environments.conformance import check_environment
 from uirl.environments.data_entry.environment import LEVELS, DataEntryEnvironment
 from uirl.environments.data_entry.page import render_page
 from uirl.environments.data_entry.rows import Progress, distinct_rows, draw_rows
+from uirl.environments.registry import create_environment
 from uirl.environments.scripted import play_episode
 from uirl.environments.session import EnvironmentSession
-from uirl.environments.table import create_environment
 from uirl.errors import ConfigError
 from uirl.images import screenshot
 from uirl.types import Action, StepResult

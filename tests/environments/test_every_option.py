@@ -17,9 +17,9 @@ import gymnasium
 import pytest
 
 from uirl.environments.browser import environment as browser
+from uirl.environments.registry import create_environment, environment_class
 from uirl.environments.scripted import play_episode
 from uirl.environments.session import EnvironmentSession
-from uirl.environments.table import create_environment, environment_class
 from uirl.errors import ConfigError
 from uirl.images import screenshot
 from uirl.types import Action, Observation

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from uirl.inference import LoadedModel
-from uirl.inference.templates import TEMPLATES
+from uirl.inference.models.templates import TEMPLATES
 
 CHATML_WORDS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VISION_WORDS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from uirl.images import Screenshot
-from uirl.inference.models import LoadedModel
+from uirl.inference.models.loading import LoadedModel
 
 
 @dataclass

@@ -13,7 +13,7 @@ from tests.conftest import tiny_model
 from uirl.config import LoraConfig, ModelConfig
 from uirl.errors import ContractError, StorageError
 from uirl.inference import weight_files
-from uirl.inference.models import LoadedModel, load_model
+from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.inference.weight_files import WeightFiles
 from uirl.learner import Policy
 from uirl.learner.lora import peft_config, peft_weights

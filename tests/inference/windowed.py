@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from uirl.inference import LoadedModel
-from uirl.inference.models import wrap_model
-from uirl.inference.tiny import build_tokenizer
+from uirl.inference.models.loading import wrap_model
+from uirl.inference.models.tiny import build_tokenizer
 
 WINDOW = 8
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.environments.mobile_world.playing import SOLUTIONS, act, environment, phones, reply
-from tests.inference.stand_in_openai import StandInOpenAI
+from tests.inference.openai.stand_in_openai import StandInOpenAI
 from tests.integrations.verl.worlds import Fragile, Ladder, TwoLooks
 from uirl import MobileWorldAgentLoop
 from uirl.errors import ConfigError, EnvironmentFailure

@@ -12,7 +12,7 @@ import torch
 from tests.integrations.unsteady import UnsteadyGuessing
 from uirl.config import TinyConfig
 from uirl.environments.adapters.trl import TRLEnvironmentFactory, trl_environment
-from uirl.inference.tiny import build_tiny
+from uirl.inference.models.tiny import build_tiny
 
 pytestmark = pytest.mark.verl
 

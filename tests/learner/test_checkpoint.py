@@ -17,7 +17,7 @@ from tests.learner.worlds import make_config, sample_trajectories, weights_of, w
 from uirl.config import ModelConfig
 from uirl.errors import CheckpointError
 from uirl.images import ImageStore
-from uirl.inference.models import load_model
+from uirl.inference.models.loading import load_model
 from uirl.learner import (
     Learner,
     Policy,
@@ -29,7 +29,7 @@ from uirl.learner import (
     save_checkpoint,
 )
 from uirl.learner.checkpoint import read_state
-from uirl.learner.folder import check_folder, seal, write_json
+from uirl.runtime.folders import check_folder, seal, write_json
 
 TEXT = "model.model_name=uirl/tiny-lm"
 LORA = ("model.use_lora=true", "model.lora.r=4", "model.lora.vision=true")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.inference.test_vision_families import saved
+from tests.inference.models.test_vision_families import saved
 from tests.learner.worlds import make_config, sample_trajectories, weights_of
 from uirl.config.model import LoraConfig
 from uirl.errors import CheckpointError, ConfigError

@@ -8,7 +8,7 @@ from tests.learner.worlds import make_config, sample_trajectories, weights_of
 from uirl.config import ModelConfig
 from uirl.errors import ConfigError, ContractError
 from uirl.images import ImageStore
-from uirl.inference.models import load_model, pad_sequences
+from uirl.inference.models.loading import load_model, pad_sequences
 from uirl.learner import Policy, PolicyValueModel, collate
 from uirl.learner import policy as policy_module
 

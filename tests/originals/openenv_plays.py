@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from uirl.environments import EnvironmentSession
-from uirl.environments.remote.openenv import OpenEnvEnvironment
+from uirl.environments.remote.client.openenv import OpenEnvEnvironment
 from uirl.types import Action, Observation, StepResult, Task
 
 PLAYS: dict[str, tuple[dict[str, Any], list[Action]]] = {

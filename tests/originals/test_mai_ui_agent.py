@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.environments.remote.running import running
-from tests.inference.stand_in_openai import StandInOpenAI
+from tests.inference.openai.stand_in_openai import StandInOpenAI
 from tests.originals.replay import RECORDINGS, Phone, given, recording
 from uirl import MobileWorldAgentLoop, MobileWorldEnvironment
 from uirl.inference import LoadedModel

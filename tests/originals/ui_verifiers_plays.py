@@ -6,7 +6,7 @@ import asyncio
 import sys
 
 from uirl.environments import EnvironmentSession
-from uirl.environments.remote.ui_verifiers import UIVerifiersEnvironment
+from uirl.environments.remote.client.ui_verifiers import UIVerifiersEnvironment
 from uirl.types import Action, Observation, StepResult
 
 ACTIONS = [

@@ -9,7 +9,7 @@ import pytest
 from uirl.errors import ConfigError
 from uirl.parsers import FunctionCallingParser
 from uirl.parsers.json_reading import MAX_OBJECTS
-from uirl.parsers.table import format_of
+from uirl.parsers.registry import format_of
 from uirl.types import Action, ToolCall
 
 ADD = ToolCall("add", {"a": 1, "b": {"c": "}{"}})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.inference.test_chat import with_template
+from tests.inference.models.test_chat import with_template
 from uirl import (
     Action,
     BaseEnvironment,

@@ -11,12 +11,12 @@ from tests.rollout.worlds import Countdown, collector, play_with, scripted, spec
 from uirl import ContractError, MultiTurnInferenceEngine, TextEngine
 from uirl.errors import EngineFailure, PromptTooLong, RolloutFailure
 from uirl.inference import LoadedModel, SamplingParams, ScriptedInferenceEngine, TransformersInferenceEngine
-from uirl.inference.contract import GenerationRequest
-from uirl.inference.http_client import HTTPClient
-from uirl.inference.vllm_requests import as_call
+from uirl.inference.base import GenerationRequest
+from uirl.inference.vllm.requests import as_call
 from uirl.rollout import EpisodeLimits, samples_of
 from uirl.rollout.samples import samples_of_all
-from uirl.training.evaluation import require_evidence
+from uirl.runtime.http_client import HTTPClient
+from uirl.training.evaluation.evaluation import require_evidence
 
 
 class Wordy(Countdown):

@@ -8,7 +8,7 @@ from tests.inference.pictures import picture
 from uirl.environments import BaseEnvironment
 from uirl.images import ImageStore
 from uirl.inference import ChatRenderer, LoadedModel, ScriptedInferenceEngine
-from uirl.inference.contract import SamplingParams
+from uirl.inference.base import SamplingParams
 from uirl.parsers import create_parser
 from uirl.rollout import Collector, ContextWindow, EnginePlayer, EpisodeLimits, EpisodeSpec
 from uirl.types import Observation, Task

@@ -21,10 +21,10 @@ from tests.config.test_no_idle_keys import leaves
 from tests.training.options import alternatives, assignment, build, digest, value_of
 from tests.training.test_every_option import OF_CREDIT, OF_OPTIMIZER
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
-from uirl.inference.models import LoadedModel, load_model
-from uirl.inference.sglang_transport import engine_arguments as sglang_arguments
-from uirl.inference.table import create_engine
-from uirl.inference.vllm_arguments import engine_arguments as vllm_arguments
+from uirl.inference.models.loading import LoadedModel, load_model
+from uirl.inference.registry import create_engine
+from uirl.inference.sglang.transport import engine_arguments as sglang_arguments
+from uirl.inference.vllm.arguments import engine_arguments as vllm_arguments
 from uirl.inference.weight_files import WeightFiles
 from uirl.rollout.collector import Collector
 from uirl.types import Trajectory
@@ -33,8 +33,8 @@ ELSEWHERE = {
     "checkpoint.resume": "tests/training/test_loop.py resumes killed runs",
     "checkpoint.from_step": "tests/training/test_resume.py goes back",
     "checkpoint.save_seconds": "tests/training/test_resume.py waits by a clock of its own",
-    "environment.tasks": "tests/training/test_task_sets.py",
-    "environment.eval_tasks": "tests/training/test_task_sets.py",
+    "environment.tasks": "tests/training/tasks/test_task_sets.py",
+    "environment.eval_tasks": "tests/training/tasks/test_task_sets.py",
     "environment.step_timeout": "seen in the plan below, tried in tests/environments/test_session.py",
     "inference.backend": "the engines have suites of their own; 'scripted' is refused in tests/config",
     "logging.wandb": "tests/test_metrics.py; the package may be missing",
@@ -207,7 +207,7 @@ OF_RUNS = sorted(set(leaves(ConfigStore)) - {*OF_CREDIT, *OF_OPTIMIZER, *ELSEWHE
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("uirl.training.record.draw_curve", lambda path, *args, **options: path.write_bytes(b""))
+        patch.setattr("uirl.training.record.record.draw_curve", lambda path, *args, **options: path.write_bytes(b""))
         made, collect = Runs(tmp_path_factory.mktemp("runs")), Collector.collect
 
         async def counted(self: Collector, specs: Any, make_player: Any) -> Any:

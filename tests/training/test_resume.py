@@ -15,7 +15,7 @@ import pytest
 from tests.training.test_loop import digits, settings
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.errors import CheckpointError, ConfigError
-from uirl.training import measure
+from uirl.training.evaluation import measure
 from uirl.training.interrupt import Interrupt
 from uirl.training.resume import candidates, naming_the_way_back, run_name_for
 from uirl.training.saving import SaveClock
@@ -98,7 +98,7 @@ def test_a_run_that_is_interrupted_at_every_turn_repeats_every_digit(
         ("uirl.environments.text.guess_number:GuessNumberEnvironment", "step", 6),  # a demonstration
         ("uirl.learner:Learner", "supervised", 2),
         ("uirl.learner:Learner", "update", 1),
-        ("uirl.training.channel:LocalChannel", "submit", 6),  # the second batch of episodes
+        ("uirl.training.channels.local:LocalChannel", "submit", 6),  # the second batch of episodes
     ],
 )
 def test_sigterm_saves_at_the_boundary_and_the_run_goes_on(

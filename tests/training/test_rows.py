@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from uirl.training.record import row_of
+from uirl.training.record.record import row_of
 from uirl.types import Failure, Observation, ToolResult, Trajectory, Turn
 
 

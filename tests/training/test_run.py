@@ -41,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     config.checkpoint.save_interval = 1
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("uirl.training.loop", "uirl.training.progress"):
+        for module in ("uirl.training.loop", "uirl.training.record.progress"):
             patch.setattr(f"{module}.say", said.append)
         trainer = RayPPOTrainer(config)
         assert trainer.run_path is None

@@ -4,7 +4,7 @@ advantages.py, turns.py   rewards -> one advantage per response token
 losses.py, entropy.py     what the optimiser minimises
 kl.py                     distance to a reference: estimators, penalty, controller
 aggregation.py            token numbers -> batch numbers
-inputs.py, table.py       the uniform call of the trainer, and the names it may use
+inputs.py, registry.py    the uniform call of the trainer, and the names it may use
 descriptions.py           `PPO(...)`, `GRPO(...)`, ... for `Trainer(model, algorithm)`
 scan.py, groups.py, checks.py   the recurrence, the group arithmetic, the shape checks beneath them
 """
@@ -45,8 +45,8 @@ from uirl.algorithms.losses import (
     compute_value_loss,
     kept_mask,
 )
+from uirl.algorithms.registry import ALGORITHMS, AlgorithmSpec, get_algorithm
 from uirl.algorithms.scan import discounted_suffix_sum
-from uirl.algorithms.table import ALGORITHMS, AlgorithmSpec, get_algorithm
 from uirl.algorithms.turns import compute_gigpo_advantage, compute_turn_level_advantage
 
 __all__ = [

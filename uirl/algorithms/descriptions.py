@@ -12,7 +12,7 @@ from typing import Any
 from uirl.algorithms.aggregation import Aggregation
 from uirl.algorithms.checks import check_unit_interval
 from uirl.algorithms.losses import RatioLevel
-from uirl.algorithms.table import AlgorithmSpec, get_algorithm
+from uirl.algorithms.registry import AlgorithmSpec, get_algorithm
 
 
 class Algorithm(ABC):

@@ -58,7 +58,7 @@ def export_policy(source: Path, kind: str, out: Path | None = None, *, trust_rem
     if _is_of_verl(source):
         return _of_verl(source, kind, out)
     from uirl.learner import export_hf, export_peft, load_policy
-    from uirl.training.measure import locate
+    from uirl.training.evaluation.measure import locate
 
     checkpoint, _ = locate(source)
     policy = load_policy(checkpoint, trust_remote_code=trust_remote_code)

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status: 0 done, 1 a check failed, 2 an error that the person can mend, 130 interrupted, 141 nobody
     reads the output any more."""
     options = _options(arguments)
-    from uirl.event_loop import sigterm_as_ctrl_c
+    from uirl.runtime.event_loop import sigterm_as_ctrl_c
 
     try:
         with sigterm_as_ctrl_c():
@@ -200,8 +200,8 @@ def _how_to_go_on(trainer: RayPPOTrainer) -> str:
 
 
 def _eval(options: argparse.Namespace) -> int:
-    from uirl.training.measure import free_record, measure
-    from uirl.training.progress import lines_on_stderr, say
+    from uirl.training.evaluation.measure import free_record, measure
+    from uirl.training.record.progress import lines_on_stderr, say
 
     words = [word for word in (options.checkpoint, options.path) if word is not None]
     if not words:
@@ -225,15 +225,15 @@ def _eval(options: argparse.Namespace) -> int:
     else:
         _tell_report(words[0], report, record)
     if options.json_path not in (None, "-"):
-        from uirl.files import write_atomically
+        from uirl.runtime.files import write_atomically
 
         write_atomically(options.json_path, text + "\n")
     return 0
 
 
 def _tell_report(what: str, report: EvaluationReport, record: str | Path) -> None:
-    from uirl.training.progress import percent, report_table
-    from uirl.training.summary import excluded_rows, warn_of_excluded
+    from uirl.training.record.progress import percent, report_table
+    from uirl.training.record.summary import excluded_rows, warn_of_excluded
 
     rows: dict[str, object] = {
         "success": percent(report.success, report.interval),
@@ -251,7 +251,7 @@ def _tell_report(what: str, report: EvaluationReport, record: str | Path) -> Non
 
 
 def _task_line(row: dict[str, object]) -> str:
-    from uirl.training.progress import percent
+    from uirl.training.record.progress import percent
 
     return f"{percent(row['success'])}  ({row['episodes']} episodes, reward {row['reward']:.3f})"  # type: ignore[arg-type]
 
@@ -273,7 +273,7 @@ def _environments(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     path, overrides = _split(options)
     config = _config(path, overrides)
-    from uirl.training.preflight import preflight
+    from uirl.training.checks.preflight import preflight
 
     findings = preflight(config)
     for finding in findings:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from uirl.config import ConfigStore
     from uirl.inference import InferenceEngine
     from uirl.learner import Policy
-    from uirl.rollout.endpoint import ModelEndpoint
+    from uirl.serving import ModelEndpoint
     from uirl.storage import TrajectoryStore
     from uirl.types import Trajectory
 
@@ -60,7 +60,7 @@ async def _serve(
 ) -> None:
     from uirl.images import ImageStore
     from uirl.inference import SamplingParams
-    from uirl.rollout.endpoint import ModelEndpoint
+    from uirl.serving import ModelEndpoint
 
     settings = config.inference
     images = ImageStore()
@@ -106,7 +106,7 @@ def _load(model: str, backend: str | None, overrides: list[str]) -> tuple[Policy
     from uirl.config.stored import override_stored
     from uirl.learner import Policy
     from uirl.storage import run_of
-    from uirl.training.measure import locate, policy_at
+    from uirl.training.evaluation.measure import locate, policy_at
 
     changes = [*overrides, *([f"inference.backend={backend}"] if backend else [])]
     if Path(model).exists():

@@ -50,7 +50,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.api_key is not None:
         _again_without_key(options)
     if options.llm_base_url is not None:
-        from uirl.integrations.verl.llm import LLM_BASE_URL
+        from uirl.integrations.verl.config.llm import LLM_BASE_URL
 
         os.environ[LLM_BASE_URL] = options.llm_base_url
     return _train(options)
@@ -58,7 +58,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     """Raises ConfigError for options that cannot be meant."""
-    from uirl.integrations.verl.llm import LLM_BASE_URL
+    from uirl.integrations.verl.config.llm import LLM_BASE_URL
 
     if options.export is not None:
         also = [name for name in ("sft_model_path", "llm_base_url", "api_key") if getattr(options, name) is not None]
@@ -78,8 +78,8 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from uirl.integrations.verl.reading import load_verl_config, read_verl_yaml, with_verl_values
-    from uirl.integrations.verl.strata import create_curriculum
+    from uirl.integrations.verl.config.reading import load_verl_config, read_verl_yaml, with_verl_values
+    from uirl.integrations.verl.tasks.strata import create_curriculum
 
     # mistakes in the file are told before those of the installation
     flat, own, section = read_verl_yaml(options.config, options.overrides)
@@ -89,7 +89,7 @@ def _train(options: argparse.Namespace) -> int:
     config, own, _ = load_verl_config(options.config, options.overrides, model_path=model)
     if config.trainer.resume_mode == "auto" and own.logging.run_name is None:
         raise ConfigError("trainer.resume_mode=auto continues a run by its name; add uirl.logging.run_name=<name>")
-    from uirl.integrations.verl.trainer import HOOKS, create_trainer
+    from uirl.integrations.verl.trainer.trainer import HOOKS, create_trainer
 
     written = {key: flat[key] for key in HOOKS if key in flat}  # they win, as everything that a person writes
     use_v1 = bool(config.trainer.use_v1)
@@ -110,7 +110,7 @@ def _plan(options: argparse.Namespace, config: Any) -> int:
     """1 where the run does not fit."""
     from transformers import AutoConfig
 
-    from uirl.integrations.verl.plan import plan_of, shape_of
+    from uirl.integrations.verl.config.plan import plan_of, shape_of
 
     size = re.fullmatch(r"(\d+)x(\d+)", options.picture)
     if size is None or options.gpu_gib <= 0 or (options.host_gib or 1) <= 0:
@@ -141,7 +141,7 @@ def _export(path: str) -> int:
 def _again_without_key(options: argparse.Namespace) -> NoReturn:
     """Never returns: the command starts anew in the place of this process, with the key in its environment and not
     among its arguments, which Ray and trackers write down and `ps` shows."""
-    from uirl.integrations.verl.llm import LLM_API_KEY
+    from uirl.integrations.verl.config.llm import LLM_API_KEY
 
     command = [sys.executable, "-m", "uirl.cli.main", "verl", "--config", options.config]
     for name in ("sft_model_path", "llm_base_url"):

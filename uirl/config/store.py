@@ -26,7 +26,7 @@ from uirl.config.section import Section
 from uirl.config.training import TrainingConfig
 from uirl.config.vocabulary import translate_file
 from uirl.errors import ConfigError
-from uirl.files import write_atomically
+from uirl.runtime.files import write_atomically
 
 
 class ConfigStore(Section):

@@ -9,18 +9,18 @@ if TYPE_CHECKING:
     from uirl.environments.adapters.gym_env import GymEnv
     from uirl.environments.adapters.gymnasium import GymnasiumEnvironment
     from uirl.environments.base import BaseEnvironment
-    from uirl.environments.browser.miniwob import MiniWobEnvironment
+    from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
     from uirl.environments.browser.web import WebEnvironment
-    from uirl.environments.contract import EnvironmentReport, check_environment
+    from uirl.environments.conformance import EnvironmentReport, check_environment
     from uirl.environments.data_entry.environment import DataEntryEnvironment
     from uirl.environments.mobile_world.environment import MobileWorldEnvironment
-    from uirl.environments.remote.native import NativeRemoteEnvironment
-    from uirl.environments.remote.openenv import OpenEnvEnvironment
-    from uirl.environments.remote.ui_verifiers import UIVerifiersEnvironment
+    from uirl.environments.registry import ENVIRONMENTS, create_environment, environment_class
+    from uirl.environments.remote.client.native import NativeRemoteEnvironment
+    from uirl.environments.remote.client.openenv import OpenEnvEnvironment
+    from uirl.environments.remote.client.ui_verifiers import UIVerifiersEnvironment
     from uirl.environments.screen.environment import ScreenEnvironment
     from uirl.environments.scripted import Play, play_episode, scripted_success
     from uirl.environments.session import EnvironmentSession
-    from uirl.environments.table import ENVIRONMENTS, create_environment, environment_class
     from uirl.environments.text.guess_number import GuessNumberEnvironment
     from uirl.environments.text.simple_game import SimpleGameEnvironment
     from uirl.environments.tool_use.calculator import CalculatorEnvironment
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "BaseEnvironment": "uirl.environments.base",
-    "EnvironmentReport": "uirl.environments.contract",
-    "check_environment": "uirl.environments.contract",
+    "EnvironmentReport": "uirl.environments.conformance",
+    "check_environment": "uirl.environments.conformance",
     "Play": "uirl.environments.scripted",
     "play_episode": "uirl.environments.scripted",
     "scripted_success": "uirl.environments.scripted",
     "EnvironmentSession": "uirl.environments.session",
-    "ENVIRONMENTS": "uirl.environments.table",
-    "create_environment": "uirl.environments.table",
-    "environment_class": "uirl.environments.table",
+    "ENVIRONMENTS": "uirl.environments.registry",
+    "create_environment": "uirl.environments.registry",
+    "environment_class": "uirl.environments.registry",
     "CalculatorEnvironment": "uirl.environments.tool_use.calculator",
     "GuessNumberEnvironment": "uirl.environments.text.guess_number",
     "GymEnv": "uirl.environments.adapters.gym_env",
     "GymnasiumEnvironment": "uirl.environments.adapters.gymnasium",
     "LookupEnvironment": "uirl.environments.tool_use.lookup",
     "DataEntryEnvironment": "uirl.environments.data_entry.environment",
-    "MiniWobEnvironment": "uirl.environments.browser.miniwob",
+    "MiniWobEnvironment": "uirl.environments.browser.miniwob.environment",
     "WebEnvironment": "uirl.environments.browser.web",
     "MobileWorldEnvironment": "uirl.environments.mobile_world.environment",
-    "NativeRemoteEnvironment": "uirl.environments.remote.native",
-    "OpenEnvEnvironment": "uirl.environments.remote.openenv",
+    "NativeRemoteEnvironment": "uirl.environments.remote.client.native",
+    "OpenEnvEnvironment": "uirl.environments.remote.client.openenv",
     "ScreenEnvironment": "uirl.environments.screen.environment",
     "SimpleGameEnvironment": "uirl.environments.text.simple_game",
-    "UIVerifiersEnvironment": "uirl.environments.remote.ui_verifiers",
+    "UIVerifiersEnvironment": "uirl.environments.remote.client.ui_verifiers",
     "ToolEnvironment": "uirl.environments.tool_use.environment",
 }
 

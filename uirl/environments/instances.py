@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.contract import SAMPLE_CALLS, SAMPLE_TEXTS
+from uirl.environments.conformance import SAMPLE_CALLS, SAMPLE_TEXTS
 from uirl.environments.session import EnvironmentSession, reset_arguments
 from uirl.types import Action, Observation, Task
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from uirl.errors import EnvironmentFailure
 from uirl.images import Screenshot, screenshot
-from uirl.limits import is_finite, shown
+from uirl.runtime.limits import is_finite, shown
 from uirl.types import Observation, StepResult
 
 RESET_SHAPES = "an observation or (observation, info)"

@@ -9,9 +9,9 @@ from typing import Any
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.results import STEP_SHAPES, read_reset, read_score, read_step
-from uirl.environments.worker import TimedOut, Worker, within
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
-from uirl.limits import shown
+from uirl.runtime.limits import shown
+from uirl.runtime.worker import TimedOut, Worker, within
 from uirl.types import Action, Observation, StepResult, Task
 
 

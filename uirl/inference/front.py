@@ -12,13 +12,13 @@ import numpy as np
 
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError
-from uirl.event_loop import EventLoopThread
 from uirl.images import screenshot
-from uirl.inference.chat import ChatRenderer
-from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, SamplingParams
+from uirl.inference.base import Generation, GenerationRequest, InferenceEngine, SamplingParams
 from uirl.inference.messages import Message
-from uirl.inference.models import LoadedModel, load_model
-from uirl.inference.table import create_engine
+from uirl.inference.models.chat import ChatRenderer
+from uirl.inference.models.loading import LoadedModel, load_model
+from uirl.inference.registry import create_engine
+from uirl.runtime.event_loop import EventLoopThread
 
 T = TypeVar("T")
 

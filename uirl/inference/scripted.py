@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from uirl.errors import EngineFailure
-from uirl.inference.contract import Generation, GenerationRequest, InferenceEngine, Weights, room_for_reply
+from uirl.inference.base import Generation, GenerationRequest, InferenceEngine, Weights, room_for_reply
 
 Script = Callable[[GenerationRequest], "tuple[int, ...] | list[int]"]
 

@@ -20,10 +20,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from uirl.errors import ContractError, StorageError
-from uirl.files import storage_errors
-from uirl.inference.contract import Weights
-from uirl.inference.models import LoadedModel
-from uirl.scratch import ScratchFolder, sweep
+from uirl.inference.base import Weights
+from uirl.inference.models.loading import LoadedModel
+from uirl.runtime.files import storage_errors
+from uirl.runtime.scratch import ScratchFolder, sweep
 
 RAM_DISK = Path("/dev/shm")
 SHARD_BYTES = 2 * 1024**3

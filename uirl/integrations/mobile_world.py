@@ -11,17 +11,17 @@ from uirl.config import ModelConfig
 from uirl.environments import BaseEnvironment, EnvironmentSession
 from uirl.environments.mobile_world.environment import MobileWorldEnvironment
 from uirl.errors import ConfigError, RolloutFailure, did_you_mean
-from uirl.event_loop import EventLoopThread
 from uirl.images import ImageStore
-from uirl.inference.chat import ChatRenderer
-from uirl.inference.contract import InferenceEngine, SamplingParams
-from uirl.inference.http_client import HTTPClient
-from uirl.inference.models import LoadedModel, load_model
-from uirl.inference.openai_engine import OPENAI, OpenAIInferenceEngine
+from uirl.inference.base import InferenceEngine, SamplingParams
+from uirl.inference.models.chat import ChatRenderer
+from uirl.inference.models.loading import LoadedModel, load_model
+from uirl.inference.openai.engine import OPENAI, OpenAIInferenceEngine
 from uirl.parsers import create_parser
 from uirl.rollout.conversation import ContextWindow, style_of
 from uirl.rollout.episode import EnginePlayer, EpisodeLimits, EpisodeSpec, run_episode
 from uirl.rollout.reward import RewardFunction
+from uirl.runtime.event_loop import EventLoopThread
+from uirl.runtime.http_client import HTTPClient
 from uirl.types import Task, Trajectory
 
 AGENT_TYPES = {"mai_ui_agent": "mai_ui"}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from uirl.errors import AlignmentError
 from uirl.images import ImageStore, Screenshot
-from uirl.inference.models import LoadedModel, pad_sequences
+from uirl.inference.models.loading import LoadedModel, pad_sequences
 from uirl.types import Sample
 
 

@@ -26,10 +26,13 @@ from torch import Tensor
 
 from uirl.config import ConfigStore
 from uirl.errors import CheckpointError, ConfigError
-from uirl.inference.models import LoadedModel, load_model
-from uirl.inference.tiny import TINY_MODELS
+from uirl.inference.models.loading import LoadedModel, load_model
+from uirl.inference.models.tiny import TINY_MODELS
 from uirl.learner import lora
-from uirl.learner.folder import (
+from uirl.learner.optimizer import Optimizer
+from uirl.learner.policy import Policy
+from uirl.learner.update import Learner
+from uirl.runtime.folders import (
     check_folder,
     damaged,
     finished_folders,
@@ -42,9 +45,6 @@ from uirl.learner.folder import (
     write_json,
     write_tensors,
 )
-from uirl.learner.optimizer import Optimizer
-from uirl.learner.policy import Policy
-from uirl.learner.update import Learner
 
 _STATE, _CONFIG, _POLICY = "state.json", "config.yaml", "policy"
 _ADAPTER, _HEAD = "adapter", "value_head.safetensors"

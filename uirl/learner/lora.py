@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from uirl.config.model import LoraConfig
 from uirl.errors import ConfigError, ContractError
-from uirl.learner.folder import write_tensors
+from uirl.runtime.folders import write_tensors
 
 ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv", "qkv_proj", "proj"})
 MLP = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "linear_fc1", "linear_fc2"})

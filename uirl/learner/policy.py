@@ -19,8 +19,8 @@ from uirl.algorithms import compute_entropy, get_algorithm
 from uirl.config import ConfigStore, ModelConfig
 from uirl.errors import ContractError
 from uirl.images import Screenshot
-from uirl.inference.contract import InferenceEngine, Weights
-from uirl.inference.models import LoadedModel, hidden_states, load_model, project
+from uirl.inference.base import InferenceEngine, Weights
+from uirl.inference.models.loading import LoadedModel, hidden_states, load_model, project
 from uirl.learner import lora
 from uirl.learner.batch import Batch
 

@@ -13,7 +13,7 @@ from uirl.config import LoraConfig, ModelConfig
 from uirl.errors import AlignmentError
 from uirl.images import Screenshot, screenshot
 from uirl.inference import ChatRenderer, Message, TextEngine, TransformersInferenceEngine
-from uirl.inference.models import hidden_states, pad_sequences, project
+from uirl.inference.models.loading import hidden_states, pad_sequences, project
 from uirl.learner.checkpoint import export_hf
 from uirl.learner.policy import Policy
 

@@ -6,8 +6,8 @@ import json
 import re
 from typing import Any, NoReturn
 
-from uirl import limits
-from uirl.limits import MAX_CALLS
+from uirl.runtime import limits
+from uirl.runtime.limits import MAX_CALLS
 from uirl.types import ToolCall
 
 MAX_OBJECTS = MAX_CALLS

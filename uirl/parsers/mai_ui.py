@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from uirl.limits import shown
 from uirl.parsers.base import ANSWER, ActionParser, Tools
 from uirl.parsers.json_reading import Unreadable
 from uirl.parsers.qwen_style import CLOSE, OPEN, find_block, long_form, read_block, read_named, read_values
@@ -21,6 +20,7 @@ from uirl.parsers.reply_reading import (
     write_marked,
     write_reply,
 )
+from uirl.runtime.limits import shown
 from uirl.types import Action, ToolCall
 
 GRID = 999

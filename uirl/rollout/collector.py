@@ -11,7 +11,7 @@ from uirl.environments.base import BaseEnvironment
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import PromptTooLong, RolloutFailure
 from uirl.images import ImageStore
-from uirl.inference.chat import ChatRenderer
+from uirl.inference.models.chat import ChatRenderer
 from uirl.parsers.base import ActionParser
 from uirl.rollout.conversation import ContextWindow
 from uirl.rollout.episode import EpisodeLimits, EpisodeSpec, Player, derive_seed, run_episode

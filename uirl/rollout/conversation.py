@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from uirl.errors import ConfigError, did_you_mean
 from uirl.images import Screenshot
-from uirl.inference.chat import ChatRenderer
 from uirl.inference.messages import Message
+from uirl.inference.models.chat import ChatRenderer
 from uirl.types import Observation
 
 DROPPED_PICTURE = "(earlier picture)"

@@ -16,9 +16,9 @@ from uirl.errors import (
     RolloutFailure,
 )
 from uirl.images import ImageStore
-from uirl.inference.chat import ChatRenderer
-from uirl.inference.contract import GenerationRequest, InferenceEngine, SamplingParams
+from uirl.inference.base import GenerationRequest, InferenceEngine, SamplingParams
 from uirl.inference.messages import Message
+from uirl.inference.models.chat import ChatRenderer
 from uirl.parsers.base import ActionParser
 from uirl.rollout.conversation import Context, ContextWindow, Conversation, style_of
 from uirl.rollout.reward import RewardFunction, apply_reward, warn

@@ -15,18 +15,18 @@ from uirl.environments.results import read_observation
 from uirl.environments.session import EnvironmentSession
 from uirl.environments.tool_use import ToolEnvironment
 from uirl.errors import ContractError
-from uirl.event_loop import EventLoopThread
 from uirl.images import ImageStore, screenshot
-from uirl.inference.chat import ChatRenderer
-from uirl.inference.contract import SamplingParams
+from uirl.inference.base import SamplingParams
 from uirl.inference.front import TextEngine
 from uirl.inference.messages import Message
-from uirl.inference.templates import TEMPLATES
+from uirl.inference.models.chat import ChatRenderer
+from uirl.inference.models.templates import TEMPLATES
 from uirl.parsers import create_parser
 from uirl.parsers.base import ActionParser
-from uirl.parsers.table import format_of
+from uirl.parsers.registry import format_of
 from uirl.rollout.conversation import ContextWindow, Conversation, messages_of
 from uirl.rollout.episode import EnginePlayer, Episode, EpisodeLimits, EpisodeSpec, play_turn, run_episode
+from uirl.runtime.event_loop import EventLoopThread
 from uirl.tools import ToolRegistry
 from uirl.types import Observation, Task, Trajectory, Turn
 

@@ -7,12 +7,12 @@ import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from uirl.environments.table import create_environment
+from uirl.environments.registry import create_environment
 from uirl.errors import ContractError
 from uirl.images import ImageStore
-from uirl.inference.contract import SamplingParams
+from uirl.inference.base import SamplingParams
+from uirl.inference.embedded.engine import TransformersInferenceEngine
 from uirl.inference.front import TextEngine
-from uirl.inference.transformers_engine import TransformersInferenceEngine
 from uirl.parsers import create_parser
 from uirl.rollout.collector import Collector
 from uirl.rollout.conversation import ContextWindow

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from uirl.errors import StorageError
-from uirl.files import storage_errors
+from uirl.runtime.files import storage_errors
 
 SCHEMA_VERSION = 1
 _APPLICATION_ID = 0x7569726C  # 'uirl'

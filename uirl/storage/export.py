@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from uirl.errors import StorageError
-from uirl.files import write_atomically
 from uirl.images import Screenshot
+from uirl.runtime.files import write_atomically
 from uirl.storage.trajectories import TrajectoryStore, TrajectorySummary
 from uirl.types import Trajectory, Turn
 

@@ -13,7 +13,7 @@ from jsonschema import SchemaError, ValidationError
 from referencing.exceptions import Unresolvable
 
 from uirl.errors import ConfigError, ContractError, did_you_mean
-from uirl.limits import InputError, LimitError, Limits, as_plain, check_plain, clip, sample, shown
+from uirl.runtime.limits import InputError, LimitError, Limits, as_plain, check_plain, clip, sample, shown
 from uirl.tools.schema import check_schema, errors_of, validator_of
 from uirl.tools.signature import CallSignature
 

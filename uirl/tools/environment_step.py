@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from uirl.errors import ContractError, EnvironmentFailure
-from uirl.limits import shown
+from uirl.runtime.limits import shown
 from uirl.tools.base import Tool, ToolError
 from uirl.tools.definition import ToolDefinition
 from uirl.types import Action, Observation, ToolCall

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from uirl.errors import ConfigError
-from uirl.limits import shown
+from uirl.runtime.limits import shown
 from uirl.tools.base import Tool, ToolError
 
 MOST_KEYS_COMPARED = 1000

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from uirl.scratch import ScratchFolder, sweep
+from uirl.runtime.scratch import ScratchFolder, sweep
 
 Walls = Literal["bubblewrap", "another user", "this user", "none"]
 """Around a process: a sandbox of its own with a small disk in memory; the rules of this package's own (Landlock,

@@ -17,7 +17,7 @@ from uirl.errors import (
     did_you_mean,
     without_addresses,
 )
-from uirl.limits import shown
+from uirl.runtime.limits import shown
 from uirl.tools.base import FunctionTool, Tool, ToolError
 from uirl.tools.blame import is_failure, told
 from uirl.tools.execution import LoopThread, TimedOut, execute, runs_without_loop

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from uirl.errors import EnvironmentFailure
-from uirl.limits import InputError, LimitError, as_plain
+from uirl.runtime.limits import InputError, LimitError, as_plain
 from uirl.tools.base import ToolError
 
 
@@ -14,8 +14,8 @@ def read_result(value: Any, limit: int | None, where: str) -> Any:
     """`value` as plain data (`as_plain`), cut to `limit` characters.
 
     Data whose JSON is longer than `limit` becomes the beginning of that text. Raises `EnvironmentFailure`, beginning
-    with `where`, for what JSON does not hold, and `ToolError` for data beyond the limits of `uirl.limits`: how much a
-    tool finds is the policy's choice.
+    with `where`, for what JSON does not hold, and `ToolError` for data beyond the limits of `uirl.runtime.limits`:
+    how much a tool finds is the policy's choice.
     """
     try:
         plain = as_plain(value, "the result", whole=True)

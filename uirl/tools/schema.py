@@ -22,7 +22,7 @@ from jsonschema.protocols import Validator
 from jsonschema.validators import Draft202012Validator, extend, validator_for
 from referencing import Registry
 
-from uirl.limits import LimitError, clip, shown
+from uirl.runtime.limits import LimitError, clip, shown
 
 PATTERN_SECONDS = 0.1
 """For all patterns of one check together."""

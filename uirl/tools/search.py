@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from uirl.errors import ConfigError
-from uirl.limits import shown
+from uirl.runtime.limits import shown
 from uirl.tools.base import Tool, ToolError
 
 K1, B = 1.5, 0.75

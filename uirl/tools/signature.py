@@ -13,7 +13,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
 from uirl.errors import ContractError
-from uirl.limits import shown
+from uirl.runtime.limits import shown
 
 _SECTION = re.compile(
     r"^(Args|Arguments|Parameters|Returns?|Yields?|Raises|Examples?|Notes?|See Also|Attributes|Warnings?):\s*$", re.M

@@ -1,11 +1,11 @@
 """Runs: the loop, its warm start, the channel between actors and learner, evaluation, the record."""
 
-from uirl.training.channel import Channel, Group, LocalChannel
-from uirl.training.evaluation import EvaluationReport, evaluate_episodes, report_on
+from uirl.training.channels.local import Channel, Group, LocalChannel
+from uirl.training.checks.preflight import Finding, preflight
+from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, report_on
+from uirl.training.evaluation.measure import measure
 from uirl.training.loop import RayPPOTrainer
-from uirl.training.measure import measure
-from uirl.training.preflight import Finding, preflight
-from uirl.training.tasks import TaskSource, UniformTasks, tasks_of
+from uirl.training.tasks.sources import TaskSource, UniformTasks, tasks_of
 from uirl.training.trainer import Trainer
 
 __all__ = [

@@ -11,17 +11,17 @@ from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment, create_environment
 from uirl.errors import ConfigError
 from uirl.images import ImageStore
-from uirl.inference.chat import ChatRenderer
-from uirl.inference.contract import InferenceEngine, SamplingParams
-from uirl.inference.table import create_engine
+from uirl.inference.base import InferenceEngine, SamplingParams
+from uirl.inference.models.chat import ChatRenderer
+from uirl.inference.registry import create_engine
 from uirl.learner import Learner, Policy
 from uirl.parsers import create_parser
 from uirl.rollout.collector import Collector, MakePlayer
 from uirl.rollout.conversation import ContextWindow
 from uirl.rollout.episode import EnginePlayer, EpisodeLimits
 from uirl.rollout.reward import RewardFunction
-from uirl.training.reach import require_shared_instances, require_tasks_arrive
-from uirl.training.task_sets import TaskSets, task_sets
+from uirl.training.checks.reach import require_shared_instances, require_tasks_arrive
+from uirl.training.tasks.task_sets import TaskSets, task_sets
 
 
 @dataclass(slots=True)

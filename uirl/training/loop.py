@@ -14,26 +14,26 @@ import torch
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment
 from uirl.errors import CheckpointError, ConfigError
-from uirl.event_loop import EventLoopThread, sigterm_as_ctrl_c
 from uirl.learner import Policy, load_checkpoint, save_checkpoint
 from uirl.metrics import plain_row
 from uirl.rollout.reward import RewardFunction
 from uirl.rollout.samples import anchors_of, samples_of_all
+from uirl.runtime.event_loop import EventLoopThread, sigterm_as_ctrl_c
 from uirl.training.assembly import Assembly, assemble, sampling_of
-from uirl.training.channel import Channel, Group, LocalChannel
-from uirl.training.controls import play_controls
-from uirl.training.evaluation import EvaluationReport, evaluate_episodes, require_evidence
-from uirl.training.gates import live_groups
-from uirl.training.history import fold_row
+from uirl.training.channels.local import Channel, Group, LocalChannel
+from uirl.training.evaluation.controls import play_controls
+from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, require_evidence
+from uirl.training.groups_with_signal import live_groups
 from uirl.training.interrupt import Interrupt, Interrupted
-from uirl.training.progress import doing, percent, say, step_line
-from uirl.training.record import RunRecord, row_of
+from uirl.training.record.history import fold_row
+from uirl.training.record.progress import doing, percent, say, step_line
+from uirl.training.record.record import RunRecord, row_of
+from uirl.training.record.summary import summary_of, summary_of_finished, tell
 from uirl.training.resume import checkpoint_to_continue, naming_the_way_back
 from uirl.training.run_state import count_groups, fresh_state, place, stop_reason
 from uirl.training.saving import SaveClock
-from uirl.training.summary import summary_of, summary_of_finished, tell
-from uirl.training.task_sets import EVAL_TASKS
-from uirl.training.tasks import TaskSource, UniformTasks
+from uirl.training.tasks.sources import TaskSource, UniformTasks
+from uirl.training.tasks.task_sets import EVAL_TASKS
 from uirl.training.warm_start import WarmStart
 from uirl.types import Trajectory
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from uirl.config import ConfigStore
 from uirl.errors import CheckpointError, ConfigError
-from uirl.files import storage_errors
-from uirl.learner.folder import MANIFEST, finished_folders, number_of
+from uirl.runtime.files import storage_errors
+from uirl.runtime.folders import MANIFEST, finished_folders, number_of
 from uirl.storage import RunDirectory, TrajectoryStore, clean_run_name, free_run_name
 
 NOT_COMPARED = ("checkpoint.resume", "checkpoint.from_step", "logging.run_name", "logging.runs_dir")

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uirl.config import TrainingConfig
-from uirl.training.channel import Group
-from uirl.training.tally import Tally
+from uirl.training.channels.local import Group
+from uirl.training.record.tally import Tally
 
 
 def fresh_state() -> dict[str, Any]:

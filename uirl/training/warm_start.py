@@ -15,10 +15,10 @@ from uirl.metrics import plain_row
 from uirl.rollout.episode import ExpertPlayer, derive_seed
 from uirl.rollout.samples import samples_of_all
 from uirl.training.assembly import Assembly
-from uirl.training.evaluation import evaluate_episodes, require_evidence
+from uirl.training.evaluation.evaluation import evaluate_episodes, require_evidence
 from uirl.training.interrupt import Interrupt
-from uirl.training.progress import doing, playing, say
-from uirl.training.tasks import UniformTasks
+from uirl.training.record.progress import doing, playing, say
+from uirl.training.tasks.sources import UniformTasks
 from uirl.types import Sample
 
 

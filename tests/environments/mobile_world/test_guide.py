@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.environments.mobile_world.playing import SOLUTIONS, phones, reply
-from tests.inference.stand_in_openai import StandInOpenAI
+from tests.inference.openai.stand_in_openai import StandInOpenAI
 from uirl.config import load_config
 from uirl.environments import create_environment
 from uirl.environments.mobile_world.actions import ACTIONS

@@ -20,11 +20,11 @@ from tests.environments.remote.stand_ins import many_sessions
 from tests.inference.pictures import picture
 from tests.rollout.worlds import collector, play_with, scripted, specs
 from uirl.environments import BaseEnvironment
-from uirl.environments.remote.native import NativeRemoteEnvironment
-from uirl.environments.remote.openenv import OpenEnvEnvironment
+from uirl.environments.remote.client.native import NativeRemoteEnvironment
+from uirl.environments.remote.client.openenv import OpenEnvEnvironment
+from uirl.environments.remote.client.ui_verifiers import UIVerifiersEnvironment
 from uirl.environments.remote.server.app import create_app
 from uirl.environments.remote.server.settings import ServerSettings
-from uirl.environments.remote.ui_verifiers import UIVerifiersEnvironment
 from uirl.errors import AlignmentError, ConfigError, EnvironmentFailure
 from uirl.images import screenshot
 from uirl.inference import LoadedModel

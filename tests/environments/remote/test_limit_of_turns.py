@@ -7,7 +7,7 @@ from typing import Any
 from PIL import Image
 
 from tests.environments.remote.running import serving
-from tests.environments.remote.test_server_openenv import ask, open_socket
+from tests.environments.remote.server.test_openenv import ask, open_socket
 from uirl.environments import BaseEnvironment, EnvironmentSession, create_environment
 from uirl.types import Action, Observation, StepResult
 

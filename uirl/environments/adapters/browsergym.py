@@ -17,11 +17,11 @@ from uirl.environments.adapters.browsergym_actions import Unreadable, describe_a
 from uirl.environments.adapters.calls import CalledEpisode, environment_of
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.browser.environment import PageEnvironment
-from uirl.environments.table import environment_class
-from uirl.environments.ui_actions import ACTIONS, ActionSpace
+from uirl.environments.registry import environment_class
+from uirl.environments.ui.actions import ACTIONS, ActionSpace
 from uirl.errors import ConfigError, ContractError
-from uirl.event_loop import EventLoopThread
 from uirl.images import screenshot
+from uirl.runtime.event_loop import EventLoopThread
 from uirl.types import Action, Observation, StepResult, Task, ToolCall
 
 TREE = 4000

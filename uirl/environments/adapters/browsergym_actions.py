@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from uirl.environments.browser.pointer import NOTCH
-from uirl.environments.ui_vocabulary import MAX_SCROLL
+from uirl.environments.browser.page.pointer import NOTCH
+from uirl.environments.ui.vocabulary import MAX_SCROLL
 from uirl.errors import did_you_mean
-from uirl.limits import LIMITS, shown
+from uirl.runtime.limits import LIMITS, shown
 from uirl.types import ToolCall
 
 LONGEST = 20_000

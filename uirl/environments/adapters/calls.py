@@ -13,12 +13,12 @@ from functools import cached_property
 from typing import Any
 
 from uirl.environments.base import BaseEnvironment
+from uirl.environments.registry import create_environment
 from uirl.environments.session import EnvironmentSession
-from uirl.environments.table import create_environment
 from uirl.environments.tool_use.environment import ANSWER, ToolEnvironment
-from uirl.environments.ui_actions import ActionSpace
+from uirl.environments.ui.actions import ActionSpace
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
-from uirl.limits import shown
+from uirl.runtime.limits import shown
 from uirl.tools.definition import ToolDefinition
 from uirl.types import Action, Observation, StepResult, Task, ToolCall
 

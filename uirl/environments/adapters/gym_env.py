@@ -25,11 +25,11 @@ except ImportError as error:
 from uirl.environments.adapters import gym_spaces
 from uirl.environments.adapters.calls import CalledEpisode, environment_of, functions_of, words_of
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.table import ENVIRONMENTS
+from uirl.environments.registry import ENVIRONMENTS
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure, did_you_mean
-from uirl.event_loop import EventLoopThread
 from uirl.images import screenshot
-from uirl.limits import clip, shown
+from uirl.runtime.event_loop import EventLoopThread
+from uirl.runtime.limits import clip, shown
 from uirl.types import Action, Observation, StepResult, Task
 
 VIEWS = ("all", "text", "image")

@@ -17,7 +17,7 @@ from gymnasium.error import CustomSpaceError
 from gymnasium.vector.utils import create_shared_memory
 
 from uirl.errors import ConfigError, ContractError
-from uirl.limits import shown
+from uirl.runtime.limits import shown
 from uirl.tools.definition import ToolDefinition
 from uirl.types import Action, ToolCall
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from uirl.environments.base import BaseEnvironment
 from uirl.errors import ConfigError, did_you_mean
-from uirl.limits import shown
+from uirl.runtime.limits import shown
 from uirl.types import Observation
 
 VIEWS = ("auto", "text", "image", "ansi", "rgb")

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from uirl.environments.adapters.calls import CalledEpisode, environment_of, functions_of, words_of
 from uirl.environments.base import BaseEnvironment
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
-from uirl.event_loop import EventLoopThread
 from uirl.images import screenshot
+from uirl.runtime.event_loop import EventLoopThread
 from uirl.tools.definition import ToolDefinition
 from uirl.types import Observation, Task
 

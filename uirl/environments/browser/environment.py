@@ -16,21 +16,21 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.browser.accessibility import acted_on, tree_text
-from uirl.environments.browser.acting import origin_of, perform
-from uirl.environments.browser.capacity import pages_that_fit
-from uirl.environments.browser.chromium import Chromium, find_executable
-from uirl.environments.browser.dialogs import Blocked
-from uirl.environments.browser.elements import Element
-from uirl.environments.browser.hanging import in_time
-from uirl.environments.browser.looking import find_marks, numbers_of, tree_of
-from uirl.environments.browser.marks import Mark, draw_marks
-from uirl.environments.browser.navigation import PageLost, TabClosed, Threw
+from uirl.environments.browser.chromium.capacity import pages_that_fit
+from uirl.environments.browser.chromium.process import Chromium, find_executable
 from uirl.environments.browser.options import ImageFormat, capture_options, check_pointing
-from uirl.environments.browser.page import Page
-from uirl.environments.browser.picture import Frame
-from uirl.environments.browser.tab import Tab
-from uirl.environments.ui_actions import ActionSpace, Answer, Click, Coordinates, Terminate, UIAction
+from uirl.environments.browser.page.accessibility import acted_on, tree_text
+from uirl.environments.browser.page.acting import origin_of, perform
+from uirl.environments.browser.page.dialogs import Blocked
+from uirl.environments.browser.page.elements import Element
+from uirl.environments.browser.page.hanging import in_time
+from uirl.environments.browser.page.looking import find_marks, numbers_of, tree_of
+from uirl.environments.browser.page.marks import Mark, draw_marks
+from uirl.environments.browser.page.navigation import PageLost, TabClosed, Threw
+from uirl.environments.browser.page.page import Page
+from uirl.environments.browser.page.picture import Frame
+from uirl.environments.browser.page.tab import Tab
+from uirl.environments.ui.actions import ActionSpace, Answer, Click, Coordinates, Terminate, UIAction
 from uirl.errors import ConfigError
 from uirl.types import Action, Observation, StepResult, Task
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from uirl.environments.ui_actions import ACTIONS, CLICKS, ActionSpace
+from uirl.environments.ui.actions import ACTIONS, CLICKS, ActionSpace
 from uirl.errors import ConfigError
 
 ImageFormat = Literal["png", "jpeg"]

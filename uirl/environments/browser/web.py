@@ -12,14 +12,14 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from uirl.environments.browser.acting import origin_of
 from uirl.environments.browser.environment import Judgement, PageEnvironment
-from uirl.environments.browser.navigation import Threw
-from uirl.environments.browser.page import Page
+from uirl.environments.browser.page.acting import origin_of
+from uirl.environments.browser.page.navigation import Threw
+from uirl.environments.browser.page.page import Page
 from uirl.environments.browser.site import ORIGIN, Site
-from uirl.environments.ui_actions import Answer, Terminate, UIAction
+from uirl.environments.ui.actions import Answer, Terminate, UIAction
 from uirl.errors import ConfigError, EnvironmentFailure, did_you_mean
-from uirl.limits import shown
+from uirl.runtime.limits import shown
 from uirl.types import Action, Task
 
 _LOG = logging.getLogger(__name__)

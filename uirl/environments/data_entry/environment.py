@@ -11,7 +11,7 @@ from uirl.environments.browser.options import ImageFormat
 from uirl.environments.browser.web import State, WebEnvironment
 from uirl.environments.data_entry.page import STATE, WATCH, render_page
 from uirl.environments.data_entry.rows import LABELS, Progress, distinct_rows, draw_rows
-from uirl.environments.ui_actions import Coordinates, Keys, Type
+from uirl.environments.ui.actions import Coordinates, Keys, Type
 from uirl.errors import ConfigError, did_you_mean
 from uirl.types import Action, Task
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from uirl.environments.ui_vocabulary import (
+from uirl.environments.ui.vocabulary import (
     DIRECTIONS,
     GRID,
     MAX_TEXT,
@@ -23,7 +23,7 @@ from uirl.environments.ui_vocabulary import (
     Wait,
 )
 from uirl.errors import did_you_mean
-from uirl.limits import is_finite, shown
+from uirl.runtime.limits import is_finite, shown
 from uirl.types import Action, ToolCall
 
 APPS = (

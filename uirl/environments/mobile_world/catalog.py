@@ -8,9 +8,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from uirl.environments.mobile_world.server import SWITCH, Suite
-from uirl.environments.remote.http import EnvironmentClient
+from uirl.environments.remote.client.http import EnvironmentClient
 from uirl.errors import ConfigError, EnvironmentFailure
-from uirl.limits import shown
+from uirl.runtime.limits import shown
 from uirl.types import Task
 
 NEEDS_USER = "agent-user-interaction"

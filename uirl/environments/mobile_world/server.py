@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from uirl.environments.remote.http import EnvironmentClient, Refused, ServerLost
-from uirl.environments.remote.pictures import whole
-from uirl.environments.remote.wire import WireError, from_base64
+from uirl.environments.remote.client.http import EnvironmentClient, Refused, ServerLost
+from uirl.environments.remote.protocol.native import WireError, from_base64
+from uirl.environments.remote.protocol.pictures import whole
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.images import Screenshot
-from uirl.limits import is_finite, shown
+from uirl.runtime.limits import is_finite, shown
 
 SUITE = "mobile_world"
 FAMILIES = (SUITE, "android_world")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from uirl.environments.mobile_world.catalog import PhoneTask
 from uirl.environments.mobile_world.server import PhoneServer
-from uirl.environments.remote.servers import Server
+from uirl.environments.remote.client.servers import Server
 from uirl.images import Screenshot
 from uirl.tools import ToolRegistry
 

@@ -12,7 +12,7 @@ from uirl.environments.demonstrators import error_rate
 from uirl.environments.screen.drawing import draw
 from uirl.environments.screen.layout import Grid
 from uirl.environments.screen.stages import COLOURS, ColourStage, ConfirmStage, DigitStage, Stage
-from uirl.environments.ui_actions import ActionSpace
+from uirl.environments.ui.actions import ActionSpace
 from uirl.errors import ConfigError, did_you_mean
 from uirl.types import Action, Observation, StepResult, ToolCall
 

@@ -9,16 +9,16 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
-    "CustomEnvironmentDataset": "dataset",
-    "CustomGRPOTrainer": "grpo",
-    "CustomRayPPOTrainer": "trainer",
-    "EnvironmentAgentLoop": "agent_loop",
-    "EnvironmentRewardWrapper": "reward",
-    "MobileWorldAgentLoop": "mobile_world",
-    "create_trainer": "trainer",
-    "create_verl_config": "config",
-    "export_checkpoint": "checkpoints",
-    "load_verl_config": "reading",
+    "CustomEnvironmentDataset": "tasks.dataset",
+    "CustomGRPOTrainer": "config.grpo",
+    "CustomRayPPOTrainer": "trainer.trainer",
+    "EnvironmentAgentLoop": "rollout.agent_loop",
+    "EnvironmentRewardWrapper": "tasks.reward",
+    "MobileWorldAgentLoop": "rollout.mobile_world",
+    "create_trainer": "trainer.trainer",
+    "create_verl_config": "config.mapping",
+    "export_checkpoint": "trainer.checkpoints",
+    "load_verl_config": "config.reading",
 }
 
 __all__ = sorted(_HOME)

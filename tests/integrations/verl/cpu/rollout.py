@@ -17,7 +17,7 @@ from verl.workers.rollout.utils import ensure_async_iterator
 from uirl.config import ModelConfig
 from uirl.images import screenshot
 from uirl.inference import GenerationRequest, LoadedModel, SamplingParams, TransformersInferenceEngine, load_model
-from uirl.inference.sampling import BatchSampling
+from uirl.inference.embedded.sampling import BatchSampling
 
 _STOPS = {"stop": "completed", "length": "completed", "abort": "aborted"}
 

@@ -16,6 +16,8 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
 from uirl.environments.base import BaseEnvironment
+from uirl.environments.registry import create_environment
+from uirl.environments.remote.protocol.native import WireError, dumps
 from uirl.environments.remote.server.access import HEADER_LIMIT, Guard
 from uirl.environments.remote.server.connections import most_connections, patient
 from uirl.environments.remote.server.counters import Counters
@@ -27,8 +29,6 @@ from uirl.environments.remote.server.sessions import Sessions
 from uirl.environments.remote.server.settings import ServerSettings, read_tokens
 from uirl.environments.remote.server.ui_verifiers import PodNotFound, UIVerifiers
 from uirl.environments.remote.server.vitals import Vitals
-from uirl.environments.remote.wire import WireError, dumps
-from uirl.environments.table import create_environment
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure, RolloutFailure
 
 GRACE = 5

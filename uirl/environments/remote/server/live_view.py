@@ -7,7 +7,7 @@ from html import escape
 
 from fastapi import APIRouter, Request, Response
 
-from uirl.environments.remote.pictures import media_type
+from uirl.environments.remote.protocol.pictures import media_type
 from uirl.environments.remote.server.access import may_grade
 from uirl.environments.remote.server.native import answer, describe_lease
 from uirl.environments.remote.server.problems import NoSession

@@ -14,13 +14,13 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.remote import wire
-from uirl.environments.remote.pictures import media_type
+from uirl.environments.remote.protocol import native as wire
+from uirl.environments.remote.protocol.native import Fields, plain, read_action, read_task, write_action
+from uirl.environments.remote.protocol.pictures import media_type
 from uirl.environments.remote.server.access import may_grade, require_grader, require_owner
 from uirl.environments.remote.server.problems import NoSession, NotAllowed, OutOfTurn
 from uirl.environments.remote.server.sessions import Lease, Sessions
-from uirl.environments.remote.wire import Fields, plain, read_action, read_task, write_action
-from uirl.limits import shown
+from uirl.runtime.limits import shown
 from uirl.types import Action, Task
 
 PROTOCOL = 1

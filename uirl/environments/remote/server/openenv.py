@@ -15,13 +15,22 @@ from typing import Any
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
+from uirl.environments.remote.protocol.native import (
+    Fields,
+    WireError,
+    dumps,
+    loads,
+    plain,
+    read_action,
+    read_task,
+    write_result,
+)
 from uirl.environments.remote.server.access import may_grade
 from uirl.environments.remote.server.native import describe_environment
 from uirl.environments.remote.server.problems import Full, NotAllowed, Refusal, SessionOver
 from uirl.environments.remote.server.sessions import Lease, Sessions
-from uirl.environments.remote.wire import Fields, WireError, dumps, loads, plain, read_action, read_task, write_result
 from uirl.errors import ContractError, RolloutFailure
-from uirl.limits import shown
+from uirl.runtime.limits import shown
 from uirl.types import Action, Observation, Task, ToolCall
 
 _CALL = {

@@ -14,14 +14,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from uirl.environments.base import BaseEnvironment
+from uirl.environments.remote.protocol.native import WireError
 from uirl.environments.remote.server.counters import Counters
 from uirl.environments.remote.server.problems import Full, NoSession, OutOfTurn, Refusal, SessionOver
 from uirl.environments.remote.server.settings import ServerSettings
-from uirl.environments.remote.wire import WireError
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
 from uirl.images import Screenshot
-from uirl.limits import shown
+from uirl.runtime.limits import shown
 from uirl.types import Action, Observation, StepResult, Task
 
 WARM = 60.0

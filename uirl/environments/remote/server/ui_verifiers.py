@@ -25,7 +25,7 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
 
-from uirl.environments.remote.pictures import as_png
+from uirl.environments.remote.protocol.pictures import as_png
 from uirl.environments.remote.server.access import may_grade, require_grader, require_owner
 from uirl.environments.remote.server.problems import Full
 from uirl.environments.remote.server.sessions import RETRY_AFTER, Lease, Sessions

@@ -1,0 +1,610 @@
+"""MiniWoB++ in the real browser: the contract, the seeds, the mistakes, and failures that are never a zero."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.environments.browser.test_hostile import hurry
+from uirl.environments.browser.chromium.process import Chromium
+from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
+from uirl.environments.browser.miniwob.pages import DEMONSTRATED, RELOADED, page_names
+from uirl.environments.browser.miniwob.tags import HANDS, LEVELS, NEEDS, page_tags
+from uirl.environments.conformance import check_environment
+from uirl.environments.registry import create_environment
+from uirl.environments.session import EnvironmentSession
+from uirl.errors import ConfigError, EnvironmentFailure
+from uirl.images import screenshot
+from uirl.types import Action, Observation, StepResult, Task
+
+
+def click(x: Any, y: Any) -> Action:
+    return Action.of("click", x=x, y=y)
+
+
+def picture(observation: Observation) -> str:
+    """The hash of the one picture of an observation."""
+    (image,) = observation.images
+    return screenshot(image).hash
+
+
+async def solve(env: MiniWobEnvironment, seed: int) -> StepResult:
+    """What the demonstrator's one click on the instance of `seed` gives."""
+    await env.reset(seed=seed)
+    action = env.expert_action()
+    assert action is not None
+    return await env.step(action)
+
+
+@pytest.mark.parametrize("options", [{}, {"task": "click-color", "crop": "area", "image_size": 56, "max_turns": 2}])
+def test_it_keeps_the_environment_contract(options: dict[str, Any]) -> None:
+    report = check_environment(create_environment("miniwob", options), episodes=2)
+    assert report.seeded
+    assert report.expert_success == 1.0
+
+
+async def test_the_expert_solves_every_page_it_knows_also_in_small_pictures() -> None:
+    async def score(page: str, options: dict[str, Any]) -> list[float]:
+        env = MiniWobEnvironment(task=page, **options)
+        rewards = [(await solve(env, seed)).reward for seed in range(4)]
+        await env.close()
+        return rewards
+
+    whole = await asyncio.gather(*(score(page, {}) for page in DEMONSTRATED))
+    # Exactly 1: the page's own figure decays with the clock, this one does not.
+    assert dict(zip(DEMONSTRATED, whole, strict=True)) == {page: [1.0] * 4 for page in DEMONSTRATED}
+    pages = ("click-test", "click-color", "focus-text")
+    small = await asyncio.gather(*(score(page, {"crop": "area", "image_size": 56}) for page in pages))
+    assert small == [[1.0] * 4] * 3
+
+
+@pytest.mark.parametrize("page", ["click-test", "click-checkboxes", "click-tab-2"])
+async def test_a_seed_gives_the_same_pictures_whatever_was_played_before(page: str) -> None:
+    clicks = [click(25, 70), click(80, 100), click(40, 150), click(130, 120)]
+
+    async def play(env: MiniWobEnvironment, seed: int) -> list[Any]:
+        first = await env.reset(seed=seed)
+        seen: list[Any] = [first.text, picture(first)]
+        for action in clicks:
+            result = await env.step(action)
+            seen.append((picture(result.observation) if not result.done else None, result.reward, result.done))
+            if result.done:
+                break
+        return seen
+
+    env, fresh = MiniWobEnvironment(task=page), MiniWobEnvironment(task=page)
+    first, other = await play(env, 3), await play(env, 4)
+    assert first[:2] != other[:2]
+    assert await play(env, 3) == first
+    assert await play(fresh, 3) == first
+
+
+STEADY = ("click-test-2", "click-color", "click-tab-2", "click-checkboxes", "grid-coordinate", "click-dialog-2")
+
+
+async def test_twenty_four_replays_are_equal_pixel_by_pixel() -> None:
+    """4 seeds of 6 pages: fresh pages and pages that were played, with others played at the same time."""
+
+    async def play(env: MiniWobEnvironment, page: str, seed: int) -> list[Any]:
+        rng = random.Random(f"{page} {seed}")
+        seen: list[Any] = [picture(await env.reset(Task(f"miniwob/{page}"), seed))]
+        for _ in range(3):
+            result = await env.step(click(rng.randrange(160), rng.randrange(50, 210)))
+            seen.append((result.reward, result.done, [screenshot(image).hash for image in result.observation.images]))
+            if result.done:
+                break
+        return seen
+
+    async def play_all(order: list[tuple[str, int]]) -> dict[tuple[str, int], list[Any]]:
+        env = MiniWobEnvironment()
+        seen = {(page, seed): await play(env, page, seed) for page, seed in order}
+        await env.close()
+        return seen
+
+    order = [(page, seed) for page in STEADY for seed in range(4)]
+    first, second = await asyncio.gather(play_all(order), play_all(order[::-1]))
+    assert first == second
+    assert len({seen[0] for seen in first.values()}) == 24, "every one is another instance"
+
+
+async def test_where_the_last_click_was_does_not_show() -> None:
+    env = MiniWobEnvironment()
+    first = picture(await env.reset(seed=3))
+    assert (await solve(env, 3)).terminated
+    # A pointer left there is over the button of the same seed, which the browser notices after some frames.
+    assert picture(await env.reset(seed=3)) == first
+    await asyncio.sleep(0.3)
+    assert env._page is not None
+    assert await env._page.evaluate("document.querySelector('#subbtn').matches(':hover')") is False
+
+
+async def test_without_a_seed_every_episode_is_another() -> None:
+    env = MiniWobEnvironment()
+    assert len({picture(await env.reset()) for _ in range(4)}) > 1
+    one = await env.reset(task=Task("miniwob/click-test", seed=5))
+    assert picture(one) == picture(await env.reset(seed=5))
+
+
+async def test_the_wrong_button_costs_and_a_miss_goes_on_until_the_turns_are_used_up() -> None:
+    env = MiniWobEnvironment(task="click-test-2", max_turns=2)
+    first = await env.reset(seed=0)
+    assert first.text == "Click button ONE."
+    wrong = await env.step(click(90, 113))  # TWO stands there with this seed
+    assert (wrong.reward, wrong.terminated, wrong.observation.info["success"]) == (-1.0, True, False)
+    plain = MiniWobEnvironment(task="click-test-2", reward="success")
+    await plain.reset(seed=0)
+    wrong = await plain.step(click(90, 113))
+    assert (wrong.reward, wrong.observation.info["raw_reward"]) == (0.0, -1.0)
+    assert (await solve(plain, 0)).reward == 1.0
+    await env.reset(seed=0)
+    miss = await env.step(click(2, 208))
+    assert (miss.reward, miss.done, miss.observation.info["success"]) == (0.0, False, False)
+    assert picture(miss.observation) == picture(first)
+    last = await env.step(click(2, 208))
+    assert (last.reward, last.terminated, last.truncated) == (0.0, False, True)
+    assert last.observation.info["out_of_turns"] is True
+    assert picture(last.observation) == picture(first)  # a limit is no end: the state is still to be seen
+    with pytest.raises(RuntimeError, match="after the end of an episode"):
+        await env.step(click(2, 208))
+    await env.reset(seed=0)
+    await env.step(click(2, 208))
+    wrong = await env.step(click(90, 113))
+    assert (wrong.reward, wrong.terminated, wrong.truncated) == (
+        -1.0,
+        True,
+        False,
+    )  # the page ended it in the last turn
+
+
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [
+        (click(160, 5), "x=160 is outside the picture; expected 0 to 159"),
+        (click(5, -1), "y=-1 is outside the picture; expected 0 to 209"),
+        (click(5, float("nan")), "y=nan is outside the picture"),
+        (click(True, 5), "click needs numbers x and y; got x=True"),
+        (click("5", 5), "click needs numbers x and y; got x='5'"),
+        (Action.of("click", x=5), "click needs numbers x and y; got y=None"),
+        (Action.of("type", text="hi"), "unknown action 'type'; expected 'click'"),
+        (Action(text="the button!", parse_error="no JSON object in the reply"), "no JSON object in the reply"),
+        (Action(text="the button!"), "no action; expected"),
+    ],
+)
+async def test_a_mistake_of_the_model_is_told_and_costs_a_turn(action: Action, told: str) -> None:
+    env = MiniWobEnvironment(max_turns=2)
+    first = await env.reset(seed=1)
+    result = await env.step(action)
+    assert result.observation.text.startswith(told)
+    assert (result.reward, result.done, result.observation.info["success"]) == (0.0, False, False)
+    assert picture(result.observation) == picture(first)
+    last = await env.step(action)
+    assert (last.terminated, last.truncated) == (False, True)
+
+
+async def test_clicks_are_in_pixels_of_the_picture() -> None:
+    env = MiniWobEnvironment(crop="area", image_size=[56, 28])
+    first = await env.reset(seed=1)
+    assert first.images[0].size == (56, 28)
+    page = env._page
+    assert page is not None
+    await page.evaluate("addEventListener('mousedown', e => window.at = [e.clientX, e.clientY])")
+    await env.step(click(10, 4))
+    # x: (10 + 0.5) * 160 / 56 = 30; y: 50 + (4 + 0.5) * 160 / 28 = 75.71, which the page rounds down
+    assert await page.evaluate("at") == [30, 75]
+
+
+async def test_the_score_board_is_never_in_the_picture() -> None:
+    env = MiniWobEnvironment(task="click-dialog")  # its focus once scrolled the board into view
+    shown = Image.open(io.BytesIO((await env.reset(seed=0)).images[0])).convert("RGB")
+    assert shown.getpixel((155, 5)) == (255, 255, 0), "the yellow of the instruction"
+    assert env._page is not None
+    assert await env._page.evaluate("[scrollX, scrollY]") == [0, 0]
+
+
+async def test_a_late_click_cannot_start_another_episode_over_the_reward() -> None:
+    env = MiniWobEnvironment()
+    assert (await solve(env, 0)).reward == 1.0
+    with pytest.raises(RuntimeError, match="call reset first"):
+        await env.step(click(80, 105))
+    assert env._page is not None
+    await env._page.click(80, 105)  # on the cover that says START
+    assert await env._page.evaluate("[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]") == [True, 1]
+
+
+async def test_a_careless_demonstrator_clicks_any_of_the_things() -> None:
+    env = MiniWobEnvironment(task="click-color", demonstrator="careless", carelessness=1.0)
+    places: Counter[tuple[int, int]] = Counter()
+    for seed in range(12):
+        await env.reset(seed=seed)
+        for _ in range(10):
+            action = env.expert_action()
+            assert action is not None
+            assert action.call is not None
+            places[(action.call.arguments["x"], action.call.arguments["y"])] += 1
+    # 120 clicks on 4 boxes: 30 each, standard deviation 4.7
+    assert len(places) == 4
+    assert min(places.values()) >= 12
+
+
+async def test_eight_sessions_at_once() -> None:
+    base = MiniWobEnvironment()
+    await base.reset(seed=0)
+    sessions = [EnvironmentSession(base.spawn()) for _ in range(8)]
+
+    async def play(session: EnvironmentSession, seed: int) -> list[float]:
+        rewards = []
+        for episode in range(2):
+            await session.reset(seed=seed + 8 * episode)
+            action = await session.expert_action()
+            assert action is not None
+            rewards.append((await session.step(action)).reward)
+        return rewards
+
+    assert await asyncio.gather(*(play(session, i) for i, session in enumerate(sessions))) == [[1.0, 1.0]] * 8
+    browser = Chromium.shared()
+    assert browser.starts == 1
+    connection = await browser._connected()
+    assert len((await connection.call("Target.getBrowserContexts"))["browserContextIds"]) == 9
+    for session in sessions:
+        await session.close()
+    await base.close()
+    assert (await connection.call("Target.getBrowserContexts"))["browserContextIds"] == []
+
+
+async def test_a_browser_killed_under_its_sessions_is_a_failure_and_the_next_ones_work() -> None:
+    base = MiniWobEnvironment()
+    sessions = [EnvironmentSession(base.spawn()) for _ in range(4)]
+    await asyncio.gather(*(session.reset(seed=1) for session in sessions))
+    group = Chromium.shared().pid
+    assert group is not None
+    os.killpg(group, signal.SIGKILL)
+    outcomes = await asyncio.gather(*(session.step(click(2, 205)) for session in sessions), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [EnvironmentFailure] * 4
+    await asyncio.gather(*(session.close() for session in sessions))
+    again = [EnvironmentSession(base.spawn()) for _ in range(4)]
+    await asyncio.gather(*(session.reset(seed=1) for session in again))
+    assert Chromium.shared().starts == 2
+    # The environment itself recovers too, where its owner goes on with it.
+    assert (await solve(sessions[0].env, 1)).reward == 1.0  # type: ignore[arg-type]
+
+
+async def test_a_page_that_hangs_after_a_click_is_lost_and_the_next_episode_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env = MiniWobEnvironment()
+    session = EnvironmentSession(env, step_timeout=300.0)
+    await session.reset(seed=1)
+    assert env._page is not None
+    await env._page.evaluate("document.addEventListener('mousedown', () => { while (true); })")
+    (await Chromium.shared()._connected()).timeout = 100.0  # others have time, however busy the machine is
+    with monkeypatch.context() as patch:
+        hurry(env, patch)
+        result = await session.step(click(2, 205))
+    assert (result.terminated, result.observation.info["success"]) == (True, False)
+    assert result.reward <= 0
+    assert "the page hangs" in result.observation.info["lost"]
+    await session.close()
+    assert (await solve(env, 1)).reward == 1.0
+    assert Chromium.shared().starts == 1
+
+
+def test_an_environment_outlives_its_event_loop() -> None:
+    env = MiniWobEnvironment()
+    assert asyncio.run(solve(env, 1)).reward == 1.0
+    assert asyncio.run(solve(env, 1)).reward == 1.0
+    asyncio.run(env.close())
+
+
+async def test_several_pages_are_tasks() -> None:
+    env = MiniWobEnvironment(task=["click-test", "click-color"])
+    assert [task.id for task in env.tasks()] == ["miniwob/click-test", "miniwob/click-color"]
+    for task, words in zip(env.tasks(), ("Click the button.", "colored box"), strict=True):
+        assert words in (await env.reset(task=task, seed=0)).text
+    drawn = {(await env.reset(seed=seed)).info["page"] for seed in range(8)}
+    assert drawn == {"click-test", "click-color"}
+    with pytest.raises(ConfigError, match="click-colour"):
+        await env.reset(task=Task("miniwob/click-colour"))
+
+
+async def test_all_130_pages_start_and_take_a_click_without_an_error_of_their_scripts() -> None:
+    waiting, errors, moved = list(page_names()), list[str](), list[str]()
+
+    async def work() -> None:
+        env = MiniWobEnvironment(max_turns=3)
+        await env.reset(seed=1)
+        assert env._page is not None
+        found = await env._page.collect_errors()
+        while waiting:
+            name = waiting.pop()
+            first = await env.reset(Task(f"miniwob/{name}"), seed=1)
+            result = await env.step(click(80, 130))
+            errors.extend(f"{name}: {error}" for error in found)
+            found.clear()
+            assert first.text, f"{name} has no instruction"
+            assert result.done or result.observation.images
+            if result.done or picture(result.observation) != picture(first):
+                moved.append(name)
+        await env.close()
+
+    await asyncio.gather(*(work() for _ in range(6)))
+    assert errors == []
+    assert len(moved) > 40, "a click in the middle does something on many pages"
+
+
+async def test_errors_of_a_page_are_collected() -> None:
+    env = MiniWobEnvironment()
+    await env.reset(seed=1)
+    assert env._page is not None
+    found = await env._page.collect_errors()
+    await env._page.evaluate("setTimeout(() => { throw new TypeError('broken') })")
+    await env._page.evaluate("new Promise(done => setTimeout(done, 5))")
+    assert [error.splitlines()[0] for error in found] == ["TypeError: broken"]
+
+
+FORGERIES = (
+    "WOB_RAW_REWARD_GLOBAL = 1; WOB_REWARD_GLOBAL = 1; WOB_DONE_GLOBAL = true;",
+    "Object.defineProperty(window, 'WOB_RAW_REWARD_GLOBAL', {value: 1, writable: false}); WOB_DONE_GLOBAL = true;",
+    "core.endEpisode = () => { WOB_RAW_REWARD_GLOBAL = 1; };",
+    "Number = () => 1; Math.max = Math.min = () => 1; Array.prototype.filter = () => []; Object.prototype.reward = 1;",
+    "JSON.stringify = () => '{}'; Object.prototype.toJSON = () => ({ended: true, reward: 1, spots: []});",
+)
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+async def test_a_page_that_sets_its_own_reward_changes_nothing(forgery: str) -> None:
+    env = MiniWobEnvironment(task="click-test-2")
+    await env.reset(seed=0)
+    assert env._page is not None
+    await env._page.evaluate(f"void (() => {{ {forgery} }})()")
+    miss = await env.step(click(2, 208))
+    assert (miss.reward, miss.done, miss.observation.info["success"]) == (0.0, False, False)
+    wrong = await env.step(click(90, 113))  # TWO stands there with this seed
+    assert (wrong.reward, wrong.done, wrong.observation.info["success"]) == (-1.0, True, False)
+
+
+async def test_what_a_policy_types_never_runs() -> None:
+    env = MiniWobEnvironment(task="enter-text", actions=("click", "type", "goto"), max_turns=9)
+    await env.reset(seed=0)
+    assert env._page is not None
+    html = "'<img src=x onerror=window.ran=1><script>window.ran=1<\\/script><a id=bad href=javascript:ran=1>x</a>'"
+    await env._page.evaluate(f"area.innerHTML = {html}; void bad.click()")
+    await env._page.evaluate("eval('1'), document.body.appendChild(Object.assign(document.createElement('script'), "
+                             "{textContent: 'window.ran = 2'})); void 0")  # fmt: skip
+    await env._page.evaluate("new Promise(done => setTimeout(done, 50))")
+    assert await env._page.evaluate("typeof window.ran") == "undefined"
+    for address in ("javascript:core.endEpisode(1)", "file:///etc/passwd", "data:text/html,hi", "http://127.0.0.1/"):
+        told = await env.step(Action.of("goto", url=address))
+        assert "is out of reach" in told.observation.text
+
+
+async def test_a_page_that_was_left_is_lost() -> None:
+    env = MiniWobEnvironment()
+    await env.reset(seed=0)
+    assert env._page is not None
+    await env._page.evaluate("document.addEventListener('click', () => location.reload())")
+    lost = await env.step(click(2, 208))
+    assert (lost.reward, lost.terminated, lost.observation.info["reason"]) == (-1.0, True, "the page was left")
+    assert (await solve(env, 0)).reward == 1.0
+
+
+async def test_text_is_entered_with_the_whole_action_space() -> None:
+    env = MiniWobEnvironment(task="enter-text", actions=("click", "type", "keys"), max_turns=9)
+    first = await env.reset(seed=0)
+    word = first.text.split('"')[1]
+    await env.step(click(30, 70))
+    await env.step(Action.of("type", text="no"))
+    await env.step(Action.of("keys", keys="ctrl+a"))
+    await env.step(Action.of("type", text=word))
+    assert env._page is not None
+    button = await env._page.evaluate("(b => [b.left + 5, b.top + 5])(subbtn.getBoundingClientRect())")
+    assert (await env.step(click(*button))).reward == 1.0
+    assert (await env.reset(seed=0)).text == first.text
+    assert await env._page.evaluate("tt.value") == "", "what was typed is gone"
+
+
+async def test_what_typing_left_behind_is_gone_with_the_next_episode() -> None:
+    env = MiniWobEnvironment(task="scroll-text", actions=("click", "type"))
+    first = picture(await env.reset(seed=0))
+    await env.step(click(80, 100))
+    typed = await env.step(Action.of("type", text="xx"))
+    assert picture(typed.observation) != first
+    assert picture(await env.reset(seed=0)) == first
+
+
+async def test_a_box_is_dragged() -> None:
+    env = MiniWobEnvironment(task="drag-box", actions=("click", "drag"))
+    await env.reset(seed=0)
+    page = env._page
+    assert page is not None
+    x, y = await page.evaluate("(b => [b.left + 9, b.top + 9])(draggableSmall.getBoundingClientRect())")
+    to_x, to_y = await page.evaluate("(b => [b.left + 28, b.top + 28])(draggableLarge.getBoundingClientRect())")
+    await env.step(Action.of("drag", x=x, y=y, to_x=to_x, to_y=to_y))
+    button = await page.evaluate("(b => [b.left + 9, b.top + 9])(subbtn.getBoundingClientRect())")
+    assert (await env.step(click(*button))).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ({"coordinates": "grid_999"}, (160, 210)),
+        ({"zoom": 0.5}, (80, 105)),
+        ({"zoom": 0.35, "crop": "area"}, (56, 56)),
+        ({"zoom": 2.0, "coordinates": "grid_999", "crop": "area"}, (320, 320)),
+        ({"zoom": 0.5, "image_size": [40, 60], "image_format": "jpeg"}, (40, 60)),
+        ({"say_target": True}, (160, 210)),
+        ({"actions": ["click", "type"], "coordinates": "grid_999", "say_target": True}, (160, 210)),
+    ],
+)
+async def test_the_demonstrator_is_right_in_every_size_and_coordinates(options: dict[str, Any], size: Any) -> None:
+    env = MiniWobEnvironment(task=["click-color", "click-test-2"], **options)
+    for seed in range(4):
+        first = await env.reset(seed=seed)
+        assert screenshot(first.images[0]).open().size == size == env.picture_size
+        action = env.expert_action()
+        assert action is not None
+        assert (await env.step(action)).reward == 1.0
+
+
+async def test_a_small_page_is_drawn_small_not_shrunk() -> None:
+    env = MiniWobEnvironment(zoom=0.5)
+    await env.reset(seed=0)
+    assert env._page is not None
+    assert await env._page.evaluate("[innerWidth, innerHeight, devicePixelRatio]") == [160, 210, 0.5]
+    await env._page.evaluate("addEventListener('mousedown', e => window.at = [e.clientX, e.clientY])")
+    await env.step(click(10, 4))
+    assert await env._page.evaluate("at") == [21, 9]  # (10 + 0.5) / 0.5, (4 + 0.5) / 0.5
+
+
+@pytest.mark.parametrize(
+    ("page", "seed", "target"),
+    [("click-color", 0, "white"), ("click-test-2", 0, "ONE"), ("click-widget", 0, None), ("grid-coordinate", 0, None)],
+)
+async def test_the_demonstrator_says_the_word_of_the_instruction_first(
+    page: str, seed: int, target: str | None
+) -> None:
+    env = MiniWobEnvironment(task=page, say_target=True)
+    first = await env.reset(seed=seed)
+    action = env.expert_action()
+    assert action is not None
+    assert action.call is not None
+    assert list(action.call.arguments) == ["target", "x", "y"]
+    said = action.call.arguments["target"]
+    assert said == (target or said)
+    assert said in first.text
+    assert '"target":WORD' in env.get_prompt_prefix()
+    assert (await env.step(action)).reward == 1.0
+
+
+async def test_a_page_without_a_word_has_no_target() -> None:
+    env = MiniWobEnvironment(task="click-test", say_target=True)
+    await env.reset(seed=0)
+    action = env.expert_action()
+    assert action is not None
+    assert action.call is not None
+    assert list(action.call.arguments) == ["x", "y"]
+
+
+async def test_a_careless_demonstrator_says_what_it_clicks() -> None:
+    env = MiniWobEnvironment(task="click-color", say_target=True, demonstrator="careless", carelessness=1.0)
+    said = set()
+    for seed in range(6):
+        first = await env.reset(seed=seed)
+        action = env.expert_action()
+        assert action is not None
+        assert action.call is not None
+        right = action.call.arguments["target"] in first.text
+        said.add(right)
+        assert ((await env.step(action)).reward > 0) == right, "the word is that of the place"
+    assert said == {True, False}
+
+
+async def test_a_mark_is_clicked_in_place_of_a_position() -> None:
+    env = MiniWobEnvironment(task="click-test-2", marks=True)
+    plain = MiniWobEnvironment(task="click-test-2")
+    first = await env.reset(seed=0)
+    assert picture(first) != picture(await plain.reset(seed=0)), "the numbers are drawn"
+    outcomes = {}
+    for mark in (1, 2, 3):
+        await env.reset(seed=0)
+        result = await env.step(Action.of("click", mark=mark))
+        outcomes[mark] = result.observation.text or result.reward
+    assert outcomes == {1: 1.0, 2: -1.0, 3: "there is no mark 3; the picture has 1 to 2"}
+
+
+def test_tasks_carry_their_tags() -> None:
+    every = MiniWobEnvironment(task="all")
+    assert len(every.tasks()) == 130
+    tags = {task.id: task.tags for task in every.tasks()}
+    assert {"browser", "click", "easy"} <= set(tags["miniwob/click-test"])
+    assert {"drag", "click"} <= set(tags["miniwob/drag-box"])
+    for name, own in page_tags().items():
+        assert set(own) & set(HANDS), name
+        assert len(set(own) & set(LEVELS)) == 1, name
+        assert set(own) <= {*HANDS, *NEEDS, *LEVELS}, name
+    easy = MiniWobEnvironment(task="all", tags=["click", "easy"])
+    assert {task.id for task in easy.tasks()} >= {"miniwob/click-test", "miniwob/click-color"}
+    assert all({"click", "easy"} <= set(task.tags) for task in easy.tasks())
+
+
+def test_there_are_130_pages_and_the_tables_name_only_them() -> None:
+    assert len(page_names()) == 130
+    assert set(page_names()) >= RELOADED
+    assert set(page_names()) >= set(DEMONSTRATED)
+    assert set(page_names()) == set(page_tags())
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"task": "click-tset"}, "did you mean 'click-test'"),
+        ({"task": []}, "task is an empty list"),
+        ({"crop": "query"}, "crop must be"),
+        ({"crop": [0, 0, 161, 210]}, "outside the page"),
+        ({"image_size": [56]}, "image_size must be"),
+        ({"image_size": 0}, "image_size must be"),
+        ({"demonstrator": "lazy"}, "demonstrator must be"),
+        ({"reward": "time"}, "reward must be"),
+        ({"task": "all", "tags": ["klick"]}, "did you mean 'click'"),
+        ({"tags": ["drag"]}, "none of the 1 pages has all the tags drag"),
+        ({"tags": "click"}, "tags is a list"),
+        ({"actions": ["tap"]}, "no user interface action 'tap'"),
+        ({"actions": []}, "actions is an empty list"),
+        ({"coordinates": "grid"}, "coordinates must be"),
+        ({"zoom": 0}, "zoom is the number"),
+        ({"width": 0}, "whole pixels"),
+        ({"image_format": "gif"}, "image_format is"),
+        ({"image_format": "jpeg", "quality": 0}, "an int from 1 to 100, got 0"),
+        ({"max_turns": 0}, "max_turns 1"),
+        ({"picture": 3}, "no option 'picture'"),
+    ],
+)
+def test_options_that_do_not_fit(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        create_environment("miniwob", options)
+
+
+def test_importing_it_loads_neither_selenium_nor_torch_nor_the_browser_packages() -> None:
+    program = (
+        "import sys; from uirl.environments.browser.miniwob.environment import MiniWobEnvironment as E; E(); "
+        "print([m for m in ('torch', 'selenium', 'miniwob', 'websockets', 'PIL') if m in sys.modules])"
+    )
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert child.stdout.strip() == "[]"
+
+
+def test_without_the_pages_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    page_names.cache_clear()
+    with pytest.raises(ConfigError, match=r"pip install 'uirl\[browser\]'"):
+        MiniWobEnvironment()
+    page_names.cache_clear()
+
+
+async def test_the_controls_see_nothing_or_are_told_nothing() -> None:
+    env = MiniWobEnvironment(task="click-color", crop="area", image_size=56)
+    first = await env.reset(seed=4)
+    blank, untold = env.controls().values()
+    assert isinstance(blank, MiniWobEnvironment)
+    assert isinstance(untold, MiniWobEnvironment)
+    told = [first, await blank.reset(seed=4), await untold.reset(seed=4)]
+    seen = [screenshot(one.images[0]).open().convert("RGB") for one in told]
+    assert blank.get_state_description() == first.text == untold.get_state_description()
+    assert len(seen[0].getcolors()) > 4
+    assert seen[1].getcolors() == [(56 * 56, (255, 255, 255))]
+    assert seen[2].tobytes() == seen[0].tobytes()
+    assert [one.text for one in told] == [first.text, first.text, ""]
+    for control in (blank, untold):
+        action = control.expert_action()
+        assert action is not None
+        assert (await control.step(action)).reward == 1.0, "what is solved is the same page"
+        await control.close()

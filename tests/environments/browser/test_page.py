@@ -1,0 +1,201 @@
+"""Pages in the real browser: what is seen, what is clicked, and that nothing hangs for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from uirl.environments.browser.chromium.cdp import Refused
+from uirl.environments.browser.chromium.process import Chromium
+from uirl.errors import EnvironmentFailure, EpisodeTimeout
+
+RED_TURNS_GREEN = """<!doctype html><body style="margin:0;background:rgb(255,0,0)">
+<script>
+  seen = [];
+  for (const kind of ['mousemove', 'mousedown', 'mouseup', 'click'])
+    document.addEventListener(kind, e => seen.push([kind, e.clientX, e.clientY, e.isTrusted]));
+  document.addEventListener('click', () => document.body.style.background = 'rgb(0,255,0)');
+</script></body>"""
+
+
+@pytest.fixture
+def web_page(tmp_path: Path) -> str:
+    path = tmp_path / "page.html"
+    path.write_text(RED_TURNS_GREEN)
+    return path.as_uri()
+
+
+def colour_at(png: bytes, x: int, y: int) -> tuple[int, ...]:
+    return Image.open(io.BytesIO(png)).convert("RGB").getpixel((x, y))  # type: ignore[return-value]
+
+
+async def test_a_click_is_a_trusted_move_press_and_release_at_its_place(web_page: str) -> None:
+    page = await Chromium.shared().new_page(160, 210)
+    await page.goto(web_page)
+    await page.click(12, 34)
+    assert await page.evaluate("seen.slice(-4)") == [
+        ["mousemove", 12, 34, True],
+        ["mousedown", 12, 34, True],
+        ["mouseup", 12, 34, True],
+        ["click", 12, 34, True],
+    ]
+
+
+async def test_a_screenshot_has_the_size_of_the_page_and_shows_what_the_click_did(web_page: str) -> None:
+    page = await Chromium.shared().new_page(90, 70)
+    await page.goto(web_page)
+    before = await page.screenshot()
+    assert Image.open(io.BytesIO(before)).size == (90, 70)
+    assert await page.evaluate("outerHeight") >= 100, "the full browser draws nothing in a window of 70"
+    assert colour_at(before, 5, 5) == (255, 0, 0)
+    for _ in range(5):  # every time, not by luck of a frame
+        await page.evaluate("document.body.style.background = 'rgb(0,0,255)'")
+        assert colour_at(await page.screenshot(), 5, 5) == (0, 0, 255)
+        await page.click(40, 40)
+        assert colour_at(await page.screenshot(), 5, 5) == (0, 255, 0)
+    assert Image.open(io.BytesIO(await page.screenshot(format="jpeg"))).format == "JPEG"
+
+
+async def test_a_page_that_leaves_while_its_picture_is_taken_is_seen_where_it_went(web_page: str) -> None:
+    page = await Chromium.shared().new_page(160, 210)
+    for _ in range(10):
+        await page.goto(web_page)
+        # nobody tells what was asked for of a document that is gone
+        picture, _ = await asyncio.gather(page.screenshot(), page._call("Page.navigate", {"url": f"{web_page}?there"}))
+        assert colour_at(picture, 5, 5) == (255, 0, 0)
+        await page.settle(drawn=True)
+        assert await page.evaluate("location.search") == "?there"
+
+
+async def test_a_page_that_never_stays_is_a_failure(web_page: str) -> None:
+    page = await Chromium.shared().new_page(160, 210)
+    await page.goto(web_page)
+    pictures = iter(range(9))
+
+    async def leave(*_: object) -> None:
+        next(pictures)
+        raise Refused("Page.captureScreenshot", "Inspected target navigated or closed")
+
+    page.tabs.first.call = leave  # type: ignore[method-assign, assignment]
+    with pytest.raises(EnvironmentFailure, match="went elsewhere three times during its picture"):
+        await page.screenshot()
+    assert next(pictures) == 3
+
+
+async def test_pages_share_no_storage(web_page: str) -> None:
+    one, other = await asyncio.gather(*(Chromium.shared().new_page(100, 100) for _ in range(2)))
+    await asyncio.gather(one.goto(web_page), other.goto(web_page))
+    await one.evaluate("localStorage.setItem('key', 'mine')")
+    assert await one.evaluate("localStorage.getItem('key')") == "mine"
+    assert await other.evaluate("localStorage.getItem('key')") is None
+
+
+async def test_a_page_that_does_not_exist(tmp_path: Path) -> None:
+    page = await Chromium.shared().new_page(100, 100)
+    with pytest.raises(EnvironmentFailure, match="ERR_FILE_NOT_FOUND"):
+        await page.goto((tmp_path / "missing.html").as_uri())
+
+
+async def test_what_the_page_throws_is_told(web_page: str) -> None:
+    page = await Chromium.shared().new_page(100, 100)
+    await page.goto(web_page)
+    with pytest.raises(EnvironmentFailure, match="TypeError"):
+        await page.evaluate("null.x")
+    assert await page.evaluate("1 + 1") == 2
+    assert await page.evaluate("new Promise(done => setTimeout(() => done('waited'), 5))") == "waited"
+
+
+async def test_dialogs_do_not_stop_the_page(web_page: str) -> None:
+    page = await Chromium.shared().new_page(100, 100)
+    await page.goto(web_page)
+    assert await page.evaluate("alert('stop!'), confirm('sure?')") is True
+
+
+@pytest.fixture
+def visited() -> Iterator[tuple[str, list[str]]]:
+    """A web server on this machine, and the requests that reached it."""
+    paths: list[str] = []
+
+    class Note(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Note)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", paths
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+async def test_the_network_is_closed(web_page: str, visited: tuple[str, list[str]]) -> None:
+    address, paths = visited
+    page = await Chromium.shared().new_page(100, 100)
+    await page.goto(web_page)
+    failed = await page.evaluate(f"fetch('{address}/fetch', {{mode: 'no-cors'}}).then(() => 'reached', String)")
+    assert "Failed to fetch" in failed
+    image = f"new Promise(r => {{const i = new Image; i.onload = i.onerror = e => r(e.type); i.src = '{address}/i'}})"
+    assert await page.evaluate(image) == "error"
+    with pytest.raises(EnvironmentFailure, match="ERR_PROXY_CONNECTION_FAILED"):
+        await page.goto(f"{address}/page")
+    assert paths == []
+
+
+async def test_a_page_that_hangs_ends_at_the_limit_and_disturbs_no_other(web_page: str) -> None:
+    browser = Chromium.shared()
+    hung, fine = await asyncio.gather(*(browser.new_page(100, 100) for _ in range(2)))
+    await asyncio.gather(hung.goto(web_page), fine.goto(web_page))
+    with pytest.raises(EpisodeTimeout):
+        await hung.evaluate("(() => { while (true); })()", timeout=0.3)
+    with pytest.raises(EnvironmentFailure, match="broken"):
+        await hung.screenshot()
+    assert await fine.evaluate("2 + 2") == 4
+    await hung.close()
+    again = await browser.new_page(100, 100)
+    await again.goto(web_page)
+    await again.click(5, 5)
+    assert colour_at(await again.screenshot(), 5, 5) == (0, 255, 0)
+    assert browser.starts == 1
+
+
+async def test_a_crashed_page_fails_at_once_and_disturbs_no_other(web_page: str) -> None:
+    browser = Chromium.shared()
+    crashed, fine = await asyncio.gather(*(browser.new_page(100, 100) for _ in range(2)))
+    await asyncio.gather(crashed.goto(web_page), fine.goto(web_page))
+    waiting = asyncio.create_task(crashed.evaluate("new Promise(() => {})"))
+    await asyncio.sleep(0.05)
+    with pytest.raises(EnvironmentFailure, match="crashed"):
+        await crashed._call("Page.crash")
+    with pytest.raises(EnvironmentFailure, match="crashed"):
+        await waiting
+    assert crashed.broken is not None
+    assert await fine.evaluate("2 + 2") == 4
+    await crashed.close()
+    assert browser.starts == 1
+
+
+async def test_a_call_that_is_cut_off_breaks_the_page(web_page: str) -> None:
+    page = await Chromium.shared().new_page(100, 100)
+    await page.goto(web_page)
+    waiting = asyncio.create_task(page.evaluate("new Promise(() => {})"))
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    with pytest.raises(EnvironmentFailure, match="CancelledError"):
+        await page.screenshot()
+    await page.close()
+    await page.close()

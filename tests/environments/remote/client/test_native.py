@@ -1,0 +1,266 @@
+"""`NativeRemoteEnvironment`: what is played through a server is what would have been played here."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.environments.remote.running import PATIENCE, Served, serving, until
+from tests.environments.remote.server.test_native import HUNG, Moody
+from tests.environments.remote.server.test_security import AGENT, GRADER
+from tests.rollout.worlds import collector, specs
+from uirl.environments import (
+    BaseEnvironment,
+    EnvironmentSession,
+    ScreenEnvironment,
+    check_environment,
+    create_environment,
+    play_episode,
+)
+from uirl.environments.remote.client.native import NativeRemoteEnvironment
+from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
+from uirl.inference import ChatRenderer, LoadedModel
+from uirl.rollout import ExpertPlayer
+from uirl.types import Action, Task, ToolResult, Trajectory
+
+OPTIONS = {"level": 3, "retries": 1, "demonstrator": "careless", "carelessness": 0.7}
+
+
+@pytest.fixture(scope="module")
+def screen() -> Iterator[Served]:
+    with serving("screen", options=OPTIONS, sessions=8) as served:
+        yield served
+
+
+def remote(served: Served, **options: Any) -> NativeRemoteEnvironment:
+    return NativeRemoteEnvironment(url=served.url, **options)
+
+
+def test_trajectories_through_the_server_equal_those_played_here(screen: Served, vlm: LoadedModel) -> None:
+    def played(environment: BaseEnvironment) -> list[Trajectory]:
+        group = collector(vlm, environment)
+
+        async def run() -> list[Trajectory]:
+            try:
+                return await group.collect(specs(6), lambda spec: ExpertPlayer(ChatRenderer(vlm), group.parser))
+            finally:
+                await group.close()
+
+        return asyncio.run(run())
+
+    here, there = played(ScreenEnvironment(**OPTIONS)), played(remote(screen))  # type: ignore[arg-type]
+    assert screen.active == 0
+    assert {t.stop_reason for t in here} == {"terminated"}
+    assert 0 < sum(t.metrics["success"] for t in here) < 6
+    for mine, theirs in zip(here, there, strict=True):
+        assert mine.failure is theirs.failure is None
+        assert mine.turns == theirs.turns  # images by their hash, rewards, info, tokens: everything
+        assert mine.metrics.keys() == theirs.metrics.keys()
+        assert mine.success == theirs.success
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pictures_arrive_byte_for_byte(screen: Served, seed: int) -> None:
+    async def run() -> None:
+        sessions = [EnvironmentSession(env) for env in (ScreenEnvironment(**OPTIONS), remote(screen))]  # type: ignore[arg-type]
+        click = Action.of("click", x=14, y=14 + seed)
+        plays = [await play_episode(session, lambda turn: click, seed=seed) for session in sessions]
+        for session in sessions:
+            await session.close()
+        for a, b in zip(plays[0].observations, plays[1].observations, strict=True):
+            assert [image.data for image in a.images] == [image.data for image in b.images]
+        assert plays[0] == plays[1]
+
+    asyncio.run(run())
+    assert screen.active == 0
+
+
+def test_it_keeps_the_contract_of_environments(screen: Served) -> None:
+    report = check_environment(remote(screen), episodes=2)
+    assert report.seeded
+    assert report.notes == []
+    assert screen.active == 0
+
+
+def test_it_is_what_the_server_serves(screen: Served) -> None:
+    environment, local = remote(screen), ScreenEnvironment(**OPTIONS, describe=True)  # type: ignore[arg-type]
+    assert (environment.action_format, environment.max_turns) == ("json", local.max_turns)
+    assert environment.demonstrator_may_fail is True
+    assert environment.scored_at_end is False
+    assert environment.message_style == "plain"
+    assert environment.tasks() is None
+    controls = environment.controls()
+    assert controls["constant_click"] == local.constant_click_action()
+    with serving("screen", options={"describe": True}) as other:
+        assert remote(other).get_prompt_prefix() == local.get_prompt_prefix()
+    blank = controls["blank_image"]
+    assert isinstance(blank, NativeRemoteEnvironment)
+    expected = local.controls()["blank_image"]
+    assert isinstance(expected, ScreenEnvironment)
+
+    async def first_picture(env: BaseEnvironment) -> bytes:
+        session = EnvironmentSession(env)
+        seen = await session.reset(seed=1)
+        await session.close()
+        data: bytes = seen.images[0].data
+        return data
+
+    assert asyncio.run(first_picture(blank)) == asyncio.run(first_picture(expected))
+    assert screen.active == 0
+
+
+@pytest.mark.parametrize("describe", ["template", "prompt"])
+def test_its_tools_are_known_however_the_policy_is_told_of_them(describe: str) -> None:
+    with serving("calculator", options={"describe": describe}) as served:
+        environment = remote(served)
+        assert [tool["function"]["name"] for tool in environment.callable_tools()] == ["calculator"]
+        assert bool(environment.tool_schemas()) == (describe == "template")
+
+
+def test_tasks_tool_results_and_truncation_pass_through() -> None:
+    with serving(Moody()) as served:
+        environment = remote(served)
+        tasks = environment.tasks()
+        assert tasks == Moody().tasks()
+
+        async def run() -> None:
+            session = EnvironmentSession(environment)
+            first = await session.reset(Task("own", checks={"deep": [1, {"x": None}]}), seed=9)
+            assert first.text.endswith("task own, seed 9")
+            result = await session.step(Action(text="cut"))
+            assert (result.terminated, result.truncated, result.reward) == (False, True, 0.1 + 0.2)
+            assert result.observation.text == "half \ud800 a pair"
+            expected = ToolResult("add", {"a": 1}, False, {"sum": [1, 2.5, None, "\ud800"]}, "call-1", 0.25)
+            assert result.observation.tool_results == (expected,)
+            assert result.observation.info["success"] is True
+            assert await session.expert_action() is None
+            await session.close()
+
+        asyncio.run(run())
+
+
+def test_failures_keep_their_type() -> None:
+    with serving(Moody(), step_timeout=HUNG) as served:
+
+        async def run(word: str, kind: type[Exception], message: str) -> None:
+            session = EnvironmentSession(remote(served))
+            await session.reset()
+            with pytest.raises(kind, match=message):
+                await session.step(Action(text=word))
+            assert session.broken
+            await session.close()
+
+        asyncio.run(run("raise", EnvironmentFailure, "the cable was pulled"))
+        asyncio.run(run("hang", EpisodeTimeout, "did not return within 1 s"))
+        until(lambda: served.active == 0)
+
+
+async def test_a_lease_is_renewed_while_the_model_thinks(screen: Served) -> None:
+    with serving("screen", lease=1.5) as served:
+        environment = remote(served)
+        await environment.reset(seed=1)
+        await asyncio.sleep(2.5)
+        assert served.active == 1
+        assert (await environment.step(Action.of("click", x=1, y=1))).terminated
+        await environment.close()
+        assert served.active == 0
+
+
+async def test_an_environment_that_nobody_holds_lets_its_session_go() -> None:
+    with serving("screen", lease=0.4) as served:
+        environment = remote(served)
+        await environment.reset(seed=1)
+        task = environment._heart
+        del environment
+        gc.collect()
+        assert task is not None
+        async with asyncio.timeout(PATIENCE):
+            await task
+        until(lambda: served.active == 0)
+
+
+async def test_a_session_that_ran_out_between_episodes_is_replaced() -> None:
+    with serving("screen", idle=1.0) as served:
+        environment = remote(served)
+        first = await environment.reset(seed=1)
+        until(lambda: served.active == 0)
+        again = await environment.reset(seed=1)
+        assert again.images == first.images
+        assert served.active == 1
+        await environment.close()
+        await environment.close()
+
+
+def test_rewards_need_the_graders_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENV_TOKEN", AGENT)
+    monkeypatch.setenv("ENV_GRADER", GRADER)
+    with serving("screen", token_env="ENV_TOKEN", grader_token_env="ENV_GRADER") as served:
+        with pytest.raises(ConfigError, match="show no rewards to this token"):
+            remote(served, token_env="ENV_TOKEN").spawn()
+        with pytest.raises(EnvironmentFailure, match="401"):
+            remote(served).spawn()
+
+        async def run(**options: Any) -> tuple[float, bool | None]:
+            session = EnvironmentSession(remote(served, **options))
+            play = await play_episode(session, lambda turn: ScreenEnvironment().constant_click_action(), seed=3)
+            await session.close()
+            return play.total_reward, play.success
+
+        assert asyncio.run(run(token_env="ENV_TOKEN", blind=True)) == (0.0, None)
+        assert asyncio.run(run(token_env="ENV_GRADER")) == (0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"url": "127.0.0.1:8000"}, "no address of a server"),
+        ({"url": "ftp://host"}, "no address of a server"),
+        ({"url": "http://me:secret@host"}, "the token belongs in token_env"),
+        ({"urls": "http://host"}, "urls and spares are lists"),
+        ({"urls": ["http://a", "http://a/"]}, "named twice"),
+        ({"token_env": "NO_SUCH_VARIABLE"}, "NO_SUCH_VARIABLE holds no token"),
+        ({"step_timeout": 0}, "step_timeout must be positive seconds"),
+    ],
+)
+def test_options_that_do_not_fit(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        create_environment("remote", options)
+    assert "secret" not in str(caught.value)
+
+
+def test_servers_that_serve_something_else_are_refused(screen: Served) -> None:
+    with serving("screen") as other:
+        environment = NativeRemoteEnvironment(urls=[screen.url, other.url])
+        assert environment.max_turns == 4  # the description is the first server's
+
+        async def run() -> None:
+            one, two = environment.spawn(), environment.spawn()
+            assert isinstance(one, NativeRemoteEnvironment)
+            assert isinstance(two, NativeRemoteEnvironment)
+            await one.reset(seed=1)
+            with pytest.raises(EnvironmentFailure, match="serves another environment"):
+                await two.reset(seed=1)
+            await one.close()
+            await two.close()
+
+        asyncio.run(run())
+        assert screen.active == other.active == 0
+
+
+def test_copies_share_servers_and_nothing_else(screen: Served) -> None:
+    async def run() -> None:
+        environment = remote(screen)
+        others = [environment.spawn() for _ in range(3)]
+        await asyncio.gather(*[other.reset(seed=i) for i, other in enumerate(others)])  # type: ignore[call-arg]
+        assert screen.active == 3
+        assert [server.active for server in environment.pool.servers] == [3]
+        assert len({other._session for other in others}) == 3  # type: ignore[attr-defined]
+        await asyncio.gather(*[other.close() for other in others])  # type: ignore[func-returns-value]
+        assert [server.active for server in environment.pool.servers] == [0]
+        assert not environment.client._open, "connections are left open"
+
+    asyncio.run(run())

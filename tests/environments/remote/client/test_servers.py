@@ -1,0 +1,185 @@
+"""The pool of servers: who gets the next session, who is left alone, for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from tests.environments.remote.running import PATIENCE
+from uirl.environments.remote.client import servers
+from uirl.environments.remote.client.servers import LONGEST_REST, Server, ServerPool
+from uirl.errors import ConfigError, EnvironmentFailure
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def taken(pool: ServerPool, count: int) -> list[str]:
+    found = [pool.choose() for _ in range(count)]
+    return [server.url if server else "-" for server in found]
+
+
+def test_sessions_are_balanced(clock: Clock) -> None:
+    pool = ServerPool(["a", "b", "c"], clock=clock)
+    assert sorted(taken(pool, 6)) == ["a", "a", "b", "b", "c", "c"]
+    pool.give_back(pool.servers[1])
+    assert taken(pool, 1) == ["b"]
+
+
+def test_a_server_takes_no_more_than_it_may(clock: Clock) -> None:
+    pool = ServerPool(["a", "b"], most=2, clock=clock)
+    assert sorted(taken(pool, 5)) == ["-", "a", "a", "b", "b"]
+
+
+def test_spares_stand_in_while_nobody_else_can(clock: Clock) -> None:
+    pool = ServerPool(["a"], ["s"], most=2, clock=clock)
+    assert taken(pool, 3) == ["a", "a", "s"]
+    pool = ServerPool(["a"], ["s"], rest=5.0, clock=clock)
+    pool.take_out(pool.servers[0], "it broke")
+    assert taken(pool, 2) == ["s", "s"]
+    clock.now += 5.0
+    assert taken(pool, 1) == ["a"]
+
+
+def test_a_server_that_failed_is_tried_by_one_session_and_rests_longer_each_time(clock: Clock) -> None:
+    pool = ServerPool(["a"], rest=5.0, clock=clock)
+    server = pool.servers[0]
+    assert taken(pool, 3) == ["a", "a", "a"]
+    for _ in range(3):  # all three sessions tell of the same mishap
+        pool.take_out(server, "it broke")
+        pool.give_back(server)
+    assert server.failures == 1
+    for rest in (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, LONGEST_REST, LONGEST_REST):
+        clock.now += rest - 0.1
+        assert taken(pool, 1) == ["-"]
+        clock.now += 0.1
+        assert taken(pool, 2) == ["a", "-"]
+        pool.take_out(server, "still broken")
+        pool.give_back(server)
+    clock.now += LONGEST_REST
+    assert taken(pool, 2) == ["a", "-"]
+    pool.well(server)
+    assert taken(pool, 2) == ["a", "a"]
+    assert (server.failures, server.why) == (0, "")
+
+
+def test_a_full_server_is_left_alone_and_not_blamed(clock: Clock) -> None:
+    pool = ServerPool(["a", "b"], clock=clock)
+    server = pool.servers[0]
+    assert taken(pool, 4) == ["a", "b", "a", "b"]
+    pool.full(server, 3.0)
+    assert taken(pool, 3) == ["b", "b", "b"]
+    pool.give_back(server)  # one session less there: room for one
+    assert taken(pool, 2) == ["a", "b"]
+    clock.now += 3.0
+    assert taken(pool, 2) == ["a", "b"], "one session asks whether there is more room by now"
+    pool.well(server)  # there is
+    assert server.room == 3
+    clock.now += 1.0
+    assert taken(pool, 1) == ["a"]
+    pool.give_back(server)
+    pool.full(server, 3.0)
+    assert taken(pool, 1) == ["b"]
+    assert server.failures == 0
+
+
+def test_a_server_that_opens_no_sessions_does_not_draw_them(clock: Clock) -> None:
+    pool = ServerPool(["a", "b"], ["s"], most=2, rest=5.0, clock=clock)
+    assert taken(pool, 1) == ["a"]
+    pool.give_back(pool.servers[0])
+    pool.doubt(pool.servers[0], "no browser here")
+    assert taken(pool, 5) == ["b", "b", "s", "s", "a"], "it is used where no other can"
+    pool.give_back(pool.servers[0])
+    pool.give_back(pool.servers[1])
+    assert taken(pool, 1) == ["b"]
+    pool.give_back(pool.servers[1])
+    clock.now += 5.0
+    assert taken(pool, 1) == ["a"], "after a rest it is as good as the others"
+    pool.doubt(pool.servers[0], "no browser here")
+    pool.well(pool.servers[0])
+    assert (pool.servers[0].doubtful_until, pool.servers[0].why) == (0.0, "")
+
+
+def test_a_server_that_is_full_runs_again(clock: Clock) -> None:
+    pool = ServerPool(["a"], rest=5.0, clock=clock)
+    server = pool.servers[0]
+    for rest in (0.0, 5.0, 10.0):  # down for a while
+        clock.now += rest
+        assert taken(pool, 1) == ["a"]
+        pool.take_out(server, "it broke")
+        pool.give_back(server)
+    clock.now += 20.0
+    assert taken(pool, 1) == ["a"]
+    pool.give_back(server)
+    pool.full(server, 1.0)  # by now it runs, and others were faster
+    assert server.failures == 0
+    clock.now += 1.0
+    assert taken(pool, 1) == ["a"]
+
+
+async def test_who_was_woken_and_gives_up_wakes_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "_LOOK", 3600.0)
+    pool = ServerPool(["http://a"], most=1)
+    one = await pool.take()
+    first, second = (asyncio.create_task(pool.take(3600.0)) for _ in range(2))
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(PATIENCE):
+        pool.give_back(one)  # wakes the first
+        await asyncio.sleep(0)
+        first.cancel()
+        assert await second is one
+
+
+async def test_who_gives_up_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "_LOOK", 3600.0)
+    pool = ServerPool(["http://a"], most=1)
+    one = await pool.take()
+    first, second = (asyncio.create_task(pool.take(3600.0)) for _ in range(2))
+    await asyncio.sleep(0.05)
+    first.cancel()
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.wait([first])
+        pool.give_back(one)
+        assert await second is one
+
+
+async def test_take_waits_and_gives_up_with_the_reasons() -> None:
+    pool = ServerPool(["http://a", "http://b"], most=1, patience=0.3)
+    _, two = await pool.take(), await pool.take()
+    pool.take_out(two, "it broke")
+    with pytest.raises(EnvironmentFailure) as caught:
+        await pool.take()
+    assert str(caught.value) == "no server is free: http://a (1 sessions); http://b (it broke)"
+
+
+async def test_who_waits_is_woken_by_whoever_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "_LOOK", 3600.0)  # nobody looks on his own
+    pool = ServerPool(["http://a"], most=1)
+    one = await pool.take()
+    waiting = [asyncio.create_task(pool.take(3600.0)) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(PATIENCE):
+        pool.give_back(one)
+        done, still = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result() for task in done] == [one]
+        threading.Thread(target=pool.give_back, args=(one,)).start()  # from wherever it was used
+        assert await still.pop() is one
+
+
+def test_a_pool_needs_servers() -> None:
+    with pytest.raises(ConfigError, match="there is no server"):
+        ServerPool([], ["s"])
+    with pytest.raises(ConfigError, match="named twice"):
+        ServerPool(["a"], ["a"])
+    assert Server("a").most is None

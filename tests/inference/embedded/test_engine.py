@@ -1,0 +1,215 @@
+"""The embedded engine keeps the engine contract on real architectures, and batching changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.conftest import tiny_model
+from tests.inference.pictures import picture
+from uirl.errors import ContractError, EngineFailure
+from uirl.inference import (
+    ChatRenderer,
+    GenerationRequest,
+    LoadedModel,
+    Message,
+    SamplingParams,
+    TransformersInferenceEngine,
+    check_engine,
+    recompute_with,
+)
+from uirl.inference.embedded import engine as transformers_engine
+from uirl.inference.models.loading import hidden_states, pad_sequences, project
+
+
+def prompts_for(loaded: LoadedModel, chat: ChatRenderer):
+    if loaded.vision is None:
+        texts = ["guess 1-7", "a longer prompt about a door and a key", "x"]
+        return [(chat.whole([Message("user", text)]), ()) for text in texts]
+    shots = [(picture(1),), (picture(2), picture(3, (84, 56))), ()]
+    return [(chat.whole([Message("user", f"press {i}", s)]), s) for i, s in enumerate(shots)]
+
+
+@pytest.mark.parametrize("architecture", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "lm"])
+async def test_every_architecture_keeps_the_contract(architecture: str) -> None:
+    loaded = tiny_model("uirl/tiny-lm") if architecture == "lm" else tiny_model(architecture=architecture)
+    chat = ChatRenderer(loaded)
+    engine = TransformersInferenceEngine(loaded)
+    following = chat.following([Message("user", "next")], after_end=False)
+    report = await check_engine(
+        engine,
+        prompts_for(loaded, chat),
+        recompute_with(loaded),
+        banned_ids=loaded.banned_ids,
+        continuation=following,
+    )
+    assert report.tokens > 0
+    assert report.log_prob_gap < 1e-4
+    assert report.cached_tokens > 0
+    await engine.close()
+
+
+async def play(engine: TransformersInferenceEngine, chat: ChatRenderer, number: int, turns: int = 3) -> tuple:
+    """A conversation with a new picture in every turn; its ids, log-probs and cached tokens."""
+    shots = [picture(number)]
+    ids = chat.whole([Message("user", f"press {number}", tuple(shots))])
+    log_probs, cached = [], []
+    for turn in range(turns):
+        sampling = SamplingParams(max_tokens=3 + number % 5, seed=number * 10 + turn)
+        made = await engine.generate(GenerationRequest(tuple(ids), tuple(shots), sampling, f"episode-{number}"))
+        log_probs += made.log_probs
+        cached.append(made.cached_tokens)
+        shots.append(picture(100 * number + turn))
+        ids += made.token_ids
+        ids += chat.following([Message("user", "", (shots[-1],))], after_end=made.finish_reason == "stop")
+    engine.release(f"episode-{number}")
+    return ids, log_probs, cached
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(256, True), (5, True), (256, False), (1, True)])
+async def test_episodes_do_not_depend_on_rows_or_cache(vlm: LoadedModel, rows: int, kept: bool) -> None:
+    chat = ChatRenderer(vlm)
+    alone = TransformersInferenceEngine(vlm, kv_cache=False)
+    expected = [await play(alone, chat, n) for n in range(12)]
+    engine = TransformersInferenceEngine(vlm, max_batch_size=rows, kv_cache=kept)
+    together = await asyncio.gather(*[play(engine, chat, n) for n in range(12)])
+    for (ids, log_probs, cached), (want, want_log_probs, _) in zip(together, expected, strict=True):
+        assert ids == want
+        assert log_probs == pytest.approx(want_log_probs, abs=1e-4)
+        assert cached[0] == 0
+        if kept and rows > 12:
+            assert min(cached[1:]) > 0
+        if not kept:
+            assert cached == [0, 0, 0]
+    assert not engine._active
+    assert not engine._parked
+
+
+async def test_a_changed_picture_is_not_served_from_the_cache(vlm: LoadedModel) -> None:
+    chat = ChatRenderer(vlm)
+    engine = TransformersInferenceEngine(vlm)
+    ids = chat.whole([Message("user", "press", (picture(1),))])
+    request = GenerationRequest(tuple(ids), (picture(1),), SamplingParams(max_tokens=4, seed=1), "s")
+    first = await engine.generate(request)
+    again = GenerationRequest((*ids, *first.token_ids, *ids), (picture(2), picture(3)), request.sampling, "s")
+    kept = await engine.generate(again)
+    fresh = await engine.generate(replace(again, session_id=None))
+    assert kept.token_ids == fresh.token_ids
+    assert kept.cached_tokens < ids.index(vlm.vision.image_token_id) + 1
+
+
+async def test_a_rewritten_history_is_not_served_from_the_cache(lm: LoadedModel) -> None:
+    engine = TransformersInferenceEngine(lm)
+    sampling = SamplingParams(max_tokens=5, seed=1)
+    await engine.generate(GenerationRequest((20, 21, 22, 23, 24), (), sampling, "s"))
+    rewritten = GenerationRequest((20, 21, 90, 91, 92, 93, 94), (), sampling, "s")
+    kept = await engine.generate(rewritten)
+    fresh = await engine.generate(replace(rewritten, session_id=None))
+    assert kept.cached_tokens == 2
+    assert kept.token_ids == fresh.token_ids
+    assert kept.log_probs == pytest.approx(fresh.log_probs, abs=1e-5)
+
+
+async def test_an_update_drops_the_cache_and_counts_the_version(lm: LoadedModel) -> None:
+    trained, fresh = tiny_model("uirl/tiny-lm", init_seed=5), tiny_model("uirl/tiny-lm")
+    engine = TransformersInferenceEngine(fresh)
+    request = GenerationRequest((10, 11, 12, 13), (), SamplingParams(max_tokens=6, seed=3), "s")
+    before = await engine.generate(request)
+    await engine.update_weights(trained.model.named_parameters(), version=1)
+    longer = replace(request, prompt_ids=(*request.prompt_ids, *before.token_ids, 14))
+    after = await engine.generate(longer)
+    assert after.policy_version == 1
+    assert after.cached_tokens == 0
+    expected = await TransformersInferenceEngine(trained).generate(longer)
+    assert after.token_ids == expected.token_ids
+    with pytest.raises(ContractError, match="does not have"):
+        await engine.update_weights([("nonsense.weight", torch.zeros(1))], version=2)
+    with pytest.raises(ContractError, match="got shape"):
+        await engine.update_weights([("model.norm.weight", torch.zeros(3))], version=2)
+    with pytest.raises(ContractError, match="shared"):
+        await engine.update_weights(None, version=2)
+
+
+async def test_what_cannot_be_answered_is_a_typed_failure(lm: LoadedModel) -> None:
+    engine = TransformersInferenceEngine(lm, max_context=16)
+    with pytest.raises(EngineFailure, match="max_context"):
+        await engine.generate(GenerationRequest(tuple(range(10, 27))))
+    cut = await engine.generate(GenerationRequest((10,) * 12, (), SamplingParams(max_tokens=50, seed=0)))
+    assert len(cut.token_ids) <= 4
+    await engine.close()
+    with pytest.raises(EngineFailure, match="closed"):
+        await engine.generate(GenerationRequest((10,)))
+
+
+async def test_a_broken_forward_reaches_every_caller(lm: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TransformersInferenceEngine(lm)
+
+    def explode(*args, **kwargs):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(engine, "_forward", explode)
+    requests = [engine.generate(GenerationRequest((10, 11), (), SamplingParams(seed=i))) for i in range(3)]
+    results = await asyncio.gather(*requests, return_exceptions=True)
+    assert [type(r) for r in results] == [EngineFailure] * 3
+    assert "out of memory" in str(results[0])
+    monkeypatch.undo()
+    assert (await engine.generate(GenerationRequest((10, 11), (), SamplingParams(max_tokens=2)))).token_ids
+
+
+async def test_a_cancelled_call_frees_its_row(lm: LoadedModel) -> None:
+    engine = TransformersInferenceEngine(lm, max_batch_size=1)
+    endless = SamplingParams(max_tokens=4000, seed=1, temperature=100.0)
+    slow = asyncio.ensure_future(engine.generate(GenerationRequest((10, 11), (), endless)))
+    await asyncio.sleep(0.05)
+    slow.cancel()
+    quick = await asyncio.wait_for(engine.generate(GenerationRequest((10,), (), SamplingParams(max_tokens=1))), 60)
+    assert len(quick.token_ids) == 1
+
+
+async def test_greedy_takes_the_likeliest_token(lm: LoadedModel) -> None:
+    engine = TransformersInferenceEngine(lm)
+    made = await engine.generate(GenerationRequest((20, 21, 22), (), SamplingParams(max_tokens=5, temperature=0.0)))
+    ids, positions = pad_sequences(lm, [[20, 21, 22, *made.token_ids]], [()])
+    with torch.no_grad():
+        best = project(lm, hidden_states(lm, ids, positions, ())).argmax(-1)[0, 2:-1].tolist()
+    assert list(made.token_ids) == best
+
+
+async def test_placeholders_are_never_sampled(vlm: LoadedModel) -> None:
+    words = ["<|endoftext|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    assert set(vlm.banned_ids) == set(vlm.tokenizer.convert_tokens_to_ids(words))
+    assert not set(vlm.banned_ids) & set(vlm.end_ids)
+    engine = TransformersInferenceEngine(vlm)
+    # at temperature 100 all of about 480 tokens are nearly equally likely
+    wild = [SamplingParams(max_tokens=64, temperature=100.0, seed=i) for i in range(64)]
+    made = await asyncio.gather(*[engine.generate(GenerationRequest((20, 21), (), params)) for params in wild])
+    sampled = {token for generation in made for token in generation.token_ids}
+    assert len(sampled) > 400
+    assert not sampled & set(vlm.banned_ids)
+
+
+async def test_what_a_reply_may_take_costs_nothing_before_it_takes_it(
+    lm: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = ChatRenderer(lm)
+    ids = tuple(chat.whole([Message("user", "count")]))
+
+    async def talk(engine: TransformersInferenceEngine, most: int) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+        made = await asyncio.gather(
+            *[engine.generate(GenerationRequest(ids, (), SamplingParams(most, seed=n), f"e{n}")) for n in range(3)]
+        )
+        more = GenerationRequest(ids + made[0].token_ids, (), SamplingParams(most, seed=9), "e0")
+        made.append(await engine.generate(more))
+        await engine.close()
+        return [(one.token_ids, one.log_probs) for one in made]
+
+    # a billion tokens at once would be terabytes; beside it, the cache starts with room for a few tokens and grows
+    expected = await talk(TransformersInferenceEngine(lm, max_context=200), 150)
+    assert max(len(tokens) for tokens, _ in expected) > 50
+    bounded = await talk(TransformersInferenceEngine(lm, max_context=200), 10**9)
+    assert [tokens[:150] for tokens, _ in bounded[:3]] == [tokens for tokens, _ in expected[:3]]
+    monkeypatch.setattr(transformers_engine, "AHEAD", 4)
+    assert await talk(TransformersInferenceEngine(lm, max_context=200), 150) == expected

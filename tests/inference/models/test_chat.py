@@ -1,0 +1,182 @@
+"""What one more message adds, rendered alone, equals rendering the whole conversation."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+
+from tests.inference.pictures import picture
+from uirl.errors import ContractError
+from uirl.inference import ChatRenderer, LoadedModel, Message
+from uirl.inference.models.templates import TEMPLATES
+from uirl.types import ToolCall
+
+LLAMA_WORDS = ["<s>", "</s>", "[INST]", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+
+
+def with_template(loaded: LoadedModel, template: str) -> LoadedModel:
+    """The model with another chat template and the special tokens that templates use."""
+    tokenizer = copy.deepcopy(loaded.tokenizer)
+    tokenizer.chat_template = TEMPLATES.get(template, template)
+    tokenizer.add_special_tokens({"additional_special_tokens": LLAMA_WORDS})
+    ends = tuple(tokenizer.convert_tokens_to_ids(word) for word in ("<|im_end|>", "</s>", "<|eot_id|>"))
+    return replace(loaded, tokenizer=tokenizer, end_ids=ends)
+
+
+@pytest.mark.parametrize("template", ["own", "chatml", "hermes", "llama-2", "llama-3"])
+@pytest.mark.parametrize("system", [True, False])
+def test_growing_equals_rendering_the_whole(lm: LoadedModel, template: str, system: bool) -> None:
+    loaded = lm if template == "own" else with_template(lm, template)
+    chat = ChatRenderer(loaded)
+    assert chat.incremental
+    messages = [Message("system", "be brief")] if system else []
+    messages.append(Message("user", "guess a number\nbetween 1 and 7"))
+    ids = chat.whole(messages)
+    for reply, answer in [("4", "higher"), ("6 or so", "lower"), ("", "  spaced  out ")]:
+        ids = ids + chat.demonstration(reply)
+        messages += [Message("assistant", reply), Message("user", answer)]
+        if template == "llama-2" and answer.strip() != answer:
+            break
+        ids += chat.following(messages[-1:], after_end=True)
+        assert ids == chat.whole(messages)
+
+
+def test_a_reply_that_was_cut_off_is_closed_by_the_context(lm: LoadedModel) -> None:
+    chat = ChatRenderer(lm)
+    user, answer = Message("user", "guess"), Message("user", "higher")
+    cut = chat.whole([user]) + lm.tokenizer("4", add_special_tokens=False)["input_ids"]
+    grown = cut + chat.following([answer], after_end=False)
+    assert grown == chat.whole([user, Message("assistant", "4"), answer])
+
+
+def test_pictures_take_as_many_tokens_as_the_model_gives_them(vlm: LoadedModel) -> None:
+    chat = ChatRenderer(vlm)
+    token = vlm.vision.image_token_id
+    small, wide = picture(1), picture(2, (56, 28))
+    messages = [Message("user", "press", (small, wide))]
+    ids = chat.whole(messages)
+    # 56 x 56 pixels are 4 x 4 patches of 14, merged 2 x 2: 4 tokens; 56 x 28: 2 tokens
+    assert ids.count(token) == 4 + 2
+    ids += chat.demonstration("ok") + chat.following([Message("user", "", (small,))], after_end=True)
+    assert ids == chat.whole([*messages, Message("assistant", "ok"), Message("user", "", (small,))])
+
+
+def test_pictures_for_a_text_model_are_refused(lm: LoadedModel) -> None:
+    with pytest.raises(ContractError, match="text model"):
+        ChatRenderer(lm).whole([Message("user", "look", (picture(1),))])
+
+
+def test_a_template_that_drops_pictures_is_refused(vlm: LoadedModel) -> None:
+    dropping = TEMPLATES["chatml"].replace("<|image_pad|>", "picture")
+    with pytest.raises(ContractError, match="drops pictures"):
+        ChatRenderer(with_template(vlm, dropping)).whole([Message("user", "look", (picture(1),))])
+
+
+def test_a_reply_that_was_cut_off_may_be_told_again(lm: LoadedModel) -> None:
+    chat = ChatRenderer(lm)
+    for text in ("ok7", "ok7 higher", "a\nb"):
+        user, answer = Message("user", "guess"), Message("user", text)
+        cut = chat.whole([user]) + lm.tokenizer("ok7", add_special_tokens=False)["input_ids"]
+        grown = cut + chat.following([answer], after_end=False)
+        assert grown == chat.whole([user, Message("assistant", "ok7"), answer])
+
+
+def test_a_template_that_rewrites_history_is_noticed(lm: LoadedModel) -> None:
+    # earlier replies lose what stands before '</think>', as reasoning models' templates do
+    forgetful = (
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+        "{% if message['role'] == 'assistant' and not loop.last %}...{% else %}{{ message['content'] }}{% endif %}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    chat = ChatRenderer(with_template(lm, forgetful))
+    assert not chat.incremental
+    with pytest.raises(ContractError, match="rewrites history"):
+        chat.following([Message("user", "x")], after_end=True)
+
+
+def test_a_template_that_numbers_messages_is_noticed(lm: LoadedModel) -> None:
+    numbered = TEMPLATES["chatml"].replace("message['role'] + '\n'", "message['role'] + loop.index | string + '\n'")
+    assert numbered != TEMPLATES["chatml"]
+    assert not ChatRenderer(with_template(lm, numbered)).incremental
+
+
+def test_a_template_that_counts_what_the_user_says_is_noticed(lm: LoadedModel) -> None:
+    # replies stand as they were and the prompt is always the same; only the next user message knows its number
+    counting = TEMPLATES["chatml"].replace(
+        "message['role'] + '\n'", "message['role'] + (loop.index | string if message['role'] == 'user' else '') + '\n'"
+    )
+    assert counting != TEMPLATES["chatml"]
+    assert not ChatRenderer(with_template(lm, counting)).incremental
+
+
+def test_without_a_template_the_remedy_is_named(lm: LoadedModel) -> None:
+    bare = replace(lm, tokenizer=copy.deepcopy(lm.tokenizer))
+    bare.tokenizer.chat_template = None
+    with pytest.raises(ContractError, match=r"model\.chat_template"):
+        ChatRenderer(bare)
+
+
+def test_a_template_without_an_end_token_is_refused(lm: LoadedModel) -> None:
+    endless = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    with pytest.raises(ContractError, match="end tokens"):
+        ChatRenderer(with_template(lm, endless))
+
+
+CALCULATOR = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "Computes.",
+        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}},
+    },
+}
+
+
+def test_tools_are_shown_and_results_are_appended(lm: LoadedModel) -> None:
+    chat = ChatRenderer(with_template(lm, "hermes"), [CALCULATOR])
+    assert chat.incremental
+    asked = [Message("system", "be brief"), Message("user", "2 * 3 and 4 * 5?")]
+    ids = chat.whole(asked)
+    shown = lm.tokenizer.decode(ids)
+    assert '<tools>\n{"type": "function", "function": {"name": "calculator"' in shown
+    calls = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2 * 3"}}\n</tool_call>'
+    answers = [Message("tool", "6", name="calculator"), Message("tool", "20", name="calculator")]
+    grown = ids + chat.demonstration(calls) + chat.following(answers, after_end=True)
+    assert grown == chat.whole([*asked, Message("assistant", calls), *answers])
+    # two results are one message of the user, as such models were taught
+    assert (
+        chat.following(answers, after_end=True)
+        == lm.tokenizer(
+            "\n<|im_start|>user\n<tool_response>\n6\n</tool_response>\n<tool_response>\n20\n</tool_response><|im_end|>\n"
+            "<|im_start|>assistant\n",
+            add_special_tokens=False,
+        ).input_ids
+    )
+
+
+def test_calls_that_somebody_else_made_are_rendered_by_the_template(lm: LoadedModel) -> None:
+    chat = ChatRenderer(with_template(lm, "hermes"), [CALCULATOR])
+    call = ToolCall("calculator", {"expression": "2 * 3"}, "c1")
+    ids = chat.whole([Message("user", "2 * 3?"), Message("assistant", "so", tool_calls=(call,)), Message("user", "ok")])
+    text = 'so\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "2 * 3"}}\n</tool_call><|im_end|>'
+    assert text in lm.tokenizer.decode(ids)
+
+
+def test_a_template_that_hides_tools_is_refused(lm: LoadedModel) -> None:
+    assert not ChatRenderer.can_show(lm, [CALCULATOR])
+    with pytest.raises(ContractError, match="does not show tools to the policy; describe them in the system prompt"):
+        ChatRenderer(lm, [CALCULATOR])
+
+
+def test_a_template_that_moves_its_tools_renders_every_turn_anew(lm: LoadedModel) -> None:
+    """As Mistral's does: the tools stand before the newest question, so a new one rewrites what came before."""
+    moving = (
+        "{% for m in messages %}{% if tools and m.role == 'user' and loop.last %}TOOLS {{ tools[0].function.name }}"
+        "{% endif %}<|{{ m.role }}|>{{ m.content }}{% if m.role == 'assistant' %}<|im_end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    loaded = with_template(lm, moving)
+    assert ChatRenderer(loaded).incremental
+    assert not ChatRenderer(loaded, [CALCULATOR]).incremental

@@ -1,0 +1,31 @@
+"""The words that a built-in model gets as tokens of their own."""
+
+from __future__ import annotations
+
+from uirl.config import ConfigStore
+from uirl.inference.models.loading import load_model
+from uirl.inference.models.tiny import build_tokenizer
+
+WORDS = ("olive", "magenta", "box.")
+
+
+def test_words_of_the_task_are_one_token_each_also_as_a_target() -> None:
+    tokenizer = build_tokenizer(560, words=WORDS)
+    plain = build_tokenizer(560)
+    for word in WORDS:
+        assert len(plain.tokenize(word)) > 1
+        assert tokenizer.tokenize(word) == [word]
+        action = '{"action":"click","target":"' + word + '","x":1'
+        assert tokenizer.tokenize(action) == ['{"action":"click","target":"', word + '","x":', "1"]
+
+
+def test_without_words_the_tokens_are_those_of_the_default_job() -> None:
+    tokenizer = build_tokenizer(512)
+    assert build_tokenizer(512, words=()).get_vocab() == tokenizer.get_vocab()
+    assert len(tokenizer) == 484
+
+
+def test_words_come_from_the_configuration() -> None:
+    store = ConfigStore.from_dict({"model": {"tiny": {"words": list(WORDS), "vocab_size": 560}}})
+    tokenizer = load_model(store.model, seed=0).tokenizer
+    assert all(len(tokenizer.tokenize(word)) == 1 for word in WORDS)

@@ -1,0 +1,77 @@
+"""Positions and placeholder counts are those of the HF models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.conftest import tiny_model
+from tests.inference.pictures import picture
+from uirl.errors import AlignmentError, ContractError
+from uirl.inference.models.vision import VisionInputs
+
+
+@pytest.mark.parametrize("architecture", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_positions_equal_the_models_own(architecture: str) -> None:
+    loaded = tiny_model(architecture=architecture)
+    vision = loaded.vision
+    shots = (picture(1), picture(2, (84, 56)), picture(3, (28, 56)))
+    counts = [image.tokens for image in vision.encode(shots)]
+    token = vision.image_token_id
+    images = [[token] * n for n in counts]
+    ids = [10, *images[0], 11, *images[1], 12, 12, *images[2]]
+    ours, following = loaded.positions(ids, shots)
+    tensor = torch.tensor([ids])
+    grids = vision.forward_inputs(shots, "cpu", torch.float32)["image_grid_thw"]
+    theirs, delta = loaded.model.model.get_rope_index(tensor, (tensor == token).int(), image_grid_thw=grids)
+    assert ours.tolist() == theirs[:, 0].tolist()
+    assert following == len(ids) + int(delta)
+
+
+def test_a_wrong_number_of_placeholders_is_an_error(vlm) -> None:
+    token = vlm.vision.image_token_id
+    with pytest.raises(AlignmentError, match="got 3 in the sequence, expected 4"):
+        vlm.positions([10, token, token, token], (picture(1),))
+    with pytest.raises(AlignmentError, match="interrupted"):
+        vlm.positions([10, token, token, 11, token, token], (picture(1),))
+    with pytest.raises(AlignmentError, match="expected 0"):
+        vlm.positions([10, token], ())
+
+
+def test_the_same_picture_is_processed_once(vlm, monkeypatch: pytest.MonkeyPatch) -> None:
+    vision = VisionInputs(vlm.config, vlm.vision.processor)
+    calls: list[int] = []
+    monkeypatch.setattr(
+        vision, "_process", lambda shots: calls.append(len(shots)) or VisionInputs._process(vision, shots)
+    )
+    first = vision.encode([picture(1), picture(2), picture(1)])
+    second = vision.encode([picture(2)])
+    assert calls == [2]
+    assert first[1] is second[0]
+    assert first[0] is first[2]
+
+
+def test_the_image_cache_is_bounded(vlm) -> None:
+    one = VisionInputs(vlm.config, vlm.vision.processor).encode([picture(1)])[0].pixels
+    vision = VisionInputs(vlm.config, vlm.vision.processor, cache_bytes=3 * one.numel() * 4)
+    vision.encode([picture(i) for i in range(10)])
+    assert len(vision._cache) == 3
+
+
+def test_an_unknown_family_is_named(vlm) -> None:
+    class Config:
+        model_type = "telepathy"
+        vision_config = None
+
+    with pytest.raises(ContractError, match="telepathy"):
+        VisionInputs(Config(), None)
+
+
+@pytest.mark.parametrize("size", [(56, 56), (28, 56), (56, 28), (40, 33), (200, 120), (12, 12)])
+def test_patches_are_the_processors_to_the_last_bit(vlm, size: tuple[int, int]) -> None:
+    shot = picture(3, size) if min(size) > 12 else picture(3, (16, 16))
+    processor = vlm.vision.processor
+    theirs = processor(images=[shot.open()], return_tensors="pt")
+    ours = VisionInputs(vlm.config, processor).encode([shot])[0]
+    assert torch.equal(ours.pixels, theirs["pixel_values"])
+    assert list(ours.grid) == theirs["image_grid_thw"][0].tolist()

@@ -1,0 +1,527 @@
+"""Our episodes as verl's agent loop: what verl is handed is what the server was fed and sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from ray.exceptions import ActorDiedError
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap
+
+from tests.integrations.verl.cpu.rollout import CPUServer
+from tests.integrations.verl.runs import config, trainer
+from tests.integrations.verl.worlds import BROKEN, share_of_good
+from uirl.errors import AlignmentError, ConfigError
+from uirl.images import ImageStore, Screenshot, screenshot
+from uirl.integrations.verl.config.keys import put
+from uirl.integrations.verl.config.mapping import ESTIMATORS
+from uirl.integrations.verl.rollout.agent import ServerPlayer, Travelling
+from uirl.integrations.verl.rollout.agent_loop import EnvironmentAgentLoop, EpisodeFailed
+from uirl.integrations.verl.rollout.context import world_of
+from uirl.integrations.verl.rollout.outputs import outputs_of
+from uirl.integrations.verl.rollout.workers import portable
+from uirl.integrations.verl.tasks.dataset import CustomEnvironmentDataset
+from uirl.integrations.verl.trainer.coordinator import Office
+from uirl.integrations.verl.trainer.running import create_agent_loop_manager
+from uirl.rollout.conversation import Context
+from uirl.types import Observation, Trajectory, Turn
+
+pytestmark = pytest.mark.verl
+
+TWO_LOOKS = "environment.name=tests.integrations.verl.worlds:TwoLooks"
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+TEXT = ("model.model_name=uirl/tiny-lm", "environment.options={pictures: false}")
+
+
+class Client:
+    """verl's server client without Ray: remembers what it was asked and what it answered."""
+
+    def __init__(self, server: Any) -> None:
+        self.server = server
+        self.asked: list[dict[str, Any]] = []
+        self.answers: list[Any] = []
+
+    async def generate(self, request_id: str, **request: Any) -> Any:
+        request = pickle.loads(pickle.dumps(request))  # as Ray does
+        self.asked.append({"request_id": request_id, **request})
+        made = await self.server.generate(request_id, **request)
+        steps = made.extra_fields["global_steps"]
+        made.extra_fields |= {"min_global_steps": steps, "max_global_steps": steps}
+        self.answers.append(made)
+        return made
+
+
+def prepared(folder: Path, *overrides: str, verl: dict[str, Any] | None = None) -> tuple[Any, Client]:
+    """(verl's config of a run, a client of its server), in this process."""
+    run = trainer(config(folder, TWO_LOOKS, *overrides), verl=verl)
+    run._place_model(run.directory / "model")
+    part = run.config.actor_rollout_ref
+    return run.config, Client(CPUServer(part.rollout, part.model))
+
+
+def play(config: Any, client: Any, *rows: dict[str, Any]) -> list[Any]:
+    """What the loop makes of each row, played together as verl's worker does."""
+
+    async def all_of_them() -> list[Any]:
+        return await asyncio.gather(*(loop_of(config, client).run(dict(SAMPLING), **row) for row in rows))
+
+    return asyncio.run(all_of_them())
+
+
+def loop_of(config: Any, client: Any) -> EnvironmentAgentLoop:
+    tokenizer = SimpleNamespace(chat_template="", apply_chat_template=lambda *_, **__: [])
+    return EnvironmentAgentLoop(
+        trainer_config=DictConfigWrap(config),
+        server_manager=client,
+        tokenizer=tokenizer,
+        processor=None,
+        dataset_cls=CustomEnvironmentDataset,
+        data_config=DictConfigWrap(config.data),
+    )
+
+
+def rows(config: Any, count: int = 1, members: int = 1) -> list[dict[str, Any]]:
+    """Rows of the dataset as the V1 trainer hands them on, `members` of each."""
+    dataset = CustomEnvironmentDataset(config=config.data, data_files="uirl:train")
+    made = [dataset[i] for i in range(count)]
+    return [{**row, "session_id": m, "global_steps": 1} for row in made for m in range(members)]
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Client]:
+    """A run with pictures in the second turn."""
+    return prepared(tmp_path_factory.mktemp("seeing"))
+
+
+def test_verl_gets_what_the_server_was_fed_and_sampled(seeing: tuple[Any, Client]) -> None:
+    config, client = seeing
+    client.asked.clear(), client.answers.clear()
+    (output,) = play(config, client, *rows(config))
+    first, second = client.asked
+    assert output.prompt_ids == first["prompt_ids"]
+    ids = output.prompt_ids + output.response_ids
+    assert ids[: len(second["prompt_ids"])] == second["prompt_ids"]
+    assert ids[len(second["prompt_ids"]) :] == client.answers[1].token_ids
+    between = len(second["prompt_ids"]) - len(first["prompt_ids"]) - len(client.answers[0].token_ids)
+    n, m = (len(a.token_ids) for a in client.answers)
+    assert output.response_mask == [1] * n + [0] * between + [1] * m
+    sampled = [p for p, own in zip(output.response_logprobs, output.response_mask, strict=True) if own]
+    assert sampled == client.answers[0].log_probs + client.answers[1].log_probs
+
+
+def test_pictures_of_the_second_turn_go_along(seeing: tuple[Any, Client]) -> None:
+    config, client = seeing
+    client.asked.clear(), client.answers.clear()
+    outputs = play(config, client, *rows(config, count=4))
+    counts = {len(output.multi_modal_data["images"]) for output in outputs}
+    assert counts == {1, 2}
+    opening = [asked for asked in client.asked if asked["image_data"] is None]
+    assert len(opening) == 4
+    for output in outputs:
+        ids = torch.tensor(output.prompt_ids + output.response_ids)
+        pad = 5  # <|image_pad|> of the built-in tokenizer; a picture of 56 x 56 takes 4
+        assert (ids == pad).sum() == 4 * len(output.multi_modal_data["images"])
+
+
+def test_pictures_are_kept_no_longer_than_episodes(seeing: tuple[Any, Client]) -> None:
+    """A worker lives as long as the run: it must not gather what was ever seen."""
+    config, client = seeing
+
+    async def played_and_left() -> tuple[int, int]:
+        world = await world_of(config)
+        with world.playing():
+            await loop_of(config, client).run(dict(SAMPLING), **rows(config)[0])
+            kept = len(world.images)
+        return kept, len(world.images)
+
+    kept, left = asyncio.run(played_and_left())
+    assert kept in (1, 2)
+    assert left == 0
+
+
+class Desk:
+    """An office by hand: says of each episode whether it kept it, and remembers which pictures came along."""
+
+    def __init__(self, *answers: bool) -> None:
+        self.answers = list(answers)
+        self.came: list[set[str]] = []
+        self.repeated: list[bool] = []
+        self.add = SimpleNamespace(remote=self._add)
+
+    async def _add(
+        self, trajectory: Trajectory, pictures: dict[str, bytes], step: int, split: str, repeated: bool
+    ) -> bool:
+        self.came.append(set(pictures))
+        self.repeated.append(repeated)
+        return self.answers[len(self.came) - 1]
+
+
+def test_pictures_that_were_not_kept_are_sent_again(tmp_path: Path) -> None:
+    config, client = prepared(tmp_path)
+    desk = Desk(False, True, True)
+
+    async def same_episode_three_times() -> None:
+        world = await world_of(config)
+        world.office = desk
+        (row,) = rows(config)
+        for _ in range(3):
+            await loop_of(config, client).run(dict(SAMPLING), **row)
+
+    asyncio.run(same_episode_three_times())
+    first, second, third = desk.came
+    assert first == second != set()
+    assert third == set()
+
+
+def test_an_evaluation_is_on_the_record_once(tmp_path: Path) -> None:
+    """verl evaluates once more where a run continues."""
+    turn = Turn(Observation("look"), (1, 2), (3, 4), (-0.5, -0.5))
+    held_out = Trajectory(id="eval-0@1-0", group_id="eval-0@1", turns=[turn])
+    office = Office({}, None, str(tmp_path))
+    office.begin(None)
+    assert office.add(held_out, {}, 1, "eval")
+    office.close()
+    again = Office({}, None, str(tmp_path))
+    again.begin(1)
+    assert not again.add(replace(held_out, id="eval-0@1-1"), {}, 1, "eval")
+    assert again.add(replace(held_out, id="train-0-0", group_id="train-0"), {}, 2, "train")
+    again.close()
+
+
+def test_rewards_stand_where_they_were_earned(seeing: tuple[Any, Client]) -> None:
+    config, client = seeing
+    client.asked.clear(), client.answers.clear()
+    (output,) = play(config, client, *rows(config))
+    rewards = output.as_dict()["rm_scores"]
+    decode = CustomTokenizer(config)
+    paid = [share_of_good(decode(answer.token_ids)) / 2 for answer in client.answers]
+    ends = [len(client.answers[0].token_ids) - 1, len(output.response_ids) - 1]
+    assert [rewards[at].item() for at in ends] == pytest.approx(paid)
+    assert rewards.sum().item() == pytest.approx(output.reward_score) == pytest.approx(sum(paid))
+    assert (rewards != 0).sum() <= 2
+
+
+class CustomTokenizer:
+    """Decodes as the policy's tokenizer does."""
+
+    def __init__(self, config: Any) -> None:
+        from transformers import AutoTokenizer
+
+        self._own = AutoTokenizer.from_pretrained(config.actor_rollout_ref.model.path)
+
+    def __call__(self, ids: list[int]) -> str:
+        return str(self._own.decode(ids, skip_special_tokens=True))
+
+
+def test_members_share_the_instance_and_draw_for_themselves(seeing: tuple[Any, Client]) -> None:
+    config, client = seeing
+    made = play(config, client, *rows(config, members=3))
+    assert len({tuple(output.prompt_ids) for output in made}) == 1
+    assert len({tuple(output.response_ids) for output in made}) == 3
+    again = play(config, client, *rows(config, members=3))
+    assert [output.response_ids for output in again] == [output.response_ids for output in made]
+
+
+def test_an_episode_tells_verl_what_it_asks(seeing: tuple[Any, Client]) -> None:
+    config, client = seeing
+    (output,) = play(config, client, *rows(config))
+    fields = output.extra_fields
+    assert (fields["min_global_steps"], fields["max_global_steps"]) == (0, 0)
+    assert len(fields["turn_scores"]) == 2
+    assert fields["reward_extra_info"]["success"] in (True, False)
+    assert output.num_turns == 4
+    assert output.metrics.generate_sequences > 0
+
+
+def test_rewritten_history_makes_several_sequences(tmp_path: Path) -> None:
+    config, client = prepared(tmp_path, *TEXT, "rollout.token_budget=16")
+    (outputs,) = play(config, client, *rows(config))
+    assert len(outputs) == 2
+    assert [output.prompt_ids for output in outputs] == [asked["prompt_ids"] for asked in client.asked]
+    assert [output.response_ids for output in outputs] == [answer.token_ids for answer in client.answers]
+    total = sum(outputs[0].extra_fields["turn_scores"])
+    assert [output.reward_score for output in outputs] == [total, total]
+    last = outputs[1].as_dict()["rm_scores"]
+    assert last[-1].item() == pytest.approx(total)
+
+
+def test_a_trainer_that_credits_episodes_takes_several_sequences(tmp_path: Path) -> None:
+    config, client = prepared(tmp_path, *TEXT, "rollout.token_budget=16")
+    put(config, "data.uirl.credits_episodes", True)
+    for estimator in ESTIMATORS.values():
+        put(config, "algorithm.adv_estimator", estimator)
+        (outputs,) = play(config, client, *rows(config))
+        assert len(outputs) == 2, estimator
+
+
+@pytest.mark.parametrize(
+    ("keys", "ours", "message"),
+    [
+        ({"algorithm.adv_estimator": "rloo"}, False, "rloo would count it once per sequence under this trainer"),
+        ({"algorithm.adv_estimator": "opo"}, True, "opo would count it once per sequence under this trainer"),
+        ({"trainer.use_v1": False}, False, "legacy trainer takes one"),
+    ],
+)
+def test_several_sequences_are_refused_where_they_would_be_misread(
+    tmp_path: Path, keys: dict[str, Any], ours: bool, message: str
+) -> None:
+    """Where the window is not what rewrites history, but a chat template, only the first episode tells."""
+    config, client = prepared(tmp_path, *TEXT, "rollout.token_budget=16")
+    for key, value in (keys | {"data.uirl.credits_episodes": ours}).items():
+        put(config, key, value)
+    with pytest.raises(ConfigError, match=message):
+        play(config, client, *rows(config))
+
+
+SYNC = {"trainer.v1.trainer_mode": "sync"}
+
+
+@pytest.mark.parametrize("window", ["rollout.token_budget=16", "rollout.max_images=1"])
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (SYNC | {"algorithm.adv_estimator": "rloo"}, "rloo would count it once per sequence under this trainer"),
+        ({"algorithm.adv_estimator": "opo"}, "opo would count it once per sequence under this trainer"),
+        ({"trainer.use_v1": False}, "legacy trainer takes one"),
+    ],
+)
+def test_a_window_is_refused_before_the_run_where_its_sequences_would_be_misread(
+    tmp_path: Path, window: str, keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trainer(config(tmp_path, TWO_LOOKS, *TEXT, window), verl=keys)
+
+
+@pytest.mark.parametrize(
+    ("window", "keys"),
+    [("rollout.token_budget=16", SYNC), ("rollout.token_budget=null", SYNC | {"algorithm.adv_estimator": "rloo"})],
+)
+def test_other_trainers_of_verls_go_with_what_they_read(tmp_path: Path, window: str, keys: dict[str, Any]) -> None:
+    made = trainer(config(tmp_path, TWO_LOOKS, *TEXT, window), verl=keys)
+    assert made.config.trainer.v1.trainer_mode == "sync"
+
+
+def test_attempts_that_were_repeated_are_told_from_episodes(tmp_path: Path) -> None:
+    fragile = "environment.name=tests.integrations.verl.worlds:OneBrokenTask"
+    config, client = prepared(tmp_path, *TEXT, fragile, "rollout.retries=1")
+    desk = Desk(True, True)
+
+    async def played() -> None:
+        (await world_of(config)).office = desk
+        with pytest.raises(EpisodeFailed):
+            await loop_of(config, client).run(dict(SAMPLING), **broken_row(config))
+
+    asyncio.run(played())
+    assert desk.repeated == [True, False]
+    office = Office({}, None, None)
+    for i, repeated in enumerate(desk.repeated):
+        office.add(Trajectory(id=f"train-0-{i}"), {}, 1, "train", repeated)
+    taken = office.take()
+    assert ([t.id for t in taken.episodes], [t.id for t in taken.attempts]) == (["train-0-1"], ["train-0-0"])
+    assert office.take().episodes == []
+
+
+class Unsendable(Exception):
+    def __init__(self, code: int, *, reason: str) -> None:
+        super().__init__(f"{code} {reason}")
+
+
+def test_the_first_error_for_the_person_is_kept_as_it_is_where_it_can_be_sent() -> None:
+    office = Office({}, None, None)
+    assert office.complaint() is None
+    office.complain(portable(ConfigError("install abacus")))
+    office.complain(portable(Unsendable(5, reason="later")))
+    assert repr(office.complaint()) == repr(ConfigError("install abacus"))
+    assert repr(portable(Unsendable(5, reason="no way"))) == repr(RuntimeError("Unsendable: 5 no way"))
+
+
+def broken_row(config: Any) -> dict[str, Any]:
+    """A row with the task that breaks."""
+    (row,) = rows(config)
+    return {**row, "extra_info": {**row["extra_info"], "task": BROKEN}}
+
+
+def test_an_episode_that_fails_is_no_zero(tmp_path: Path) -> None:
+    config, client = prepared(
+        tmp_path, *TEXT, "environment.name=tests.integrations.verl.worlds:OneBrokenTask", "rollout.retries=1"
+    )
+    with pytest.raises(EpisodeFailed, match="the cable was pulled") as caught:
+        play(config, client, broken_row(config))
+    assert caught.value.kind == "environment"
+    assert len({asked["request_id"] for asked in client.asked}) == 2, "it was to be played twice"
+
+
+def test_under_the_legacy_trainer_a_failed_episode_is_masked_out(tmp_path: Path) -> None:
+    fragile = "environment.name=tests.integrations.verl.worlds:OneBrokenTask"
+    config, client = prepared(tmp_path, *TEXT, fragile, verl={"trainer.use_v1": False})
+    (output,) = play(config, client, broken_row(config))
+    assert output.response_mask == [0]
+    assert output.extra_fields["uirl"]["failure"] == "environment"
+
+
+def test_a_server_that_died_is_an_engine_failure(tmp_path: Path) -> None:
+    config, _ = prepared(tmp_path, *TEXT)
+
+    class Dead:
+        async def generate(self, *_: Any, **__: Any) -> Any:
+            raise ActorDiedError
+
+    with pytest.raises(EpisodeFailed, match="rollout server did not answer") as caught:
+        play(config, Client(Dead()), *rows(config))
+    assert caught.value.kind == "engine"
+
+
+def test_rows_name_their_environment(tmp_path: Path) -> None:
+    config, client = prepared(tmp_path, *TEXT)
+    row = {"extra_info": {"environment": "guess_number", "task": "a-number", "seed": 3}, "session_id": 0}
+    (output,) = play(config, client, {"index": 0, **row})
+    opening = CustomTokenizer(config)(output.prompt_ids)
+    assert "guess 1-7" in opening
+    assert output.extra_fields["uirl"]["task"] == "a-number"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({}, "holds no mapping `extra_info`"),
+        ({"extra_info": {"task": {"id": "x", "colour": "red"}}}, "expected the fields of uirl.Task"),
+        ({"extra_info": {"environment": "gess_number"}}, "unknown environment"),
+    ],
+)
+def test_rows_that_say_nothing_are_refused(seeing: tuple[Any, Client], row: dict[str, Any], message: str) -> None:
+    config, client = seeing
+    with pytest.raises(ConfigError, match=message):
+        play(config, client, row)
+
+
+def test_a_prompt_without_room_is_told(tmp_path: Path) -> None:
+    lengths = {"data.max_prompt_length": 2, "data.max_response_length": 2}
+    config, client = prepared(tmp_path, *TEXT, verl=lengths)
+    with pytest.raises(EpisodeFailed, match=r"^prompt: .*data\.max_prompt_length .*; raise the limit"):
+        play(config, client, *rows(config))
+
+
+def test_an_episode_ends_where_verls_sequence_ends(tmp_path: Path) -> None:
+    lengths = {"data.max_prompt_length": 8, "data.max_response_length": 10}
+    config, client = prepared(tmp_path, *TEXT, verl=lengths)
+    for output in play(config, client, *rows(config, count=3)):
+        assert len(output.prompt_ids) + len(output.response_ids) <= 18
+
+
+def test_a_sequence_that_is_too_long_never_reaches_verl() -> None:
+    turn = Turn(Observation("look"), (1, 2), (3, 4), (-0.5, -0.5), starts_segment=True)
+    with pytest.raises(AlignmentError, match=r"has 4 tokens, more than the 3 of data.max_prompt_length"):
+        outputs_of(Trajectory(turns=[turn]), ImageStore(), [0], max_tokens=3)
+
+
+def test_a_seed_is_refused_where_the_server_takes_none(tmp_path: Path) -> None:
+    config, client = prepared(tmp_path, *TEXT, verl={"actor_rollout_ref.rollout.name": "sglang"})
+    with pytest.raises(ConfigError, match="takes no seed per request"):
+        play(config, client, *rows(config))
+
+
+class Manager:
+    """An agent-loop manager of somebody else's; remembers what it was made of."""
+
+    @classmethod
+    def create(cls, **parts: Any) -> dict[str, Any]:
+        return parts
+
+
+def test_the_config_names_the_manager_of_the_loops(seeing: tuple[Any, Client]) -> None:
+    config = copy.deepcopy(seeing[0])
+    put(config, "actor_rollout_ref.rollout.agent.agent_loop_manager_class", f"{__name__}.Manager")
+    running = SimpleNamespace(
+        get_llm_client=lambda: "client", get_teacher_client=lambda: None, get_reward_handles=lambda: ["worker"]
+    )
+    made = create_agent_loop_manager(config, running)
+    assert made == {
+        "config": config,
+        "llm_client": "client",
+        "teacher_client": None,
+        "reward_loop_worker_handles": ["worker"],
+    }
+
+
+class Recorder:
+    """A server client that answers one end token and keeps nothing; `sizes`: of the pictures, as Ray sends them."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.sent: list[Any] = []
+        self.sampling: dict[str, Any] = {}
+        self.further: dict[str, Any] = {}
+
+    async def generate(self, *, sampling_params: dict[str, Any], image_data: Any, **request: Any) -> Any:
+        self.sizes.append(len(pickle.dumps(image_data)))
+        self.sent += [weakref.ref(picture) for picture in image_data or ()]
+        self.sampling, self.further = sampling_params, request
+        return SimpleNamespace(token_ids=[2], log_probs=[-1.0], stop_reason="completed", extra_fields={})
+
+
+def shown(*shots: Screenshot) -> Context:
+    return Context((1, 2), shots, (1, 2), shots, True)
+
+
+def ask(player: ServerPlayer, *contexts: Context) -> None:
+    async def turns() -> None:
+        for context in contexts:
+            await player.respond(context, None, None, 8)  # type: ignore[arg-type]
+
+    asyncio.run(turns())
+
+
+def test_pictures_go_to_the_server_as_they_were_captured_and_are_forgotten() -> None:
+    plain = Image.new("RGB", (640, 360), (20, 40, 60))
+    shots = [screenshot(plain), screenshot(plain.rotate(180).resize((320, 360)))]
+    client = Recorder()
+    player = ServerPlayer(client, {}, "r", max_tokens=8, end_ids=[2])
+    ask(player, shown(*shots), shown(shots[1]))
+    assert client.sizes[0] < sum(len(shot.data) for shot in shots) + 1000
+    assert client.sizes[0] < 640 * 360 * 3 / 20, "not the pixels"
+    assert [sent() for sent in client.sent] == [None] * 3, "the player keeps none"
+    (arrived,) = pickle.loads(pickle.dumps([Travelling(shots[0])]))
+    assert (arrived.mode, arrived.tobytes()) == ("RGB", plain.tobytes())
+
+
+@pytest.mark.parametrize(("server", "left"), [("sglang", True), ("vllm", False)])
+def test_no_server_samples_placeholders_of_pictures(server: str, left: bool, tmp_path: Path) -> None:
+    """verl tells vLLM to leave them out; SGLang is told with every request."""
+    key = "actor_rollout_ref.rollout.name"
+    config, _ = prepared(tmp_path, "inference.seed=null", verl={key: server})
+    world = asyncio.run(opened(config))
+    client = Recorder()
+    asyncio.run(loop_of(config, client).run(dict(SAMPLING), **rows(config)[0]))
+    pad = world.loaded.vision.image_token_id
+    assert pad in world.loaded.banned_ids
+    biases = client.sampling.get("logit_bias", {})
+    assert biases == ({str(token): -1e9 for token in world.loaded.banned_ids} if left else {})
+
+
+async def opened(config: Any) -> Any:
+    return await world_of(config)
+
+
+def test_the_bounds_of_pictures_are_those_of_prompt_and_server(tmp_path: Path) -> None:
+    config, _ = prepared(tmp_path, verl={"data.mm_processor_kwargs.max_pixels": 28 * 28})
+    world = asyncio.run(opened(config))
+    large = screenshot(Image.new("RGB", (112, 112)))
+    (encoded,) = world.loaded.vision.encode([large])
+    assert encoded.tokens == 1, "28 x 28 pixels are one cell"
+    client = Recorder()
+    player = ServerPlayer(client, {}, "r", max_tokens=8, end_ids=[2], picture_options=world.picture_options)
+    ask(player, shown(large))
+    assert client.further["mm_processor_kwargs"] == {"max_pixels": 28 * 28}
+    plain, _ = prepared(tmp_path / "plain")
+    other = asyncio.run(opened(plain))
+    assert other.picture_options == {}
+    assert other.loaded.vision.encode([large])[0].tokens == 4, "its own bounds: processors share nothing"

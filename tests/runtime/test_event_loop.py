@@ -1,0 +1,128 @@
+"""Plain code that calls coroutines, interrupted by a real signal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from uirl.runtime.event_loop import EventLoopThread, sigterm_as_ctrl_c
+
+PROGRAM = """
+import asyncio, sys
+sys.path.insert(0, {root!r})
+from uirl.runtime.event_loop import EventLoopThread
+
+async def work():
+    try:
+        print("up", flush=True)
+        {work}
+    finally:
+        await asyncio.sleep(0.2)  # the environment's sessions are closed, say
+        print("cleaned up", flush=True)
+
+loop = EventLoopThread()
+try:
+    loop.run(work())
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+loop.close()
+"""
+WAITS = "await asyncio.sleep(1000)"
+COMPUTES = "import time; time.sleep(0.5); await asyncio.sleep(1000)"  # an update, which nothing can cut off
+
+
+@pytest.mark.parametrize("on_its_way", [True, False])
+def test_an_interrupt_between_two_lines(monkeypatch: pytest.MonkeyPatch, on_its_way: bool) -> None:
+    done: list[str] = []
+
+    async def work() -> None:
+        done.append("begun")
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            await asyncio.sleep(0.01)
+            done.append("cleaned up")
+
+    schedule = asyncio.run_coroutine_threadsafe
+
+    def interrupted(coroutine: Any, loop: Any) -> Any:
+        if on_its_way:
+            schedule(coroutine, loop)
+        else:
+            coroutine.close()
+        raise KeyboardInterrupt
+
+    loop = EventLoopThread()
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(work())
+    assert done == (["begun", "cleaned up"] if on_its_way else [])
+    loop.close()
+
+
+@pytest.mark.parametrize("work", [WAITS, COMPUTES])
+def test_ctrl_c_waits_for_the_clean_up(work: str) -> None:
+    code = PROGRAM.format(root=str(Path(__file__).parents[2]), work=work)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read() == "cleaned up\ninterrupted\n"
+    assert process.returncode == 0
+
+
+def test_a_coroutine_that_ends_when_asked_is_waited_for_and_a_second_ctrl_c_does_not_wait() -> None:
+    loop, asked, saved = EventLoopThread(), asyncio.Event(), []
+
+    async def saves() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asked.wait()
+        await asyncio.sleep(0.01)
+        saved.append("whole")
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(saves(), on_interrupt=asked.set)
+    assert saved == ["whole"]
+    assert not loop.busy
+
+    async def fails() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await asked.wait()
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        loop.run(fails(), on_interrupt=asked.set)
+
+    again = asyncio.Event()
+
+    async def goes_on() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await again.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(1000)
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(goes_on(), on_interrupt=again.set)
+    assert loop.busy
+    loop.close()
+
+
+def test_sigterm_is_ctrl_c_and_somebody_elses_handler_stays() -> None:
+    with pytest.raises(KeyboardInterrupt), sigterm_as_ctrl_c():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    seen: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        with sigterm_as_ctrl_c():
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert seen == [signal.SIGTERM]

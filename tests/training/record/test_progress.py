@@ -1,0 +1,92 @@
+"""What a run says: missing numbers are a dash, failures are loud."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from uirl.training.record import progress
+from uirl.training.record.progress import Activity, _Watch, percent, report_table, say, step_line
+
+
+def test_the_line_of_an_update_names_what_there_is() -> None:
+    row = {
+        "episodes_total": 320,
+        "success": 0.5,
+        "eval/success": 0.25,
+        "reward": 0.75,
+        "turns": 2.25,
+        "entropy": 1.25,
+        "approx_kl": 0.00125,
+        "clip_fraction": 0.0,
+        "log_prob_gap_max": 1e-5,
+        "count/failed_episodes": 3.0,
+        "tokens_per_second": 1234.4,
+        "time/elapsed": 61.6,
+    }
+    said = step_line(7, 40, row)
+    words = ["step    7/40", "episodes    320", "success 0.500", "held-out 0.250", "reward 0.750", "turns 2.2"]
+    words += ["entropy 1.2", "kl 0.0013", "clip 0", "gap 1e-05", "FAILED 3", "1234 tok/s", "62 s"]
+    places = [said.index(word) for word in words]
+    assert places == sorted(places)
+
+
+def test_what_was_not_measured_is_a_dash_or_left_out() -> None:
+    said = step_line(1, 1, {"episodes_total": 0, "time/elapsed": 0.0, "success": None, "count/failed_episodes": 0})
+    for word in ("success", "held-out", "entropy", "FAILED"):
+        assert word not in said
+    for word in ("reward -", "turns -", "- tok/s"):
+        assert word in said
+
+
+def test_success_with_its_interval() -> None:
+    assert percent(0.93) == "93.0 %"
+    assert percent(0.93, (0.891, 0.9564)) == "93.0 % (95 %: 89.1 to 95.6)"
+    assert percent(None, (0.1, 0.2)) == "-"
+    assert percent(0.0) == "0.0 %"
+
+
+def test_tables_are_aligned_and_markup_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+    report_table("run [bold]x[/bold]", {"a": 1, "longer name": "[red]2[/red]"})
+    say("")
+    assert capsys.readouterr().out == "run [bold]x[/bold]\n  a            1\n  longer name  [red]2[/red]\n\n"
+
+
+def test_silence_is_ended_by_what_goes_on_and_how_far_it_is() -> None:
+    watch = _Watch()
+    watch.last_words = 100.0
+    assert watch.look(200.0) is None, "nothing goes on"
+    outer, inner = Activity("update 3", None), Activity("evaluation test", 256)
+    outer.started, inner.started, inner.done = 95.0, 104.0, 96
+    watch.activities = [outer, inner]
+    assert watch.look(113.9) is None, "it began less than ten seconds ago"
+    assert watch.look(127.0) == "evaluation test: 96 of 256 episodes, 23 s"
+    watch.last_words = 120.0
+    assert watch.look(127.0) is None
+    watch.activities = [outer]
+    assert watch.look(130.0) == "update 3, 35 s"
+
+
+def test_a_silent_piece_of_work_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = threading.Event()
+    monkeypatch.setattr(progress, "SILENCE", 0.01)
+    monkeypatch.setattr(progress, "say", lambda line: heard.set() if line.startswith("a slow one") else None)
+    with progress.doing("a slow one"):
+        assert heard.wait(30)
+
+
+async def test_episodes_are_counted_as_they_end_and_the_hook_stays() -> None:
+    class Collects:
+        on_finished: Any = None
+
+    collector, kept = Collects(), []
+    collector.on_finished = hook = kept.append
+    with progress.playing("an evaluation", collector, 2):  # type: ignore[arg-type]
+        collector.on_finished("one")
+        assert progress._watch.activities[-1].line(progress._watch.activities[-1].started) == (
+            "an evaluation: 1 of 2 episodes, 0 s"
+        )
+    assert kept == ["one"]
+    assert collector.on_finished is hook

@@ -1,0 +1,86 @@
+"""The record of a run: what stays of it when the run begins again or goes on, and what its picture shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.test_loop import settings
+from uirl import TrajectoryStore, read_metrics
+from uirl.images import ImageStore
+from uirl.training.record.record import RunRecord
+from uirl.types import Observation, Trajectory, Turn
+
+
+def opened(folder: Path, state: dict[str, Any] | None, *, resume: bool = True) -> RunRecord:
+    config = settings(folder)
+    config.checkpoint.resume = resume
+    record = RunRecord.open(config, ImageStore())
+    record.start(state)
+    return record
+
+
+def episode(name: str) -> Trajectory:
+    return Trajectory(id=name, group_id=name, turns=[Turn(Observation("look"), reward=1.0)])
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Path:
+    """Where a run left two steps of its warm start and three updates, an episode for each and one before them."""
+    record = opened(tmp_path, None, resume=False)
+    for step in (1, 2):
+        record.log(step, {"loss": 0.5}, "warm_start")
+    for step in range(4):
+        record.add([episode(f"episode-{step}")], step=step, split="train")
+        if step:
+            record.log(step, {"reward": 1.0})
+    record.close()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("state", "warm", "steps", "episodes"),
+    [
+        # killed before the first checkpoint
+        (None, [], [], []),
+        ({"step": 2, "pending": None, "warming": None}, [1, 2], [1, 2], [0, 1, 2]),
+        # the row of the last step is written down once more
+        ({"step": 2, "pending": {"reward": 1.0}, "warming": None}, [1, 2], [1], [0, 1, 2]),
+        ({"step": 0, "pending": None, "warming": {"step": 1, "row": None}}, [1], [], [0]),
+        ({"step": 0, "pending": None, "warming": {"step": 2, "row": {"loss": 0.5}}}, [1], [], [0]),
+    ],
+)
+def test_what_a_run_will_do_again_is_dropped(
+    left: Path, state: dict[str, Any] | None, warm: list[int], steps: list[int], episodes: list[int]
+) -> None:
+    record = opened(left, state)
+    record.close()
+    assert [row["warm_start/step"] for row in read_metrics(record.directory.metrics_path, "warm_start")] == warm
+    assert [row["step"] for row in read_metrics(record.directory.metrics_path)] == steps
+    store = TrajectoryStore(record.directory.trajectories_path, read_only=True)
+    assert sorted(row.id for row in store.list()) == [f"episode-{step}" for step in episodes]
+    store.close()
+
+
+@pytest.mark.parametrize("success", [0.25, None])
+def test_the_curve_begins_before_the_first_update(
+    left: Path, success: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(
+        "uirl.training.record.record.draw_curve", lambda path, rows, **said: drawn.append((path, rows, said))
+    )
+    record = opened(left, {"step": 3, "pending": None, "warming": None})
+    summary = {"model": "tiny", "algorithm": "grpo", "seed": 3, "controls": {"blind": 0.5}}
+    record.finish(summary | {"success_before": success, "reward_before": 0.75})
+    record.close()
+    ((path, rows, said),) = drawn
+    assert path == record.path / "learning_curve.png"
+    assert rows[0] == {"episodes_total": 0, "eval/success": success, "reward": 0.75}
+    assert [row["step"] for row in rows[1:]] == [1, 2, 3]
+    assert said == {"title": "tiny in guess_number, grpo, seed 3", "controls": {"blind": 0.5}}
+    kept = record.summary()
+    assert kept is not None
+    assert kept["reward_before"] == 0.75

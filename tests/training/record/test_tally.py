@@ -1,0 +1,79 @@
+"""Excluded episodes are counted by kind, apart from attempts that were repeated, and their worst case is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from uirl.training.channels.local import Group
+from uirl.training.record.summary import excluded_rows, warn_of_excluded
+from uirl.training.record.tally import Tally, tally_of
+from uirl.training.run_state import count_groups, fresh_state
+from uirl.types import Failure, Task, Trajectory, Verdict
+
+
+def episodes(wins: int, losses: int, **failures: int) -> list[Trajectory]:
+    judged = [
+        Trajectory(f"t{i}", Task("a"), [], "terminated", verdict=Verdict(float(i < wins), passed=i < wins))
+        for i in range(wins + losses)
+    ]
+    failed = [
+        Trajectory(f"{kind}{i}", Task("a"), [], "failure", failure=Failure(kind, "gone"))
+        for kind, count in failures.items()
+        for i in range(count)
+    ]
+    return judged + failed
+
+
+def test_excluded_episodes_and_repeated_attempts_are_counted_apart() -> None:
+    tally = tally_of(episodes(12, 4, engine=3, timeout=1), episodes(0, 0, engine=5))
+    # 12 of 16 judged; with the four excluded as lost 12 of 20
+    assert (tally.success, tally.success_if_lost) == (0.75, 0.6)
+    assert tally.share_excluded == 0.2
+    assert tally.words() == "4 of 20 (20.0 %): engine 3, timeout 1; success 75.0 %, if they counted as lost 60.0 %"
+    assert excluded_rows({"training": tally}) == {
+        "excluded, training": tally.words(),
+        "failed and repeated, training": "engine 5",
+    }
+    assert tally.report() == {
+        "episodes": 20,
+        "excluded": {"engine": 3, "timeout": 1},
+        "failed_attempts": {"engine": 5},
+        "success": 0.75,
+        "success_if_excluded_were_lost": 0.6,
+    }
+    assert Tally.from_dict(tally.to_dict()) == tally
+
+
+def test_nobody_said_what_success_is() -> None:
+    tally = tally_of(episodes(0, 0, judge=2))
+    assert (tally.success, tally.success_if_lost) == (None, None)
+    assert tally.words() == "2 of 2 (100.0 %): judge 2"
+    assert Tally().words() == "0 of 0"
+
+
+@pytest.mark.parametrize(("failed", "told"), [(1, False), (2, True)])
+def test_more_than_one_in_twenty_is_the_last_line(failed: int, told: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    warn_of_excluded({"training": tally_of(episodes(20 - failed, 0, engine=failed))})
+    assert ("MORE THAN 5 %" in capsys.readouterr().out) == told
+
+
+def test_what_has_no_name_is_told_without_one(capsys: pytest.CaptureFixture[str]) -> None:
+    tally = tally_of(episodes(18, 0, engine=2))
+    assert excluded_rows({"": tally}) == {"excluded": tally.words()}
+    warn_of_excluded({"": tally})
+    assert capsys.readouterr().out.endswith(f"leave them out. {tally.words()}\n")
+
+
+def test_a_failed_episode_is_no_evidence_whatever_its_verdict_says() -> None:
+    failed = Trajectory("t", Task("a"), [], "failure", verdict=Verdict(1.0, passed=True), failure=Failure("judge", "x"))
+    tally = tally_of([*episodes(1, 1), failed])
+    assert (tally.judged, tally.wins, tally.success) == (2, 1, 0.5)
+
+
+def test_a_run_counts_the_attempts_of_its_groups_apart_from_their_episodes() -> None:
+    state = fresh_state()
+    group = Group("g", episodes(1, 1, engine=1), episodes(0, 0, timeout=3))
+    for _ in range(2):
+        count_groups(state, [group])
+    report = Tally.from_dict(state["tally"]).report()
+    assert (report["episodes"], report["excluded"], report["failed_attempts"]) == (6, {"engine": 2}, {"timeout": 6})

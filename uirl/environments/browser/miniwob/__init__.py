@@ -1,0 +1,1 @@
+"""MiniWoB++ in a real browser: the environment, facts about its pages, their curriculum tags."""

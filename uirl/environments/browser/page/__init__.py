@@ -1,0 +1,1 @@
+"""One page with its tabs and frames: going somewhere, looking, acting, and what it may not do."""

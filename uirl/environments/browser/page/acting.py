@@ -1,0 +1,225 @@
+"""Actions of the vocabulary -> what a mouse, a keyboard and an address bar do on a page."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Sequence
+from urllib.parse import urlsplit
+
+from uirl.environments.browser.page.dialogs import Dialog
+from uirl.environments.browser.page.elements import GONE, Element, element_at, fill, focus, handle_of, select
+from uirl.environments.browser.page.looking import place_of
+from uirl.environments.browser.page.marks import Mark
+from uirl.environments.browser.page.navigation import Unopened
+from uirl.environments.browser.page.page import Page
+from uirl.environments.browser.page.picture import Frame
+from uirl.environments.browser.page.tab import Tab
+from uirl.environments.ui.actions import (
+    Answer,
+    AnswerDialog,
+    Back,
+    Click,
+    ClickMark,
+    CloseTab,
+    Drag,
+    DragMark,
+    Fill,
+    Focus,
+    Forward,
+    Goto,
+    HoldKey,
+    Insert,
+    Keys,
+    LookAgain,
+    MouseButton,
+    Move,
+    MoveToMark,
+    NewTab,
+    OnElement,
+    Scroll,
+    Select,
+    SwitchTab,
+    Terminate,
+    Type,
+    UIAction,
+    Upload,
+    Wait,
+)
+from uirl.runtime.limits import shown
+
+
+async def perform(
+    page: Page, action: UIAction, frame: Frame, *, marks: Sequence[Mark | Element] = (), origins: Collection[str] = ()
+) -> str | None:
+    """Carries out an action; a str where it cannot be: why not, in words for the policy.
+
+    `marks`: what the numbers name that the policy saw, from 1. `origins`: where `goto` may lead. Answers, terminations
+    and looks do nothing to a page. Raises EnvironmentFailure or EpisodeTimeout where the page fails.
+    """
+    if page.tabs.shown.dialog is not None:
+        return await _answer(page.tabs.shown, page.tabs.shown.dialog, action)
+    match action:
+        case Click(x, y, button, count, held):
+            await page.click(*frame.on_page(x, y), button, count, held)
+        case ClickMark(number, button, count, held):
+            place = await _place(page, marks, number)
+            if isinstance(place, str):
+                return place
+            await page.click(*place, button, count, held)
+        case Move(x, y):
+            await page.move(*frame.on_page(x, y))
+        case MoveToMark(number):
+            place = await _place(page, marks, number)
+            if isinstance(place, str):
+                return place
+            await page.move(*place)
+        case MouseButton(x, y, button, down):
+            await page.mouse_button(*frame.on_page(x, y), button, down)
+        case Drag(x, y, to_x, to_y):
+            await page.drag(*frame.on_page(x, y), *frame.on_page(to_x, to_y))
+        case DragMark(number, other):
+            start, end = await _place(page, marks, number), await _place(page, marks, other)
+            if isinstance(start, str) or isinstance(end, str):
+                return start if isinstance(start, str) else str(end)
+            await page.drag(*start, *end)
+        case Upload():
+            return await _upload(page, action, frame, marks)
+        case OnElement():
+            return await _on_element(page, action, frame, marks)
+        case Scroll(direction, amount, x, y):
+            at = None if x is None or y is None else frame.on_page(x, y)
+            await page.scroll(direction, amount, at)
+        case _:
+            return await _other(page, action, origins)
+    return None
+
+
+async def _other(page: Page, action: UIAction, origins: Collection[str]) -> str | None:
+    """What has no place: keys, and the browser around the page."""
+    match action:
+        case Type(text):
+            await page.type(text)
+        case Insert(text):
+            await page.insert(text)
+        case Keys(keys):
+            await page.press(keys)
+        case HoldKey(key, down):
+            await page.hold_key(key, down)
+        case Wait(seconds):
+            await asyncio.sleep(seconds)
+        case Back():
+            return await page.back()
+        case Forward():
+            return await page.forward()
+        case Goto(url):
+            return await _go(page, url, origins)
+        case NewTab():
+            return await page.tabs.new()
+        case SwitchTab(number):
+            return await page.tabs.switch(number)
+        case CloseTab():
+            return await page.tabs.close()
+        case AnswerDialog():
+            return "no dialog is open"
+    return None
+
+
+def origin_of(url: str) -> str | None:
+    """scheme://host[:port] of an http address, as browsers write it; None: it is no such address."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
+        return None
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}" + ("" if port in (None, {"http": 80, "https": 443}[parts.scheme]) else f":{port}")
+
+
+async def _go(page: Page, url: str, origins: Collection[str]) -> str | None:
+    if origin_of(url) not in origins:
+        return f"{url:.80} is out of reach; expected an address under {' or '.join(sorted(origins)) or 'no origin'}"
+    with contextlib.suppress(Unopened):  # it is seen, as after a click on a link that leads there
+        await page.goto(url)
+    return None
+
+
+async def _answer(tab: Tab, dialog: Dialog, action: UIAction) -> str | None:
+    """Answers the dialog that is open, as an action means it; a str where nothing was done."""
+    match action:
+        case AnswerDialog(choice, text):
+            await tab.answer(choice == "ok", dialog.typed if text is None else text)
+        case Keys(("enter",)):
+            await tab.answer(True, dialog.typed)
+        case Keys(("escape",)) | Answer() | Terminate():
+            await tab.answer(False)
+        case Type(text) if dialog.kind == "prompt":
+            dialog.typed = (dialog.typed or "") + text
+            return f"{shown(dialog.typed, 60)} stands in the dialog"
+        case Wait(seconds):
+            await asyncio.sleep(seconds)
+        case LookAgain():
+            pass
+        case _:
+            return f"a dialog is open, so {action.name} did nothing"
+    return None
+
+
+async def _upload(page: Page, action: Upload, frame: Frame, marks: Sequence[Mark | Element]) -> str | None:
+    """Clicks where a place is given, then gives the files to the chooser that is open."""
+    if action.mark is not None:
+        place = await _place(page, marks, action.mark)
+        if isinstance(place, str):
+            return place
+        await page.click(*place)
+    elif action.x is not None and action.y is not None:
+        await page.click(*frame.on_page(action.x, action.y))
+    await page.settle(drawn=True)
+    return await page.files.choose(action.files)
+
+
+async def _on_element(page: Page, action: OnElement, frame: Frame, marks: Sequence[Mark | Element]) -> str | None:
+    """What is done to one element, whatever is in front of it."""
+    tab = page.tabs.shown
+    if action.mark is not None:
+        named = _named(marks, action.mark)
+        if isinstance(named, str):
+            return named
+        element = named.element if isinstance(named, Mark) else named
+        handle = None if element is None else await handle_of(tab, element)
+    elif action.x is not None and action.y is not None:
+        handle = await element_at(tab, *frame.on_page(action.x, action.y))
+    else:
+        handle = None
+    if handle is None:
+        return GONE
+    match action:
+        case Focus():
+            return await focus(tab, handle)
+        case Select(options=options):
+            return await select(tab, handle, options)
+        case Fill(value=value):
+            ready = await fill(tab, handle, value)
+            if isinstance(ready, str):
+                return ready
+            if ready:
+                await (page.insert(value) if value else page.press(("delete",)))
+    return None
+
+
+async def _place(page: Page, marks: Sequence[Mark | Element], number: int) -> tuple[float, float] | str:
+    """Where a click on what has that number goes; a str where there is nothing to click."""
+    named = _named(marks, number)
+    if isinstance(named, Mark):
+        return named.x, named.y
+    if isinstance(named, str):
+        return named
+    return await place_of(page.tabs.shown, named) or f"{number} is not drawn on the page, or not on it any more"
+
+
+def _named(marks: Sequence[Mark | Element], number: int) -> Mark | Element | str:
+    if number <= len(marks):
+        return marks[number - 1]
+    return f"there is no mark {number}; the picture has {f'1 to {len(marks)}' if marks else 'none'}"

@@ -1,0 +1,190 @@
+"""One element of a page: found at a place or by a mark, filled, focused, chosen from. What it refuses is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from uirl.environments.browser.chromium.cdp import Refused
+from uirl.environments.browser.page.navigation import Threw, value_of
+from uirl.environments.browser.page.tab import Tab
+
+GONE = "it is not on the page any more; look again"
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """An element by its place in `uirlMarked`, a list of our world in its frame, or by the browser's number for it."""
+
+    frame: str
+    session: str
+    index: int | None = None
+    node: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """An element as the protocol holds it: good until its document goes."""
+
+    session: str
+    object: str
+
+
+FILL = """function (value) {
+  let field = this;
+  if (field.localName === 'label' && field.control) field = field.control;
+  if (field.disabled || field.readOnly) return 'it is disabled or can only be read';
+  field.scrollIntoViewIfNeeded();
+  if (field.isContentEditable) {
+    field.focus();
+    getSelection().selectAllChildren(field);
+    return '';
+  }
+  const lines = /^(text|search|email|url|tel|password|number|)$/;
+  if (field.localName === 'textarea' || field.localName === 'input' && lines.test(field.type)) {
+    field.focus();
+    field.select();
+    return '';
+  }
+  if (field.localName !== 'input' || /^(checkbox|radio|file|button|submit|reset|image|hidden)$/.test(field.type))
+    return `<${field.localName}${field.type ? ' type=' + field.type : ''}> is no field for text`;
+  field.focus();
+  field.value = value;
+  if (field.value !== value) return `a field of the type ${field.type} does not take ${value.slice(0, 40)}`;
+  field.dispatchEvent(new Event('input', {bubbles: true, composed: true}));
+  field.dispatchEvent(new Event('change', {bubbles: true}));
+  return null;
+}"""
+"""JavaScript: '' where text is to be put in now, null where it is done, else why it cannot be."""
+
+FOCUS = """function () {
+  let field = this;
+  if (field.localName === 'label' && field.control) field = field.control;
+  field.scrollIntoViewIfNeeded();
+  field.focus();
+  let active = document.activeElement;
+  while (active && active.shadowRoot && active.shadowRoot.activeElement) active = active.shadowRoot.activeElement;
+  return field.getRootNode().activeElement === field ? '' : `<${field.localName}> does not take the keyboard`;
+}"""
+
+SELECT = """function (wanted) {
+  let list = this.closest('select') || this;
+  if (list.localName === 'label' && list.control) list = list.control;
+  const options = [...(list.localName === 'select' ? list.options : list.list ? list.list.options : [])];
+  if (!options.length) return `<${list.localName}> has no options`;
+  if (list.disabled) return 'the list is disabled';
+  const said = o => (o.label || o.textContent).trim();
+  const chosen = wanted.map(word => options.find(o => o.value === word) || options.find(o => said(o) === word.trim()));
+  const missing = wanted[chosen.findIndex(o => !o || o.disabled)];
+  if (missing !== undefined)
+    return `there is no option ${missing.slice(0, 40)}; expected of ${options.slice(0, 20).map(said).join(', ')}`;
+  if (chosen.length > 1 && !list.multiple) return 'the list takes one option';
+  if (list.localName === 'select') {
+    if (!chosen.length && !list.multiple) return 'the list takes one option, and none was named';
+    for (const option of options) option.selected = chosen.includes(option);
+  } else {
+    list.value = chosen.length ? chosen[0].value : '';
+  }
+  list.focus();
+  list.dispatchEvent(new Event('input', {bubbles: true, composed: true}));
+  list.dispatchEvent(new Event('change', {bubbles: true}));
+  return '';
+}"""
+
+AT = """((x, y) => {
+  let found = document.elementFromPoint(x, y);
+  while (found && found.shadowRoot) {
+    const inner = found.shadowRoot.elementFromPoint(x, y);
+    if (!inner || inner === found) break;
+    found = inner;
+  }
+  return found;
+})(%r, %r)"""
+
+INSIDE = """function (x, y) {
+  const box = this.getBoundingClientRect();
+  const across = box.width / this.offsetWidth || 1, down = box.height / this.offsetHeight || 1;
+  return [(x - box.left) / across - this.clientLeft, (y - box.top) / down - this.clientTop];
+}"""
+"""JavaScript, of a frame's element: a place of the page around it -> the place in the frame."""
+
+
+async def handle_of(tab: Tab, element: Element) -> Handle | None:
+    """The element as the protocol holds it; None: it is gone."""
+    try:
+        context = await tab.world(element.frame, element.session)
+        if element.node is not None:
+            known = {"backendNodeId": element.node, "executionContextId": context}
+            answer = await tab.call("DOM.resolveNode", known, session=element.session)
+            return Handle(element.session, str(answer["object"]["objectId"]))
+        where = {"expression": f"globalThis.uirlMarked?.[{element.index}]", "contextId": context}
+        answer = await tab.call("Runtime.evaluate", where, session=element.session)
+    except Refused:
+        return None
+    found = answer["result"].get("objectId")
+    return None if found is None else Handle(element.session, str(found))
+
+
+async def element_at(tab: Tab, x: float, y: float) -> Handle | None:
+    """The innermost element at a place of the page (CSS pixels), in whichever frame; None: there is none."""
+    frame, session = tab.target, tab.session
+    while True:
+        try:
+            context = await tab.world(frame, session)
+            where = {"expression": AT % (x, y), "contextId": context}
+            found = (await tab.call("Runtime.evaluate", where, session=session))["result"].get("objectId")
+            if found is None:
+                return None
+            handle = Handle(session, str(found))
+            if not tab.frames:
+                return handle
+            node = (await tab.call("DOM.describeNode", {"objectId": found}, session=session))["node"]
+            inside = tab.frames.get(node.get("frameId", ""))
+            if inside is None:
+                return handle
+            x, y = await ask(tab, handle, INSIDE, x, y)
+        except Refused:
+            return None
+        frame, session = inside.id, inside.session
+
+
+async def ask(tab: Tab, handle: Handle, function: str, *arguments: Any) -> Any:
+    """The JSON value of a JavaScript function called on an element. Raises `Refused` where it is gone, `Threw`."""
+    given = [{"value": argument} for argument in arguments]
+    params = {
+        "objectId": handle.object,
+        "functionDeclaration": function,
+        "arguments": given,
+        "returnByValue": True,
+        "userGesture": True,
+    }
+    return value_of(await tab.call("Runtime.callFunctionOn", params, session=handle.session), function)
+
+
+async def fill(tab: Tab, handle: Handle, value: str) -> str | bool:
+    """Makes a field ready for its new text. True: it is to be put in now; a str where the field takes none: why.
+
+    A date, a colour, a range and their like are set at once, as their own little window would: then it is False.
+    """
+    problem = await _try(tab, handle, FILL, value)
+    return False if problem is None else problem or True
+
+
+async def focus(tab: Tab, handle: Handle) -> str | None:
+    """Gives it the keyboard; a str where it does not take it."""
+    return await _try(tab, handle, FOCUS) or None
+
+
+async def select(tab: Tab, handle: Handle, options: Sequence[str]) -> str | None:
+    """Chooses these options of a list, by value or text, and no others; a str where it cannot be."""
+    return await _try(tab, handle, SELECT, list(options)) or None
+
+
+async def _try(tab: Tab, handle: Handle, function: str, *arguments: Any) -> Any:
+    try:
+        return await ask(tab, handle, function, *arguments)
+    except Refused:
+        return GONE
+    except Threw as error:
+        return str(error)

@@ -1,0 +1,393 @@
+"""One page of the browser: go somewhere, look, read, use mouse and keyboard. Every call ends within its time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal
+
+from uirl.environments.browser.chromium.cdp import CdpConnection, Refused
+from uirl.environments.browser.page import keyboard, pointer
+from uirl.environments.browser.page.dialogs import Blocked, Dialog
+from uirl.environments.browser.page.files import PageFiles
+from uirl.environments.browser.page.navigation import PageLost, TabClosed, Threw, is_moved
+from uirl.environments.browser.page.preparing import Preparation
+from uirl.environments.browser.page.tab import LOAD_SECONDS, Tab
+from uirl.environments.browser.page.tabs import MAX_TABS, Tabs
+from uirl.environments.browser.site import Site
+from uirl.errors import EnvironmentFailure, EpisodeTimeout
+
+LOWEST_WINDOW = 100
+"""Pixels. The full browser never draws a page whose window has no room beside its bars, whatever the page's size."""
+LONGEST_TYPED = 200
+"""Characters up to which a text is typed key by key; a longer one arrives at once, as if it were pasted."""
+MAX_NOTICES = 8
+FULLSCREEN = """document.fullscreenElement ? new Promise(done => {
+    document.addEventListener('fullscreenchange', () => setTimeout(done, 0, true), {once: true});
+    setTimeout(done, 1000, true);
+    document.exitFullscreen();
+}) : false"""
+"""JavaScript: leaves the full screen; whether there was any to leave."""
+MAX_DIALOGS = 100
+"""Dialogs between two looks at the notices, after which a page is lost: it would go on asking for ever."""
+_TOGETHER = 64  # input events sent before the first answer
+
+
+class Page:
+    """A page in a browser context of its own. `Page.open` makes one, `close` frees all of it."""
+
+    def __init__(
+        self, connection: CdpConnection, context: str, target: str, session: str, size: tuple[int, int]
+    ) -> None:
+        self.context = context
+        self._connection = connection
+        self.files = PageFiles(connection, context, self._notice)
+        self._preparation = Preparation(connection, size, self.files.listen)
+        self.tabs = Tabs(connection, context, target, session, self._tab, self._preparation.tab, self._notice)
+        """The page's own tab and those that it opened."""
+        self.asks_policy = False
+        """Dialogs with a choice are left open for the policy; else they are accepted with what they propose."""
+        self._closed = False
+        self._background: set[asyncio.Task[Any]] = set()
+        self._notices: list[str] = []
+        self._dialogs = 0  # since the notices were taken
+        self._clipboard = ""
+        self._pointer = (0.0, 0.0)
+        self._held: set[str] = set()  # keys
+        self._pressed: set[str] = set()  # buttons of the mouse
+
+    @classmethod
+    async def open(cls, connection: CdpConnection, width: int, height: int, attached: Callable[[str], str]) -> Page:
+        """An empty page of `width` x `height` CSS pixels in a new context.
+
+        `attached` gives the session of a target that was just made: the browser attaches to all of them.
+        """
+        # disposeOnDetach: where this process dies without a word, the browser frees the context by itself.
+        try:
+            made = await connection.call("Target.createBrowserContext", {"disposeOnDetach": True})
+            context = made["browserContextId"]
+            try:
+                window = {"width": width, "height": max(height, LOWEST_WINDOW)}
+                where = {"url": "about:blank", "browserContextId": context, **window}
+                target = (await connection.call("Target.createTarget", where))["targetId"]
+                page = cls(connection, context, target, attached(target), (width, height))
+                refusal = connection.call("Browser.setDownloadBehavior", page.files.refusal())
+                await asyncio.gather(refusal, page._preparation.tab(page.tabs.first))
+            except BaseException:
+                if connection.lost is None:
+                    await connection.call("Target.disposeBrowserContext", {"browserContextId": context})
+                raise
+        except EpisodeTimeout:
+            await connection.probe()
+            raise
+        return page
+
+    def _tab(self, target: str, session: str) -> Tab:
+        tab = Tab(self._connection, target, session, self._notice, self._preparation.frame, self.files.left)
+        self._connection.on(session, "Page.javascriptDialogOpening", lambda event: self._on_dialog(tab, event))
+        return tab
+
+    @property
+    def target(self) -> str:
+        """The browser's name of the first tab."""
+        return self.tabs.first.target
+
+    @property
+    def broken(self) -> str | None:
+        """Why the page must not be used any more (a call failed, timed out or was cut off); None: it is fine."""
+        return self.tabs.broken
+
+    async def serve(self, site: Site) -> None:
+        """Answers what this page asks of the site's origin, from this process."""
+        await self._preparation.serve(self.tabs.first, site)
+
+    async def run_on_load(self, script: str) -> None:
+        """Runs `script` in every later document, before its own scripts, in the world apart from theirs."""
+        await self._preparation.run_on_load(self.tabs.first, script)
+
+    async def collect_errors(self) -> list[str]:
+        """A list to which every exception is added, from now on, that a script of the page leaves uncaught."""
+        found: list[str] = []
+
+        def note(event: Mapping[str, Any]) -> None:
+            details = event["exceptionDetails"]
+            found.append(details.get("exception", {}).get("description") or details["text"])
+
+        self._connection.on(self.tabs.first.session, "Runtime.exceptionThrown", note)
+        await self._call("Runtime.enable")
+        return found
+
+    async def goto(self, url: str, *, timeout: float = LOAD_SECONDS) -> None:
+        """Returns when `url` is loaded (its load event).
+
+        Raises `Unopened` where it cannot be (a file to be kept counts), or takes too long: then it stops where it is.
+        """
+        await self.tabs.shown.goto(url, timeout=timeout)
+
+    async def back(self) -> str | None:
+        """Goes back to the page before; a str where there is none since `forget_history`.
+
+        A tab that the page opened is closed where it has no page before, as on a phone: what opened it is shown again.
+        """
+        if await self.tabs.shown.travel(-1):
+            return None
+        if self.tabs.shown is self.tabs.first:
+            return "there is no page to go back to"
+        return await self.tabs.close()
+
+    async def forward(self) -> str | None:
+        """Goes forward again; a str where nothing was gone back from."""
+        return None if await self.tabs.shown.travel(1) else "there is no page to go forward to"
+
+    async def begin(self, uploads: Mapping[str, str | bytes] = MappingProxyType({}), downloads: bool = False) -> None:
+        """Clears away what an episode may have left: dialogs, other tabs, keys and buttons that are held, words.
+
+        `uploads`: files by name that the policy may choose in a file chooser. `downloads`: they are kept, in
+        `files.downloads`; else they are refused.
+        """
+        self.asks_policy = False
+        self._clipboard = ""
+        await self.tabs.first.answer(agree=True)
+        await self.tabs.close_others()
+        await self.files.begin(uploads, downloads)
+        for button in tuple(self._pressed):
+            await self.mouse_button(*self._pointer, button, down=False)
+        for key in tuple(self._held):
+            await self.hold_key(key, down=False)
+        self.take_notices()
+
+    async def forget_history(self) -> None:
+        """Makes the page that is shown the first one."""
+        await self._call("Page.resetNavigationHistory")
+
+    @property
+    def unreachable(self) -> str | None:
+        """The address in whose place the browser's error page is in the first tab; None: a page is."""
+        return self.tabs.first.navigation.unreachable
+
+    @property
+    def leaving(self) -> bool:
+        """The page is on its way to another, as far as it is known by now, or a window is opening."""
+        return self.tabs.first.navigation.under_way or self.tabs.shown.navigation.under_way or self.tabs.opening
+
+    async def settle(self, *, drawn: bool = False, timeout: float = LOAD_SECONDS) -> None:
+        """Returns when the page is not on its way to another (at once, mostly).
+
+        `drawn`: and has drawn what an action did, for after one. A wheel or a key scrolls in the next frame, and what
+        listens to that is called then; where an action leads away is known by then, too, and whoever looks at a page
+        that is leaving may wait for a picture that never comes.
+        """
+        await self._settle_shown(drawn, timeout)
+        if self.files.busy:
+            await self.files.ready(timeout)
+            await self._settle_shown(False, timeout)
+        if self.tabs.shown is not self.tabs.first:
+            await self.tabs.first.settle(timeout=timeout)
+
+    async def _settle_shown(self, drawn: bool, timeout: float) -> None:
+        for _ in range(2 * MAX_TABS):  # each may be closed, and show another, while it is waited for
+            tab = self.tabs.shown
+            with contextlib.suppress(TabClosed):
+                if tab is not self.tabs.first:
+                    await tab.settle(timeout=timeout)
+                    if self.files.busy:  # a window that was opened for a download alone
+                        await self.files.ready(timeout)
+                    if await self.tabs.close_blank(tab, timeout):
+                        continue
+                await tab.settle(drawn=drawn, timeout=timeout)
+            if self.tabs.opening:
+                await self.tabs.ready()
+            if self.tabs.shown is tab:
+                return
+        self.tabs.shown.check()
+
+    async def evaluate(
+        self, expression: str, *, apart: bool = False, shown: bool = False, timeout: float | None = None
+    ) -> Any:
+        """The JSON value of a JavaScript expression in the first tab; a promise is awaited.
+
+        `shown`: in the tab that is shown, whichever it is. `apart`: in a world of ours, which sees the same document
+        and none of the page's variables, and which the page's scripts can neither see nor change. Raises `Threw` where
+        the expression throws, PageLost where the page does not stay.
+        """
+        tab = self.tabs.shown if shown else self.tabs.first
+        return await tab.evaluate(expression, apart=apart, timeout=timeout)
+
+    async def hold(self, expression: str) -> str:
+        """A handle of the object that an expression gives in the first tab: the page's scripts have no way to it.
+
+        It is good for `ask` until the page loads another document.
+        """
+        return await self.tabs.first.hold(expression)
+
+    async def ask(self, handle: str, function: str, *arguments: Any, timeout: float | None = None) -> Any:
+        """The JSON value of a JavaScript function called on a held object, as `this`; a promise is awaited.
+
+        Raises `Refused` where the page has gone elsewhere, EnvironmentFailure where the function throws.
+        """
+        return await self.tabs.first.ask(handle, function, *arguments, timeout=timeout)
+
+    async def move(self, x: float, y: float) -> None:
+        """Moves the pointer to x, y (CSS pixels from the top left)."""
+        self._pointer = (x, y)
+        await self._input("Input.dispatchMouseEvent", [pointer.move(x, y)])
+
+    async def click(
+        self, x: float, y: float, button: str = "left", count: int = 1, modifiers: Collection[str] = ()
+    ) -> None:
+        """Moves to x, y, presses and releases the button `count` times; returns when the page handled it."""
+        self._pointer = (x, y)
+        held = keyboard.modifier_bits((*modifiers, *self._held))
+        # All are sent before the first answer: one round trip, and the browser keeps their order.
+        await self._input("Input.dispatchMouseEvent", pointer.clicks(x, y, button, count, held))
+
+    async def mouse_button(self, x: float, y: float, button: str, down: bool) -> None:
+        """Moves to x, y and presses a button there, or lets it go."""
+        self._pointer = (x, y)
+        for event in pointer.button_event(x, y, button, down):
+            await self._input("Input.dispatchMouseEvent", [event])
+        (self._pressed.add if down else self._pressed.discard)(button)
+
+    async def drag(self, x: float, y: float, to_x: float, to_y: float) -> None:
+        """Presses the left button at x, y, moves to to_x, to_y and releases it there."""
+        self._pointer = (to_x, to_y)
+        for event in pointer.drag(x, y, to_x, to_y):  # one by one: moves that come together are seen as one
+            await self._input("Input.dispatchMouseEvent", [event])
+
+    async def scroll(self, direction: pointer.Direction, notches: int, at: tuple[float, float] | None = None) -> None:
+        """Turns the wheel at a place; None: where the pointer is."""
+        self._pointer = at or self._pointer
+        await self._input("Input.dispatchMouseEvent", [pointer.wheel(*self._pointer, direction, notches)])
+
+    async def type(self, text: str) -> None:
+        """Types into whatever has the focus."""
+        if len(text) <= LONGEST_TYPED:
+            await self._input("Input.dispatchKeyEvent", keyboard.typing(text))
+        else:
+            await self.insert(text)
+
+    async def insert(self, text: str) -> None:
+        """Puts text in at once, without keys."""
+        await self._input("Input.insertText", [{"text": text}])
+
+    async def hold_key(self, key: str, down: bool) -> None:
+        """Presses a key and holds it, or lets it go; a modifier that is held goes with clicks and keys."""
+        self._held.discard(key)
+        if down and await self._clip((*self._held, key)):
+            return
+        await self._input("Input.dispatchKeyEvent", [keyboard.hold(key, down, keyboard.modifier_bits(self._held))])
+        if down:
+            self._held.add(key)
+
+    async def press(self, keys: Sequence[str]) -> None:
+        """Presses keys together, named as in `uirl.environments.ui.keys`.
+
+        The clipboard is this page's own: the browser has one for all its pages, through which they would see what
+        another one copied.
+        """
+        chord = tuple(keys)
+        if await self._clip((*self._held, *chord)):
+            return
+        if chord == ("escape",) and await self.evaluate(FULLSCREEN, apart=True, shown=True):
+            return
+        held = keyboard.modifier_bits(self._held)
+        await self._input("Input.dispatchKeyEvent", keyboard.chord(chord, held))
+
+    async def _clip(self, keys: Collection[str]) -> bool:
+        """Whether the keys that are down together paste, which is done then; what they copy is remembered."""
+        together = frozenset(keys)
+        if together in keyboard.PASTE:
+            if self._clipboard:
+                await self._input("Input.insertText", [{"text": self._clipboard}])
+            return True
+        if together in keyboard.COPY | keyboard.CUT:
+            with contextlib.suppress(Threw):  # no document in which anything is selected
+                self._clipboard = await self.evaluate(keyboard.SELECTED, apart=True, shown=True) or self._clipboard
+        return False
+
+    async def screenshot(self, *, format: Literal["png", "jpeg"] = "png", quality: int = 80) -> bytes:
+        """The visible page as an encoded picture. `quality` is JPEG's, 1 to 100."""
+        return await self.tabs.shown.screenshot(format=format, quality=quality)
+
+    def take_notices(self) -> list[str]:
+        """What a person would have noticed since the last call: dialogs and their words, windows that opened."""
+        taken, self._notices, self._dialogs = self._notices, [], 0
+        return taken
+
+    async def answers(self) -> None:
+        """Returns when the page has answered, or is gone. Raises EpisodeTimeout where it does not answer."""
+        with contextlib.suppress(Refused, Blocked, PageLost):  # it has left, or asks something
+            await self._call("Runtime.evaluate", {"expression": "0"})
+
+    async def close(self) -> None:
+        """Frees the page and its context, also where the page hangs or the browser is gone. Twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self.tabs.forget("the page was closed")
+        self.files.close()
+        if self._connection.lost is not None:
+            return
+        try:
+            await self._connection.call("Target.disposeBrowserContext", {"browserContextId": self.context})
+        except Refused:
+            pass  # it is gone already
+        except EpisodeTimeout:
+            await self._connection.probe()  # a browser that answers nobody is ended, and the context with it
+            if self._connection.lost is None:
+                raise
+
+    async def _input(self, method: str, events: Iterable[Mapping[str, Any]]) -> None:
+        await self.settle()
+        waiting = list(events)
+        for start in range(0, len(waiting), _TOGETHER):
+            try:
+                await asyncio.gather(*(self._call(method, event) for event in waiting[start : start + _TOGETHER]))
+            except TabClosed:
+                return
+            except Refused as error:
+                if not is_moved(error):  # a page that leaves under the hand was left by it
+                    raise
+
+    async def _call(self, method: str, params: Mapping[str, Any] | None = None) -> Any:
+        return await self.tabs.shown.call(method, params)
+
+    def _notice(self, words: str) -> None:
+        if len(self._notices) < MAX_NOTICES:
+            self._notices.append(words[:200])
+
+    def _reply(self, session: str, method: str, params: Mapping[str, Any]) -> None:
+        """Makes a call that nobody waits for. Where it fails the page has gone on without it, or is gone."""
+
+        async def make() -> None:
+            with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):
+                await self._connection.call(method, params, session=session)
+
+        task = asyncio.create_task(make())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def crashed(self, target: str, killed: bool) -> None:
+        """Told by the browser: a tab's process is gone. `killed`: by somebody else, as where memory is out."""
+        self.tabs.crashed(target, "the page was killed" if killed else "the page crashed", own_doing=not killed)
+
+    def gone(self, target: str) -> None:
+        """Told by the browser: a tab is gone."""
+        if not self._closed and self.tabs.gone(target):
+            self.tabs.first.end("the page closed itself", own_doing=True)
+
+    def _on_dialog(self, tab: Tab, event: Mapping[str, Any]) -> None:
+        """Accepts it, or leaves it to the policy: a dialog stops the page, and nobody else would answer it."""
+        self._dialogs += 1
+        if self._dialogs > MAX_DIALOGS:
+            tab.end(f"the page asked more than {MAX_DIALOGS} times in one step", own_doing=True)
+            return
+        if self.asks_policy and tab is self.tabs.shown and event["type"] != "alert":
+            tab.block(Dialog(event["type"], event["message"], event.get("defaultPrompt", "")))
+            return
+        if event["type"] != "beforeunload":
+            self._notice(f"the page said: {event['message']}")
+        reply = {"accept": True, "promptText": event.get("defaultPrompt", "")}
+        self._reply(tab.session, "Page.handleJavaScriptDialog", reply)

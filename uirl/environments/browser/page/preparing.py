@@ -1,0 +1,97 @@
+"""What every tab and every frame of a page gets before its first script runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from uirl.environments.browser.chromium.cdp import CdpConnection
+from uirl.environments.browser.page.style import STYLE
+from uirl.environments.browser.page.tab import Tab
+from uirl.environments.browser.page.world import WORLD
+from uirl.environments.browser.site import Site
+from uirl.errors import EnvironmentFailure, EpisodeTimeout
+
+OTHER_PROCESSES = {
+    "autoAttach": True,
+    "waitForDebuggerOnStart": True,
+    "flatten": True,
+    "filter": [{"type": "iframe"}],
+}
+
+
+class Preparation:
+    """Of one page: its size, its scripts, and the site that answers it."""
+
+    def __init__(self, connection: CdpConnection, size: tuple[int, int], listen: Callable[[str], None]) -> None:
+        """`size`: width and height in CSS pixels. `listen` is called with every session before anything happens."""
+        self._connection = connection
+        self._size = size
+        self._listen = listen
+        self._scripts = [STYLE]
+        self._site: Site | None = None
+        self._background: set[asyncio.Task[Any]] = set()
+
+    async def tab(self, tab: Tab) -> None:
+        """Readies a tab, and lets its first script run only then."""
+        width, height = self._size
+        self._listen(tab.session)
+        # The scale is that of the browser: where a page has one of its own, clicks are lost now and then.
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 0, "mobile": False}
+        await asyncio.gather(
+            tab.call("Page.setLifecycleEventsEnabled", {"enabled": True}),
+            tab.call("Emulation.setDeviceMetricsOverride", metrics),
+            *self._of_both(tab.call, tab.session),
+        )
+
+    async def frame(self, session: str) -> None:
+        """Readies a frame that runs in a process of its own."""
+
+        def call(method: str, params: Mapping[str, Any] | None = None) -> Awaitable[Any]:
+            return self._connection.call(method, params, session=session)
+
+        self._listen(session)
+        with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):  # it is gone again
+            await asyncio.gather(*self._of_both(call, session))
+
+    def _of_both(self, call: Callable[..., Awaitable[Any]], session: str) -> list[Awaitable[Any]]:
+        site = [] if self._site is None else [self._intercept(session, self._site)]
+        return [
+            call("Page.enable"),
+            call("Page.setInterceptFileChooserDialog", {"enabled": True}),
+            call("Target.setAutoAttach", OTHER_PROCESSES),
+            *site,
+            *(call("Page.addScriptToEvaluateOnNewDocument", _apart(script)) for script in self._scripts),
+            call("Runtime.runIfWaitingForDebugger"),
+        ]
+
+    async def serve(self, tab: Tab, site: Site) -> None:
+        """Answers what the page asks of the site's origin, in this tab and in all later ones."""
+        self._site = site
+        await self._intercept(tab.session, site)
+
+    async def run_on_load(self, tab: Tab, script: str) -> None:
+        """Runs a script in our world of every later document, in this tab and in all later ones."""
+        self._scripts.append(script)
+        await tab.call("Page.addScriptToEvaluateOnNewDocument", _apart(script))
+
+    async def _intercept(self, session: str, site: Site) -> None:
+        async def answer(event: Mapping[str, Any]) -> None:
+            found = site.fulfilment(event["request"]["url"]) | {"requestId": event["requestId"]}
+            with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):  # the page has gone on without it, or is gone
+                await self._connection.call("Fetch.fulfillRequest", found, session=session)
+
+        def on_request(event: Mapping[str, Any]) -> None:
+            task = asyncio.create_task(answer(event))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+
+        self._connection.on(session, "Fetch.requestPaused", on_request)
+        patterns = {"patterns": [{"urlPattern": f"{site.origin}/*"}]}
+        await self._connection.call("Fetch.enable", patterns, session=session)
+
+
+def _apart(script: str) -> dict[str, str]:
+    return {"source": script, "worldName": WORLD}

@@ -1,0 +1,234 @@
+"""The tabs of one page's context: those that a page opens are shown, told, and never more than a few."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+from uirl.environments.browser.chromium.cdp import CdpConnection
+from uirl.environments.browser.page.tab import Tab
+from uirl.errors import EnvironmentFailure, EpisodeTimeout
+
+MAX_TABS = 8
+"""Open at a time; a window beyond is closed, and the policy is told."""
+MOST_WINDOWS = 64
+"""Opened after one action; with the next one the page is lost: each costs the browser a hundredth of a second."""
+_LONGEST_ADDRESS = 80
+_BEGINS_WITHIN = 1.0
+"""Seconds in which a window that was opened goes somewhere."""
+
+
+class Tabs:
+    """In the order in which they were opened. The first one is the page of the task and stays open."""
+
+    def __init__(
+        self,
+        connection: CdpConnection,
+        context: str,
+        first: str,
+        session: str,
+        make: Callable[[str, str], Tab],
+        prepare: Callable[[Tab], Awaitable[None]],
+        notice: Callable[[str], None],
+    ) -> None:
+        """`first` and `session` are of the tab that is there; `make` makes a tab of such a pair.
+
+        `prepare` readies a tab before any script of it runs; `notice` takes what is told to the policy.
+        """
+        self._connection = connection
+        self._context = context
+        self._prepare = prepare
+        self._notice = notice
+        self._make = make
+        self._all = [make(first, session)]
+        self.shown = self._all[0]
+        """The tab that is seen and acted on."""
+        self._opening: dict[str, Tab] = {}  # by target
+        self._work: set[asyncio.Task[None]] = set()
+        self._opened = 0  # since the last action
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def first(self) -> Tab:
+        return self._all[0]
+
+    @property
+    def broken(self) -> str | None:
+        """Why one of them must not be used any more; None: all are fine."""
+        return next((tab.broken for tab in self._all if tab.broken is not None), None)
+
+    @property
+    def opening(self) -> bool:
+        """A window was opened and is no tab yet."""
+        return bool(self._opening)
+
+    @property
+    def number(self) -> int:
+        """Of the one that is shown, from 1."""
+        return self._all.index(self.shown) + 1
+
+    def named(self) -> list[tuple[str, str]]:
+        """Address and title of each."""
+        return [(tab.url, tab.title) for tab in self._all]
+
+    def words(self) -> str:
+        """The open tabs in a line, for the policy; empty where there is but one."""
+        if len(self._all) == 1:
+            return ""
+        listed = (
+            f"{number}{' (shown)' if tab is self.shown else ''} {(tab.url or 'about:blank')[:_LONGEST_ADDRESS]}"
+            for number, tab in enumerate(self._all, start=1)
+        )
+        return f"tabs: {', '.join(listed)}"
+
+    def adopt(self, target: str, session: str, url: str) -> None:
+        """Takes in a window that the page opened, which waits for its first script until it is ready here."""
+        self._opened += 1
+        if self._opened > MOST_WINDOWS:  # it waits for the last one until it is closed
+            self.first.end(f"the page opened more than {MOST_WINDOWS} windows at once", own_doing=True)
+            return
+        tab = self._make(target, session)
+        tab.url = url
+        if len(self._all) + len(self._opening) >= MAX_TABS:
+            self._notice(f"a new window was closed: no more than {MAX_TABS} tabs are open at a time")
+            self._spawn(self._dismiss(tab))
+            return
+        self._opening[target] = tab
+        self._spawn(self._open(tab))
+
+    async def ready(self) -> None:
+        """Returns when every window that opened is a tab, and the newest is shown."""
+        while self._opening:
+            await asyncio.wait(self._work)
+
+    def acted(self) -> None:
+        """An action of the policy begins: what it opens is counted anew."""
+        self._opened = 0
+
+    async def show(self, tab: Tab) -> None:
+        """Brings it to the front."""
+        self.shown = tab
+        await tab.call("Page.bringToFront")
+
+    async def new(self) -> str | None:
+        """Opens an empty one and shows it; a str where there are enough."""
+        if len(self._all) >= MAX_TABS:
+            return f"no more than {MAX_TABS} tabs are open at a time; close one first"
+        where = {"url": "about:blank", "browserContextId": self._context}
+        await self._connection.call("Target.createTarget", where)  # it is adopted before the answer
+        await self.ready()
+        return None
+
+    async def switch(self, number: int) -> str | None:
+        """Shows another; a str where there is none of that number."""
+        if number > len(self._all):
+            return f"there is no tab {number}; expected 1 to {len(self._all)}"
+        await self.show(self._all[number - 1])
+        return None
+
+    async def close(self) -> str | None:
+        """Closes the one that is shown and shows the one before it; a str where it is the first."""
+        tab = self.shown
+        if tab is self.first:
+            return "the first tab is the page of the task, and stays open"
+        await self._drop(tab)
+        await self._shut(tab)
+        return None
+
+    async def close_others(self) -> None:
+        """Leaves the first alone."""
+        self.acted()
+        await self.ready()
+        for tab in self._all[1:]:
+            await self._drop(tab)
+            await self._shut(tab)
+
+    def forget(self, reason: str) -> None:
+        """All are closed with their context."""
+        for task in self._work:
+            task.cancel()
+        for tab in self._all:
+            tab.forget(reason)
+
+    def gone(self, target: str) -> bool:
+        """Told by the browser: a tab closed itself. True: it was the first."""
+        for tab in self._all[1:]:
+            if tab.target == target:
+                self._notice(f"tab {self._all.index(tab) + 1} closed itself")
+                tab.leave()
+                self._spawn(self._drop(tab))
+        return self.first.target == target
+
+    def crashed(self, target: str, reason: str, own_doing: bool) -> None:
+        """Told by the browser: the process of a tab is gone."""
+        for tab in self._all:
+            if tab.target == target:
+                tab.end(reason, own_doing)
+
+    def renamed(self, target: str, info: Mapping[str, Any]) -> None:
+        """Told by the browser: address and title of a tab are others."""
+        for tab in (*self._all, *self._opening.values()):
+            if tab.target == target:
+                tab.url, tab.title = str(info.get("url", "")), str(info.get("title", ""))
+
+    async def close_blank(self, tab: Tab, timeout: float) -> bool:
+        """Closes a window that has come to nothing: a download, an address that the browser does not open.
+
+        False: there is something to see.
+        """
+        if not tab.blank:
+            return False
+        await tab.navigation.begins(_BEGINS_WITHIN)
+        await tab.settle(timeout=timeout)
+        if not tab.blank or tab not in self._all:
+            return False
+        self._notice(f"tab {self._all.index(tab) + 1} came to no page, and was closed")
+        await self._drop(tab)
+        await self._shut(tab)
+        return True
+
+    async def _open(self, tab: Tab) -> None:
+        try:
+            await self._prepare(tab)
+            tab.navigation.expect()
+        except (EnvironmentFailure, EpisodeTimeout):
+            self._notice("a window that the page opened could not be shown, and was closed")
+            await self._dismiss(tab)
+            return
+        finally:
+            del self._opening[tab.target]
+        self._all.append(tab)
+        self._notice(f"a new tab was opened: {len(self._all)}")
+        with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):  # it is found broken where it is used
+            await self.show(tab)
+
+    async def _dismiss(self, tab: Tab) -> None:
+        # A page that opened it waits until it runs, also where it is closed.
+        with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):
+            await self._connection.call("Runtime.runIfWaitingForDebugger", session=tab.session)
+        tab.forget("the window was closed")
+        await self._shut(tab)
+
+    async def _drop(self, tab: Tab) -> None:
+        """Takes it from the list."""
+        if tab not in self._all:
+            return
+        number = self._all.index(tab)
+        self._all.remove(tab)
+        tab.leave()
+        if tab is self.shown:
+            with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):
+                await self.show(self._all[number - 1])
+
+    async def _shut(self, tab: Tab) -> None:
+        with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):  # it is gone already, or goes with the context
+            await self._connection.call("Target.closeTarget", {"targetId": tab.target})
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)

@@ -1,0 +1,70 @@
+"""The table of environments: a name in the config -> a class, loaded when asked for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from uirl.environments.base import BaseEnvironment
+from uirl.errors import ConfigError, did_you_mean
+
+ENVIRONMENTS = {
+    "screen": "uirl.environments.screen:ScreenEnvironment",
+    "guess_number": "uirl.environments.text.guess_number:GuessNumberEnvironment",
+    "simple_game": "uirl.environments.text.simple_game:SimpleGameEnvironment",
+    "calculator": "uirl.environments.tool_use.calculator:CalculatorEnvironment",
+    "lookup": "uirl.environments.tool_use.lookup:LookupEnvironment",
+    "gymnasium": "uirl.environments.adapters.gymnasium:GymnasiumEnvironment",
+    "miniwob": "uirl.environments.browser.miniwob.environment:MiniWobEnvironment",
+    "data_entry": "uirl.environments.data_entry.environment:DataEntryEnvironment",
+    "remote": "uirl.environments.remote.client.native:NativeRemoteEnvironment",
+    "ui_verifiers": "uirl.environments.remote.client.ui_verifiers:UIVerifiersEnvironment",
+    "openenv": "uirl.environments.remote.client.openenv:OpenEnvEnvironment",
+    "mobile_world": "uirl.environments.mobile_world.environment:MobileWorldEnvironment",
+}
+
+
+def environment_class(name: str) -> type[BaseEnvironment]:
+    """The class of that name, or your own as 'package.module:Class'. Raises ConfigError for what is neither."""
+    target = name if ":" in name else ENVIRONMENTS.get(name)
+    if target is None:
+        raise ConfigError(
+            f"unknown environment {name!r}; {did_you_mean(name, ENVIRONMENTS)} Your own is 'package.module:Class'."
+        )
+    module, _, attribute = target.partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"environment {name!r} cannot be loaded: {error}; expected 'package.module:Class'. A module of your own is "
+            "looked for beside the config file that is named on the command line, in the current folder, and in "
+            "PYTHONPATH"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, BaseEnvironment)):
+        raise ConfigError(f"environment {name!r} is {found!r}; expected a subclass of uirl.BaseEnvironment")
+    return found
+
+
+def create_environment(name: str, options: Mapping[str, Any] | None = None, config: Any = None) -> BaseEnvironment:
+    """A new environment: `Class(config, **options)`.
+
+    `config` (the environment section of a ConfigStore, or None) goes to the parameter called `config` where the class
+    has one. Raises ConfigError for an unknown name or option, with the nearest known one, and for a missing option.
+    """
+    cls, given = environment_class(name), dict(options or {})
+    signature = inspect.signature(cls)
+    known = {p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    names = {p.name for p in known} - {"config"}
+    if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
+        for option in given:
+            if option not in names:
+                raise ConfigError(f"environment {name!r} has no option {option!r}; {did_you_mean(option, names)}")
+    if any(p.name == "config" for p in known):
+        given = {"config": config, **given}
+    try:
+        signature.bind(**given)
+    except TypeError as error:
+        raise ConfigError(f"environment {name!r}: {error}; options: {', '.join(sorted(names)) or 'none'}") from error
+    return cls(**given)

@@ -1,0 +1,343 @@
+"""`OpenEnvEnvironment`: plays any environment behind OpenEnv's `/ws`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from uirl.environments.remote.client.http import CONNECT, NoAnswer, Refused, ServerLost
+from uirl.environments.remote.client.leased import GOODBYE, RemoteEnvironment
+from uirl.environments.remote.client.openenv_tools import ASK_FOR_TOOLS, read_tools, takes_tool_calls
+from uirl.environments.remote.client.servers import Server
+from uirl.environments.remote.protocol.native import WireError, dumps, loads, write_task
+from uirl.environments.remote.protocol.openenv import action_fields, check_fields, read_frame
+from uirl.environments.remote.protocol.pictures import whole
+from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
+from uirl.runtime.limits import shown
+from uirl.tools.definition import ToolDefinition
+from uirl.types import Action, Observation, StepResult, Task
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
+
+LARGEST = 100 * 2**20
+"""Bytes of a frame: some servers send pictures as lists of numbers."""
+REFUSALS = ("CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR")
+"""What a server says instead of opening a session; any other error is one of the session that is open."""
+_NO_PROXY = ("localhost", "127.0.0.1", "::1")
+
+
+class ServerSaid(EnvironmentFailure):
+    """An error frame."""
+
+    code = ""
+    kind_said = ""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What all instances know of the servers."""
+
+    schema: dict[str, Any] | None = None
+    """Of actions."""
+    tools: tuple[ToolDefinition, ...] | None = None
+
+
+class OpenEnvEnvironment(RemoteEnvironment):
+    """One connection per instance, which is one session of the server.
+
+    Where the server's actions are calls of tools (`call_tool`, as of `echo_env`), the policy calls them by their own
+    names, and `tool_schemas` lists them: a call is nested on its way, and what the tool answers is its result. What
+    the server's schema does not know (VALIDATION_ERROR) is the policy's mistake and is told to it; an exception in the
+    server's environment (EXECUTION_ERROR) is a failure. A reward of null pays nothing.
+    """
+
+    _socket: ClientConnection | None = None
+
+    def __init__(
+        self,
+        config: Any = None,
+        *,
+        url: str | None = None,
+        urls: Sequence[str] = (),
+        spares: Sequence[str] = (),
+        token_env: str | None = None,
+        action_format: str = "json",
+        name_field: str | None = None,
+        text_field: str | None = None,
+        reset_options: Mapping[str, Any] | None = None,
+        describe: str = "template",
+        prompt: str = "",
+        max_turns: int | None = None,
+        blind: bool = False,
+        patience: float = 30.0,
+        rest: float = 5.0,
+        step_timeout: float = 60.0,
+        reset_timeout: float = 180.0,
+    ) -> None:
+        """Raises ConfigError for options that do not fit, and where the package websockets is missing.
+
+        Args:
+            config: the environment section of the run's configuration; not read.
+            url, urls, spares, token_env, patience, rest, step_timeout, reset_timeout: as of the environment 'remote'.
+            action_format: parser of the policy's replies; 'text': the reply is the action.
+            name_field: field of the server's action for the name of a call, of no use with 'text'; None: read from its
+                schema.
+            text_field: field that takes the reply, with 'text' alone; None: the schema's only text field.
+            reset_options: further data of every reset, such as a difficulty.
+            describe: where the policy reads of a server's tools: 'template' (the chat template shows them), 'prompt'
+                (a list after `prompt`) or 'none'.
+            prompt: the system prompt, which is not on the wire.
+            blind: go without rewards, for the agent's token of a `uirl serve`.
+        """
+        _require_websockets()
+        super().__init__(
+            config, url, urls, spares, token_env,
+            most=None, patience=patience, rest=rest, timeouts=(step_timeout, reset_timeout),
+        )  # fmt: skip
+        if name_field is not None and action_format == "text":
+            raise ConfigError(
+                f"openenv: name_field is for the name of a call, and action_format 'text' has none, got {name_field!r}"
+                "; leave it out, or choose the parser of another format"
+            )
+        if text_field is not None and action_format != "text":
+            raise ConfigError(
+                f"openenv: text_field is for action_format 'text', got {action_format!r} and {text_field!r}; leave it "
+                "out"
+            )
+        if describe not in ("template", "prompt", "none"):
+            raise ConfigError(f"openenv: describe must be template, prompt or none, got {describe!r:.60}")
+        self.action_format, self.max_turns = action_format, max_turns  # type: ignore[misc]
+        self._fields = {"name": name_field, "text": text_field}
+        self._reset_options, self._prompt, self._blind = dict(reset_options or {}), prompt, blind
+        self._describe = describe
+        self._known = _Known()
+        self._forget()
+
+    def get_prompt_prefix(self) -> str:
+        """The prompt; with describe='prompt' the tools too, which a server is asked for the first time."""
+        tools = self._tools() if self._describe == "prompt" else ()
+        if not tools:
+            return self._prompt
+        # by name, as the tables of the house load: environments import no parser
+        format = import_module("uirl.parsers").create_parser(self.action_format).describe()
+        return "\n\n".join(filter(None, [self._prompt, "\n".join(tool.describe() for tool in tools), format]))
+
+    def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
+        """The server's tools, where its actions are calls of tools; asks a server the first time."""
+        return tuple(tool.schema() for tool in self._tools()) if self._describe == "template" else ()
+
+    def callable_tools(self) -> Sequence[Mapping[str, Any]]:
+        """The server's tools, where the policy is told of them."""
+        return () if self._describe == "none" else tuple(tool.schema() for tool in self._tools())
+
+    def get_state_description(self) -> str:
+        return self._last.text
+
+    # -- an episode ------------------------------------------------------------------------------------------------
+
+    async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
+        """The first observation, over a new connection where the old one is gone."""
+        self._turns = 0
+        said: dict[str, Any] | None = None
+        if self._socket is None or self._socket.close_code is not None:
+            await self.close()
+        if self._server is not None:
+            try:
+                said = await self._begin(task, seed)
+            except (ServerLost, ServerSaid) as error:
+                if isinstance(error, ServerSaid) and error.code != "SESSION_ERROR":
+                    raise
+                await self.close()
+        if said is None:
+            await self._lease()
+            said = await self._begin(task, seed)
+        frame = read_frame(said, self.url)
+        self._last = await self._checked(frame.observation)
+        return self._last
+
+    async def step(self, action: Action | str) -> StepResult:
+        """What the server answers. An act whose outcome is unknown raises, and is never sent again."""
+        if isinstance(action, str):
+            action = Action(text=action)
+        schema = self._known.schema or {}
+        data = action_fields(action, schema, self._fields, self.action_format)
+        if isinstance(data, str):
+            return await self._end(StepResult(Observation(data, self._last.images)))
+        try:
+            said = await self._ask("step", data)
+        except ServerSaid as error:
+            if error.code != "VALIDATION_ERROR":
+                raise
+            words = f"this action is not possible: {error}"
+            return await self._end(StepResult(Observation(words, self._last.images)))
+        frame = read_frame(said, self.url, action.call if takes_tool_calls(schema) else None)
+        if frame.reward is None and self._ours and not self._blind:
+            raise EnvironmentFailure(
+                f"{self.url} shows no rewards to this token; give token_env the grader's, or set blind to go without"
+            )
+        last = self._last = await self._checked(frame.observation)
+        return await self._end(StepResult(last, frame.reward or 0.0, frame.terminated, frame.truncated))
+
+    async def _begin(self, task: Task | None, seed: int | None) -> dict[str, Any]:
+        data: dict[str, Any] = {**self._reset_options, "seed": seed}
+        if task is not None:
+            data |= {"task": write_task(task)} if self._ours else {"task_id": task.id, "task_name": task.id}
+        return await self._ask("reset", {key: value for key, value in data.items() if value is not None})
+
+    # -- the connection --------------------------------------------------------------------------------------------
+
+    async def _open(self, server: Server) -> None:
+        if self._known.schema is None:
+            said = await self.client.json("GET", f"{server.url}/schema", timeout=CONNECT, again=True, retries=0)
+            self._known.schema = _read_schema(said, f"{server.url}/schema")
+        check_fields(self._known.schema, self._fields, self.action_format)
+        self._socket = await self._connected(server.url)
+        try:
+            # a full server says so only when it is spoken to
+            await self._ask("state", None, url=server.url)
+        except ServerSaid as error:
+            if error.code not in REFUSALS:
+                return  # it has a session, and no state before the first reset
+            full = Refused(str(error))
+            full.status = 503 if error.code == "CAPACITY_REACHED" else 0
+            raise full from None
+
+    async def _connected(self, url: str) -> ClientConnection:
+        from websockets.asyncio.client import connect
+        from websockets.exceptions import InvalidHandshake, InvalidStatus
+
+        address = "ws" + url.removeprefix("http") + "/ws"
+        local = any(address.startswith((f"ws://{name}", f"ws://[{name}]")) for name in _NO_PROXY)
+        try:
+            return await connect(
+                address, additional_headers=self.client.headers(), open_timeout=CONNECT, max_size=LARGEST,
+                proxy=None if local else True, close_timeout=GOODBYE,
+            )  # fmt: skip
+        except InvalidStatus as error:
+            status = error.response.status_code
+            refused = Refused(f"{address} was answered with {status} (token_env is {self.client.token_env})")
+            refused.status = status
+            raise refused from None
+        except TimeoutError:
+            raise NoAnswer(f"{address}: no answer within {CONNECT:g} s") from None
+        except (OSError, InvalidHandshake) as error:
+            raise ServerLost(f"{address} cannot be reached: {type(error).__name__}: {error}") from None
+
+    async def _ask(self, kind: str, data: Any, url: str = "") -> dict[str, Any]:
+        """The data of the answer to one frame. Raises ServerSaid for an error frame."""
+        url = url or self.url
+        socket = self._socket
+        if socket is None:
+            raise EnvironmentFailure(f"{type(self).__name__} has no session; reset it first")
+        limit = self.reset_timeout if kind == "reset" else self.step_timeout
+        try:
+            said = await self._exchange(socket, kind, data, limit, url)
+        except RolloutFailure as error:
+            self._blame(error)
+            raise
+        return said
+
+    async def _exchange(self, socket: ClientConnection, kind: str, data: Any, limit: float, url: str) -> dict[str, Any]:
+        from websockets.exceptions import ConnectionClosed
+
+        frame = {"type": kind} if data is None else {"type": kind, "data": data}
+        try:
+            async with asyncio.timeout(limit):
+                with contextlib.suppress(ConnectionClosed):  # why it closed may be the next thing to read
+                    await socket.send(dumps(frame).decode("ascii"))
+                answer = loads(await socket.recv())
+        except (TimeoutError, asyncio.CancelledError) as error:
+            # an answer that comes late must not be taken for that to the next frame
+            socket.transport.abort()
+            self._socket = None
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            raise NoAnswer(f"{url}/ws: no answer to {kind} within {limit:g} s") from None
+        except ConnectionClosed as error:
+            raise ServerLost(f"{url}/ws broke off during {kind}: {error}") from None
+        except WireError as error:
+            raise EnvironmentFailure(f"{url}/ws answered nonsense to {kind}: {error}") from None
+        body = answer.get("data") if isinstance(answer, dict) else None
+        if not isinstance(body, dict):
+            raise EnvironmentFailure(f"{url}/ws answered {shown(answer, 80)} to {kind}; expected an object with data")
+        if answer.get("type") == "error":
+            raise _said(url, kind, body)
+        return body
+
+    async def _leave(self, server: Server) -> None:
+        await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            with contextlib.suppress(TimeoutError, OSError):
+                async with asyncio.timeout(GOODBYE):
+                    await socket.close()
+
+    def _forget(self) -> None:
+        self._socket, self._last = None, Observation()
+
+    async def _checked(self, observation: Observation) -> Observation:
+        for shot in observation.images:
+            await whole(shot.data, self.url)
+        return observation
+
+    @property
+    def _ours(self) -> bool:
+        """Whether the server is a `uirl serve`, which takes whole actions and tasks."""
+        return "tool_calls" in (self._known.schema or {}).get("properties", {})
+
+    def _tools(self) -> tuple[ToolDefinition, ...]:
+        if self.action_format == "text":
+            return ()
+        known, urls = self._known, [server.url for server in self.pool.servers]
+        remedy = "Do the servers run, and are they OpenEnv's?"
+        if known.schema is None:
+            known.schema = self.client.first_answer(
+                urls, "/schema", lambda said: _read_schema(said, "/schema"), "no OpenEnv server says its schema", remedy
+            )
+        if known.tools is None and takes_tool_calls(known.schema):
+            known.tools = self.client.first_answer(
+                urls, "/mcp", lambda said: read_tools(said, "/mcp"), "no OpenEnv server lists its tools", remedy,
+                ASK_FOR_TOOLS,
+            )  # fmt: skip
+        return known.tools or ()
+
+
+def _read_schema(said: Any, where: str) -> dict[str, Any]:
+    schema = said.get("action") if isinstance(said, dict) else None
+    if not isinstance(schema, dict):
+        raise EnvironmentFailure(f"{where} answered {shown(said, 80)}; expected the schema of actions")
+    return schema
+
+
+def _require_websockets() -> None:
+    """Raises ConfigError, before a run has begun, where the package is missing."""
+    try:
+        import websockets  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("OpenEnv needs the package websockets: pip install 'uirl[client]'") from error
+
+
+def _said(url: str, kind: str, body: Mapping[str, Any]) -> RolloutFailure:
+    code = str(body.get("code", ""))
+    message = "; ".join([str(body.get("message", "")), *_details(body.get("errors"))])[:1000]
+    if body.get("kind") == "timeout":
+        return EpisodeTimeout(f"{url}: {message}")
+    error = ServerSaid(message if code == "VALIDATION_ERROR" else f"{url}/ws answered {kind} with {code}: {message}")
+    error.code = code
+    return error
+
+
+def _details(errors: Any) -> list[str]:
+    """What pydantic found wrong, field by field."""
+    found = []
+    for error in errors if isinstance(errors, list) else ():
+        if isinstance(error, Mapping) and isinstance(error.get("loc"), list):
+            found.append(f"{'.'.join(map(str, error['loc']))}: {error.get('msg', '')}")
+    return found

@@ -1,0 +1,324 @@
+"""`UIVerifiersEnvironment`: real screens behind servers of ui-verifiers, in either of its two protocols.
+
+The servers judge nothing: they count what was submitted. A step is worth what the count gained: +1 per new right row,
+minus `wrong_cost` per wrong submission.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import unquote
+
+from uirl.environments.remote.client.http import SHOWN, Refused, text_of
+from uirl.environments.remote.client.leased import GOODBYE, RemoteEnvironment
+from uirl.environments.remote.client.servers import Server
+from uirl.environments.remote.protocol.native import WireError, loads
+from uirl.environments.remote.protocol.pictures import whole
+from uirl.environments.ui.actions import (
+    ActionSpace,
+    Click,
+    Keys,
+    LookAgain,
+    Move,
+    Scroll,
+    Terminate,
+    Type,
+    UIAction,
+    Wait,
+)
+from uirl.environments.ui.vocabulary import SCROLL_NOTCHES, Coordinates
+from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
+from uirl.images import Screenshot
+from uirl.runtime.limits import shown
+from uirl.types import Action, Observation, StepResult, Task
+
+MOUSE = ("click", "double_click", "triple_click", "right_click", "move")
+KEYBOARD = ("type", "keys", "scroll")
+ALWAYS = ("wait", "screenshot", "terminate")
+_CLICKS = {"click": "left_click"}
+_KEYS = {"meta": "win", "escape": "esc"}
+"""Our name of a key -> the original's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a server counted."""
+
+    right: int
+    """Different rows (S), or right submissions (M, which cannot tell a row that was sent twice)."""
+    wrong: int
+    said: dict[str, Any]
+
+
+class UIVerifiersEnvironment(RemoteEnvironment):
+    """One session on a ui-verifiers server: screenshots in, mouse and keyboard out, progress as reward.
+
+    Protocol M makes a session per episode and knows the mouse alone. Protocol S is one session for the life of its
+    server: an episode begins where the last one ended, and only one is played there at a time. `uirl serve` and proxies
+    that answer S under M's session ids get both: a session per episode, and a keyboard.
+    """
+
+    action_format = "json"
+    _session: int | None = None
+    """Of protocol M; None: there is none, or the server is one session."""
+    _shot: Screenshot | None = None
+    _progress: Progress | None = None
+    _since = ""
+    """When `uirl serve` began the session; empty: another server."""
+
+    def __init__(
+        self,
+        config: Any = None,
+        *,
+        url: str | None = None,
+        urls: Sequence[str] = (),
+        spares: Sequence[str] = (),
+        token_env: str | None = None,
+        protocol: Literal["auto", "M", "S"] = "auto",
+        session_type: str = "simple_data_entry",
+        prompt: str = "",
+        rows: int | None = None,
+        wrong_cost: float = 0.1,
+        max_turns: int | None = 50,
+        width: int = 1280,
+        height: int = 800,
+        coordinates: Coordinates = "pixels",
+        delay: float = 1.0,
+        patience: float = 60.0,
+        rest: float = 5.0,
+        step_timeout: float = 60.0,
+        reset_timeout: float = 180.0,
+    ) -> None:
+        """Raises ConfigError for options that do not fit.
+
+        Args:
+            config: the environment section of the run's configuration; not read.
+            url, urls, spares, token_env, patience, rest, step_timeout, reset_timeout: as of the environment 'remote'.
+            protocol: 'auto' asks the server.
+            session_type: which task a session of protocol M is.
+            prompt: the goal, which is not on the wire; a task with a goal of its own replaces it.
+            rows: right rows that end the episode as a success; None: it ends by `terminate` or its turns alone.
+            wrong_cost: what a wrong submission costs.
+            width, height: of the screen in pixels.
+            coordinates: of the policy: 'pixels', or 'grid_999'.
+            delay: seconds that the server waits between an action and its screenshot.
+        """
+        if protocol not in ("auto", "M", "S"):
+            raise ConfigError(f"ui_verifiers: protocol must be 'auto', 'M' or 'S', got {protocol!r}")
+        for name, value, low in (("wrong_cost", wrong_cost, 0), ("delay", delay, 0), ("rows", rows or 1, 1)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or value < low:
+                raise ConfigError(f"ui_verifiers: {name} must be a number of at least {low}, got {value!r}")
+        if protocol == "S" and session_type != "simple_data_entry":
+            raise ConfigError(
+                f"ui_verifiers: protocol 'S' opens no sessions, so it has no session_type, got {session_type!r}; "
+                "leave it out, or set protocol to 'auto' or 'M'"
+            )
+        super().__init__(
+            config, url, urls, spares, token_env,
+            most=1 if protocol == "S" else None, patience=patience, rest=rest, timeouts=(step_timeout, reset_timeout),
+        )  # fmt: skip
+        offered = (*MOUSE, *(() if protocol == "M" else KEYBOARD), *ALWAYS)
+        self.space = ActionSpace(width, height, offered, coordinates)
+        self.protocol, self.session_type, self.prompt = protocol, session_type, prompt
+        self.rows, self.wrong_cost, self.delay, self.max_turns = rows, float(wrong_cost), float(delay), max_turns
+        self._forget()
+
+    def get_prompt_prefix(self) -> str:
+        return f"You use a computer. Answer each screenshot with one JSON action:\n{self.space.describe()}"
+
+    def get_state_description(self) -> str:
+        return str(self._progress.said) if self._progress else ""
+
+    # -- an episode ------------------------------------------------------------------------------------------------
+
+    async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
+        """The first screenshot of a new session (protocol S: of the same one). `seed` reaches `uirl serve` alone."""
+        self._seed, self._turns = seed, 0
+        if self._session is not None:
+            await self.close()
+        if self._server is None:
+            await self._lease()
+        said = await self._get(self._screenshot_path(), self._screenshot_query(), again=True)
+        self._since = _since(said)
+        shot = self._shot = await self._picture(said)
+        self._progress = await self._count()
+        goal = (task.goal if task else "") or self.prompt
+        return Observation("\n".join(filter(None, [goal, _words(said)])), (shot,))
+
+    async def step(self, action: Action) -> StepResult:
+        """The next screenshot. An act whose outcome is unknown raises, and is never sent again."""
+        if self._server is None or self._shot is None or self._progress is None:
+            raise EnvironmentFailure("ui_verifiers has no session; reset it first")
+        wanted = self.space.read(action)
+        query = wanted if isinstance(wanted, str) else self._query(wanted)
+        if isinstance(query, str):
+            return await self._end(StepResult(Observation(query, (self._shot,), self._info(self._progress))))
+        if isinstance(wanted, Wait):
+            await asyncio.sleep(wanted.seconds)
+        if isinstance(wanted, Terminate):
+            info = {**self._info(self._progress), "claimed": wanted.status}
+            return await self._end(StepResult(Observation("", (self._shot,), info), terminated=True))
+        looks = isinstance(wanted, (Wait, LookAgain))
+        path = self._screenshot_path() if looks else f"{self._base}/act"
+        said = await self._get(path, query, again=looks)
+        if _since(said) != self._since:
+            raise EnvironmentFailure(
+                f"{self._base} is another session than before: the server was restarted, and counts from 1 again"
+            )
+        shot = self._shot = await self._picture(said)
+        before, now = self._progress, await self._count()
+        self._progress = now
+        info, over = self._info(now), said.headers.get("x-uirl-done")
+        if over == "truncated" and said.headers.get("x-uirl-cut") == "out_of_turns":
+            info = {**info, "out_of_turns": True}
+        result = StepResult(
+            observation=Observation(_words(said), (shot,), info),
+            reward=now.right - before.right - self.wrong_cost * (now.wrong - before.wrong),
+            terminated=over == "terminated" or info.get("success") is True,
+            truncated=over == "truncated",
+        )
+        return await self._end(result)
+
+    # -- the session -----------------------------------------------------------------------------------------------
+
+    async def _open(self, server: Server) -> None:
+        root = await self.client.send("GET", f"{server.url}/", timeout=self.step_timeout, again=True, retries=0)
+        self._ours = root.headers.get("server") == "uirl"
+        single = text_of(root).startswith("UI Verifiers Session Server")
+        if not (single or text_of(root).startswith("UI Verifiers Server")):
+            raise EnvironmentFailure(f"{server.url} is no server of ui-verifiers: GET / said {text_of(root)[:80]!r}")
+        if self.protocol != "auto" and single != (self.protocol == "S"):
+            raise EnvironmentFailure(
+                f"{server.url} speaks protocol {'S' if single else 'M'}; expected {self.protocol} (option protocol)"
+            )
+        if single:
+            server.most = 1
+            if server.active > 1:
+                full = Refused(f"{server.url} is one session, which another episode plays")
+                full.status = 503
+                raise full
+            self._base = server.url
+            return
+        said = await self.client.json(
+            "POST", f"{server.url}/session", params={"type": self.session_type, "n": 1, "seed": self._seed},
+            timeout=self.reset_timeout, again=False, retries=0,
+        )  # fmt: skip
+        ids = said.get("session_ids") if isinstance(said, dict) else None
+        if not isinstance(ids, list) or len(ids) != 1 or not isinstance(ids[0], int):
+            raise EnvironmentFailure(f"{server.url} answered {shown(said, 80)}; expected one session id")
+        self._session = ids[0]
+        self._base = f"{server.url}/session/{self._session}"
+        self._mouse_only = True
+        if self.protocol == "auto":
+            await self._find_keyboard(server)
+
+    async def _find_keyboard(self, server: Server) -> None:
+        """Goes over to protocol S where the server offers it for this session."""
+        base = f"{server.url}/proxy/{self._session}"
+        try:
+            root = await self.client.send("GET", f"{base}/", timeout=self.step_timeout, again=True)
+        except Refused as refused:
+            if refused.status != 404:
+                raise
+            return
+        if text_of(root).startswith("UI Verifiers Session Server"):
+            self._base, self._mouse_only = base, False
+
+    async def _leave(self, server: Server) -> None:
+        if self._session is not None:
+            url = f"{server.url}/session/{self._session}"
+            await self.client.send("DELETE", url, timeout=GOODBYE, again=False, retries=0)
+
+    def _forget(self) -> None:
+        self._session, self._shot, self._progress = None, None, None
+        self._base = ""
+        self._ours = self._mouse_only = False
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    async def _get(self, url: str, query: dict[str, Any], *, again: bool) -> Any:
+        try:
+            return await self.client.send("GET", url, params=query, timeout=self.step_timeout + self.delay, again=again)
+        except RolloutFailure as error:
+            self._blame(error)
+            raise
+
+    def _screenshot_path(self) -> str:
+        return f"{self._base}/screenshot" if self._mouse_only else f"{self._base}/act"
+
+    def _screenshot_query(self) -> dict[str, Any]:
+        return {} if self._mouse_only else {"action_type": "screenshot"}
+
+    async def _picture(self, said: Any) -> Screenshot:
+        return await whole(said.content, str(said.url))
+
+    async def _count(self) -> Progress:
+        answer = await self._get(f"{self._base}/progress", {}, again=True)
+        try:
+            said = loads(answer.content)
+        except WireError as error:
+            raise EnvironmentFailure(f"{self._base}/progress answered {text_of(answer)[:SHOWN]!r}: {error}") from None
+        rows = said.get("submitted_row_indices") if isinstance(said, dict) else None
+        right = said.get("num_correct_submissions") if rows is None and isinstance(said, dict) else rows
+        wrong = said.get("num_incorrect_submissions") if isinstance(said, dict) else None
+        if isinstance(rows, list):
+            right = len(set(rows))
+        if not (isinstance(right, int) and isinstance(wrong, int)):
+            raise EnvironmentFailure(
+                f"{self._base}/progress answered {shown(said, 120)}; expected counts of submissions"
+            )
+        return Progress(right, wrong, said)
+
+    def _info(self, progress: Progress) -> dict[str, Any]:
+        """What the log and a verifier may know."""
+        info = dict(progress.said)
+        return info if self.rows is None else {**info, "success": progress.right >= self.rows}
+
+    def _query(self, action: UIAction) -> dict[str, Any] | str:
+        """The action as parameters of `/act`; a str where this server cannot do it: why, in words for the policy."""
+        if self._mouse_only and isinstance(action, (Type, Keys, Scroll)):
+            return f"this screen takes no {action.name}: there is only a mouse"
+        if isinstance(action, (Wait, LookAgain, Terminate)):
+            return self._screenshot_query()
+        words = self._words_of(action)
+        return words if isinstance(words, str) else {**words, "delay": self.delay}
+
+    def _words_of(self, action: UIAction) -> dict[str, Any] | str:
+        if isinstance(action, (Click, Move)):
+            problem = self._trap(action.x, action.y)
+            name = "mouse_move" if isinstance(action, Move) else _CLICKS.get(action.name, action.name)
+            return problem or {"action_type": name, "x": action.x, "y": action.y}
+        if isinstance(action, Type):
+            if not self._ours and not action.text.isascii():
+                # the original drops other characters without a word
+                return "only plain ASCII characters can be typed here"
+            return {"action_type": "type", "text": action.text}
+        if isinstance(action, Keys):
+            if "+" in action.keys:
+                return "the key + cannot be pressed here; type it"
+            names = action.keys if self._ours else tuple(_KEYS.get(key, key) for key in action.keys)
+            return {"action_type": "keys", "keys": "+".join(names)}
+        assert isinstance(action, Scroll)  # all that the action space still offers
+        if action.direction not in ("up", "down") or action.amount != SCROLL_NOTCHES:
+            return f"this screen scrolls up or down, {SCROLL_NOTCHES} notches at a time; leave amount out"
+        where = {} if action.x is None else {"x": action.x, "y": action.y}
+        trapped = self._trap(action.x, action.y) if action.x is not None and action.y is not None else ""
+        return trapped or {"action_type": "scroll", "direction": action.direction, **where}
+
+    def _trap(self, x: int, y: int) -> str:
+        """Why a place cannot be used: a pointer in a corner ends a session of the original for good."""
+        corner = x in (0, self.space.width - 1) and y in (0, self.space.height - 1)
+        return "" if self._ours or not corner else "the outermost pixel of a corner cannot be used; aim a bit inside"
+
+
+def _since(said: Any) -> str:
+    """When the session began that gave a picture; empty: the original does not say."""
+    return str(said.headers.get("x-uirl-since", ""))
+
+
+def _words(said: Any) -> str:
+    """The text of an observation, which `uirl serve` adds to the picture."""
+    return unquote(said.headers.get("x-uirl-text", ""))

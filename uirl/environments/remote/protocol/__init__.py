@@ -1,0 +1,1 @@
+"""What travels between clients and servers of environments, as data."""

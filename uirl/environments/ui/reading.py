@@ -1,0 +1,291 @@
+"""Reading the arguments of an action: every value checked, every mistake a sentence for the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from uirl.environments.ui.keys import MODIFIERS, read_chord
+from uirl.environments.ui.vocabulary import (
+    AXES,
+    BUTTONS,
+    CHOICES,
+    CLICKS,
+    DIRECTIONS,
+    MAX_LISTED,
+    MAX_SCROLL,
+    MAX_TEXT,
+    MAX_URL,
+    MAX_WAIT,
+    SCROLL_NOTCHES,
+    STATUSES,
+    Answer,
+    AnswerDialog,
+    Axis,
+    Back,
+    Click,
+    ClickMark,
+    CloseTab,
+    Coordinates,
+    Drag,
+    DragMark,
+    Fill,
+    Focus,
+    Forward,
+    Goto,
+    HoldKey,
+    Insert,
+    Keys,
+    LookAgain,
+    MouseButton,
+    Move,
+    MoveToMark,
+    NewTab,
+    Scroll,
+    Select,
+    SwitchTab,
+    Terminate,
+    Type,
+    UIAction,
+    Upload,
+    Wait,
+)
+from uirl.runtime.limits import shown
+
+MOST_MARKS = 9999
+
+
+class Screen(Protocol):
+    """What coordinates are of: an `ActionSpace`."""
+
+    @property
+    def coordinates(self) -> Coordinates: ...
+
+    def limit(self, axis: Axis) -> int: ...
+
+    def pixel(self, value: float, axis: Axis) -> int: ...
+
+
+class Mistake(ValueError):
+    """What is wrong with a call, in words for the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The arguments of one call, checked as they are asked for."""
+
+    space: Screen
+    action: str
+    given: Mapping[str, Any]
+
+    def has(self, *names: str) -> bool:
+        return any(name in self.given for name in names)
+
+    def point(self, x: str = "x", y: str = "y") -> tuple[int, int]:
+        return self._pixel(x, x, y), self._pixel(y, x, y)
+
+    def _pixel(self, name: str, x: str, y: str) -> int:
+        value: Any = self.given.get(name)
+        axis = AXES[name]
+        if not _is_number(value):
+            raise Mistake(f"{self.action} needs numbers {x} and {y}; got {name}={_shown(value)}")
+        limit = self.space.limit(axis)
+        # A fraction of a pixel is still in that pixel: the last one reaches to just under its successor.
+        inside = 0 <= value < limit + 1 if self.space.coordinates == "pixels" else 0 <= value <= limit
+        if not inside:
+            raise Mistake(f"{name}={_shown(value)} is outside the picture; expected 0 to {limit}")
+        return self.space.pixel(value, axis)
+
+    def integer(self, name: str, low: int, high: int) -> int:
+        value: Any = self.given.get(name)
+        if not _is_number(value) or not low <= value <= high or value != int(value):
+            raise Mistake(f"{self.action} needs a whole number {name} from {low} to {high}; got {_shown(value)}")
+        return int(value)
+
+    def mark(self, *others: str) -> int | None:
+        """The number of a marked element; None: x and y are to be read."""
+        if not self.has("mark"):
+            return None
+        if self.has("x", "y", *others):
+            raise Mistake(f"{self.action} takes a mark, or x and y; got both")
+        return self.integer("mark", 1, MOST_MARKS)
+
+    def element(self) -> tuple[int | None, int | None, int | None]:
+        """x, y and mark of an `OnElement`."""
+        mark = self.mark()
+        return (*self.point(), None) if mark is None else (None, None, mark)
+
+    def chord(self, name: str) -> tuple[str, ...]:
+        try:
+            return read_chord(self.text(name, 100))
+        except Mistake:
+            raise
+        except ValueError as error:
+            raise Mistake(str(error)) from error
+
+    def modifiers(self) -> tuple[str, ...]:
+        if not self.has("modifiers"):
+            return ()
+        given = self.given["modifiers"]
+        if given in ("", []):
+            return ()
+        if isinstance(given, list) and all(isinstance(key, str) for key in given):
+            given = "+".join(given)
+        keys = Arguments(self.space, self.action, {"modifiers": given}).chord("modifiers")
+        if not set(keys) <= set(MODIFIERS):
+            raise Mistake(f"modifiers are of {', '.join(MODIFIERS)}; got {_shown(self.given['modifiers'])}")
+        return keys
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """One text, or a list of them."""
+        value = self.given.get(name)
+        texts = [value] if isinstance(value, str) else value
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise Mistake(f"{self.action} needs {name}, a text or a list of texts; got {_shown(value)}")
+        if len(texts) > MAX_LISTED or any(len(text) > MAX_TEXT for text in texts):
+            raise Mistake(f"{self.action} takes at most {MAX_LISTED} {name} of {MAX_TEXT} characters")
+        for text in texts:
+            _refuse_halves(text, self.action, name)
+        return tuple(texts)
+
+    def text(self, name: str, limit: int, *, empty: bool = False) -> str:
+        value = self.given.get(name)
+        if not isinstance(value, str) or not (value or empty):
+            raise Mistake(f"{self.action} needs a text {name}; got {_shown(value)}")
+        if len(value) > limit:
+            raise Mistake(f"{self.action} takes at most {limit} characters; got {len(value)}")
+        _refuse_halves(value, self.action, name)
+        return value
+
+    def choice(self, name: str, known: Iterable[str]) -> str:
+        value = self.given.get(name)
+        if not isinstance(value, str) or value not in known:
+            raise Mistake(f"{self.action} needs {name}, one of {', '.join(known)}; got {_shown(value)}")
+        return value
+
+
+def _click(arguments: Arguments) -> UIAction:
+    button, count = CLICKS[arguments.action]
+    mark, held = arguments.mark(), arguments.modifiers()
+    if mark is None:
+        return Click(*arguments.point(), button, count, held)
+    return ClickMark(mark, button, count, held)
+
+
+def _move(arguments: Arguments) -> UIAction:
+    mark = arguments.mark()
+    return Move(*arguments.point()) if mark is None else MoveToMark(mark)
+
+
+def _drag(arguments: Arguments) -> UIAction:
+    mark = arguments.mark("to_x", "to_y")
+    if mark is None and not arguments.has("to_mark"):
+        return Drag(*arguments.point(), *arguments.point("to_x", "to_y"))
+    return DragMark(arguments.integer("mark", 1, MOST_MARKS), arguments.integer("to_mark", 1, MOST_MARKS))
+
+
+def _button(arguments: Arguments) -> UIAction:
+    button: Any = arguments.choice("button", BUTTONS) if arguments.has("button") else "left"
+    return MouseButton(*arguments.point(), button, arguments.action == "mouse_down")
+
+
+def _held(arguments: Arguments) -> UIAction:
+    keys = arguments.chord("key")
+    if len(keys) > 1:
+        raise Mistake(f"{arguments.action} takes one key; got {'+'.join(keys)}")
+    return HoldKey(keys[0], arguments.action == "key_down")
+
+
+def _fill(arguments: Arguments) -> UIAction:
+    return Fill(*arguments.element(), arguments.text("value", MAX_TEXT, empty=True))
+
+
+def _select(arguments: Arguments) -> UIAction:
+    return Select(*arguments.element(), arguments.texts("options"))
+
+
+def _upload(arguments: Arguments) -> UIAction:
+    place = arguments.element() if arguments.has("x", "y", "mark") else (None, None, None)
+    return Upload(*place, arguments.texts("files"))
+
+
+def _dialog(arguments: Arguments) -> UIAction:
+    choice: Any = arguments.choice("choice", CHOICES)
+    return AnswerDialog(choice, arguments.text("text", MAX_TEXT, empty=True) if arguments.has("text") else None)
+
+
+def _keys(arguments: Arguments) -> UIAction:
+    return Keys(arguments.chord("keys"))
+
+
+def _scroll(arguments: Arguments) -> UIAction:
+    direction: Any = arguments.choice("direction", DIRECTIONS)
+    amount = arguments.integer("amount", 1, MAX_SCROLL) if arguments.has("amount") else SCROLL_NOTCHES
+    where = arguments.point() if arguments.has("x", "y") else (None, None)
+    return Scroll(direction, amount, *where)
+
+
+def _wait(arguments: Arguments) -> UIAction:
+    value: Any = arguments.given.get("seconds", 1.0)
+    if not _is_number(value) or not 0 <= value <= MAX_WAIT:
+        raise Mistake(f"wait needs seconds from 0 to {MAX_WAIT:g}; got {_shown(value)}")
+    return Wait(float(value))
+
+
+def _goto(arguments: Arguments) -> UIAction:
+    url = arguments.text("url", MAX_URL)
+    if any(character <= " " for character in url):
+        raise Mistake(f"goto needs an address without spaces; got {_shown(url)}")
+    return Goto(url)
+
+
+def _terminate(arguments: Arguments) -> UIAction:
+    status: Any = STATUSES[arguments.choice("status", STATUSES)]
+    return Terminate(status)
+
+
+READERS: dict[str, Callable[[Arguments], UIAction]] = {
+    **dict.fromkeys(CLICKS, _click),
+    "move": _move,
+    "mouse_down": _button,
+    "mouse_up": _button,
+    "drag": _drag,
+    "type": lambda arguments: Type(arguments.text("text", MAX_TEXT)),
+    "keys": _keys,
+    "key_down": _held,
+    "key_up": _held,
+    "insert": lambda arguments: Insert(arguments.text("text", MAX_TEXT)),
+    "fill": _fill,
+    "focus": lambda arguments: Focus(*arguments.element()),
+    "select": _select,
+    "upload": _upload,
+    "scroll": _scroll,
+    "wait": _wait,
+    "back": lambda _: Back(),
+    "forward": lambda _: Forward(),
+    "goto": _goto,
+    "new_tab": lambda _: NewTab(),
+    "switch_tab": lambda arguments: SwitchTab(arguments.integer("tab", 1, MOST_MARKS)),
+    "close_tab": lambda _: CloseTab(),
+    "dialog": _dialog,
+    "answer": lambda arguments: Answer(arguments.text("text", MAX_TEXT)),
+    "terminate": _terminate,
+    "screenshot": lambda _: LookAgain(),
+}
+"""Name of an action -> what reads its arguments; it raises `Mistake`."""
+
+
+def _refuse_halves(value: str, action: str, name: str) -> None:
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise Mistake(f"{action} needs text of whole characters; {name} holds half of a surrogate pair")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, int) and abs(value) > 10**40:
+        return "a number of more than 40 digits"  # Python refuses to write very long ones
+    return shown(value, 40)

@@ -1,0 +1,1 @@
+"""The embedded engine: continuous batching over any HF model, in this process."""

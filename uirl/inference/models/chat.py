@@ -1,0 +1,224 @@
+"""Messages -> token ids, one message at a time.
+
+The ids of a conversation only ever grow: what one more message adds is rendered alone and appended to the ids that
+were sampled, which are never decoded and encoded again. At construction the renderer proves that the chat template
+allows this (what a message adds does not depend on what came before); where it does not, `incremental` is False and
+every turn renders the whole conversation and starts a new segment.
+
+Texts, names, arguments and schemas are content: the words of control tokens in them stay letters, see
+`uirl.inference.models.control_tokens`. A template reads content as it is, but for those words: where it looks for one
+of them in content, it finds none.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jinja2 import TemplateError
+
+from uirl.errors import ContractError, EnvironmentFailure
+from uirl.images import Screenshot
+from uirl.inference.messages import Message
+from uirl.inference.models.control_tokens import ControlTokens
+from uirl.inference.models.loading import LoadedModel
+from uirl.inference.models.templates import TEMPLATES
+from uirl.runtime.bounded_cache import BoundedCache
+
+_PROBE_REPLY = f"ok{secrets.randbits(128)}"
+"""Nothing that is said later holds it: where it stands, the reply ends."""
+_SUFFIX_BYTES = 4 * 2**20
+_PROBES = (
+    [Message("user", "one")],
+    [Message("system", "be brief"), Message("user", "two")],
+    [Message("user", "one"), Message("assistant", "a\nb"), Message("user", "three")],
+)
+
+
+class ChatRenderer:
+    """The chat template of one model, as token ids."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        controls: ControlTokens | None = None,
+    ) -> None:
+        """`tools`: JSON schemas of the functions the policy may call, which the template writes where its model was
+        taught to find them. `controls`: those of another renderer of the same model, shared. Raises ContractError for a
+        template that does not show the tools."""
+        if not loaded.tokenizer.chat_template:
+            raise ContractError(
+                f"{loaded.name}: the tokenizer has no chat template; set model.chat_template to one of "
+                f"{', '.join(TEMPLATES)} or to a Jinja string"
+            )
+        self._loaded = loaded
+        self._tokenizer = loaded.tokenizer
+        self.controls = controls if controls is not None else _controls_of(loaded)
+        self._tools = [dict(tool) for tool in tools]
+        self._hidden_tools = self.controls.hide_all(self._tools) or None
+        if self._tools and not self.can_show(loaded, self._tools):
+            raise ContractError(
+                f"{loaded.name}: the chat template does not show tools to the policy; describe them in the system "
+                "prompt instead (environment option describe='prompt'), or set model.chat_template to one that "
+                "knows tools"
+            )
+        self._suffixes: BoundedCache[str] = BoundedCache(_SUFFIX_BYTES)
+        self.end_text, self.incremental = self._prove_incremental()
+
+    def whole(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a whole conversation, with the prompt for the next reply. Raises EnvironmentFailure for a picture that
+        cannot be shown."""
+        text = self._text(messages, prompt=True)
+        return self._expand(self.controls.encode(text), [shot for m in messages for shot in m.images])
+
+    def following(self, messages: Sequence[Message], *, after_end: bool) -> list[int]:
+        """Ids that `messages` add after a reply, with the prompt for the next one.
+
+        `after_end`: the reply's ids end with the template's end token; otherwise (cut off) it is added here.
+        """
+        if not self.incremental:
+            raise ContractError("this chat template rewrites history; render the whole conversation instead")
+        key = (tuple(_bare(m) for m in messages), after_end)
+        text = self._suffixes.get(key, lambda: self._render_suffix(*key), lambda text: 8 * len(text))
+        return self._expand(self.controls.encode(text), [shot for m in messages for shot in m.images])
+
+    def demonstration(self, reply: str, own: Sequence[str] = ()) -> list[int]:
+        """Ids of a reply as the policy would have sampled it, with its end token.
+
+        `own`: words of control tokens that the format of the reply writes (`ActionParser.control_words`); those of all
+        others in it are letters.
+        """
+        return self.controls.encode(self.controls.hide_reply(reply, own) + self.end_text)
+
+    def beginning(self, reply: str, own: Sequence[str] = ()) -> list[int]:
+        """Ids of the beginning of a reply; `own` as for `demonstration`."""
+        return self.controls.encode(self.controls.hide_reply(reply, own))
+
+    def check_sampled(self, ids: Sequence[int]) -> None:
+        """See `LoadedModel.check_sampled`."""
+        self._loaded.check_sampled(ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a reply, without special tokens."""
+        return self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
+        """What the template makes of hidden messages."""
+        hidden = [self.controls.hide(m.as_hf()) for m in messages]
+        return self._tokenizer.apply_chat_template(
+            hidden, tools=self._hidden_tools, tokenize=False, add_generation_prompt=prompt
+        )
+
+    @staticmethod
+    def can_show(loaded: LoadedModel, tools: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the chat template shows the tools to the policy."""
+        messages = [message.as_hf() for message in _PROBES[1]]
+        text = loaded.tokenizer.apply_chat_template(messages, tools=[dict(tool) for tool in tools], tokenize=False)
+        return all(name in text for name in _names(tools))
+
+    def _expand(self, ids: list[int], shots: Sequence[Screenshot]) -> list[int]:
+        """Each image token becomes as many as the picture takes."""
+        vision = self._loaded.vision
+        if vision is None:
+            if shots:
+                raise ContractError(
+                    f"{self._loaded.name} is a text model, but the observation has {len(shots)} image(s)"
+                )
+            return list(ids)
+        at = [i for i, token in enumerate(ids) if token == vision.image_token_id]
+        if len(at) != len(shots):
+            raise ContractError(
+                f"the rendered text holds {len(at)} image token(s) for {len(shots)} picture(s): the chat template "
+                "drops pictures, or writes placeholders of its own"
+            )
+        try:
+            images = vision.encode(shots)
+        except (ValueError, ArithmeticError) as error:  # cut off, or a shape that the image processor cannot take
+            raise EnvironmentFailure(f"a picture cannot be shown to {self._loaded.name}: {error}") from error
+        out: list[int] = []
+        before = 0
+        for i, image in zip(at, images, strict=True):
+            out += ids[before:i] + [vision.image_token_id] * image.tokens
+            before = i + 1
+        return out + ids[before:]
+
+    def _render_suffix(self, messages: tuple[Message, ...], after_end: bool) -> str:
+        history = (Message("user", "one"), Message("assistant", _PROBE_REPLY))
+        return self._difference(history, messages, after_end)
+
+    def _difference(self, history: Sequence[Message], messages: Sequence[Message], after_end: bool) -> str:
+        """The text that `messages` add to `history`, which ends with a reply: cut after the reply's end token."""
+        whole = self._text([*history, *messages], prompt=True)
+        at = whole.rfind(history[-1].text + (self.end_text if after_end else ""))
+        if at < 0:
+            raise ContractError("the chat template does not keep an earlier reply as it was")
+        return whole[at + len(history[-1].text) + (len(self.end_text) if after_end else 0) :]
+
+    def _prove_incremental(self) -> tuple[str, bool]:
+        """(text of the end token, whether what a message adds is independent of the history)."""
+        prompt = self._text(_PROBES[0], prompt=True)
+        closed = self._text([*_PROBES[0], Message("assistant", _PROBE_REPLY)], prompt=False)
+        tail = closed[closed.rfind(_PROBE_REPLY) + len(_PROBE_REPLY) :]
+        ends = [self._tokenizer.convert_ids_to_tokens(i) for i in self._loaded.end_ids]
+        found = [word for word in ends if word in tail]
+        if not found:
+            raise ContractError(
+                f"the chat template closes a reply with {tail!r}, which holds none of the model's end tokens {ends}; "
+                "sampling could not know when to stop"
+            )
+        end = min(found, key=tail.index)
+        self.end_text = tail[: tail.index(end) + len(end)]
+        return self.end_text, closed.startswith(prompt + _PROBE_REPLY) and self._suffixes_agree()
+
+    def _suffixes_agree(self) -> bool:
+        asked = [Message("user", "next words\nand more")]
+        answered = [Message("tool", "12", name=_names(self._tools)[0]) for _ in range(2)] if self._tools else []
+        return all(self._grows_alike(following) for following in (asked, answered) if following)
+
+    def _grows_alike(self, following: list[Message]) -> bool:
+        """Whether `following` adds the same text after every history, and changes nothing before it."""
+        try:
+            texts = {
+                self._difference([*history, Message("assistant", _PROBE_REPLY)], following, True) for history in _PROBES
+            }
+            grows = all(
+                self._text([*h, Message("assistant", _PROBE_REPLY), *following], prompt=True).startswith(
+                    self._text(h, prompt=True) + _PROBE_REPLY
+                )
+                for h in _PROBES
+            )
+        except ContractError:
+            return False
+        return len(texts) == 1 and grows
+
+
+def _controls_of(loaded: LoadedModel) -> ControlTokens:
+    """The control tokens of a model: also those that its tokenizer does not flag, and its chat template builds with."""
+
+    def rendered(*messages: Message) -> str:
+        try:
+            return loaded.tokenizer.apply_chat_template([m.as_hf() for m in messages], tokenize=False)
+        except (TemplateError, TypeError):  # not every template takes every role
+            return ""
+
+    asked = (Message("user", "1"), Message("assistant", _PROBE_REPLY))
+    turns = rendered(Message("system", "1"), *asked, Message("user", "2")) or rendered(*asked)
+    result = rendered(*asked, Message("tool", "12", name="probe", call_id="probe1234")).rpartition(_PROBE_REPLY)[2]
+    # a tokenizer may also keep words, runs of spaces or tags of HTML as tokens of their own: they are no control tokens
+    added = [token.content for token in loaded.tokenizer.added_tokens_decoder.values()]
+    words = [word for word in added if any(map(str.isalpha, word)) and not word.strip().isalnum()]
+    return ControlTokens(loaded, [word for word in words if word in turns], [word for word in words if word in result])
+
+
+def _bare(message: Message) -> Message:
+    """The message with its pictures made alike: the text around them is the same for all."""
+    blank = Screenshot(b"", "picture")
+    return replace(message, images=(blank,) * len(message.images))
+
+
+def _names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [str(tool.get("function", tool)["name"]) for tool in tools]

@@ -1,0 +1,340 @@
+"""Loading a policy: HF weights or a built-in tiny model, its tokenizer, its picture side; and the one forward pass that
+engine and learner share, so that their log-probs agree by construction."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from uirl.errors import CheckpointError, ConfigError, ContractError, EngineFailure
+from uirl.images import Screenshot
+from uirl.inference.models.templates import TEMPLATES
+from uirl.inference.models.tiny import TINY_MODELS, build_tiny
+from uirl.inference.models.vision import QWEN_FAMILY, VisionInputs, check_family
+
+if TYPE_CHECKING:
+    from uirl.inference.models.attention import AttentionSpans
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A HF model with everything needed to talk to it in token ids."""
+
+    model: nn.Module
+    """`...ForCausalLM` or `...ForConditionalGeneration`. Adapters, where used, are injected into it."""
+    tokenizer: Any
+    vision: VisionInputs | None
+    """None: a text model."""
+    banned_ids: tuple[int, ...]
+    """Tokens the policy never samples: image placeholders, padding, ids the tokenizer does not have. They have
+    probability zero in engine and learner alike."""
+    end_ids: tuple[int, ...]
+    """Tokens that end a response."""
+    name: str
+    spans: AttentionSpans | None = None
+    """What its layers see, once an embedded engine has proved it; None: nobody has asked (`proven_spans`)."""
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
+    @property
+    def axes(self) -> int:
+        """Position axes of the model: 1, or 3 for Qwen-VL."""
+        return self.vision.axes if self.vision else 1
+
+    def positions(self, ids: Sequence[int], shots: Sequence[Screenshot]) -> tuple[Any, int]:
+        """Rotary positions [axes, len(ids)] (numpy) and the next position."""
+        if self.vision:
+            return self.vision.positions(ids, shots)
+        import numpy as np
+
+        return np.arange(len(ids))[None], len(ids)
+
+    def pixel_inputs(self, shots: Sequence[Screenshot]) -> dict[str, Tensor]:
+        """Keyword arguments of the forward for the pictures of a batch, in reading order."""
+        if shots and not self.vision:
+            raise ContractError(f"{self.name} is a text model, but {len(shots)} image(s) were given; use a VL model")
+        return self.vision.forward_inputs(shots, self.device, self.dtype) if self.vision else {}
+
+    def check_sampled(self, ids: Sequence[int]) -> None:
+        """Nothing for a reply that can stand in a sequence. Raises EngineFailure for one with a token that the model
+        does not have, and for one with the placeholder of a picture, which no picture belongs to: an engine that bans
+        `banned_ids` does not sample it."""
+        known = self.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+        if ids and not 0 <= min(ids) <= max(ids) < known:
+            raise EngineFailure(
+                f"the engine sampled the tokens {min(ids)} to {max(ids)}, and {self.name} has {known}; does it serve "
+                "the same model?"
+            )
+        if self.vision is not None and self.vision.image_token_id in ids:
+            raise EngineFailure(
+                f"the engine sampled the placeholder of a picture (token {self.vision.image_token_id}), which is no "
+                "part of a reply; does it ban the model's placeholder tokens?"
+            )
+
+    def save(self, folder: Path) -> None:
+        """Writes a folder that `load_model` and plain HF `from_pretrained` read."""
+        self.save_parts(folder, None)
+
+    def save_parts(self, folder: Path, state: dict[str, Tensor] | None) -> None:
+        """Like `save`, with the weights `state` (HF names) instead of the model's own; None: its own."""
+        with _quiet():
+            self.model.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
+        self.tokenizer.save_pretrained(folder)
+        if self.vision:
+            self.vision.processor.save_pretrained(folder)
+
+
+def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedModel:
+    """The model that a `ModelConfig` describes, on its device, in evaluation mode.
+
+    `model_name` is a built-in tiny model ('uirl/tiny-vlm', 'uirl/tiny-lm'; random weights from `seed`), a HF id or a
+    folder; `local_path`, where set, is read instead. Raises ConfigError for an unknown name, CheckpointError for a
+    folder that cannot be read.
+
+    `weights=False`: the module of a checkpoint stays on the meta device and takes no memory, for a process that talks
+    to the model in tokens and leaves the forward pass to others. A built-in model has its weights nowhere else and
+    gets them all the same.
+    """
+    device = _device(config.device)
+    if _built_in(config):
+        init = config.tiny.init_seed if config.tiny.init_seed is not None else seed
+        model, tokenizer, processor = build_tiny(config.model_name, config.tiny, seed=init)
+    elif weights:
+        model, tokenizer, processor = _load_pretrained(config)
+    else:
+        return _without_weights(config)
+    model.to(device=device, dtype=DTYPES[config.dtype]).eval()
+    loaded = wrap_model(model, tokenizer, processor, name=config.local_path or config.model_name)
+    _apply_template(loaded, config.chat_template)
+    check_head(loaded)
+    return loaded
+
+
+def _built_in(config: Any) -> bool:
+    """Whether the config names a built-in model. Raises ConfigError for a built-in name that does not exist."""
+    if config.local_path is not None or not config.model_name.startswith("uirl/"):
+        return False
+    if config.model_name not in TINY_MODELS:
+        raise ConfigError(f"no built-in model {config.model_name!r}; expected one of {', '.join(TINY_MODELS)}")
+    return True
+
+
+def _without_weights(config: Any) -> LoadedModel:
+    model, tokenizer, processor = _load_pretrained(config, weights=False)
+    loaded = wrap_model(model.eval(), tokenizer, processor, name=config.local_path or config.model_name)
+    _apply_template(loaded, config.chat_template)
+    return loaded
+
+
+def wrap_model(model: Any, tokenizer: Any, image_processor: Any | None, *, name: str) -> LoadedModel:
+    """A `LoadedModel` around parts that already exist."""
+    vision = VisionInputs(model.config, image_processor) if image_processor is not None else None
+    ends = {tokenizer.eos_token_id}
+    generation = getattr(model, "generation_config", None)
+    if generation is not None and generation.eos_token_id is not None:
+        eos = generation.eos_token_id
+        ends |= set(eos if isinstance(eos, list) else [eos])
+    for word in ("<|im_end|>", "<|eot_id|>"):
+        token = tokenizer.convert_tokens_to_ids(word)
+        if isinstance(token, int) and token != tokenizer.unk_token_id:
+            ends.add(token)
+    ends.discard(None)
+    if not ends:
+        raise ContractError(f"{name}: the tokenizer has no end token; set tokenizer.eos_token")
+    banned = _banned_ids(model, tokenizer, ends)
+    return LoadedModel(model, tokenizer, vision, banned, tuple(sorted(ends)), name)
+
+
+def hidden_states(
+    loaded: LoadedModel, input_ids: Tensor, position_ids: Tensor, shots: Sequence[Screenshot], **kwargs: Any
+) -> Tensor:
+    """Last hidden states [B, T, H] of the backbone. `position_ids` is [axes, B, T]; `kwargs` may carry an attention
+    mask and a cache. Without a mask, sequences are right-padded and attention is causal."""
+    positions = position_ids if loaded.axes == 3 else position_ids[0]
+    backbone: Any = loaded.model.base_model
+    if backbone is loaded.model:  # Llama 4 names another base model than it has
+        backbone = loaded.model.model
+    kwargs.setdefault("use_cache", False)
+    output = backbone(input_ids=input_ids, position_ids=positions, **loaded.pixel_inputs(shots), **kwargs)
+    return output.last_hidden_state
+
+
+def project(loaded: LoadedModel, hidden: Tensor) -> Tensor:
+    """Logits [..., V] in float32, banned tokens at -inf."""
+    config = getattr(loaded.config, "text_config", loaded.config)
+    logits = loaded.model.get_output_embeddings()(hidden).float()  # type: ignore[operator]
+    if getattr(config, "logit_scale", None):
+        logits = logits * config.logit_scale
+    if getattr(config, "logits_scaling", None):
+        logits = logits / config.logits_scaling
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap:
+        logits = torch.tanh(logits / cap) * cap
+    banned = torch.tensor(loaded.banned_ids, device=logits.device, dtype=torch.long)
+    return logits.index_fill(-1, banned, float("-inf"))
+
+
+def pad_sequences(
+    loaded: LoadedModel, sequences: Sequence[Sequence[int]], shots: Sequence[Sequence[Screenshot]]
+) -> tuple[Tensor, Tensor]:
+    """Right-padded input ids [B, T] and positions [axes, B, T] of whole sequences."""
+    longest = max(len(s) for s in sequences)
+    pad = loaded.tokenizer.pad_token_id if loaded.tokenizer.pad_token_id is not None else loaded.end_ids[0]
+    ids = torch.full((len(sequences), longest), pad, dtype=torch.long)
+    positions = torch.arange(longest).expand(loaded.axes, len(sequences), longest).clone()
+    for row, (sequence, pictures) in enumerate(zip(sequences, shots, strict=True)):
+        n = len(sequence)
+        ids[row, :n] = torch.tensor(sequence)
+        own, following = loaded.positions(sequence, pictures)
+        positions[:, row, :n] = torch.from_numpy(own.copy())
+        # padding goes on counting, so that nothing reads a restart as a second, packed sequence
+        positions[:, row, n:] = following + torch.arange(longest - n)
+    return ids.to(loaded.device), positions.to(loaded.device)
+
+
+@torch.no_grad()
+def check_head(loaded: LoadedModel) -> None:
+    """Raises ContractError where `project` is not what the model's own head does."""
+    ids = torch.tensor([[loaded.end_ids[0]] * 3], device=loaded.device)
+    positions = torch.arange(3, device=loaded.device).expand(loaded.axes, 1, 3)
+    ours = project(loaded, hidden_states(loaded, ids, positions, ()))
+    own_positions = positions if loaded.axes == 3 else positions[0]
+    theirs = loaded.model(input_ids=ids, position_ids=own_positions, use_cache=False).logits.float()
+    kept = torch.isfinite(ours)
+    gap = (ours[kept] - theirs[kept]).abs().max().item()
+    if not gap <= 1e-2:
+        raise ContractError(
+            f"{loaded.name}: hidden states times the output embedding differ from the model's logits by {gap:.3g}; "
+            "its head applies a transformation that uirl.inference.models.loading.project does not know"
+        )
+
+
+def _load_pretrained(config: Any, *, weights: bool = True) -> tuple[Any, Any, Any | None]:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
+
+    path = config.local_path or config.model_name
+    if (config.local_path or path.startswith(("/", ".", "~"))) and not Path(path).exists():
+        raise CheckpointError(
+            f"there is no folder {path!r}; expected one with config.json, model.safetensors and a tokenizer"
+        )
+    kwargs = {"trust_remote_code": config.trust_remote_code}
+    options: dict[str, Any] = {"dtype": DTYPES[config.dtype], **kwargs}
+    if config.attn_implementation:
+        options["attn_implementation"] = config.attn_implementation
+    try:
+        hf_config = AutoConfig.from_pretrained(path, **kwargs)
+        pictures = hasattr(hf_config, "vision_config")
+        if pictures:
+            # before weights are read, and before a picture processor of another family is looked for
+            check_family(hf_config)
+        front = AutoModelForImageTextToText if pictures else AutoModelForCausalLM
+        with _quiet():
+            load = front.from_pretrained if weights else _hollow(front, hf_config)
+            model = load(path, **options)
+        tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
+    except (OSError, ValueError, json.JSONDecodeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"cannot load a model from {path!r}: {str(error).rstrip('.')}. "
+            "Expected a HF id or a folder with config.json, model.safetensors and a tokenizer."
+        ) from error
+    except Exception as error:
+        if type(error).__name__ != "SafetensorError":
+            raise
+        raise CheckpointError(f"the weights in {path!r} are damaged: {error}") from error
+    return model, tokenizer, load_image_processor(str(path), hf_config) if pictures else None
+
+
+def _hollow(front: Any, hf_config: Any) -> Any:
+    """A `from_pretrained` that makes the model on the meta device, with the generation settings of its checkpoint:
+    they name its end tokens."""
+    from transformers import GenerationConfig
+
+    def load(path: str, **options: Any) -> Any:
+        with torch.device("meta"):
+            model = front.from_config(hf_config, **options)
+        with contextlib.suppress(OSError):  # a checkpoint may have no generation_config.json
+            model.generation_config = GenerationConfig.from_pretrained(path)
+        return model
+
+    return load
+
+
+def load_image_processor(path: str, hf_config: Any) -> Any:
+    """The HF image processor of a checkpoint, its PIL variant, which needs no torchvision."""
+    import transformers
+    from transformers.image_processing_base import ImageProcessingMixin
+
+    settings, _ = ImageProcessingMixin.get_image_processor_dict(path)
+    name = settings.get("image_processor_type") or (
+        "Qwen2VLImageProcessor" if hf_config.model_type in QWEN_FAMILY else ""
+    )
+    stem = name.removesuffix("Fast").removesuffix("Pil")
+    cls = getattr(transformers, stem + "Pil", None)
+    if cls is None:
+        raise ContractError(
+            f"{path}: image processor {name!r} has no PIL variant in transformers {transformers.__version__}"
+        )
+    return cls.from_dict(settings)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """A context without the progress bars of transformers."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _banned_ids(model: Any, tokenizer: Any, ends: set[int]) -> tuple[int, ...]:
+    config = model.config
+    banned = set(range(len(tokenizer), model.get_output_embeddings().weight.shape[0]))
+    for key in (
+        "image_token_id",
+        "video_token_id",
+        "vision_start_token_id",
+        "vision_end_token_id",
+        "image_token_index",
+    ):
+        if getattr(config, key, None) is not None:
+            banned.add(int(getattr(config, key)))
+    if tokenizer.pad_token_id is not None:
+        banned.add(tokenizer.pad_token_id)
+    return tuple(sorted(banned - ends))
+
+
+def _apply_template(loaded: LoadedModel, template: str | None) -> None:
+    if template is not None:
+        loaded.tokenizer.chat_template = TEMPLATES.get(template, template)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"model.device is {name!r}, but torch sees no GPU; use 'cpu' or 'auto'")
+    return torch.device(name)

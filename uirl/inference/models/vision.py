@@ -1,0 +1,214 @@
+"""Screenshots -> what a vision-language model's forward wants: pixels, placeholder counts, positions.
+
+Two families are understood. Qwen-VL (2, 2.5, 3): images are rows of patches with a grid and rotary positions have
+three axes. LLaVA (1.5, ViP) over a tower of CLIP's or SigLIP's kind: images of one size are stacked and positions are
+those of the tokens. The HF image processor does the pixels; it is called on image batches, never together with text, so
+that token ids stay ours.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from uirl.errors import AlignmentError, ContractError
+from uirl.images import Screenshot
+
+QWEN_FAMILY = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+STACKED_FAMILY = ("llava", "vipllava")
+STACKED_TOWERS = ("clip_vision_model", "siglip_vision_model")
+"""Vision towers that make one row of features from a picture of a fixed size."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """One image after the processor."""
+
+    pixels: torch.Tensor
+    """Qwen: [patches, values]; stacked: [1, C, H, W]."""
+    grid: tuple[int, int, int] | None
+    """Qwen: (time, rows, columns) in patches; None for stacked images."""
+    tokens: int
+    """Placeholder tokens the image takes in the sequence."""
+
+
+class VisionInputs:
+    """The picture side of one model. Encoded images are kept by content hash, so that the learner reuses what the
+    engine already processed. Threads may share it."""
+
+    def __init__(self, model_config: Any, image_processor: Any, *, cache_bytes: int = 256 * 1024**2) -> None:
+        check_family(model_config)
+        self.processor = image_processor
+        self.has_grid = model_config.model_type in QWEN_FAMILY
+        self.axes = 3 if self.has_grid else 1
+        token = getattr(model_config, "image_token_id", None)
+        self.image_token_id = int(token if token is not None else model_config.image_token_index)
+        vision = model_config.vision_config
+        self.merge: int = int(getattr(vision, "spatial_merge_size", 1))
+        self._stacked_tokens = 0 if self.has_grid else _stacked_tokens(model_config)
+        self._patches = GridPatches.of(image_processor) if self.has_grid else None
+        self._cache: OrderedDict[str, EncodedImage] = OrderedDict()
+        self._cache_bytes = cache_bytes
+        self._held = 0
+        self._lock = threading.Lock()
+
+    def encode(self, shots: Sequence[Screenshot]) -> list[EncodedImage]:
+        """The encoded images of `shots`, in order; those not yet known go through the processor together."""
+        known: dict[str, EncodedImage] = {}
+        missing: dict[str, Screenshot] = {}
+        with self._lock:
+            for shot in shots:
+                if shot.hash in self._cache:
+                    known[shot.hash] = self._cache[shot.hash]
+                    self._cache.move_to_end(shot.hash)
+                else:
+                    missing[shot.hash] = shot
+        if missing:
+            for shot, image in zip(missing.values(), self._process(list(missing.values())), strict=True):
+                known[shot.hash] = image
+                self._keep(shot.hash, image)
+        return [known[shot.hash] for shot in shots]
+
+    def forward_inputs(self, shots: Sequence[Screenshot], device: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Keyword arguments for the model's forward: the pixels of `shots` in order; empty without images."""
+        if not shots:
+            return {}
+        images = self.encode(shots)
+        inputs = {"pixel_values": torch.cat([image.pixels for image in images]).to(device=device, dtype=dtype)}
+        if self.has_grid:
+            inputs["image_grid_thw"] = torch.tensor([image.grid for image in images], device=device)
+        return inputs
+
+    def positions(self, ids: Sequence[int], shots: Sequence[Screenshot]) -> tuple[np.ndarray, int]:
+        """Rotary positions [axes, len(ids)] from 0, and the position of the next token.
+
+        Text advances by one on every axis. A Qwen image occupies a block: time stands still, rows and columns count
+        from the block's start, and the text after it goes on at start + max(rows, columns) (Qwen2-VL, section 2.1).
+        """
+        images = self.encode(shots)
+        token_ids = np.asarray(ids)
+        where = np.flatnonzero(token_ids == self.image_token_id)
+        expected = [image.tokens for image in images]
+        if len(where) != sum(expected):
+            raise AlignmentError(
+                f"placeholder tokens do not match the images: got {len(where)} in the sequence, expected "
+                f"{sum(expected)} for {len(shots)} image(s) of {expected}; does the text contain the image token?"
+            )
+        if not self.has_grid or not images:
+            return np.broadcast_to(np.arange(len(ids)), (self.axes, len(ids))), len(ids)
+        out = np.empty((3, len(ids)), np.int64)
+        at = position = used = 0
+        for image in images:
+            start, n = int(where[used]), image.tokens
+            if where[used + n - 1] != start + n - 1:
+                raise AlignmentError(f"the placeholders of an image of {n} tokens at {start} are interrupted by text")
+            out[:, at:start] = np.arange(position, position + start - at)
+            position += start - at
+            _, height, width = image.grid  # type: ignore[misc]
+            rows, columns = height // self.merge, width // self.merge
+            out[0, start : start + n] = position
+            out[1, start : start + n] = position + np.repeat(np.arange(rows), columns)
+            out[2, start : start + n] = position + np.tile(np.arange(columns), rows)
+            position += max(rows, columns)
+            at, used = start + n, used + n
+        out[:, at:] = np.arange(position, position + len(ids) - at)
+        return out, position + len(ids) - at
+
+    def _process(self, shots: list[Screenshot]) -> list[EncodedImage]:
+        # the learner backpropagates through what the engine encoded, so these must be ordinary tensors
+        with torch.inference_mode(False):
+            return self._process_batch(shots)
+
+    def _process_batch(self, shots: list[Screenshot]) -> list[EncodedImage]:
+        pictures = [shot.open() for shot in shots]
+        if not self.has_grid:
+            pixels = self.processor(images=pictures, return_tensors="pt")["pixel_values"]
+            return [EncodedImage(pixels[i : i + 1], None, self._stacked_tokens) for i in range(len(shots))]
+        return [self._encode_grid(picture) for picture in pictures]
+
+    def _encode_grid(self, picture: Any) -> EncodedImage:
+        array = np.asarray(picture)
+        if self._patches is not None and self._patches.fits(*array.shape[:2]):
+            pixels, (t, h, w) = self._patches(array)
+        else:
+            output = self.processor(images=[picture], return_tensors="pt")
+            pixels, (t, h, w) = output["pixel_values"], (int(n) for n in output["image_grid_thw"][0])
+        return EncodedImage(pixels, (t, h, w), t * h * w // self.merge**2)
+
+    def _keep(self, key: str, image: EncodedImage) -> None:
+        with self._lock:
+            if key in self._cache:  # another thread encoded the same picture meanwhile
+                return
+            self._cache[key] = image
+            self._held += image.pixels.numel() * image.pixels.element_size()
+            while self._held > self._cache_bytes and len(self._cache) > 1:
+                _, old = self._cache.popitem(last=False)
+                self._held -= old.pixels.numel() * old.pixels.element_size()
+
+
+def check_family(model_config: Any) -> None:
+    """Raises ContractError for a vision-language model whose pictures are not understood here."""
+    kind = model_config.model_type
+    tower = getattr(model_config.vision_config, "model_type", "")
+    if kind in QWEN_FAMILY or (kind in STACKED_FAMILY and tower in STACKED_TOWERS):
+        return
+    over = f" with a tower of type {tower!r}" if kind in STACKED_FAMILY else ""
+    raise ContractError(
+        f"model type {kind!r}{over} takes images in a way that is not known here; expected one of "
+        f"{', '.join(QWEN_FAMILY)}, or one of {', '.join(STACKED_FAMILY)} with a tower of type "
+        f"{' or '.join(STACKED_TOWERS)}. Add its rules in uirl/inference/models/vision.py."
+    )
+
+
+def _stacked_tokens(model_config: Any) -> int:
+    """Features that a picture leaves: one per patch, and that of the whole picture where the tower has one and the
+    model keeps it."""
+    vision = model_config.vision_config
+    patches = (vision.image_size // vision.patch_size) ** 2
+    whole = 1 if vision.model_type == "clip_vision_model" else 0
+    dropped = 1 if getattr(model_config, "vision_feature_select_strategy", "default") == "default" else 0
+    return int(patches + whole - dropped)
+
+
+class GridPatches:
+    """The patches of a picture that needs no resizing: the HF processor's to the last bit, at half the cost."""
+
+    def __init__(self, processor: Any, table: np.ndarray) -> None:
+        self._processor = processor
+        self._table = table
+
+    @classmethod
+    def of(cls, processor: Any) -> GridPatches | None:
+        """None where the processor does something else than rescale and normalise."""
+        needed = ("patch_size", "merge_size", "temporal_patch_size", "rescale_factor", "image_mean", "image_std")
+        if not all(hasattr(processor, name) for name in needed) or not (
+            processor.do_rescale and processor.do_normalize
+        ):
+            return None
+        values = np.broadcast_to(np.arange(256, dtype=np.uint8), (3, 1, 256))
+        scaled = processor.rescale(values, processor.rescale_factor)
+        table = processor.normalize(scaled, processor.image_mean, processor.image_std)
+        return cls(processor, np.ascontiguousarray(table[:, 0], dtype=np.float32))
+
+    def fits(self, height: int, width: int) -> bool:
+        """Whether the processor would leave a picture of this size as it is."""
+        p = self._processor
+        cell, size = p.patch_size * p.merge_size, p.size
+        within = size["shortest_edge"] <= height * width <= size["longest_edge"]
+        return height % cell == 0 and width % cell == 0 and within
+
+    def __call__(self, array: np.ndarray) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        """(patches [rows * columns, channels * time * side * side], grid) of a uint8 picture [H, W, 3]."""
+        side, merge, time = (getattr(self._processor, f"{n}_size") for n in ("patch", "merge", "temporal_patch"))
+        rows, columns = array.shape[0] // side, array.shape[1] // side
+        values = np.stack([self._table[c][array[..., c]] for c in range(3)])
+        cells = values.reshape(3, rows // merge, merge, side, columns // merge, merge, side)
+        cells = cells.transpose(1, 4, 2, 5, 0, 3, 6)
+        patches = np.broadcast_to(cells[:, :, :, :, :, None], (*cells.shape[:5], time, side, side))
+        return torch.from_numpy(patches.reshape(rows * columns, -1)), (1, rows, columns)

@@ -1,0 +1,1 @@
+"""Any OpenAI-compatible server as an engine for evaluation."""

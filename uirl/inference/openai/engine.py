@@ -1,0 +1,337 @@
+"""Any OpenAI-compatible server: somebody else's model, which can be evaluated and recorded, but not trained.
+
+What is not said is the server's own (its settings, or the generation_config.json of its model), so every request says
+how to sample in all fields that the server takes. What a server can do is found out by asking it
+(`uirl.inference.openai.probe`), not by its name:
+
+- Token ids in, token ids and log-probs out (vLLM, or `uirl serve-model`), with the tokens of our tokenizer: prompts are
+  sent as ids and responses keep the engine contract. Where the server reports the plain model's log-probs (vLLM without
+  --logprobs-mode processed_logprobs), they are not those of what was sampled once placeholder tokens are banned, or
+  with another temperature, top-p or top-k: `log_probs` is None then.
+- Anything else gets messages (or a text, where there is no chat API) and answers with text. The text is encoded with
+  our tokenizer, for the record; in which tokens it was sampled nobody can tell, so `log_probs` is None, unfit for
+  training. Log-probs beside token strings change nothing in that: equal strings are not equal tokens.
+
+Requests with pictures always go as messages: the completions API has no place for them. Reasoning that a server keeps
+apart from its answer (`reasoning_content`) is not part of the reply.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from uirl.errors import ContractError, EngineFailure
+from uirl.inference.base import (
+    Generation,
+    GenerationRequest,
+    InferenceEngine,
+    SamplingParams,
+    Weights,
+    room_for_reply,
+)
+from uirl.inference.models.chat import ChatRenderer
+from uirl.inference.models.control_tokens import ControlTokens
+from uirl.inference.models.loading import LoadedModel
+from uirl.inference.openai.probe import (
+    NEUTRAL,
+    TokenAbility,
+    chat_probe,
+    choose_model,
+    probe_chat,
+    probe_neutral,
+    probe_text,
+    probe_tokens,
+    read_pick,
+    text_probe,
+)
+from uirl.inference.openai.wire import reply_text, whole_characters, wire_messages
+from uirl.runtime.http_client import HTTPClient, Once
+from uirl.runtime.limits import is_finite
+
+if TYPE_CHECKING:
+    from uirl.config import ConfigStore
+
+_LOG = logging.getLogger(__name__)
+_COMPLETIONS, _CHAT = "/completions", "/chat/completions"
+OPENAI = "https://api.openai.com/v1"
+_FINISHED = {
+    "stop": "stop",
+    "tool_calls": "stop",
+    "function_call": "stop",
+    "length": "length",
+    "content_filter": "abort",
+    "abort": "abort",
+}
+
+
+class OpenAIInferenceEngine(InferenceEngine):
+    """Samples from the model behind `client`, whose address ends with the version ('.../v1').
+
+    `loaded`: the tokenizer that the record is written with, and the proof that the server's tokens are the same.
+    `model`: its name there; None: the only one it serves, or `loaded.name`. `tools`: JSON schemas of the functions that
+    the chat API is told of; the structured calls it answers with become `<tool_call>` blocks of text. `text_parts`: see
+    `wire_messages`.
+    """
+
+    takes_weights = False
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        client: HTTPClient,
+        *,
+        model: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        max_context: int | None = None,
+        text_parts: bool = False,
+    ) -> None:
+        self.loaded = loaded
+        self.policy_version = 0
+        self.tools = [dict(tool) for tool in tools]
+        self._client, self._asked_model, self._max_context = client, model, max_context
+        self._text_parts = text_parts
+        self._model = Once(self._choose_model)
+        self._tokens = Once(self._probe_tokens)
+        self._text = Once(self._probe_text)
+        self._chat = Once(self._probe_chat)
+        self._neutral = {path: Once(partial(self._probe_neutral, path)) for path in (_COMPLETIONS, _CHAT)}
+        self._renderer: ChatRenderer | None = None
+        self._controls = ControlTokens(loaded)
+        self._stats: dict[str, float] = {}
+
+    @classmethod
+    def from_config(cls, config: ConfigStore, loaded: LoadedModel, *, shared: bool) -> OpenAIInferenceEngine:
+        """The engine as `config.inference` says; an address without a path gets the usual '/v1'."""
+        settings = config.inference
+        url = settings.server_url or OPENAI
+        if urlsplit(url).path in ("", "/"):
+            url = url.rstrip("/") + "/v1"
+        client = HTTPClient(
+            url,
+            api_key_env=settings.api_key_env,
+            timeout=settings.request_timeout,
+            retries=settings.request_retries,
+        )
+        return cls(loaded, client, model=settings.server_model, max_context=settings.max_context)
+
+    # -- the contract ------------------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        ability = None if request.images else await self._tokens.get()
+        started = time.perf_counter()
+        if ability is not None:
+            made = await self._from_ids(request, ability)
+        else:
+            made = await self._from_words(request)
+        self._count("generated_tokens", len(made.token_ids))
+        self._count("prefill_tokens", len(request.prompt_ids) - made.cached_tokens)
+        self._count("request_seconds", time.perf_counter() - started)
+        return made
+
+    async def update_weights(
+        self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None
+    ) -> None:
+        raise ContractError(
+            "inference.backend=openai samples from somebody else's model, which cannot be trained: evaluate with it "
+            "(uirl eval, RayPPOTrainer.evaluate), or train with inference.backend=transformers, vllm or sglang"
+        )
+
+    def stats(self) -> dict[str, float]:
+        out, self._stats = self._stats, {}
+        return out
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    # -- token ids ---------------------------------------------------------------------------------------------
+
+    async def _from_ids(self, request: GenerationRequest, ability: TokenAbility) -> Generation:
+        """A response in the server's own tokens."""
+        sampling, ends = request.sampling, {*self.loaded.end_ids, *request.sampling.stop_token_ids}
+        plain = sampling.temperature in (0.0, 1.0) and sampling.top_p == 1 and sampling.top_k == 0
+        body = {
+            "model": await self._model.get(),
+            "prompt": list(request.prompt_ids),
+            "max_tokens": self._room(request),
+            "logprobs": 1,
+            "return_token_ids": True,
+            **await self._sampling(sampling, _COMPLETIONS),
+        }
+        bans = ability.takes_bias and bool(self.loaded.banned_ids)
+        if bans:
+            body["logit_bias"] = {str(token): -100 for token in self.loaded.banned_ids}
+        if ability.takes_stops:
+            body["stop_token_ids"] = sorted(ends)
+        elif sampling.stop_token_ids:
+            raise ContractError(f"{self._client.base_url} takes no stop_token_ids; sample without")
+        answer = await self._client.post(_COMPLETIONS, body)
+        choice, pick = self._choice(answer), read_pick(answer)
+        if pick is None or not 1 <= len(pick.ids) <= sampling.max_tokens:
+            raise self._misshapen(f"1 to {sampling.max_tokens} token ids with as many log-probs", answer)
+        if pick.prompt_ids not in (None, request.prompt_ids) or _prompt_tokens(answer) not in (
+            None,
+            len(request.prompt_ids),
+        ):
+            raise self._misshapen(f"an answer to the {len(request.prompt_ids)} tokens that were sent", answer)
+        reason = self._finish_reason(choice)
+        if reason == "stop" and pick.ids[-1] not in ends:
+            raise self._misshapen(f"the end token at the end (one of {sorted(ends)})", answer)
+        banned = sorted(set(pick.ids) & set(self.loaded.banned_ids))
+        if banned:
+            raise EngineFailure(
+                f"{self._client.base_url} sampled placeholder tokens {banned}, which are no part of a reply"
+            )
+        # what the plain model says is true of what was sampled only where nothing was left out or changed
+        log_probs = pick.log_probs if ability.processed or (plain and not bans) else None
+        return Generation(pick.ids, log_probs, reason, self.policy_version, _cached_tokens(answer))
+
+    # -- words -------------------------------------------------------------------------------------------------
+
+    async def _from_words(self, request: GenerationRequest) -> Generation:
+        """A response as text, in our tokens for the record."""
+        limit = await self._chat.get() if request.messages else None
+        if limit is not None:
+            answer = await self._client.post(_CHAT, await self._chat_body(request, limit))
+            choice = self._choice(answer)
+            text: Any = reply_text(choice.get("message"))
+        elif not request.images and await self._text.get():
+            answer = await self._client.post(_COMPLETIONS, await self._text_body(request))
+            choice = self._choice(answer)
+            text = choice.get("text")
+            if not isinstance(text, str):
+                raise self._misshapen("a text", answer)
+            text = whole_characters(text)
+        else:
+            missing = "no messages were given" if not request.messages else "it answers no messages of this model"
+            raise EngineFailure(
+                f"{self._client.base_url} takes no prompt of this kind: {missing}, and it continues no text"
+                f"{' with pictures' if request.images else ''}. Is inference.server_model a chat model?"
+            )
+        reason = self._finish_reason(choice)
+        ids = self._encoded(text, ended=reason == "stop")
+        return Generation(tuple(ids), None, reason, self.policy_version, 0)
+
+    async def _chat_body(self, request: GenerationRequest, limit: str) -> dict[str, Any]:
+        body = {
+            "model": await self._model.get(),
+            "messages": wire_messages(request.messages, text_parts=self._text_parts),
+            limit: self._room(request),
+            **await self._sampling(request.sampling, _CHAT),
+            **self._stop_words(request.sampling),
+        }
+        return body | ({"tools": self.tools} if self.tools else {})
+
+    async def _text_body(self, request: GenerationRequest) -> dict[str, Any]:
+        return {
+            "model": await self._model.get(),
+            "prompt": self._as_text(request.prompt_ids),
+            "max_tokens": self._room(request),
+            **await self._sampling(request.sampling, _COMPLETIONS),
+            **self._stop_words(request.sampling),
+        }
+
+    def _as_text(self, ids: Sequence[int]) -> str:
+        """The text of a prompt. Raises EngineFailure where content spells a control token: in a text that the server
+        encodes, nothing tells it from one."""
+        text: str = self.loaded.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+        again = self.loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if self._controls.among(again) != self._controls.among(ids):
+            raise EngineFailure(
+                f"{self._client.base_url} takes prompts as text alone, and content of this one spells a control token "
+                f"({', '.join(self._controls.found_in(text)[:5])}), which would count there; use a server that takes "
+                "messages or token ids"
+            )
+        return text
+
+    def _encoded(self, text: str, *, ended: bool) -> list[int]:
+        """The text in our tokens, with the end token that the chat template wants where the reply is complete."""
+        tokenizer = self.loaded.tokenizer
+        if ended and tokenizer.chat_template:
+            self._renderer = self._renderer or ChatRenderer(self.loaded)
+            return self._renderer.demonstration(text)
+        ids = self._controls.encode(self._controls.hide_reply(text))
+        return [*ids, self.loaded.end_ids[0]] if ended else ids
+
+    # -- parts of both -----------------------------------------------------------------------------------------
+
+    async def _sampling(self, params: SamplingParams, path: str) -> dict[str, Any]:
+        """The fields that say how to sample. All that the server takes: it has defaults of its own."""
+        fields: dict[str, Any] = {"temperature": params.temperature, "top_p": params.top_p}
+        fields |= await self._neutral[path].get()
+        if params.top_k > 0:
+            fields["top_k"] = params.top_k
+        return fields | ({} if params.seed is None else {"seed": params.seed})
+
+    def _stop_words(self, params: SamplingParams) -> dict[str, Any]:
+        """The stop tokens as words; the model's own ends are the server's business."""
+        extra = [token for token in params.stop_token_ids if token not in self.loaded.end_ids]
+        return {"stop": [self.loaded.tokenizer.decode([token]) for token in extra]} if extra else {}
+
+    def _room(self, request: GenerationRequest) -> int:
+        wanted = request.sampling.max_tokens
+        if self._max_context is None:
+            return wanted
+        return min(wanted, room_for_reply(request.prompt_ids, self._max_context, "inference.max_context"))
+
+    def _choice(self, answer: Any) -> dict[str, Any]:
+        """The only choice of an answer. Raises EngineFailure for another shape."""
+        choices = answer.get("choices") if isinstance(answer, dict) else None
+        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+            raise self._misshapen("a choice", answer)
+        return choices[0]
+
+    def _finish_reason(self, choice: Mapping[str, Any]) -> str:
+        said = choice.get("finish_reason")
+        if not isinstance(said, str) or said not in _FINISHED:
+            raise self._misshapen(f"a finish_reason ({', '.join(_FINISHED)})", choice)
+        return _FINISHED[said]
+
+    def _misshapen(self, expected: str, got: Any) -> EngineFailure:
+        return EngineFailure(f"{self._client.base_url}: expected {expected}, got {self._client.shown(str(got))}")
+
+    async def _choose_model(self) -> str:
+        return self._asked_model or await choose_model(self._client, self.loaded.name)
+
+    async def _probe_tokens(self) -> TokenAbility | None:
+        neutral = await self._neutral[_COMPLETIONS].get()
+        found = await probe_tokens(self._client, await self._model.get(), self.loaded, neutral)
+        how = found or "text only: replies have no log-probs"
+        _LOG.info("%s serves %s: %s", self._client.base_url, await self._model.get(), how)
+        return found
+
+    async def _probe_neutral(self, path: str) -> dict[str, float]:
+        model = await self._model.get()
+        limit = await self._chat.get() if path == _CHAT else None
+        body = text_probe(model) if path == _COMPLETIONS else chat_probe(model, limit or "max_tokens")
+        taken = await probe_neutral(self._client, path, body)
+        if taken and (others := [name for name in NEUTRAL if name not in taken]):
+            _LOG.info("%s%s takes no %s: its own hold, if it has any", self._client.base_url, path, ", ".join(others))
+        return taken
+
+    async def _probe_text(self) -> bool:
+        return await probe_text(self._client, await self._model.get())
+
+    async def _probe_chat(self) -> str | None:
+        return await probe_chat(self._client, await self._model.get())
+
+    def _count(self, name: str, value: float) -> None:
+        self._stats[name] = self._stats.get(name, 0.0) + value
+
+
+def _prompt_tokens(answer: Mapping[str, Any]) -> int | None:
+    """Length of the prompt as the server counted it; None: it does not say."""
+    usage = answer.get("usage")
+    count = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
+    return count if isinstance(count, int) else None
+
+
+def _cached_tokens(answer: Mapping[str, Any]) -> int:
+    usage = answer.get("usage")
+    details = usage.get("prompt_tokens_details") if isinstance(usage, Mapping) else None
+    count = details.get("cached_tokens") if isinstance(details, Mapping) else None
+    return int(count) if isinstance(count, int | float) and is_finite(count) else 0

@@ -1,0 +1,182 @@
+"""What a server that calls itself OpenAI-compatible really does, found out by asking it a few tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from uirl.errors import ConfigError, did_you_mean
+from uirl.inference.models.loading import LoadedModel
+from uirl.runtime.http_client import HTTPClient, ServerFailure
+from uirl.runtime.limits import is_finite
+
+NEUTRAL: Mapping[str, tuple[float, ...]] = {
+    "top_k": (-1, 0),
+    "min_p": (0.0,),
+    "typical_p": (1.0,),
+    "repetition_penalty": (1.0,),
+    "repeat_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+}
+"""Fields with which servers shape what they sample, and the values with which they do not (servers disagree on which
+means 'no limit'). What is not said is the server's own: its settings, or the generation_config.json of its model."""
+_SILENT = frozenset({401, 403, 408, 429})
+"""Statuses that say nothing about what a server can do: a key is missing, or it is busy."""
+_SURE = 1e-3
+"""A log-prob nearer to 0 than this does not tell a filtered distribution from a plain one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAbility:
+    """How a server answers token ids with token ids."""
+
+    takes_bias: bool
+    """`logit_bias` does what it says: placeholder tokens can be banned."""
+    takes_stops: bool
+    """`stop_token_ids` is taken."""
+    processed: bool
+    """Log-probs are those after bias, temperature and filters (vLLM: --logprobs-mode processed_logprobs); else those of
+    the plain model, true only where none of these changes anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """One answer to token ids."""
+
+    ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    text: str
+    prompt_ids: tuple[int, ...] | None
+    """The prompt as the server had it; None: it does not say."""
+
+
+async def choose_model(client: HTTPClient, default: str) -> str:
+    """The only model that a server names, or `default` where it is among several or nothing is named."""
+    try:
+        answer = await client.get("/models")
+    except ServerFailure as error:
+        if not _says_no(error):
+            raise
+        return default
+    listed = answer.get("data") if isinstance(answer, dict) else None
+    names = [str(m["id"]) for m in listed or () if isinstance(m, dict) and "id" in m]
+    if len(names) == 1 or not names:
+        return names[0] if names else default
+    if default not in names:
+        raise ConfigError(
+            f"{client.base_url} serves {len(names)} models, and model.model_name {default!r} is none of them; set "
+            f"inference.server_model ({did_you_mean(default, names)[:300]})"
+        )
+    return default
+
+
+async def probe_neutral(client: HTTPClient, path: str, body: Mapping[str, Any]) -> dict[str, float]:
+    """The fields of `NEUTRAL` that the server takes at `path` beside `body`, with the values it takes."""
+    usual = {name: values[0] for name, values in NEUTRAL.items()}
+    if await _accepted(client, path, {**body, **usual}) is not None:
+        return usual
+    if await _accepted(client, path, body) is None:
+        return {}
+    taken: dict[str, float] = {}
+    for name, values in NEUTRAL.items():
+        for value in values:
+            if await _accepted(client, path, {**body, name: value}) is not None:
+                taken[name] = value
+                break
+    return taken
+
+
+def text_probe(model: str) -> dict[str, Any]:
+    """A request for one token after a text."""
+    return {"model": model, "prompt": "The quick brown fox", "max_tokens": 1}
+
+
+def chat_probe(model: str, limit: str) -> dict[str, Any]:
+    """A request for one token of an answer; `limit`: the field that says so."""
+    return {"model": model, "messages": [{"role": "user", "content": "Say ok."}], limit: 1}
+
+
+async def probe_tokens(
+    client: HTTPClient, model: str, loaded: LoadedModel, neutral: Mapping[str, float]
+) -> TokenAbility | None:
+    """How the server answers token ids; None: it does not, or its tokens are not those of `loaded`. `neutral`: what
+    `probe_neutral` found."""
+    prompt = list(loaded.tokenizer("The quick brown fox", add_special_tokens=False)["input_ids"])
+    base = {"model": model, "prompt": prompt, "logprobs": 1, "return_token_ids": True, "max_tokens": 1, **neutral}
+
+    async def ask(**fields: Any) -> Pick | None:
+        answer = await _accepted(client, "/completions", base | fields)
+        pick = read_pick(answer) if isinstance(answer, Mapping) else None
+        return pick if pick is not None and pick.ids else None
+
+    first = await ask(temperature=0.0, max_tokens=4)
+    if first is None or (first.prompt_ids is not None and first.prompt_ids != tuple(prompt)):
+        return None
+    words = [loaded.tokenizer.decode(list(first.ids), skip_special_tokens=skip) for skip in (True, False)]
+    if first.text not in words:
+        return None
+    likeliest, plain = first.ids[0], first.log_probs[0]
+    filtered = await ask(temperature=1.0, top_p=1e-6)
+    # the lowest temperature that vLLM takes as it is
+    cold = await ask(temperature=0.01)
+    biased = await ask(temperature=1.0, top_p=1e-6, logit_bias={str(likeliest): -100})
+    stops = await ask(temperature=0.0, stop_token_ids=sorted(loaded.end_ids))
+    takes_bias = biased is not None and biased.ids != (likeliest,)
+    # one token is left of the distribution: its log-prob is 0, unless it is told as the plain model has it
+    one_left = [filtered, biased] if takes_bias else [filtered]
+    processed = plain < -_SURE and all(pick is not None and pick.log_probs[0] > -_SURE for pick in one_left)
+    scaled = cold is not None and cold.ids == (likeliest,) and abs(cold.log_probs[0] - plain) > _SURE / 10
+    return TokenAbility(takes_bias, stops is not None, processed and scaled)
+
+
+async def probe_text(client: HTTPClient, model: str) -> bool:
+    """Whether the server continues a text."""
+    return await _accepted(client, "/completions", text_probe(model)) is not None
+
+
+async def probe_chat(client: HTTPClient, model: str) -> str | None:
+    """The name of the field that limits an answer of the chat API; None: there is no chat API for this model."""
+    try:
+        await client.post("/chat/completions", chat_probe(model, "max_tokens"))
+    except ServerFailure as error:
+        if not _says_no(error):
+            raise
+        if "max_completion_tokens" not in str(error):
+            return None
+        await client.post("/chat/completions", chat_probe(model, "max_completion_tokens"))
+        return "max_completion_tokens"
+    return "max_tokens"
+
+
+def read_pick(answer: Mapping[str, Any]) -> Pick | None:
+    """The ids and log-probs in an answer of the completions API; None: they are not there, or not of one length."""
+    try:
+        choice = answer["choices"][0]
+        ids, log_probs = tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"])
+        prompt = choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
+        prompt_ids = None if prompt is None else tuple(prompt)
+        text = str(choice.get("text") or "")
+    except (LookupError, TypeError, AttributeError):
+        return None
+    whole = all(type(token) is int for token in (*ids, *(prompt_ids or ())))
+    if not whole or len(ids) != len(log_probs) or not all(map(is_finite, log_probs)):
+        return None
+    return Pick(ids, log_probs, text, prompt_ids)
+
+
+async def _accepted(client: HTTPClient, path: str, body: Mapping[str, Any]) -> Any:
+    """The answer; None where the server does not know the path, the model there, or a field."""
+    try:
+        return await client.post(path, body)
+    except ServerFailure as error:
+        if not _says_no(error):
+            raise
+        return None
+
+
+def _says_no(error: ServerFailure) -> bool:
+    """Whether the answer was that this cannot be done. Some servers say it with a 500, again and again."""
+    status = error.status or 0
+    return (400 <= status < 500 and status not in _SILENT) or status in (500, 501)

@@ -1,0 +1,166 @@
+"""Conversations as the OpenAI chat API writes them, and its answers as the text that our parsers read.
+
+A server that knows tools answers with structured calls instead of text. They become the blocks that Qwen and Hermes
+write, `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, after what the model said; the parser 'qwen' reads
+them. On the way back, in the next turn, these blocks become structured calls again, with ids, and the results that
+follow answer them in their order. Arguments stay the text they were: what is no JSON is the model's mistake, for the
+parser to tell.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any
+
+from uirl.errors import EngineFailure
+from uirl.images import Screenshot
+from uirl.inference.messages import Message
+from uirl.runtime.limits import MAX_CALLS, shown
+
+_BEGIN, _END = "<tool_call>\n", "\n</tool_call>"
+_CALL = re.compile(r'\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)\}', re.DOTALL)
+
+
+def wire_messages(messages: Sequence[Message], *, text_parts: bool = False) -> list[dict[str, Any]]:
+    """The conversation as the chat API takes it. `text_parts`: what users say is a list of parts, text alone too, as
+    some agents send it.
+
+    A tool result that answers no structured call becomes a user message between `<tool_response>` tags: servers refuse
+    results of calls that they do not see.
+    """
+    out: list[dict[str, Any]] = []
+    waiting: list[str] = []
+    for number, message in enumerate(messages):
+        if message.role == "assistant":
+            said = _assistant(message, number)
+            made = len(said.get("tool_calls", ()))
+            if made and not message.tool_calls and _results_after(messages, number) < made:
+                # servers refuse calls that nobody answered: these stay the text they were, as formats such as MAI-UI's
+                # want it
+                said = {"role": "assistant", "content": message.text}
+            waiting = [call["id"] for call in said.get("tool_calls", ())]
+            out.append(said)
+        elif message.role == "tool" and waiting:
+            id = message.call_id if message.call_id in waiting else waiting[0]
+            waiting.remove(id)
+            out.append({"role": "tool", "tool_call_id": id, "content": message.text})
+        elif message.role == "tool":
+            out.append({"role": "user", "content": f"<tool_response>\n{message.text}\n</tool_response>"})
+        else:
+            out.append({"role": message.role, "content": _content(message, text_parts and message.role == "user")})
+    return out
+
+
+def _results_after(messages: Sequence[Message], number: int) -> int:
+    """How many tool results follow a message at once."""
+    behind = range(number + 1, len(messages))
+    return sum(1 for _ in takewhile(lambda at: messages[at].role == "tool", behind))
+
+
+def reply_text(message: Any) -> str:
+    """What an answer's message says, its structured calls as blocks, half characters in it as U+FFFD. Raises
+    EngineFailure for another shape."""
+    if not isinstance(message, dict):
+        raise EngineFailure(f"the server's answer holds no message: got {type(message).__name__}, expected an object")
+    content = message.get("content") or message.get("refusal") or ""
+    if isinstance(content, list):
+        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    given = message.get("tool_calls") or ()
+    if not isinstance(content, str) or not isinstance(given, (list, tuple)):
+        raise EngineFailure(
+            f"the server's answer holds {shown(message, 200)}; expected content as text or parts, and tool calls as a "
+            "list"
+        )
+    calls = list(given)
+    if message.get("function_call"):
+        calls.append({"function": message["function_call"]})
+    try:
+        blocks = [write_call(call["function"]["name"], call["function"].get("arguments")) for call in calls]
+    except (TypeError, KeyError, AttributeError) as error:
+        raise EngineFailure(
+            f"the server's answer holds {len(calls)} tool call(s), of which one has no function with a name"
+        ) from error
+    return whole_characters("\n".join([content, *blocks] if content else blocks))
+
+
+def whole_characters(text: str) -> str:
+    """The text with U+FFFD for every half of a surrogate pair, as tokenizers write what is no character: a model can
+    write one in the arguments of a call, and no tokenizer takes it back."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def write_call(name: str, arguments: Any) -> str:
+    """One structured call as text."""
+    given = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+    return (
+        f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {given.strip() or "{}"}}}\n'
+        "</tool_call>"
+    )
+
+
+def data_url(shot: Screenshot) -> str:
+    """A picture as a URL that holds it."""
+    kind = "jpeg" if shot.data[:2] == b"\xff\xd8" else "png"
+    return f"data:image/{kind};base64,{base64.b64encode(shot.data).decode()}"
+
+
+def _assistant(message: Message, number: int) -> dict[str, Any]:
+    """A reply with its calls structured: those that stand beside its text, else those that stand in it as blocks."""
+    calls = [(call.id, call.name, json.dumps(dict(call.arguments), ensure_ascii=False)) for call in message.tool_calls]
+    text = message.text
+    if not calls:
+        found, rest = _split(text)
+        if found:
+            calls, text = [("", *call) for call in found], rest
+    if not calls:
+        return {"role": "assistant", "content": text}
+    return {
+        "role": "assistant",
+        "content": text or None,
+        "tool_calls": [
+            {"id": id or f"call_{number}_{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
+            for i, (id, name, arguments) in enumerate(calls)
+        ],
+    }
+
+
+def _split(text: str) -> tuple[list[tuple[str, str]], str]:
+    """The calls in the blocks of a reply, and the text without them; no calls where one of them cannot be read, or
+    where there are more than a parser takes. Linear in the text, whatever is opened and not closed in it."""
+    calls: list[tuple[str, str]] = []
+    around: list[str] = []
+    at = 0
+    while (begin := text.find(_BEGIN, at)) >= 0 and (end := text.find(_END, begin + len(_BEGIN))) >= 0:
+        call = _read_call(text[begin + len(_BEGIN) : end])
+        if call is None or len(calls) == MAX_CALLS:
+            return [], text
+        calls.append(call)
+        around.append(text[at:begin].removesuffix("\n"))
+        at = end + len(_END)
+    return calls, "".join([*around, text[at:]])
+
+
+def _read_call(block: str) -> tuple[str, str] | None:
+    """(name, arguments) of a block as `write_call` wrote it; None for any other, and for arguments that are no JSON:
+    servers read them to render them."""
+    match = _CALL.fullmatch(block)
+    if match is None:
+        return None
+    try:
+        json.loads(match[2])
+        name = json.loads(match[1])
+    except (ValueError, RecursionError):
+        return None
+    return name, match[2]
+
+
+def _content(message: Message, as_parts: bool) -> Any:
+    """Pictures first, as for chat templates; text alone is a string, which every server takes, unless `as_parts`."""
+    if not message.images and not as_parts:
+        return message.text
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": data_url(s)}} for s in message.images]
+    return parts + ([{"type": "text", "text": message.text}] if message.text or not parts else [])

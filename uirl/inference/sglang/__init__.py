@@ -1,0 +1,1 @@
+"""SGLang as an engine, in this process or behind its own server."""

@@ -1,0 +1,321 @@
+"""vLLM as the engine: in processes of its own that start here, or a server that already runs.
+
+No response spans an update. An update waits until what is under way has ended, keeps what comes meanwhile at the door,
+loads the weights in place and drops every cached state; so a response has one policy version, and no KV state of old
+weights is read under new ones. Episodes need no session: vLLM finds their history in its prefix cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from uirl.errors import ContractError, EngineFailure
+from uirl.inference.base import Generation, GenerationRequest, InferenceEngine, Weights
+from uirl.inference.models.loading import LoadedModel
+from uirl.inference.vllm.arguments import check_heads, engine_arguments
+from uirl.inference.vllm.process import VLLMProcess
+from uirl.inference.vllm.requests import Adapter, Answer, Call, Core, as_call, as_generation
+from uirl.inference.vllm.server import VLLMServer
+from uirl.inference.weight_files import WeightFiles, plain_parameters
+from uirl.runtime.event_loop import EventLoopThread
+from uirl.runtime.http_client import HTTPClient
+
+if TYPE_CHECKING:
+    from uirl.config import ConfigStore
+
+T = TypeVar("T")
+
+
+class VLLMInferenceEngine(InferenceEngine):
+    """Samples from a vLLM; usable from any event loop, and from several.
+
+    `core`: the vLLM. `loaded`: the same model's tokenizer, picture side and parameter names; its weights may be absent
+    (`load_model(..., weights=False)`). `files`: the folder through which weights go. `max_context`: most tokens of
+    prompt and response together; None: what vLLM was started with. `takes_adapters`: LoRA adapters are pushed.
+    `holds_base`: vLLM is known to hold the weights of `loaded`; otherwise they are pushed before the first adapter,
+    which would count for nothing on top of others.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        loaded: LoadedModel,
+        *,
+        files: WeightFiles,
+        max_context: int | None = None,
+        takes_adapters: bool = False,
+        holds_base: bool = False,
+    ) -> None:
+        self.loaded = loaded
+        self.policy_version = 0
+        self.takes_adapters = takes_adapters
+        self._core, self._files = core, files
+        self._max_context = max_context
+        self._limit: int | None = None
+        self._loop = EventLoopThread()
+        self._gate = _Gate()
+        self._running: set[asyncio.Task[Any]] = set()
+        self._adapter: Adapter | None = None
+        self._adapters = itertools.count(1)
+        self._holds_base = holds_base
+        self._broken: str | None = None
+        self._clock = _Clock()
+        self._stats: dict[str, float] = {}
+        self._closed = False
+
+    @classmethod
+    def from_config(cls, config: ConfigStore, loaded: LoadedModel, *, shared: bool) -> VLLMInferenceEngine:
+        """The engine as `config.inference` says: the server at `server_url`, or a vLLM that starts here and now.
+
+        `shared`: the learner is in this process, and on its GPU. Weights are never shared: vLLM has its own.
+        """
+        inference, use_lora = config.inference, config.model.use_lora
+        size = sum(parameter.nbytes for _, parameter in plain_parameters(loaded))
+        files = WeightFiles(inference.weights_dir, size=size)
+        try:
+            core: Core
+            if inference.server_url is not None:
+                core = VLLMServer(
+                    HTTPClient(
+                        inference.server_url,
+                        api_key_env=_key_variable(inference.api_key_env),
+                        timeout=inference.request_timeout,
+                        retries=inference.request_retries,
+                    ),
+                    model=inference.server_model,
+                    lora_rank=config.model.lora.r if use_lora else None,
+                )
+            else:
+                text = getattr(loaded.config, "text_config", loaded.config)
+                check_heads(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
+                positions = getattr(text, "max_position_embeddings", None)
+                arguments = engine_arguments(config, beside_learner=shared, positions=positions)
+                core = VLLMProcess(arguments | {"model": _model_path(config, loaded, files)})
+            own = inference.server_url is None
+            engine = cls(
+                core,
+                loaded,
+                files=files,
+                max_context=inference.max_context,
+                takes_adapters=use_lora,
+                holds_base=own,
+            )
+            if own:
+                engine._start()
+        except BaseException:
+            files.close()
+            raise
+        return engine
+
+    # -- the contract ------------------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        if self._limit is None:
+            self._limit = await self._here(self._core.start())
+        # pictures are encoded where the learner encodes its own: both fill one cache
+        call = as_call(request, self.loaded, min(self._limit, self._max_context or self._limit))
+        answer, version = await self._here(self._answer(call))
+        generation = as_generation(answer, request, self.loaded, version)
+        self._count("generated_tokens", len(generation.token_ids))
+        self._count("prefill_tokens", len(request.prompt_ids) - generation.cached_tokens)
+        self._count("reused_tokens", generation.cached_tokens)
+        return generation
+
+    async def update_weights(
+        self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None
+    ) -> None:
+        if weights is None:
+            raise ContractError(
+                "update_weights(None) needs an engine that shares the learner's module; vLLM has its own"
+            )
+        started = time.perf_counter()
+        # first, so that a closed engine or a server that does not fit is told before anything is written
+        self._limit = await self._here(self._core.start())
+        whole: Path | None = None
+        beside: Path | None = None
+        try:
+            if adapter is None:
+                whole = await asyncio.to_thread(self._files.write_weights, weights, self.loaded)
+            else:
+                whole = await self._write_base()
+                beside = await asyncio.to_thread(self._files.write_adapter, weights, adapter)
+            await self._here(self._install(version, whole, beside))
+        finally:
+            self._files.remove(whole)
+        self._count("update_seconds", time.perf_counter() - started)
+
+    async def _write_base(self) -> Path | None:
+        """The weights under the adapters, on their way to vLLM; None where it holds them."""
+        if not self.takes_adapters:
+            raise ContractError("this engine takes no adapters (model.use_lora is false); send merged weights")
+        if self._holds_base:
+            return None
+        if self.loaded.device.type == "meta":
+            raise ContractError("an adapter needs the weights it was trained on, and this engine was made without them")
+        return await asyncio.to_thread(self._files.write_weights, plain_parameters(self.loaded), self.loaded)
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the last call. `busy_seconds`: the time in which vLLM worked on at least one request (it does
+        not tell prefill from decoding); `update_seconds`: the time that pushing weights took."""
+        out, self._stats = self._stats, {}
+        busy = self._clock.read()
+        return out | ({"busy_seconds": busy} if busy else {})
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._loop.hand_over(self._end())
+        finally:
+            self._loop.close()
+            self._files.close()
+
+    # -- on the engine's own loop ------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Starts the core now, so that a wrong setting is found before the first episode."""
+        try:
+            self._limit = self._loop.run(self._core.start())
+        except BaseException:
+            self._loop.close()
+            raise
+
+    async def _here(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What the coroutine returns. It runs on the loop that vLLM's sockets belong to."""
+        if self._closed:
+            coroutine.close()
+            raise EngineFailure("the engine is closed; make a new one")
+        return await self._loop.hand_over(self._tracked(coroutine))
+
+    async def _tracked(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.ensure_future(coroutine)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self._closed:
+                raise EngineFailure("the engine was closed") from None
+            raise
+
+    async def _answer(self, call: Call) -> tuple[Answer, int]:
+        async with self._gate.request():
+            if self._broken is not None:
+                raise EngineFailure(f"the last weight update failed ({self._broken}); push the weights again")
+            with self._clock:
+                return await self._core.generate(call, self._adapter), self.policy_version
+
+    async def _install(self, version: int, whole: Path | None, beside: Path | None) -> None:
+        """Makes the files the sampled policy: the weights in `whole`, and on top of them the adapter in `beside`."""
+        number = next(self._adapters)
+        new = Adapter(f"{self._files.path.name}-{number}", number, beside) if beside else None
+        async with self._gate.update():
+            previous = self._adapter
+            try:
+                if whole is not None:
+                    self._holds_base, self._broken = False, "it did not end"
+                    await self._core.load(whole)
+                await self._core.swap(previous, new)
+            except BaseException as error:
+                if whole is not None:
+                    self._broken = f"{type(error).__name__}: {error}"
+                self._files.remove(beside)
+                raise
+            # a whole model has its adapters merged in: it is no base for the next one
+            self._holds_base, self._broken = new is not None, None
+            self._adapter = new
+            self._files.remove(previous.folder if previous else None)
+            self.policy_version = version
+
+    async def _end(self) -> None:
+        for task in list(self._running):
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        await self._core.close(self._adapter)
+
+    def _count(self, name: str, value: float) -> None:
+        self._stats[name] = self._stats.get(name, 0.0) + value
+
+
+class _Gate:
+    """Requests pass together; an update waits until they are gone, and lets none in until it is over."""
+
+    def __init__(self) -> None:
+        self._inside = 0
+        self._open, self._empty = asyncio.Event(), asyncio.Event()
+        self._open.set()
+        self._empty.set()
+        self._updates = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def request(self) -> AsyncIterator[None]:
+        while not self._open.is_set():
+            await self._open.wait()
+        self._inside += 1
+        self._empty.clear()
+        try:
+            yield
+        finally:
+            self._inside -= 1
+            if self._inside == 0:
+                self._empty.set()
+
+    @contextlib.asynccontextmanager
+    async def update(self) -> AsyncIterator[None]:
+        async with self._updates:
+            self._open.clear()
+            try:
+                await self._empty.wait()
+                yield
+            finally:
+                self._open.set()
+
+
+class _Clock:
+    """Seconds in which at least one was inside."""
+
+    def __init__(self) -> None:
+        self._inside = 0
+        self._since = self._seconds = 0.0
+
+    def __enter__(self) -> None:
+        if self._inside == 0:
+            self._since = time.perf_counter()
+        self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._inside -= 1
+        if self._inside == 0:
+            self._seconds += time.perf_counter() - self._since
+
+    def read(self) -> float:
+        """The seconds since the last call; those of requests still under way come with the next."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+
+def _key_variable(name: str) -> str:
+    """The environment variable with the server's key. The key of another company's API is never sent to it: unless the
+    config names a variable, it is the one that vLLM itself reads."""
+    return "VLLM_API_KEY" if name == "OPENAI_API_KEY" else name
+
+
+def _model_path(config: ConfigStore, loaded: LoadedModel, files: WeightFiles) -> str:
+    """Where vLLM finds the model: its own folder or HF id, or one that is written here for a model that has none."""
+    named = config.model.local_path or config.model.model_name
+    if loaded.name == named and not named.startswith("uirl/"):
+        return named
+    if loaded.device.type == "meta":
+        raise ContractError(f"{loaded.name} was loaded without weights, and vLLM cannot find them under {named!r}")
+    folder = files.path / "model"
+    os.makedirs(folder)
+    loaded.save_parts(folder, {name: p.detach() for name, p in plain_parameters(loaded)})
+    return str(folder)

@@ -1,0 +1,198 @@
+"""Our request as vLLM takes it, and its answer as ours: the same in this process and over HTTP. Imports no vllm."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from uirl.errors import AlignmentError, ContractError, EngineFailure, SamplingRefused
+from uirl.images import Screenshot
+from uirl.inference.base import Generation, GenerationRequest, SamplingParams, room_for_reply
+from uirl.inference.models.loading import LoadedModel
+from uirl.inference.models.vision import VisionInputs
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+BAN = -1e9
+"""Logit bias of what must never be sampled: no temperature that vLLM takes (at most 2) brings it back."""
+COLDEST, HOTTEST = 0.01, 2.0
+"""Temperatures above 0 that vLLM samples at. It silently warms up colder ones, and the log-probs would be another
+policy's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture as the model sees it."""
+
+    key: str
+    image: Image
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request in vLLM's terms."""
+
+    prompt_ids: list[int]
+    """One placeholder per picture: vLLM puts in as many as the picture takes."""
+    pictures: list[Picture]
+    sampling: dict[str, Any]
+    """Fields of vLLM's `SamplingParams`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What vLLM says."""
+
+    prompt_ids: Sequence[int]
+    """As they were fed."""
+    token_ids: Sequence[int]
+    log_probs: Sequence[float]
+    finish_reason: str | None
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter in a peft folder, under a name that no other adapter of this server ever had: vLLM keeps cached
+    states by the name."""
+
+    name: str
+    number: int
+    folder: Path
+
+
+class Core(ABC):
+    """A vLLM, wherever it runs. Every failure is an `EngineFailure`, every wrong setting a `ConfigError`."""
+
+    @abstractmethod
+    async def start(self) -> int:
+        """Tokens of prompt and response together that it takes, once it is ready."""
+
+    @abstractmethod
+    async def generate(self, call: Call, adapter: Adapter | None) -> Answer:
+        """One response. Cancelling it stops vLLM's work on it."""
+
+    @abstractmethod
+    async def load(self, folder: Path) -> None:
+        """Makes the weights in `folder` those of the model and drops what was computed with older ones."""
+
+    @abstractmethod
+    async def swap(self, old: Adapter | None, new: Adapter | None) -> None:
+        """Makes `new` ready, forgets `old`, and drops what was computed with it."""
+
+    @abstractmethod
+    async def close(self, adapter: Adapter | None) -> None:
+        """Frees everything; `adapter` is the one in use."""
+
+
+def as_call(request: GenerationRequest, loaded: LoadedModel, limit: int) -> Call:
+    """The request for a vLLM that takes `limit` tokens. Raises PromptTooLong where no token is left for a reply, and
+    AlignmentError where placeholders and images do not match."""
+    room = room_for_reply(request.prompt_ids, limit, "the server's max_model_len, inference.max_context")
+    if loaded.vision is None:
+        if request.images:
+            raise ContractError(
+                f"{loaded.name} is a text model, but {len(request.images)} image(s) were given; use a VL model"
+            )
+        return Call(list(request.prompt_ids), [], sampling_fields(request.sampling, loaded, room))
+    ids = one_placeholder_each(request.prompt_ids, loaded.vision, request.images)
+    pictures = [Picture(shot.hash, as_seen(shot, loaded.vision)) for shot in request.images]
+    return Call(ids, pictures, sampling_fields(request.sampling, loaded, room))
+
+
+def sampling_fields(params: SamplingParams, loaded: LoadedModel, room: int) -> dict[str, Any]:
+    """Fields of vLLM's `SamplingParams`. Everything is said: a server's own defaults must not reach into a rollout."""
+    if params.temperature != 0 and not COLDEST <= params.temperature <= HOTTEST:
+        raise SamplingRefused(
+            f"vLLM samples at temperature 0 or {COLDEST:g} to {HOTTEST:g}, got {params.temperature:g}; set "
+            "inference.temperature"
+        )
+    greedy = params.temperature == 0
+    return {
+        "max_tokens": min(params.max_tokens, room),
+        "temperature": params.temperature,
+        # a greedy response reports the plain distribution; vLLM would filter it where others in its batch sample
+        "top_p": 1.0 if greedy else params.top_p,
+        "top_k": 0 if greedy else params.top_k,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "min_tokens": 0,
+        "seed": params.seed,
+        # all ends are named here, so that none comes from a generation_config.json
+        "ignore_eos": True,
+        "stop_token_ids": sorted({*loaded.end_ids, *params.stop_token_ids}),
+        "logit_bias": dict.fromkeys(loaded.banned_ids, BAN) or None,
+        "logprobs": 0,
+        "detokenize": False,
+    }
+
+
+def as_generation(answer: Answer, request: GenerationRequest, loaded: LoadedModel, version: int) -> Generation:
+    """The answer, where it is one to `request`. Raises AlignmentError where vLLM fed other tokens than asked for, and
+    EngineFailure where it did not finish."""
+    if tuple(answer.prompt_ids) != request.prompt_ids:
+        raise AlignmentError(_other_prompt(answer.prompt_ids, request, loaded))
+    if answer.finish_reason not in ("stop", "length") or not answer.token_ids:
+        raise EngineFailure(f"vLLM did not finish the response: it says {answer.finish_reason!r}")
+    if len(answer.log_probs) != len(answer.token_ids):
+        raise AlignmentError(f"vLLM gave {len(answer.log_probs)} log-probs for {len(answer.token_ids)} tokens")
+    return Generation(
+        token_ids=tuple(answer.token_ids),
+        log_probs=tuple(answer.log_probs),
+        finish_reason=answer.finish_reason,
+        policy_version=version,
+        cached_tokens=answer.cached_tokens,
+    )
+
+
+def one_placeholder_each(ids: Sequence[int], vision: VisionInputs, shots: Sequence[Screenshot]) -> list[int]:
+    """`ids` with the placeholders of each picture made one. Raises AlignmentError where they are not all there."""
+    token, sizes = vision.image_token_id, [image.tokens for image in vision.encode(shots)]
+    out: list[int] = []
+    at = picture = 0
+    while at < len(ids):
+        out.append(ids[at])
+        if ids[at] != token:
+            at += 1
+            continue
+        size = sizes[picture] if picture < len(sizes) else 0
+        if size == 0 or list(ids[at : at + size]) != [token] * size:
+            raise AlignmentError(
+                f"placeholder tokens do not match the images: {len(shots)} image(s) of {sizes} tokens, and another "
+                f"number at token {at}"
+            )
+        at, picture = at + size, picture + 1
+    if picture != len(sizes):
+        raise AlignmentError(f"the prompt has placeholders for {picture} image(s), but {len(sizes)} were given")
+    return out
+
+
+def as_seen(shot: Screenshot, vision: VisionInputs) -> Image:
+    """The picture at the size at which the learner sees it.
+
+    vLLM's processor then has nothing to resize: its interpolation differs from the learner's, and so would log-probs.
+    """
+    image = shot.open()
+    if not vision.has_grid:
+        return image
+    _, rows, columns = vision.encode([shot])[0].grid  # type: ignore[misc]
+    side = vision.processor.patch_size
+    size = (columns * side, rows * side)
+    return image if image.size == size else image.resize(size, resample=vision.processor.resample)
+
+
+def _other_prompt(fed: Sequence[int], request: GenerationRequest, loaded: LoadedModel) -> str:
+    if loaded.vision is None or len(fed) == len(request.prompt_ids):
+        return f"vLLM fed {len(fed)} other prompt tokens than the {len(request.prompt_ids)} it was asked to feed"
+    token = loaded.vision.image_token_id
+    theirs, ours = sum(i == token for i in fed), sum(i == token for i in request.prompt_ids)
+    return (
+        f"vLLM gave the {len(request.images)} image(s) of a prompt {theirs} placeholder tokens, expected {ours}; its "
+        "picture settings (preprocessor_config.json, mm_processor_kwargs) are not those of the learner's model"
+    )

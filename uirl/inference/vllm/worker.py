@@ -1,0 +1,56 @@
+"""What vLLM's workers do for us. vLLM mixes this class into its own worker, in the process that holds the model:
+`--worker-extension-cls uirl.inference.vllm.worker.WorkerExtension`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+
+class WorkerExtension:
+    """Calls of `collective_rpc`. `self` is vLLM's worker."""
+
+    def uirl_describe(self) -> dict[str, Any]:
+        """What the engine must know of the settings this worker was started with."""
+        config: Any = self.vllm_config  # type: ignore[attr-defined]
+        return {
+            "logprobs_mode": config.model_config.logprobs_mode,
+            "max_model_len": config.model_config.max_model_len,
+            "max_lora_rank": config.lora_config.max_lora_rank if config.lora_config else None,
+        }
+
+    def uirl_load_weights(self, folder: str) -> dict[str, Any]:
+        """Makes the weights in `folder` (safetensors, names of a HF checkpoint) the model's own, in place.
+
+        Whoever calls drains the engine before and drops its caches after.
+        """
+        # not `model.load_weights`: this also repeats what vLLM does to weights after loading (CPU kernels pack them)
+        self.reload_weights(weights_iterator=_read(Path(folder)))  # type: ignore[attr-defined]
+        model = self.model_runner.get_model()  # type: ignore[attr-defined]
+        return {"repacked_heads": _repack_heads(model)}
+
+
+def _read(folder: Path) -> Iterator[tuple[str, Any]]:
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (not a dict)
+                yield name, file.get_tensor(name)
+
+
+def _repack_heads(model: Any) -> int:
+    """How many output heads were packed again: on a CPU, the packed copy that the kernel of a tied head multiplies with
+    is not renewed by a reload, and nothing says so."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return 0
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    heads = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
+    for head in heads:
+        dispatch_cpu_unquantized_gemm(head, remove_weight=False)
+    return len(heads)

@@ -1,0 +1,344 @@
+"""`ConfigStore` -> verl's config, key by key. Every key of ours is mapped or named with the reason why it is not.
+
+verl's own schema is composed by hydra from the installed package, so a key that verl moved is an error here and not a
+setting that does nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from uirl.config import ConfigStore
+from uirl.errors import ConfigError
+from uirl.integrations.verl.config.keys import ACTOR, HF, ROLLOUT, as_mapping, compose, put
+from uirl.integrations.verl.config.roles import CRITIC_READS, CRITIC_TOKENS, adapter_keys, recompute_keys, schema_of
+from uirl.integrations.verl.config.settings import Settings
+
+ESTIMATORS = {
+    "gae": "gae",
+    "grpo": "grpo",
+    "rloo": "rloo",
+    "reinforce_plus_plus": "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
+    "turn_level": "uirl_turn_level",
+    "rejection_sampling": "uirl_rejection_sampling",
+}
+"""Our estimators -> verl's, or those of ours that `uirl.integrations.verl.trainer.estimators` registers with it."""
+
+_UNSET: Any = object()
+"""verl's own value stays."""
+
+KL_TYPES = {"k1": "k1", "k2": "k2", "k3": "low_var_kl"}
+
+
+def same(value: Any, config: ConfigStore) -> Any:
+    return value
+
+
+def _estimator(value: str, config: ConfigStore) -> str:
+    if value not in ESTIMATORS:
+        raise ConfigError(
+            f"training.adv_estimator={value!r} has no place under verl, which shows an estimator rewards, mask and "
+            f"group but not the states that gigpo compares; expected one of {', '.join(ESTIMATORS)}"
+        )
+    return ESTIMATORS[value]
+
+
+def _sequences(value: int, config: ConfigStore) -> int:
+    """Episodes of one optimiser step: what verl calls a mini-batch, in prompts."""
+    training = config.training
+    prompts = training.batch_size // training.episodes_per_group
+    if prompts % value:
+        raise ConfigError(
+            f"training.minibatches={value} does not divide the {prompts} groups of an update; verl splits an update by "
+            "groups: change minibatches, batch_size or group_size"
+        )
+    return prompts // value
+
+
+Convert = Callable[[Any, ConfigStore], Any]
+
+MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
+    "model.dtype": ([f"{ROLLOUT}.dtype"], same),
+    "model.tensor_parallel_size": ([f"{ROLLOUT}.tensor_model_parallel_size"], same),
+    "model.trust_remote_code": ([f"{HF}.trust_remote_code", "data.trust_remote_code"], same),
+    "model.chat_template": ([f"{HF}.custom_chat_template"], lambda value, config: _template(value)),
+    "model.attn_implementation": (
+        [f"{HF}.override_config.attn_implementation"],
+        lambda value, config: _UNSET if value is None else value,
+    ),
+    "model.gradient_checkpointing": (
+        [f"{HF}.enable_gradient_checkpointing", "critic.model.enable_gradient_checkpointing"],
+        lambda value, config: _UNSET if value is None else value,
+    ),
+    "model.lora.lora_alpha": ([f"{HF}.lora_alpha"], same),
+    "inference.backend": ([f"{ROLLOUT}.name"], lambda value, config: _rollout_name(value)),
+    "inference.temperature": ([f"{ROLLOUT}.temperature"], same),
+    "inference.top_p": ([f"{ROLLOUT}.top_p", f"{ROLLOUT}.val_kwargs.top_p"], same),
+    "inference.top_k": ([f"{ROLLOUT}.top_k", f"{ROLLOUT}.val_kwargs.top_k"], lambda value, config: value or -1),
+    "inference.max_batch_size": ([f"{ROLLOUT}.max_num_seqs"], same),
+    "inference.max_context": ([f"{ROLLOUT}.max_model_len"], same),
+    "inference.kv_cache": ([f"{ROLLOUT}.enable_prefix_caching"], same),
+    "training.seed": ([f"{ROLLOUT}.seed", "data.seed", f"{ACTOR}.data_loader_seed"], same),
+    "training.num_epochs": (["trainer.total_epochs"], same),
+    "training.num_iters_per_epoch": (
+        ["trainer.total_training_steps"],
+        lambda value, config: value * config.training.num_epochs,
+    ),
+    "training.batch_size": (
+        ["data.train_batch_size"],
+        lambda value, config: value // config.training.episodes_per_group,
+    ),
+    "training.group_size": ([f"{ROLLOUT}.n"], lambda value, config: config.training.episodes_per_group),
+    "training.minibatches": ([f"{ACTOR}.ppo_mini_batch_size", "critic.ppo_mini_batch_size"], _sequences),
+    "training.update_epochs": ([f"{ACTOR}.ppo_epochs", "critic.ppo_epochs"], same),
+    "training.micro_batch_tokens": ([f"{ACTOR}.ppo_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu"], same),
+    "training.learning_rate": ([f"{ACTOR}.optim.lr"], same),
+    "training.betas": ([f"{ACTOR}.optim.betas", "critic.optim.betas"], lambda value, config: list(value)),
+    "training.weight_decay": ([f"{ACTOR}.optim.weight_decay", "critic.optim.weight_decay"], same),
+    "training.warmup_steps": (
+        [f"{ACTOR}.optim.lr_warmup_steps", "critic.optim.lr_warmup_steps"],
+        # ours counts steps of the optimiser, verl's schedule moves once per update
+        lambda value, config: math.ceil(value / (config.training.minibatches * config.training.update_epochs)),
+    ),
+    "training.max_grad_norm": (
+        [f"{ACTOR}.optim.clip_grad", "critic.optim.clip_grad"],
+        lambda value, config: 1e9 if value is None else value,
+    ),
+    "training.adv_estimator": (["algorithm.adv_estimator"], _estimator),
+    "training.gamma": (["algorithm.gamma"], same),
+    "training.lam": (["algorithm.lam"], same),
+    "training.clip_ratio": ([f"{ACTOR}.clip_ratio"], same),
+    "training.clip_ratio_low": ([f"{ACTOR}.clip_ratio_low"], lambda value, config: config.training.clip_range[0]),
+    "training.clip_ratio_high": ([f"{ACTOR}.clip_ratio_high"], lambda value, config: config.training.clip_range[1]),
+    "training.entropy_coef": ([f"{ACTOR}.entropy_coeff"], same),
+    "training.value_clip": (["critic.cliprange_value"], lambda value, config: 1e9 if value is None else value),
+    "training.value_learning_rate": (
+        ["critic.optim.lr"],
+        lambda value, config: config.training.learning_rate if value is None else value,
+    ),
+    "training.use_kl_in_reward": (["algorithm.use_kl_in_reward"], same),
+    "training.kl_coef": (["algorithm.kl_ctrl.kl_coef"], same),
+    "training.eval_every": (["trainer.test_freq"], lambda value, config: -1 if value is None else value),
+    "training.eval_temperature": (
+        [f"{ROLLOUT}.val_kwargs.temperature"],
+        lambda value, config: config.inference.temperature if value is None else value,
+    ),
+    "algorithm.loss_aggregation": ([f"{ACTOR}.loss_agg_mode", "critic.loss_agg_mode"], same),
+    "algorithm.loss_length": ([f"{ACTOR}.loss_scale_factor"], same),
+    "algorithm.ratio": (
+        [f"{ACTOR}.policy_loss.loss_mode"],
+        lambda value, config: _loss(config),
+    ),
+    "algorithm.dual_clip": ([f"{ACTOR}.clip_ratio_c"], lambda value, config: 1e9 if value is None else value),
+    "algorithm.tis_cap": (
+        ["algorithm.rollout_correction.rollout_is", "algorithm.rollout_correction.rollout_is_threshold"],
+        lambda value, config: (None, 2.0) if value is None else ("token", value),
+    ),
+    "algorithm.normalize_by_std": (["algorithm.norm_adv_by_std_in_grpo"], same),
+    "algorithm.max_resamples": (
+        ["algorithm.filter_groups.enable"],
+        lambda value, config: value > 0 and config.algorithm.skip_dead_groups,
+    ),
+    "algorithm.kl_loss_coef": (
+        [f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef"],
+        lambda value, config: (value > 0, value),
+    ),
+    "algorithm.kl_type": ([f"{ACTOR}.kl_loss_type"], lambda value, config: KL_TYPES[value]),
+    "algorithm.kl_target": (
+        ["algorithm.kl_ctrl.type", "algorithm.kl_ctrl.target_kl"],
+        lambda value, config: ("fixed", 0.1) if value is None else ("adaptive", value),
+    ),
+    "algorithm.kl_horizon": (["algorithm.kl_ctrl.horizon"], same),
+    "checkpoint.output_dir": (["trainer.default_local_dir"], lambda value, config: _UNSET if value is None else value),
+    "checkpoint.save_interval": (
+        ["trainer.save_freq"],
+        lambda value, config: -1 if value is None else value * config.training.num_iters_per_epoch,
+    ),
+    "checkpoint.keep_last_n": (["trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep"], same),
+    "checkpoint.resume": (["trainer.resume_mode"], lambda value, config: "auto" if value else "disable"),
+    "ray.address": (["ray_kwargs.ray_init.address"], lambda value, config: _UNSET if value is None else value),
+    "ray.nnodes": (["trainer.nnodes"], same),
+    "ray.gpus_per_node": (["trainer.n_gpus_per_node"], same),
+    "logging.wandb": (
+        ["trainer.logger"],
+        lambda value, config: [
+            "console",
+            *(["wandb"] if value else []),
+            *(["tensorboard"] * config.logging.tensorboard),
+        ],
+    ),
+    "logging.wandb_project": (["trainer.project_name"], same),
+    "logging.run_name": (
+        ["trainer.experiment_name"],
+        lambda value, config: config.environment.label if value is None else value,
+    ),
+}
+"""Our key -> (verl's keys, what our value is there). A tuple is spread over the keys."""
+
+FOR_SMALL_MODELS = (
+    "model.dtype",
+    "training.micro_batch_tokens",
+    "training.learning_rate",
+    "training.betas",
+    "training.warmup_steps",
+    "training.entropy_coef",
+    "training.lam",
+    "training.value_clip",
+    "training.value_learning_rate",
+    "algorithm.dual_clip",
+)
+"""Keys of `MAPPED` whose defaults were chosen for tiny models on one machine. A `ConfigStore` means what it says, these
+included; a file in verl's terms that does not write them keeps verl's own values."""
+
+BY_OUR_LOOP = "read by our agent loop, which runs inside verl's workers"
+BY_MODEL_FOLDER = "the policy is written to a folder that verl loads"
+ELSEWHERE: dict[str, str] = {
+    **dict.fromkeys(("model.model_name", "model.local_path", "model.tiny"), BY_MODEL_FOLDER),
+    **dict.fromkeys(
+        ("model.use_lora", "model.lora.r", "model.lora.target", "model.lora.lora_dropout", "model.lora.vision"),
+        "each of verl's engines has keys and layer names of its own: `roles.adapter_keys`",
+    ),
+    **dict.fromkeys(
+        ("environment", "rollout", "inference.max_tokens", "inference.max_turns", "inference.multi_turn"), BY_OUR_LOOP
+    ),
+    "inference.system_prompt": BY_OUR_LOOP,
+    "inference.seed": "read by our dataset and our agent loop; null: the servers' draws are not repeatable",
+    "inference.engine_options": "goes to actor_rollout_ref.rollout.engine_kwargs under the name of the engine",
+    "training.eval_episodes": "the size of the validation dataset",
+    "algorithm.skip_dead_groups": "verl knows one way, to refill the batch without limit: see algorithm.max_resamples",
+    "algorithm.reward_threshold": "read by our estimator `uirl_rejection_sampling`",
+    "logging.runs_dir": "our run directory beside verl's checkpoints",
+    "logging.tensorboard": "goes with logging.wandb into trainer.logger",
+    **dict.fromkeys(("logging.store_trajectories", "logging.store_images"), BY_OUR_LOOP),
+}
+"""Our key, or a whole section -> why verl has no such key and who reads it instead."""
+
+OWN_SERVERS = "verl starts its own rollout servers"
+WITHOUT_EFFECT: dict[str, str] = {
+    "model.device": "verl places models on the devices of its resource pool (trainer.device)",
+    **dict.fromkeys(("inference.server_url", "inference.server_model", "inference.api_key_env"), OWN_SERVERS),
+    **dict.fromkeys(("inference.request_timeout", "inference.request_retries", "inference.weights_dir"), OWN_SERVERS),
+    "training.max_seconds": "verl ends by steps and epochs",
+    "training.stop_at_success": "verl ends by steps and epochs",
+    "training.old_log_probs": "verl recomputes them",
+    "training.value_coef": "verl's critic is a model of its own with its own optimiser",
+    "training.threads": "verl's workers own their processes",
+    "training.warm_start": "run it with the local trainer first and continue its checkpoint under verl",
+    "algorithm.whiten_advantages": "verl always whitens the advantages of gae and reinforce_plus_plus",
+    "algorithm.step_weight": "belongs to gigpo, which does not run under verl",
+    "algorithm.min_live_groups": "verl keeps groups without a signal, or refills the batch (algorithm.max_resamples)",
+    "algorithm.scale_step_by_live": "verl keeps groups without a signal, or refills the batch",
+    "checkpoint.save_seconds": "verl saves by steps (checkpoint.save_interval)",
+    "checkpoint.from_step": "verl goes back with trainer.resume_mode=resume_path and trainer.resume_from_path",
+    "checkpoint.save_optimizer": "verl saves model, optimiser and extra state together",
+    "ray.use_ray": "verl always runs on Ray",
+    "ray.num_actors": "verl's agent-loop workers (actor_rollout_ref.rollout.agent.num_workers)",
+    "logging.print_every": "verl prints every step",
+}
+"""Our key, or a whole section, that nobody reads under verl -> why. `ignored` names those that are set."""
+
+FIXED = {
+    f"{ROLLOUT}.mode": "async",
+    f"{ROLLOUT}.calculate_log_probs": True,
+    f"{ROLLOUT}.logprobs_mode": "processed_logprobs",
+    f"{ROLLOUT}.agent.default_agent_loop": "uirl",
+    f"{ACTOR}.use_dynamic_bsz": True,
+    "critic.use_dynamic_bsz": True,
+    "data.dataloader_num_workers": 0,
+    "data.shuffle": False,
+    "trainer.use_v1": True,
+}
+"""What a run of ours needs of verl, whatever the config says. The dataset moves with the curriculum, so it is read in
+order and in the trainer's own process."""
+
+
+def create_verl_config(
+    config: ConfigStore,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    *,
+    model_path: str | None = None,
+    prompt_length: int = 1024,
+    response_length: int | None = None,
+    megatron: bool = False,
+) -> Any:
+    """verl's whole config (OmegaConf) that says what `config` says; `overrides` are verl's own keys and win.
+
+    `config` itself goes along in `data.uirl`. `model_path`: the folder verl loads; None: `model.local_path` or
+    `model.model_name`. `prompt_length`: most tokens of the opening prompt. `response_length`: most tokens of everything
+    after it, all turns and observations together; None: `rollout.max_tokens`, or 4 times what all replies may take.
+    `megatron`: verl's schema for it even if `overrides` name no strategy. Raises ConfigError for what verl cannot do,
+    for keys verl does not have, and where verl is not installed.
+    """
+    given = as_mapping(overrides)
+    schema = "ppo_megatron_trainer" if megatron else schema_of(given)
+    composed = compose(schema)
+    strategy = "megatron" if schema == "ppo_megatron_trainer" else "fsdp2"
+    values = FIXED | adapter_keys(config, strategy) | recompute_keys(config, strategy)
+    for key, (targets, convert) in MAPPED.items():
+        value = convert(_at(config, key), config)
+        spread = value if isinstance(value, tuple) else (value,) * len(targets)
+        values |= {target: v for target, v in zip(targets, spread, strict=True) if v is not _UNSET}
+    path = model_path or config.model.local_path or config.model.model_name
+    values |= {f"{HF}.path": path, "critic.model.path": path, "critic.model.tokenizer_path": path}
+    values["data.max_prompt_length"] = prompt_length
+    values["data.max_response_length"] = response_length or _response_length(config)
+    values["critic.enable"] = config.training.adv_estimator == "gae"
+    options = dict(config.inference.engine_options)
+    if options:
+        values[f"{ROLLOUT}.engine_kwargs.{values[f'{ROLLOUT}.name']}"] = options
+    values |= given
+    for key, value in values.items():
+        put(composed, key, value)
+    tell_critic(composed)
+    Settings(config.to_dict()).write(composed)
+    return composed
+
+
+def tell_critic(config: Any) -> None:
+    """Writes the tokens of the critic's micro-batches where verl reads them, unless somebody did. `config`: verl's."""
+    from omegaconf import OmegaConf
+
+    if OmegaConf.select(config, CRITIC_READS) is None:
+        put(config, CRITIC_READS, f"${{{CRITIC_TOKENS}}}")
+
+
+def ignored(config: ConfigStore) -> list[str]:
+    """The settings of `config` that differ from their defaults and have no effect under verl, each with the reason."""
+    default = ConfigStore()
+    return [f"{key}: {why}" for key, why in WITHOUT_EFFECT.items() if _at(config, key) != _at(default, key)]
+
+
+def _at(config: ConfigStore, key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _response_length(config: ConfigStore) -> int:
+    if config.rollout.max_tokens is not None:
+        return config.rollout.max_tokens
+    return 4 * config.inference.max_tokens * config.turn_limit
+
+
+def _loss(config: ConfigStore) -> str:
+    if config.training.adv_estimator == "rejection_sampling":
+        return "gpg"  # -log_prob x advantage, where the advantage is 1 for what is kept
+    return {"token": "vanilla", "sequence": "gspo"}[config.algorithm.ratio]
+
+
+def _rollout_name(backend: str) -> str:
+    if backend in ("vllm", "sglang"):
+        return backend
+    if backend == "transformers":
+        return "vllm"  # the embedded engine lives in one process; verl's default stands in
+    raise ConfigError(f"inference.backend={backend!r} cannot be updated by verl; use vllm or sglang")
+
+
+def _template(name: str | None) -> Any:
+    from uirl.inference.models.templates import TEMPLATES
+
+    return None if name is None else TEMPLATES.get(name, name)

@@ -1,0 +1,71 @@
+"""Folders that verl can load a policy from."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from uirl.config import ConfigStore
+from uirl.errors import CheckpointError
+from uirl.inference.models.loading import load_model
+from uirl.learner import export_hf, latest_checkpoint, load_policy
+from uirl.runtime.files import write_atomically
+from uirl.runtime.folders import MANIFEST
+
+
+def model_folder(config: ConfigStore, target: Path) -> Path | str:
+    """What verl's `actor_rollout_ref.model.path` shall be for the policy that `config.model` describes.
+
+    A HF id or folder is handed on. A built-in model, a checkpoint of the local trainer and a run directory (its newest
+    checkpoint) are written to `target` as HF does, adapters merged; a `target` that stands already is used as it is.
+    Raises CheckpointError for what cannot be loaded.
+    """
+    model = config.model
+    if model.local_path is None and not model.model_name.startswith("uirl/"):
+        return model.model_name
+    if model.local_path is None:
+        if not (target / "config.json").is_file():
+            load_model(model, seed=config.training.seed).save(target)
+        return target
+    return hf_folder(Path(model.local_path), target, trust_remote_code=model.trust_remote_code)
+
+
+def hf_folder(path: Path, target: Path, *, trust_remote_code: bool = False) -> Path:
+    """The folder of HF weights for what a person points at: a HF folder itself, or a checkpoint or run of the local
+    trainer, exported to `target`. `trust_remote_code`: what the user's own config says, not that of the checkpoint.
+    Raises CheckpointError."""
+    if (path / "config.json").is_file():
+        return path
+    checkpoint = latest_checkpoint(path / "checkpoints") if (path / "checkpoints").is_dir() else path
+    if checkpoint is None or not (checkpoint / MANIFEST).is_file():
+        raise CheckpointError(
+            f"{path} is neither a HF folder (no config.json) nor a checkpoint or run of the local trainer; expected "
+            "runs/<name>, runs/<name>/checkpoints/step_000120 or a HF folder"
+        )
+    if not (target / "config.json").is_file():
+        export_hf(target, load_policy(checkpoint, trust_remote_code=trust_remote_code))
+        write_atomically(target / "exported_from", f"{checkpoint}\n")
+    return target
+
+
+def check_model_folder(path: str | Path, *, trust_remote_code: bool = False) -> None:
+    """Nothing, where verl's processes can load what they need besides the weights.
+
+    Raises CheckpointError for a vision-language model whose processor verl cannot build: it would only warn, and then
+    train on tokens without pictures.
+    """
+    from transformers import AutoConfig
+    from verl.utils.tokenizer import hf_processor
+
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    if not hasattr(config, "vision_config"):
+        return
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        processor = hf_processor(path, trust_remote_code=trust_remote_code)
+    if processor is None:
+        why = "; ".join(str(w.message).split("\n")[0] for w in heard) or "it gave no reason"
+        raise CheckpointError(
+            f"verl cannot build the processor of the vision-language model {path}: {why}. Install what it names (for "
+            "Qwen-VL the torchvision that belongs to your torch) and see that preprocessor_config.json is there"
+        )

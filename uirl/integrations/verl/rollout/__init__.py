@@ -1,0 +1,1 @@
+"""Episodes of ours in verl's rollout: the agent loop, its workers, and what verl learns from."""

@@ -1,0 +1,114 @@
+"""The policy behind verl's rollout servers, as a player of our episodes: token ids in, token ids and log-probs out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ray.exceptions import RayError
+
+from uirl.environments.session import EnvironmentSession
+from uirl.errors import ConfigError, EngineFailure
+from uirl.images import Screenshot
+from uirl.inference.base import room_for_reply
+from uirl.rollout.conversation import Context
+from uirl.rollout.episode import Player, Response
+
+BAN = -1e9
+"""Added to the logit of a token that may not be sampled: JSON has no infinity, and exp(-1e9) is 0."""
+
+
+class ServerPlayer(Player):
+    """Asks verl's server client; every turn of an episode goes to the same server, which keeps its prefix cache."""
+
+    def __init__(
+        self,
+        client: Any,
+        sampling: Mapping[str, Any],
+        request_id: str,
+        *,
+        max_tokens: int,
+        end_ids: Sequence[int],
+        max_context: int | None = None,
+        seeded: bool = False,
+        banned: Sequence[int] = (),
+        picture_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`sampling`: verl's parameters of this episode. `max_tokens`: of one reply. `end_ids` end a reply and belong
+        to it. `max_context`: of prompt and reply together; None: what the server takes.
+        `seeded`: the draws follow from the episode's seed, where the server takes one (vLLM does). `banned`: tokens
+        that the server itself does not keep from being sampled (`left_to_us`). `picture_options`: of the server's
+        processor (`min_pixels`, `max_pixels`)."""
+        self._client, self._request_id = client, request_id
+        self._sampling = {**sampling, "stop_token_ids": list(end_ids)}
+        if banned:
+            self._sampling["logit_bias"] = {str(token): BAN for token in banned}
+        self._max_context = max_context
+        self._further = {"mm_processor_kwargs": dict(picture_options)} if picture_options else {}
+        self._max_tokens, self._end_ids, self._seeded = max_tokens, frozenset(end_ids), seeded
+        self.versions: list[int] = []
+        """Global steps of the weights that sampled, one or two per reply."""
+
+    async def respond(self, context: Context, session: EnvironmentSession, seed: int | None, room: int) -> Response:
+        if self._max_context is not None:
+            source = "data.max_prompt_length + data.max_response_length"
+            room = min(room, room_for_reply(context.prompt_ids, self._max_context, source))
+        sampling = {**self._sampling, "max_tokens": min(self._max_tokens, room)}
+        if self._seeded and seed is not None:
+            sampling["seed"] = seed
+        images = [Travelling(shot) for shot in context.images]
+        try:
+            made = await self._client.generate(
+                request_id=self._request_id,
+                prompt_ids=list(context.prompt_ids),
+                sampling_params=sampling,
+                image_data=images or None,
+                **self._further,
+            )
+        except (RayError, RuntimeError, OSError) as error:
+            raise EngineFailure(f"verl's rollout server did not answer: {_first_line(error)}") from error
+        return self._read(made)
+
+    def _read(self, made: Any) -> Response:
+        if not made.token_ids:
+            raise EngineFailure(f"verl's rollout server answered with no token (stop reason {made.stop_reason!r})")
+        fields = made.extra_fields
+        versions = [fields[key] for key in ("min_global_steps", "max_global_steps") if fields.get(key) is not None]
+        self.versions += versions
+        ids = tuple(made.token_ids)
+        reason = "stop" if ids[-1] in self._end_ids else "length"
+        if made.stop_reason in ("aborted", "abort"):
+            reason = "abort"
+        return Response(ids, tuple(made.log_probs or ()), reason, min(versions, default=0))
+
+
+class Travelling:
+    """A picture on its way to a server in another process: it goes as it was captured and arrives as a PIL image. A
+    screenshot of 1280 x 720 is 2.8 MB of pixels, every turn, and a few hundred kB encoded."""
+
+    def __init__(self, shot: Screenshot) -> None:
+        self._shot = shot
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (self._shot.data,)
+
+
+def _arrived(data: bytes) -> Any:
+    return Screenshot(data).open()
+
+
+def left_to_us(rollout: str, banned: Sequence[int]) -> tuple[int, ...]:
+    """Those of the `banned` tokens that verl's servers of the kind `rollout` would sample: vLLM's are told by verl to
+    leave placeholders of pictures out, SGLang's are not."""
+    return tuple(banned) if rollout == "sglang" else ()
+
+
+def refuse_seed(rollout: Any) -> None:
+    """Raises ConfigError where the rollout of verl's config takes no seed per request."""
+    if rollout.name == "sglang":
+        raise ConfigError("inference.seed is set, but verl's SGLang server takes no seed per request; leave it null")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1].strip() if lines else ''}"

@@ -1,0 +1,206 @@
+"""What a process of verl needs to play episodes: environments, the chat template as token ids, limits. Made once."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from uirl.config import ConfigStore, ModelConfig
+from uirl.environments import BaseEnvironment, create_environment, environment_class
+from uirl.errors import ConfigError
+from uirl.images import ImageStore
+from uirl.inference.models.chat import ChatRenderer
+from uirl.inference.models.loading import LoadedModel, load_model
+from uirl.integrations.verl.config.settings import Settings
+from uirl.integrations.verl.trainer.coordinator import find_office, unpack
+from uirl.parsers import create_parser
+from uirl.rollout.collector import Collector
+from uirl.rollout.conversation import ContextWindow
+from uirl.rollout.episode import EpisodeLimits
+from uirl.rollout.reward import RewardFunction
+from uirl.types import Trajectory
+
+
+class World:
+    """The environments of a run, ready to play, in one process."""
+
+    def __init__(self, config: Any, settings: Settings) -> None:
+        """`config`: verl's whole config."""
+        self.settings = settings
+        self.store: ConfigStore = settings.store()
+        self.office = find_office(settings.office) if settings.office is not None else None
+        self.images = ImageStore()
+        self.loaded: LoadedModel = load_model(model_of(config), weights=False)
+        self.picture_options = picture_options(config)
+        """verl's `data.mm_processor_kwargs`, for the servers; our own processor has them too."""
+        bound_pictures(self.loaded, self.picture_options)
+        rollout = config.actor_rollout_ref.rollout
+        self.sequence_tokens: int = rollout.prompt_length + rollout.response_length
+        self._workers: int = rollout.agent.num_workers
+        self._collectors: dict[tuple[str, str], Collector] = {}
+        self._sent: set[str] = set()
+        self._playing = 0
+        self._own: BaseEnvironment | None = None
+        self._reward_fn: RewardFunction | None = None
+
+    async def open(self) -> World:
+        """This world, once it knows the environment that was given as an object."""
+        if self.office is None:
+            return self
+        os.environ.update(await self.office.variables.remote())
+        packed = await self.office.objects.remote()
+        if packed is not None:
+            self._own, self._reward_fn = unpack(packed)
+        return self
+
+    def collector(self, name: str, split: str) -> Collector:
+        """What plays episodes of the environment `name` (empty: the run's own) with the options of `split`."""
+        key = (name, split)
+        if key not in self._collectors:
+            self._collectors[key] = self._make(self._environment(name, split))
+        return self._collectors[key]
+
+    @contextmanager
+    def playing(self) -> Iterator[None]:
+        """A context in which an episode is played and read. Pictures are forgotten when no episode is left: a worker
+        lives as long as the run, and would gather all that was ever seen."""
+        self._playing += 1
+        try:
+            yield
+        finally:
+            self._playing -= 1
+            if self._playing == 0:
+                self.images.clear()
+
+    async def close(self) -> None:
+        """Frees the environments that are not being played."""
+        for collector in self._collectors.values():
+            await collector.close()
+
+    async def file(self, trajectory: Trajectory, step: int, split: str, *, repeated: bool = False) -> None:
+        """Hands an episode to the office; on return it is on the disk. `repeated`: an attempt that failed and was
+        followed by another. Raises StorageError."""
+        if self.office is None:
+            return
+        shown = {hash for turn in trajectory.turns for hash in (*turn.context_images, *turn.observation.images)}
+        pictures = {hash: self.images.get(hash).data for hash in sorted(shown - self._sent)}
+        if await self.office.add.remote(trajectory, pictures, step, split, repeated):
+            self._sent.update(pictures)
+
+    def _environment(self, name: str, split: str) -> BaseEnvironment:
+        settings = self.store.environment
+        if self._own is not None and (name in ("", settings.name) or isinstance(self._own, environment_class(name))):
+            return self._own
+        options = settings.options_for(split) if name in ("", settings.name) else {}
+        return create_environment(name or settings.name, options, settings)
+
+    def _make(self, environment: BaseEnvironment) -> Collector:
+        store, rollout = self.store, self.store.rollout
+        chat = ChatRenderer(self.loaded, environment.tool_schemas())
+        limits, window = self._limits(chat)
+        return Collector(
+            environment=environment,
+            chat=chat,
+            parser=create_parser(environment.action_format),
+            images=self.images,
+            limits=limits,
+            window=window,
+            reward_fn=self._reward_fn,
+            parallel=math.ceil(rollout.parallel / self._workers),
+            retries=rollout.retries if rollout.group_repair == "retry" else 0,
+            step_timeout=store.environment.step_timeout or math.inf,
+            reset_timeout=store.environment.reset_timeout or math.inf,
+            system_prompt=store.inference.system_prompt,
+        )
+
+    def _limits(self, chat: ChatRenderer) -> tuple[EpisodeLimits, ContextWindow]:
+        """Limits under which no sequence outgrows verl's. An episode that is one sequence ends before; one whose
+        history may be rewritten forgets its oldest turns instead."""
+        rollout, limit = self.store.rollout, self.sequence_tokens
+        if rollout.max_images is None and rollout.token_budget is None and chat.incremental:
+            tokens = min(rollout.max_tokens or limit, limit)
+            return EpisodeLimits(self.store.turn_limit, tokens, rollout.max_seconds), ContextWindow()
+        budget = limit - self.store.inference.max_tokens
+        if budget < 1:
+            raise ConfigError(
+                f"inference.max_tokens={self.store.inference.max_tokens} leaves no room for a prompt in sequences of "
+                f"{limit} tokens (data.max_prompt_length + data.max_response_length); raise one of them"
+            )
+        window = ContextWindow(rollout.max_images, min(rollout.token_budget or budget, budget), rollout.image_block)
+        return EpisodeLimits(self.store.turn_limit, rollout.max_tokens, rollout.max_seconds), window
+
+
+def model_of(config: Any) -> ModelConfig:
+    """The model of verl's config, as ours describes one, on the CPU."""
+    model = config.actor_rollout_ref.model
+    return ModelConfig(
+        local_path=str(model.tokenizer_path or model.path),
+        device="cpu",
+        trust_remote_code=bool(model.trust_remote_code),
+        chat_template=model.custom_chat_template,
+    )
+
+
+def picture_options(config: Any) -> dict[str, Any]:
+    """`data.mm_processor_kwargs` of verl's config. Raises ConfigError for what servers, verl's workers and our own
+    rendering would not all do."""
+    options = dict(config.data.get("mm_processor_kwargs") or {})
+    for key in options:
+        if key not in ("min_pixels", "max_pixels"):
+            raise ConfigError(
+                f"data.mm_processor_kwargs.{key} has no place here: prompts are rendered with min_pixels and "
+                "max_pixels alone; put it into the model's preprocessor_config.json, which every process reads"
+            )
+    if options and config.actor_rollout_ref.rollout.name == "sglang":
+        raise ConfigError(
+            "verl's SGLang server takes no data.mm_processor_kwargs; put the sizes into the model's "
+            "preprocessor_config.json, which every process reads"
+        )
+    return options
+
+
+def bound_pictures(loaded: LoadedModel, options: Mapping[str, Any]) -> None:
+    """Nothing; gives the image processor of `loaded` the bounds of `options` (`min_pixels`, `max_pixels`)."""
+    if options and loaded.vision is None:
+        raise ConfigError(f"data.mm_processor_kwargs is set, but {loaded.name} sees no pictures; leave it empty")
+    if options:
+        processor = loaded.vision.processor  # type: ignore[union-attr]
+        names = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
+        # a copy: processors share the dict of their class
+        processor.size = {**dict(processor.size), **{names[key]: int(value) for key, value in options.items()}}
+
+
+_worlds: dict[int, tuple[Any, asyncio.Future[World]]] = {}
+"""Identity of verl's config -> (that config, its world in this process): a worker holds one config for its life."""
+
+
+async def world_of(config: Any) -> World:
+    """The world of this process for verl's whole `config`, made when it is first asked for."""
+    if id(config) not in _worlds:
+        opening = asyncio.ensure_future(World(config, Settings.read(config.data)).open())
+        _worlds[id(config)] = (config, opening)
+    return await _worlds[id(config)][1]
+
+
+def close_worlds(worker: Any = None, seconds: float = 60.0) -> None:
+    """Nothing; closes the environments of this process, for at most `seconds`. Ray calls it beside the event loop in
+    which episodes are played."""
+    for _, opening in _worlds.values():
+        if opening.done() and not opening.cancelled() and opening.exception() is None:
+            asyncio.run_coroutine_threadsafe(opening.result().close(), opening.get_loop()).result(seconds)
+
+
+def close_environments(manager: Any, seconds: float = 60.0) -> None:
+    """Closes the environments in the workers of verl's agent-loop manager, which verl ends without a word: an instance
+    may hold a phone or a browser somewhere else. A worker that is gone, or needs more than `seconds`, is left alone.
+    """
+    import ray
+
+    workers = getattr(manager, "agent_loop_workers", ())
+    for answer in [worker.__ray_call__.remote(close_worlds, seconds) for worker in workers]:
+        with suppress(ray.exceptions.RayActorError, TimeoutError):
+            ray.get(answer, timeout=seconds)

@@ -1,0 +1,299 @@
+"""Environments of ours as tools of verl's own tool agent loop: `EnvironmentTool`, the rows and the reward it needs.
+
+For those who keep verl's loop, dataset and reward manager. `EnvironmentAgentLoop` plays whole episodes without them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+
+from uirl.environments.adapters.calls import CalledEpisode, environment_of, functions_of, words_of
+from uirl.environments.base import BaseEnvironment
+from uirl.environments.session import EnvironmentSession
+from uirl.errors import ConfigError, ContractError, RolloutFailure, did_you_mean
+from uirl.images import screenshot
+from uirl.integrations.verl.rollout.agent_loop import EpisodeFailed
+from uirl.runtime.files import write_atomically
+from uirl.tools.definition import ToolDefinition
+from uirl.types import Observation, Task
+
+_KEYS = ("type", "environment", "options", "function", "schemas", "step_timeout", "reset_timeout")
+_trajectories: weakref.WeakKeyDictionary[Any, dict[str, CalledEpisode]] = weakref.WeakKeyDictionary()
+"""verl's record of a trajectory in progress -> its episodes, by environment: all functions of one share it."""
+_closing: set[asyncio.Task[None]] = set()
+
+
+@dataclass
+class _Instance:
+    """What `create` made."""
+
+    task: Task | None
+    seed: int | None
+    episode: CalledEpisode | None = None
+    """None: begun at the first `execute`."""
+    lent: bool = False
+    """The episode belongs to a trajectory of verl's loop, and stays when the instance is released."""
+
+
+class EnvironmentTool(BaseTool):
+    """One function of an environment as a tool of verl; several share the episode of their trajectory.
+
+    `config`: `environment` (a name, or 'package.module:Class') and its `options`; `function`, where it has several;
+    `schemas`, where it does not say itself what can be done; `step_timeout` and `reset_timeout` in seconds.
+
+    verl's loop makes and releases an instance around every call. The episode therefore belongs to the trajectory: it
+    begins at its first call with the `seed` and `task` of the row (`create_kwargs`), and is closed when it is over,
+    when it fails, and with the trajectory at the latest. A failure of the environment is raised by `execute`, of which
+    verl makes a text, and again by `release`, which ends the trajectory: verl goes on without it, as after any other
+    that raises. Without verl's loop an instance has an episode of its own, which `release` closes.
+    """
+
+    def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
+        """Raises ConfigError for a key, an environment or a function that does not exist."""
+        for key in config:
+            if key not in _KEYS:
+                raise ConfigError(f"EnvironmentTool has no key {key!r}; {did_you_mean(str(key), _KEYS)}")
+        if "environment" not in config:
+            raise ConfigError("EnvironmentTool needs `environment`, the name of one")
+        self._env = environment_of(config["environment"], config.get("options"))
+        self._schemas: Sequence[Mapping[str, Any]] | None = config.get("schemas")
+        self._definition = _function(self._env, self._schemas, config.get("function"))
+        limits = ("step_timeout", "reset_timeout")
+        self._limits: dict[str, Any] = {name: float(config[name]) for name in limits if name in config}
+        shared = {key: config.get(key) for key in ("environment", "options", "schemas", *limits)}
+        self._key = json.dumps(shared, sort_keys=True)
+        self._instances: dict[str, _Instance] = {}
+        super().__init__(config, tool_schema or schema_of(self._definition))
+
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
+        """(The instance's id, the first observation).
+
+        `seed` and `task` (an id, or the fields of a `Task`) choose the episode. Given within `create_kwargs`, as verl's
+        loop does, which drops the answer, the episode begins later and the observation is empty.
+        """
+        within = kwargs.get("create_kwargs")
+        given = {**(within or {}), **{key: value for key, value in kwargs.items() if key in ("seed", "task")}}
+        seed = given.get("seed")
+        made = _Instance(_task(given.get("task")), None if seed is None else int(seed))
+        identity = instance_id or str(uuid4())
+        self._instances[identity] = made
+        if within is not None:
+            return identity, ToolResponse()
+        made.episode = self._new_episode()
+        return identity, response_of(await self._begin(made.episode, made))
+
+    async def execute(
+        self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
+    ) -> tuple[ToolResponse, float, dict[str, Any]]:
+        """What is seen after the call, its reward, and `success` where the environment says so.
+
+        A call that cannot be carried out answers with what was wrong. Raises `EpisodeFailed` where the environment
+        failed.
+        """
+        made = self._instance(instance_id)
+        episode = await self._episode_of(made, kwargs.get("agent_data"))
+        try:
+            seen, reward = await episode.call(self._definition.name, parameters)
+        except ValueError as mistake:
+            return ToolResponse(text=str(mistake)), 0.0, {}
+        except RolloutFailure as failure:
+            raise _typed(failure) from failure
+        metrics = {} if episode.success is None else {"success": float(episode.success)}
+        return response_of(seen, over=not episode.running), reward, metrics
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        """The sum of the episode's rewards. Raises `EpisodeFailed`, and gives no 0, where it failed."""
+        episode = self._instance(instance_id).episode
+        if episode is None:
+            return 0.0
+        if episode.failure is not None:
+            raise _typed(episode.failure)
+        return episode.total
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        """Frees the instance. Raises `EpisodeFailed`, when everything is closed, where the environment failed."""
+        made = self._instances.pop(instance_id, None)
+        if made is None or made.episode is None:
+            return
+        if not made.lent or not made.episode.running:
+            await made.episode.close()
+        if made.episode.failure is not None:
+            raise _typed(made.episode.failure)
+
+    def _instance(self, instance_id: str) -> _Instance:
+        if instance_id not in self._instances:
+            raise ContractError(f"no tool instance {instance_id!r}; expected one that `create` gave and none released")
+        return self._instances[instance_id]
+
+    def _new_episode(self) -> CalledEpisode:
+        return CalledEpisode(self._env, self._schemas, **self._limits)
+
+    async def _begin(self, episode: CalledEpisode, made: _Instance) -> Observation:
+        try:
+            return await episode.reset(made.task, made.seed)
+        except RolloutFailure as failure:
+            raise _typed(failure) from failure
+
+    async def _episode_of(self, made: _Instance, trajectory: Any) -> CalledEpisode:
+        """The instance's episode: that of the trajectory where there is one, begun where it has not."""
+        if made.episode is not None:
+            return made.episode
+        if trajectory is None:
+            made.episode = self._new_episode()
+            await self._begin(made.episode, made)
+            return made.episode
+        episodes = _trajectories.setdefault(trajectory, {})
+        made.lent = True
+        if self._key in episodes:
+            made.episode = episodes[self._key]
+            return made.episode
+        made.episode = episodes[self._key] = self._new_episode()
+        # nobody tells a tool that the trajectory ended: verl just lets go of its record
+        weakref.finalize(trajectory, _close_on, asyncio.get_running_loop(), made.episode)
+        await self._begin(made.episode, made)
+        return made.episode
+
+
+def tool_rows(
+    environment: str | BaseEnvironment,
+    options: Mapping[str, Any] | None = None,
+    *,
+    count: int,
+    seed: int = 0,
+    instructions: str = "",
+) -> list[dict[str, Any]]:
+    """Rows for verl's dataset (a parquet file): `count` episodes with seeds from `seed`, tasks in turn.
+
+    The prompt is the first observation, which the environment gives here: verl's loop shows no policy what `create`
+    answers. `instructions` are the system message. Not for use inside an event loop.
+    """
+    env = environment_of(environment, options)
+    functions = [one.name for one in functions_of(env)]
+    return asyncio.run(_rows(env, functions, count, seed, instructions))
+
+
+def tool_config(environment: str, options: Mapping[str, Any] | None = None, **limits: float) -> dict[str, Any]:
+    """What `actor_rollout_ref.rollout.multi_turn.tool_config_path` is to hold: a tool per function."""
+    env = environment_of(environment, options)
+    shared = {"type": "native", "environment": environment, "options": dict(options or {}), **limits}
+    name = f"{__name__}.{EnvironmentTool.__name__}"
+    return {"tools": [{"class_name": name, "config": {**shared, "function": f.name}} for f in functions_of(env)]}
+
+
+def write_tool_config(path: str | Path, environment: str, options: Mapping[str, Any] | None = None) -> Path:
+    """The file that `tool_config_path` names, written; JSON, which is YAML too."""
+    target = Path(path)
+    write_atomically(target, json.dumps(tool_config(environment, options), indent=2) + "\n")
+    return target
+
+
+def reward_of_calls(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any], **_: Any
+) -> float:
+    """The sum of what the calls of a trajectory were paid: a `reward.custom_reward_function` of verl.
+
+    verl's loop keeps these and pays nothing for them by itself. Raises ContractError where they are missing.
+    """
+    if extra_info.get("tool_rewards") is None:
+        raise ContractError(
+            "no 'tool_rewards' in extra_info; expected a trajectory of verl's tool agent loop (agent_name 'tool_agent')"
+        )
+    return float(sum(extra_info["tool_rewards"]))
+
+
+def schema_of(definition: ToolDefinition) -> OpenAIFunctionToolSchema:
+    """A definition in verl's form, which keeps of an argument its type, its choices and a description."""
+    schema = definition.schema()
+    properties = {name: _property(name, given) for name, given in definition.parameters.get("properties", {}).items()}
+    parameters = {"type": "object", "properties": properties, "required": definition.parameters.get("required", [])}
+    function = {**schema["function"], "parameters": parameters}
+    found: OpenAIFunctionToolSchema = OpenAIFunctionToolSchema.model_validate(
+        {"type": "function", "function": function}
+    )
+    return found
+
+
+def response_of(seen: Observation, over: bool = False) -> ToolResponse:
+    """An observation as verl's loop takes it: text, and PIL pictures."""
+    text = words_of(seen, over)
+    if not seen.images:
+        return ToolResponse(text=text)
+    return ToolResponse(text=text, image=[screenshot(picture).open() for picture in seen.images])
+
+
+def _property(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    words = str(schema.get("description", ""))
+    if "minimum" in schema and "maximum" in schema:
+        words = f"{words} ({schema['minimum']} to {schema['maximum']})".strip()
+    kept = {key: schema[key] for key in ("type", "enum") if key in schema}
+    return {"type": "string", **kept, "description": words or name}
+
+
+def _function(env: BaseEnvironment, schemas: Sequence[Mapping[str, Any]] | None, name: str | None) -> ToolDefinition:
+    known = {one.name: one for one in functions_of(env, schemas)}
+    if name is None and len(known) == 1:
+        return next(iter(known.values()))
+    if name not in known:
+        raise ConfigError(f"EnvironmentTool: `function` is {name!r}; {did_you_mean(str(name), known)}")
+    return known[name]
+
+
+def _task(given: Any) -> Task | None:
+    if given is None or given == "":
+        return None
+    return Task(**given) if isinstance(given, Mapping) else Task(id=str(given))
+
+
+def _typed(failure: RolloutFailure) -> EpisodeFailed:
+    # of a class that travels between Ray's processes, whatever the environment raised
+    return EpisodeFailed(failure.kind, str(failure))
+
+
+def _close_on(loop: asyncio.AbstractEventLoop, episode: CalledEpisode) -> None:
+    def begin() -> None:
+        task = loop.create_task(episode.close())
+        _closing.add(task)
+        task.add_done_callback(_closing.discard)
+
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(begin)
+
+
+async def _rows(
+    env: BaseEnvironment, functions: Sequence[str], count: int, seed: int, instructions: str
+) -> list[dict[str, Any]]:
+    session = EnvironmentSession(env.spawn())
+    tasks = list(env.tasks() or ())
+    rows = []
+    try:
+        for index in range(count):
+            task = tasks[index % len(tasks)] if tasks else None
+            first = await session.reset(task, seed + index)
+            opening: dict[str, Any] = {"seed": seed + index} | ({"task": task.id} if task else {})
+            pictures = [{"bytes": screenshot(picture).data} for picture in first.images]
+            system = [{"role": "system", "content": instructions}] if instructions else []
+            said = {"role": "user", "content": "<image>" * len(pictures) + words_of(first)}
+            kwargs = {name: {"create_kwargs": opening} for name in functions}
+            rows.append(
+                {
+                    "data_source": type(env).__name__,
+                    "agent_name": "tool_agent",
+                    "prompt": [*system, said],
+                    **({"images": pictures} if pictures else {}),
+                    "reward_model": {"style": "rule", "ground_truth": ""},
+                    "extra_info": {"index": index, "need_tools_kwargs": True, "tools_kwargs": kwargs},
+                }
+            )
+    finally:
+        await session.close()
+    return rows

@@ -1,0 +1,1 @@
+"""A run of verl's trainer with our curriculum, credit and record."""

@@ -1,0 +1,145 @@
+"""verl's legacy trainer behind the same door, as long as verl has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from verl.single_controller.ray import RayWorkerGroup
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.utils import create_rl_dataset
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.dataset.rl_dataset import collate_fn
+
+from uirl.errors import ConfigError
+from uirl.integrations.verl.config.roles import roles_of
+from uirl.integrations.verl.config.settings import Settings
+from uirl.integrations.verl.rollout.context import close_environments
+from uirl.integrations.verl.trainer.coordinator import find_office
+from uirl.integrations.verl.trainer.estimators import TURN_LEVEL, tell_threshold
+from uirl.integrations.verl.trainer.hooks import all_failed, checkpoint_folder, read_state, report, write_state
+from uirl.integrations.verl.trainer.record import StepRecord
+
+
+class LegacyTrainer(RayPPOTrainer):
+    """`RayPPOTrainer` that keeps our record and the curriculum's state.
+
+    An episode that failed is a masked row there. Its score is set to the mean of the rest of its group, so that it
+    moves no baseline; the deviation GRPO divides by is then that of the whole group.
+    """
+
+    async_rollout_manager: Any
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._settings = Settings.read(self.config.data)
+        self._office = find_office(self._settings.office)  # type: ignore[arg-type]
+        self.record: StepRecord | None = None
+
+    def init_workers(self) -> None:
+        super().init_workers()
+        self.async_rollout_manager = _Listening(self.async_rollout_manager, self)
+
+    def heard(self, batch: Any) -> None:
+        """The episodes of a step have been played; `batch` is what verl made of them."""
+        played = ray.get(self._office.take.remote())
+        failures = [t.failure for t in played.episodes if t.failure is not None]
+        if failures and len(failures) == len(played.episodes):
+            raise all_failed([f"{failure.kind}: {failure.message}" for failure in failures], self.global_steps)
+        level_failed_scores(batch)
+        report(self.train_dataset, played.episodes, self.global_steps)
+        if self.record is not None:
+            self.record.hear(played)
+            epoch = (self.global_steps - 1) // max(1, len(self.train_dataloader))
+            self.record.add(self.global_steps, epoch, played, {})
+            ray.get(self._office.take_held_out.remote())  # verl's own trackers have their numbers
+
+    def _save_checkpoint(self) -> None:
+        super()._save_checkpoint()
+        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        write_state(folder, self.train_dataset, self.record)
+
+    def _load_checkpoint(self) -> Any:
+        made = super()._load_checkpoint()
+        after, state = self.global_steps or None, {}
+        if after is not None:
+            state = read_state(checkpoint_folder(self.config, after))
+            self.train_dataset.load_state_dict(state["dataset"])
+        ray.get(self._office.begin.remote(after))
+        self.record = StepRecord(self._settings, after, state.get("tally"))
+        return made
+
+
+class _Listening:
+    """An agent-loop manager whose training batches somebody hears of."""
+
+    def __init__(self, manager: Any, trainer: LegacyTrainer) -> None:
+        self._manager, self._trainer = manager, trainer
+
+    def generate_sequences(self, prompts: Any) -> Any:
+        made = self._manager.generate_sequences(prompts)
+        if not prompts.meta_info.get("validate", False):
+            self._trainer.heard(made)
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+
+def level_failed_scores(batch: Any) -> None:
+    """Nothing; gives rows of failed episodes the mean score of the rest of their group, 0 where all failed."""
+    outcomes = batch.non_tensor_batch["uirl"]
+    groups = np.array([outcome["group"] for outcome in outcomes], dtype=object)
+    failed = np.array([outcome["failure"] is not None for outcome in outcomes])
+    scores = batch.batch["rm_scores"]
+    totals = scores.sum(-1)
+    for row in np.flatnonzero(failed):
+        others = torch.from_numpy((groups == groups[row]) & ~failed)
+        scores[row] = 0.0
+        if others.any():
+            scores[row, 0] = totals[others].mean()
+
+
+def run_legacy(config: Any) -> None:
+    """Nothing, once verl's legacy trainer has come to its end."""
+    model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
+    data = config.data
+    train, val = (
+        create_rl_dataset(files, data, model.tokenizer, model.processor, is_train=is_train, max_samples=most)
+        for files, is_train, most in (
+            (data.train_files, True, data.get("train_max_samples", -1)),
+            (data.val_files, False, data.get("val_max_samples", -1)),
+        )
+    )
+    roles, manager = roles_of(config).for_ray()
+    if not config.reward.reward_model.enable_resource_pool:  # its loop counts the nodes of the pool it is in
+        config.reward.reward_model.nnodes = config.trainer.nnodes
+        config.reward.reward_model.n_gpus_per_node = config.trainer.n_gpus_per_node
+    tell_threshold(config, Settings.read(data).store().algorithm.reward_threshold)
+    if config.algorithm.adv_estimator == TURN_LEVEL:
+        raise ConfigError(
+            f"algorithm.adv_estimator={TURN_LEVEL} needs rewards per turn; verl's legacy trainer puts the whole score "
+            "on the last token. Use trainer.use_v1=true"
+        )
+    trainer = LegacyTrainer(
+        config=config,
+        tokenizer=model.tokenizer,
+        processor=model.processor,
+        role_worker_mapping=roles,
+        resource_pool_manager=manager,
+        ray_worker_group_cls=RayWorkerGroup,
+        train_dataset=train,
+        val_dataset=val,
+        collate_fn=collate_fn,
+        train_sampler=torch.utils.data.SequentialSampler(train),
+    )
+    trainer.init_workers()
+    try:
+        trainer.fit()
+        if trainer.record is not None:
+            trainer.record.finish()
+    finally:
+        close_environments(trainer.async_rollout_manager)

@@ -1,0 +1,285 @@
+"""`create_trainer(config, environment, tokenizer).fit()`: our environments and rewards under verl's own trainer."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from uirl.config import ConfigStore
+from uirl.environments import BaseEnvironment, EnvironmentSession, create_environment
+from uirl.errors import ConfigError
+from uirl.integrations.verl.config.keys import put
+from uirl.integrations.verl.config.mapping import create_verl_config, ignored, tell_critic
+from uirl.integrations.verl.config.rewriting import CREDITING, check_window
+from uirl.integrations.verl.config.roles import check_placement, longest_sequence
+from uirl.integrations.verl.config.settings import Settings
+from uirl.integrations.verl.rollout.context import picture_options
+from uirl.metrics import read_metrics
+from uirl.rollout.multi_turn import MultiTurnInferenceEngine
+from uirl.rollout.reward import RewardFunction
+from uirl.runtime.event_loop import EventLoopThread
+from uirl.runtime.files import write_atomically
+from uirl.storage import RunDirectory, free_run_name
+from uirl.training.checks.reach import require_shared_instances, require_tasks_arrive
+from uirl.training.record.progress import say
+from uirl.training.record.summary import excluded_rows, warn_of_excluded
+from uirl.training.record.tally import Tally
+from uirl.training.tasks.sources import tasks_of
+
+HOOKS = {
+    "trainer.v1.trainer_mode": CREDITING,
+    "trainer.checkpoint_callback_class": "uirl.integrations.verl.trainer.hooks.StateCallback",
+    "data.custom_cls.path": "pkg://uirl.integrations.verl.dataset",
+    "data.custom_cls.name": "CustomEnvironmentDataset",
+    "data.train_files": "uirl:train",
+    "data.val_files": "uirl:eval",
+    "data.shuffle": False,
+    "data.validation_shuffle": False,
+    "data.dataloader_num_workers": 0,
+    "actor_rollout_ref.rollout.agent.default_agent_loop": "uirl",
+}
+"""verl's keys that put our parts into its places."""
+WITHOUT_PICTURES = "uirl.integrations.verl.trainer.without_pictures"
+"""What every process that holds a model imports."""
+LEGACY_HOOKS = {"trainer.use_v1": False, "trainer.v1.trainer_mode": "sync", "trainer.checkpoint_callback_class": None}
+
+
+class CustomRayPPOTrainer:
+    """A run of verl's trainer on an environment of ours."""
+
+    def __init__(
+        self,
+        config: Any,
+        environment: BaseEnvironment | None = None,
+        tokenizer: Any = None,
+        *,
+        reward_fn: RewardFunction | None = None,
+        dataset: Iterable[Any] | None = None,
+        curriculum: Any | None = None,
+        multi_turn_engine: MultiTurnInferenceEngine | None = None,
+        use_v1: bool = True,
+        overrides: Mapping[str, Any] | None = None,
+        eval_dataset: Iterable[Any] | None = None,
+    ) -> None:
+        """Wires everything and checks it; starts nothing.
+
+        Args:
+            config: A `ConfigStore`, or verl's own config (OmegaConf), whose `data.uirl.config` may hold one.
+            environment: The environment; None: the one the config names.
+            tokenizer: The tokenizer whose chat template to use; None: the model's own.
+            reward_fn: Total reward of an episode from its trajectory (and the environment); None: what the environment
+                pays.
+            dataset: Tasks; None: those that the config names, else the environment's.
+            curriculum: Says which task comes next (`uirl.integrations.verl.tasks.curriculum.Curriculum`); None:
+                every task equally often.
+            multi_turn_engine: Its turns, system prompt and tools are those of the episodes; verl's servers sample in
+                the place of its own engine. None: the config's turns, the environment as it is.
+            use_v1: False: verl's legacy trainer, as long as verl has it.
+            overrides: verl's own keys; they win.
+            eval_dataset: Tasks of the validation; None: those that the config names or chooses, else those of training
+                on held-out instances.
+
+        Raises ConfigError for what cannot work.
+        """
+        self.store = _store_of(config)
+        without_effect = ignored(self.store)
+        if without_effect:
+            warnings.warn("no effect under verl: " + "; ".join(without_effect), stacklevel=2)
+        if multi_turn_engine is not None:
+            environment = _as_played_by(multi_turn_engine, self.store, environment)
+        if environment is None:
+            self.store.environment.require_named()
+        else:
+            self.store.environment.note_object(environment)
+        self.directory = _directory(self.store)
+        self.config = _verl_config(config, self.store, self.directory, overrides or {}, use_v1)
+        """verl's whole config."""
+        self._source = str(self.config.actor_rollout_ref.model.path)
+        _point_at_folder(self.config, self._source, self.directory / "model")
+        self._environment, self._reward_fn, self._curriculum = environment, reward_fn, curriculum
+        settings = self.store.environment
+        world = environment or create_environment(settings.name, settings.options_for("train"), settings)
+        self._tasks = None if dataset is None else tuple(tasks_of(world, dataset))
+        self._eval_tasks = None if eval_dataset is None else tuple(tasks_of(world, eval_dataset))
+        for given in (self._tasks, self._eval_tasks):
+            if given is not None:
+                require_tasks_arrive(world, given, own=False)
+        require_shared_instances(world, self._tasks or tasks_of(world), self.store)
+        if environment is None:
+            _close(world)  # it was made to see that it can be made
+        if tokenizer is not None:
+            _use_template(self.config, tokenizer)
+
+    def fit(self) -> dict[str, Any]:
+        """The last row of the run's `metrics.jsonl`, once verl's trainer has come to its end. What it came to is
+        printed, and last that many episodes are no evidence, where that is so.
+
+        Starts Ray where it does not run, as `ray_kwargs.ray_init` says, and stops what it started. Raises what broke
+        the run: RolloutFailure where every episode of a step failed, CheckpointError for a model verl cannot load,
+        StorageError for a run directory that is taken, ProcessLost where a process of the run died.
+        """
+        import ray
+        from omegaconf import OmegaConf
+
+        from uirl.integrations.verl.tasks.dataset import Given
+        from uirl.integrations.verl.trainer.running import run
+
+        running = ray.is_initialized()
+        resume = self.config.trainer.resume_mode != "disable"
+        with RunDirectory.create(self.directory, self.store.to_yaml(), resume=resume) as directory:
+            self._place_model(directory.path / "model")
+            write_atomically(directory.path / "verl.yaml", OmegaConf.to_yaml(self.config))
+            try:
+                given = Given(self._environment, self._tasks, self._curriculum, self._eval_tasks)
+                run(self.config, self._reward_fn, given)
+            finally:
+                if not running:
+                    ray.shutdown()
+            rows = read_metrics(directory.metrics_path)
+            self._tell(rows[-1] if rows else {}, directory)
+        return rows[-1] if rows else {}
+
+    def _tell(self, last: Mapping[str, Any], directory: RunDirectory) -> None:
+        numbers = {name: last.get(name) for name in ("step", "success", "reward", "eval/success")}
+        say("  ".join(f"{name} {value}" for name, value in numbers.items() if value is not None))
+        say(f"checkpoints     {self.config.trainer.default_local_dir}")
+        say(f"measure it      uirl verl --export {self.directory} && uirl eval {self.directory}")
+        if not directory.summary_path.is_file():  # a trainer of verl's own
+            return
+        excluded = directory.read_json("summary.json")["excluded"]
+        tallies = {"training": Tally.from_dict(excluded["training"])}
+        if excluded["after"]["episodes"]:
+            tallies["the last evaluation"] = Tally.from_dict(excluded["after"])
+        for name, words in excluded_rows(tallies).items():
+            say(f"{name}: {words}")
+        warn_of_excluded(tallies)
+
+    def _place_model(self, target: Path) -> None:
+        from uirl.integrations.verl.config.models import check_model_folder, model_folder
+
+        model = self.config.actor_rollout_ref.model
+        if _needs_writing(self._source):
+            key = "model_name" if self._source.startswith("uirl/") else "local_path"
+            model_folder(self.store.override(["model.local_path=null", f"model.{key}={self._source}"]), target)
+        check_model_folder(model.path, trust_remote_code=bool(model.trust_remote_code))
+
+
+def create_trainer(
+    config: Any, environment: BaseEnvironment | None = None, tokenizer: Any = None, **options: Any
+) -> CustomRayPPOTrainer:
+    """A trainer that is ready to `fit()`; `options` are those of `CustomRayPPOTrainer`."""
+    return CustomRayPPOTrainer(config, environment, tokenizer, **options)
+
+
+def _as_played_by(
+    engine: MultiTurnInferenceEngine, store: ConfigStore, environment: BaseEnvironment | None
+) -> BaseEnvironment:
+    """The environment with the engine's tools; its turns and system prompt go into `store`."""
+    if environment is None:
+        settings = store.environment
+        environment = create_environment(settings.name, settings.options_for("train"), settings)
+    world, prompt = engine.world_of(environment)
+    store.inference.max_turns = engine.max_turns
+    if prompt is not None:
+        store.inference.system_prompt = prompt
+    return world
+
+
+def _close(environment: BaseEnvironment) -> None:
+    loop = EventLoopThread()
+    try:
+        loop.run(EnvironmentSession(environment).close())
+    finally:
+        loop.close()
+
+
+def _store_of(config: Any) -> ConfigStore:
+    if isinstance(config, ConfigStore):
+        return config.model_copy(deep=True)
+    if not hasattr(config, "actor_rollout_ref"):
+        raise ConfigError(
+            f"expected a ConfigStore or verl's config with actor_rollout_ref, got {type(config).__name__}; make one "
+            "with uirl.integrations.verl.create_verl_config"
+        )
+    return Settings.read(config.data).store()
+
+
+def _directory(store: ConfigStore) -> Path:
+    logging = store.logging
+    name = logging.run_name or free_run_name(logging.runs_dir, f"{store.environment.label}-verl")
+    return (Path(logging.runs_dir) / name).absolute()
+
+
+def _verl_config(config: Any, store: ConfigStore, directory: Path, overrides: Mapping[str, Any], use_v1: bool) -> Any:
+    """verl's whole config with our parts in their places."""
+    from omegaconf import OmegaConf
+
+    if isinstance(config, ConfigStore):
+        made = create_verl_config(store, overrides)
+    else:
+        made = copy.deepcopy(config)
+        for key, value in overrides.items():
+            put(made, key, value)
+    if "${" in str(OmegaConf.to_container(made.trainer, resolve=False)["default_local_dir"]):  # verl's own
+        put(made, "trainer.default_local_dir", str(directory / "checkpoints"))
+    hooks = HOOKS if use_v1 else {**HOOKS, **LEGACY_HOOKS}
+    for key, value in hooks.items():
+        if key not in overrides:
+            put(made, key, value)
+    known = Settings.read(made.data)
+    Settings(store.to_dict(), None, str(directory), known.poll_seconds).write(made)
+    tell_critic(made)
+    for model in ("actor_rollout_ref.model", "critic.model"):
+        _load_with(made, f"{model}.external_lib", WITHOUT_PICTURES)
+    rollout, longest = made.actor_rollout_ref.rollout, longest_sequence(made)
+    if rollout.max_model_len is None:
+        # verl's None is all that the model's positions allow, and a server without a cache for that does not start
+        rollout.max_model_len = longest + (rollout.name == "sglang")  # which leaves one token free
+    data = made.data
+    if data.custom_cls.name == HOOKS["data.custom_cls.name"] and (data.shuffle or data.dataloader_num_workers):
+        raise ConfigError(
+            f"data.shuffle={data.shuffle} and data.dataloader_num_workers={data.dataloader_num_workers}, but the "
+            "dataset makes its rows as the curriculum moves, in order and in the trainer's own process; leave them "
+            "false and 0, or name a dataset of your own (data.custom_cls)"
+        )
+    check_placement(made)
+    check_window(made, store)
+    picture_options(made)
+    return made
+
+
+def _load_with(config: Any, key: str, module: str) -> None:
+    """Adds a module to those that verl imports where it loads a model."""
+    from omegaconf import OmegaConf
+
+    named = OmegaConf.select(config, key)
+    own = [named] if isinstance(named, str) else list(named or ())
+    put(config, key, [*own, module] if own and module not in own else own or module)
+
+
+def _needs_writing(path: str) -> bool:
+    """Whether verl cannot load this itself: a built-in model, a checkpoint or a run of the local trainer."""
+    return path.startswith("uirl/") or (Path(path).is_dir() and not (Path(path) / "config.json").is_file())
+
+
+def _point_at_folder(config: Any, source: str, written: Path) -> None:
+    """Names the folder that verl's processes load, wherever they run: `source`, or what will be `written` of it."""
+    from omegaconf import OmegaConf
+
+    local = Path(source).is_dir()
+    folder = written if _needs_writing(source) else Path(source).absolute() if local else source
+    model, critic = "actor_rollout_ref.model", "critic.model"
+    for key in (f"{model}.path", f"{critic}.path", f"{critic}.tokenizer_path"):
+        if str(OmegaConf.select(config, key)) == source:
+            put(config, key, str(folder))
+
+
+def _use_template(config: Any, tokenizer: Any) -> None:
+    """Puts the chat template of a tokenizer into verl's config; ids must be those of the model's own."""
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
+        raise ConfigError("the tokenizer has no chat template; leave it out, or set model.chat_template")
+    put(config, "actor_rollout_ref.model.custom_chat_template", template)

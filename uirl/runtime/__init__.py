@@ -1,0 +1,1 @@
+"""What every part may use: the event-loop thread, time limits, HTTP, whole-or-absent files, bounds on input."""

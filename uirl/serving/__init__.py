@@ -1,0 +1,8 @@
+"""The policy behind an OpenAI-compatible address, and agent programs as episodes."""
+
+from uirl.serving.agents import AgentCollector, AgentProgram, run_agent
+from uirl.serving.endpoint import ModelEndpoint
+from uirl.serving.problems import APIProblem
+from uirl.serving.session import AgentSession
+
+__all__ = ["APIProblem", "AgentCollector", "AgentProgram", "AgentSession", "ModelEndpoint", "run_agent"]

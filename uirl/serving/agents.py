@@ -1,0 +1,217 @@
+"""Whole agent programs as episodes: they get an address and a task, and say how it went."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from uirl.errors import ContractError, EnvironmentFailure, EpisodeTimeout, JudgeFailure, PromptTooLong
+from uirl.inference.base import SamplingParams
+from uirl.rollout.episode import EpisodeLimits, EpisodeSpec, derive_seed
+from uirl.serving.endpoint import ModelEndpoint
+from uirl.serving.session import AgentSession
+from uirl.types import Task, Trajectory, Verdict
+
+AGENT_LIMITS = EpisodeLimits(max_turns=64, max_seconds=600.0)
+
+
+class AgentProgram(Protocol):
+    """A program that uses a model at an OpenAI-compatible address. It knows nothing of who serves the model."""
+
+    def __call__(self, *, base_url: str, api_key: str, task: Task) -> Any:
+        """How it went: the total reward (a bool is also the success), a `Verdict`, or None (somebody else judges).
+
+        Plain functions run in a thread of their own; `async def` runs in the endpoint's event loop and must not block.
+        """
+
+
+async def run_agent(
+    endpoint: ModelEndpoint,
+    agent: AgentProgram,
+    spec: EpisodeSpec,
+    *,
+    sampling: SamplingParams | None = None,
+    limits: EpisodeLimits = AGENT_LIMITS,
+    reward_fn: Callable[[Trajectory], float] | None = None,
+    scored: bool = True,
+) -> Trajectory:
+    """The record of one run of `agent`. What fails is on the record (`Trajectory.failure`) and does not raise; a
+    mistake in the program around it (an engine without log-probs, a return value that is no judgement) does.
+
+    Args:
+        endpoint: A started endpoint.
+        agent: Gets `base_url`, `api_key` and `task`, whose `seed` is that of the instance.
+        spec: Which episode; everything the policy draws follows from `spec.sampling_seed`.
+        sampling: Rules whatever the agent asks; None: its wishes.
+        limits: Beyond `max_turns` or `max_tokens`, or with a prompt longer than the model takes, the agent's calls are
+            refused with a 400; an agent that raises then has ended its episode there ('max_turns', 'token_budget') and
+            is judged by `reward_fn`, without one by 0. `max_seconds` ends it too: a failure, because nobody can say
+            how it went.
+        reward_fn: Judges the record where the agent returned None.
+        scored: A record that nobody judged is a failure; False: it is kept without a reward.
+    """
+    session = endpoint.session(
+        spec.trajectory_id,
+        spec.task,
+        group_id=spec.group_id,
+        environment_seed=spec.environment_seed,
+        sampling_seed=spec.sampling_seed,
+        sampling=sampling,
+        limits=limits,
+    )
+    try:
+        judged, gave_up = await _supervised(session, agent, _task_of(spec), limits.max_seconds)
+        reward, success, verdict = _judgement(judged)
+    except BaseException:
+        if session.open:
+            session.fail(EnvironmentFailure("the run of the agent was cut off"))
+            session.end()
+        raise
+    if judged is None and reward_fn is None and scored and not gave_up:
+        session.fail(JudgeFailure("the agent returned None, and there is no reward_fn to judge in its place"))
+    return session.finish(reward, success, verdict, reward_fn)
+
+
+@dataclass(slots=True)
+class AgentCollector:
+    """Runs many episodes of one agent program at a time; the counterpart of `Collector` for agents that bring their
+    own loop."""
+
+    endpoint: ModelEndpoint
+    agent: AgentProgram
+    sampling: SamplingParams | None = None
+    """Rules whatever the agent asks; None: its wishes."""
+    limits: EpisodeLimits = AGENT_LIMITS
+    reward_fn: Callable[[Trajectory], float] | None = None
+    """Judges where the agent returns None."""
+    parallel: int = 64
+    """Episodes at a time, each with a thread of its own where the agent is a plain function."""
+    retries: int = 1
+    """How often an episode that failed is run again before its group goes without it."""
+    on_finished: Callable[[Trajectory], None] | None = None
+    """Hears of every episode the moment it ends, failed attempts included."""
+    _free: asyncio.Semaphore | None = field(default=None, repr=False)
+
+    async def collect(self, specs: Sequence[EpisodeSpec], agent: AgentProgram | None = None) -> list[Trajectory]:
+        """The trajectories of all `specs`, in their order; then those of failed attempts that were repeated.
+        `agent` None: the collector's own."""
+        if self._free is None:
+            self._free = asyncio.Semaphore(self.parallel)
+        attempts: list[Trajectory] = []
+        program = agent if agent is not None else self.agent
+        tasks = [asyncio.ensure_future(self._episode(spec, program, attempts)) for spec in specs]
+        try:
+            done = await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+        return done + attempts
+
+    async def _episode(self, spec: EpisodeSpec, agent: AgentProgram, attempts: list[Trajectory]) -> Trajectory:
+        assert self._free is not None
+        async with self._free:
+            for attempt in range(self.retries + 1):
+                record = await run_agent(
+                    self.endpoint,
+                    agent,
+                    _repeated(spec, attempt),
+                    sampling=self.sampling,
+                    limits=self.limits,
+                    reward_fn=self.reward_fn,
+                )
+                if self.on_finished is not None:
+                    self.on_finished(record)
+                # a first prompt that is too long is so again
+                if record.failure is None or attempt == self.retries or record.failure.kind == PromptTooLong.kind:
+                    break
+                attempts.append(record)
+            return record
+
+
+async def _supervised(
+    session: AgentSession, agent: AgentProgram, task: Task, seconds: float | None
+) -> tuple[Any, bool]:
+    """(what the agent returned, whether it raised because the policy was at a limit).
+
+    None, with the failure on the session, where it raised otherwise or ran out of time.
+    """
+    given: dict[str, Any] = {"base_url": session.base_url, "api_key": session.api_key, "task": task}
+    try:
+        async with asyncio.timeout(seconds) as clock:
+            if inspect.iscoroutinefunction(agent):
+                return await agent(**given), False
+            result = await _in_thread(agent, given)
+            return (await result if inspect.isawaitable(result) else result), False
+    except Exception as error:
+        # the agent is somebody else's program and may raise anything; the record says what it was
+        if clock.expired():
+            session.fail(EpisodeTimeout(f"the agent did not return within {seconds:g} s"))
+        elif session.limit is not None or session.overlong:
+            return None, True  # it was refused: the record says why
+        else:
+            session.fail(EnvironmentFailure(f"the agent raised {type(error).__name__}: {error}"))
+        return None, False
+
+
+async def _in_thread(agent: AgentProgram, given: dict[str, Any]) -> Any:
+    """What the agent returns, run in a thread of its own.
+
+    A thread cannot be ended from outside. It is a daemon, so that a hanging agent does not keep the program alive, and
+    its session is over, so that its next call fails.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def tell(value: Any, error: BaseException | None) -> None:
+        if not ended.done():
+            ended.set_result((value, error))
+
+    def run() -> None:
+        value, raised = None, None
+        try:
+            value = context.run(agent, **given)
+        except BaseException as error:  # sys.exit() in an agent must not leave its episode waiting
+            raised = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(tell, value, raised)
+
+    threading.Thread(target=run, name="uirl-agent", daemon=True).start()
+    value, error = await ended
+    if error is not None:
+        raise error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}") from error
+    return value
+
+
+def _judgement(judged: Any) -> tuple[float | None, bool | None, Verdict | None]:
+    """(reward, success, verdict) of what an agent returned; None: it did not say."""
+    if isinstance(judged, Verdict):
+        return judged.score, None, judged
+    if judged is None or isinstance(judged, bool):
+        return (None, None, None) if judged is None else (float(judged), judged, None)
+    try:
+        return float(judged), None, None
+    except (TypeError, ValueError) as error:
+        raise ContractError(
+            f"an agent returns its total reward (a number), a Verdict or None; got {type(judged).__name__} "
+            f"{judged!r:.80}"
+        ) from error
+
+
+def _task_of(spec: EpisodeSpec) -> Task:
+    return spec.task if spec.environment_seed is None else replace(spec.task, seed=spec.environment_seed)
+
+
+def _repeated(spec: EpisodeSpec, attempt: int) -> EpisodeSpec:
+    """The same instance with other draws, under an id that tells the attempts apart."""
+    if attempt == 0:
+        return spec
+    seed = None if spec.sampling_seed is None else derive_seed(spec.sampling_seed, "attempt", attempt)
+    return replace(spec, trajectory_id=f"{spec.trajectory_id}-r{attempt}", sampling_seed=seed)

@@ -1,0 +1,82 @@
+"""How long a prompt is, before it is encoded, and where work on long ones is done."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from uirl.serving.problems import APIProblem, bad_request
+from uirl.serving.protocol.messages import WireMessage
+
+T = TypeVar("T")
+
+SMALL = 32 * 1024
+"""Characters or bytes that are read and encoded sooner than a thread is woken."""
+_PLAIN = 8
+"""Characters per token that no ordinary text has. What is longer than so many to a token of the context is looked at
+before it is rendered."""
+_SLICE = 16 * 1024
+
+
+async def beside_the_loop(size: int, work: Callable[[], T]) -> T:
+    """What `work` returns; on a thread where it goes through more than a few thousand characters or bytes."""
+    return work() if size <= SMALL else await asyncio.to_thread(work)
+
+
+def texts_of(messages: Iterable[WireMessage], tools_key: str) -> list[str]:
+    """Everything of a chat call that is encoded, but for what the template adds."""
+    texts = [tools_key]
+    for message in (wire.message for wire in messages):
+        texts.append(message.text)
+        texts += [json.dumps(dict(call.arguments), ensure_ascii=False) for call in message.tool_calls]
+    return texts
+
+
+class LengthCheck:
+    """Refuses prompts that cannot fit, at a cost that grows with the context and not with the prompt."""
+
+    def __init__(self, tokenizer: Any, max_context: int) -> None:
+        self._tokenizer, self._max_context = tokenizer, max_context
+        self._longest: int | None = None
+
+    def check(self, texts: Iterable[str], param: str) -> None:
+        """Raises a 400 for texts that certainly have more tokens than the context.
+
+        Texts with few characters to a token of the context pass unread: encoding them is cheap, and then their length
+        is known. Of longer ones as much is encoded, slice by slice, as it takes to have twice the tokens of the
+        context: a cut adds a token or two, not as many again.
+        """
+        texts = list(texts)
+        characters = sum(map(len, texts))
+        if characters <= _PLAIN * self._max_context:
+            return
+        least = characters // self._longest_token()
+        slices, count = _slices(texts), 0
+        while least <= self._max_context:
+            part = next(slices, None)
+            if part is None:
+                return
+            count += len(self._tokenizer(part, add_special_tokens=False)["input_ids"])
+            least = max(least, count // 2)
+        raise self.problem(f"more than {least}", param)
+
+    def problem(self, tokens: int | str, param: str) -> APIProblem:
+        """The 400 for a prompt of so many tokens."""
+        return bad_request(
+            f"the prompt has {tokens} tokens; this model takes {self._max_context} with the reply",
+            param,
+            "context_length_exceeded",
+        )
+
+    def _longest_token(self) -> int:
+        if self._longest is None:
+            self._longest = max(map(len, self._tokenizer.get_vocab()), default=1)
+        return self._longest
+
+
+def _slices(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        for start in range(0, len(text), _SLICE):
+            yield text[start : start + _SLICE]

@@ -1,0 +1,1 @@
+"""OpenAI's two chat APIs as data: requests read strictly, answers written."""

@@ -1,0 +1,113 @@
+"""From what the engine sampled to one reply: text, tool calls with ids, and where a stop string cut it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from uirl.inference.base import Generation
+from uirl.parsers.base import ANSWER, ActionParser
+from uirl.types import Action, ToolCall
+
+_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_ID_LENGTH = 9
+"""Some chat templates take ids of exactly nine letters and digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One reply, as it is recorded and as it is sent."""
+
+    generation: Generation
+    """What was sampled, up to the stop string where one cut it."""
+    ended: bool
+    """The ids close with an end token of the model."""
+    text: str
+    """Of the ids, without special tokens and without the stop string."""
+    action: Action
+    content: str
+    """What the client reads as text."""
+    calls: tuple[ToolCall, ...] = ()
+    """What the client reads as tool calls."""
+    given: tuple[int, ...] = ()
+    """Ids that the reply was given to begin with: context, not sampled. `text` begins with theirs."""
+
+    @property
+    def finish_reason(self) -> str:
+        """As OpenAI says it: 'stop', 'length' or 'tool_calls'."""
+        return "tool_calls" if self.calls else self.generation.finish_reason
+
+
+def cut_at_stop(
+    made: Generation, decode: Callable[[Sequence[int]], str], stops: Sequence[str]
+) -> tuple[Generation, str]:
+    """(the generation up to the token that completes the first stop string, the text before that string).
+
+    Stopping there is a rule about what was sampled so far, so ids and log-probs up to it are those of an engine that
+    knows the rule; the tokens behind were sampled in vain.
+    """
+    text = decode(made.token_ids)
+    found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
+    if not found:
+        return made, text
+
+    def complete(n: int) -> bool:
+        part = decode(made.token_ids[:n])
+        return any(stop in part for stop in stops)
+
+    n = bisect_left(range(1, len(made.token_ids) + 1), True, key=complete) + 1
+    log_probs = None if made.log_probs is None else made.log_probs[:n]
+    cut = replace(made, token_ids=made.token_ids[:n], log_probs=log_probs, finish_reason="stop")
+    return cut, text[: min(found)]
+
+
+def text_reply(made: Generation, text: str, ended: bool) -> Reply:
+    """A reply in which no calls are looked for."""
+    return Reply(made, ended, text, Action(text=text), text)
+
+
+def tool_reply(
+    made: Generation, text: str, ended: bool, parser: ActionParser, offered: Collection[str], prompt_ids: Sequence[int]
+) -> Reply:
+    """A reply with the calls that `parser` reads in it. `offered`: names of the tools the client has.
+
+    A call that cannot be read is text, as it was written. A final answer of a format that writes answers as calls is
+    text too, unless the client has a tool of that name.
+    """
+    action = parser.parse(text)
+    only = action.call if len(action.tool_calls) == 1 else None
+    if only is not None and only.name == ANSWER and ANSWER not in offered:
+        answer = only.arguments.get("text", "")
+        return Reply(made, ended, text, action, answer if isinstance(answer, str) else json.dumps(answer))
+    if not action.tool_calls:
+        return Reply(made, ended, text, action, text)
+    calls = _with_ids(action.tool_calls, prompt_ids, made.token_ids)
+    return Reply(made, ended, text, replace(action, tool_calls=calls), action.thought, calls)
+
+
+def _with_ids(calls: Iterable[ToolCall], prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[ToolCall, ...]:
+    """The calls with an id each: the policy's own, else one that follows from the tokens.
+
+    A template may write ids into the next prompt, and a repeated run must give the same prompt.
+    """
+    seen: set[str] = set()
+    named = []
+    for number, call in enumerate(calls):
+        own = call.id if call.id and call.id not in seen else _call_id(prompt_ids, ids, number)
+        seen.add(own)
+        named.append(replace(call, id=own))
+    return tuple(named)
+
+
+def _call_id(prompt_ids: Sequence[int], ids: Sequence[int], number: int) -> str:
+    tokens = array("q", [len(prompt_ids), *prompt_ids, *ids, number]).tobytes()
+    value = int.from_bytes(hashlib.blake2b(tokens, digest_size=8).digest(), "big")
+    letters = []
+    for _ in range(_ID_LENGTH):
+        value, digit = divmod(value, len(_LETTERS))
+        letters.append(_LETTERS[digit])
+    return "".join(letters)

@@ -1,0 +1,293 @@
+"""What a call does, without HTTP: prompt, engine, replies, record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from uirl.errors import EngineFailure, PromptTooLong, SamplingRefused
+from uirl.images import ImageStore
+from uirl.inference.base import Generation, GenerationRequest, InferenceEngine, SamplingParams
+from uirl.inference.messages import Message
+from uirl.inference.models.chat import ChatRenderer
+from uirl.inference.models.loading import LoadedModel
+from uirl.parsers.base import ActionParser
+from uirl.rollout.episode import derive_seed
+from uirl.serving.lengths import SMALL, LengthCheck, beside_the_loop, texts_of
+from uirl.serving.problems import APIProblem, bad_request
+from uirl.serving.protocol.chat_requests import CallOptions, ChatCall, CompletionCall
+from uirl.serving.renderers import Renderers, rendering
+from uirl.serving.replies import Reply, cut_at_stop, text_reply, tool_reply
+from uirl.serving.session import TOO_LONG, AgentSession
+from uirl.serving.tool_choice import AS_IT_LIKES, ToolChoice
+from uirl.serving.transcript import Prompt, Transcript
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one call came to."""
+
+    prompt_ids: tuple[int, ...]
+    replies: tuple[Reply, ...]
+
+    @property
+    def version(self) -> int:
+        """The oldest policy version that sampled a reply."""
+        return min(reply.generation.policy_version for reply in self.replies)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One call on its way to the engine."""
+
+    prompt: Prompt
+    param: str
+    """The field in which the prompt came."""
+    options: CallOptions
+    read: Callable[[Generation, str], Reply]
+    """(what was sampled, the text it was given to begin with) -> the reply."""
+    note: Mapping[str, Any] = field(default_factory=dict)
+    """For the record of every turn."""
+    choice: ToolChoice = AS_IT_LIKES
+    chat: ChatRenderer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """One reply that was sampled."""
+
+    request: GenerationRequest
+    reply: Reply
+    note: Mapping[str, Any] = field(default_factory=dict)
+
+    def short_of(self, missed: str) -> _Drawn:
+        """The same with what it lacks of what the client wants."""
+        action = self.reply.action
+        told = replace(action, parse_error=action.parse_error or missed)
+        return replace(self, reply=replace(self.reply, action=told), note={**self.note, "missed": missed})
+
+
+@dataclass(slots=True)
+class ModelService:
+    """Answers calls with one engine."""
+
+    engine: InferenceEngine
+    loaded: LoadedModel
+    parser: ActionParser
+    images: ImageStore
+    sampling: SamplingParams
+    """What a client gets where it asks for nothing."""
+    max_context: int
+    """Prompt and reply together, in tokens."""
+    max_pending: int
+    """Calls on their way; the next is told to come back."""
+    renderers: Renderers
+    lengths: LengthCheck = field(init=False)
+    _pending: int = 0
+    _stop_ids: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.lengths = LengthCheck(self.loaded.tokenizer, self.max_context)
+
+    async def chat(self, call: ChatCall, session: AgentSession | None) -> Answer:
+        """The answer to a chat call, recorded in `session` (None: nowhere)."""
+        with self._admitted(), nullcontext() if session is None else session.call():
+            self._check_pictures(call)
+            transcript = Transcript() if session is None else session.transcript
+            # a picture may be as large as it likes in few bytes, and a message of few characters costs as much as many:
+            # its key has its role and its calls too
+            size = len(call.tools_key) + sum(len(m.key) for m in call.messages)
+            size = SMALL + 1 if any(m.message.images for m in call.messages) else size
+            chat, prompt = await beside_the_loop(size, lambda: self._chat_prompt(call, transcript))
+            for shot in prompt.new_images:
+                self.images.put(shot)
+            offered = {tool["function"]["name"] for tool in call.tools}
+            parser = self.parser.for_tools(call.tools)
+
+            def read(made: Generation, given: str) -> Reply:
+                cut, text = cut_at_stop(made, chat.decode, call.options.stop)
+                if offered and call.choice.reads_calls:
+                    return tool_reply(cut, given + text, self._ended(cut), parser, offered, prompt.ids)
+                return text_reply(cut, given + text, self._ended(cut))
+
+            note: dict[str, Any] = {"ignored_fields": list(call.ignored)} if call.ignored else {}
+            note |= {} if call.choice == AS_IT_LIKES else {"tool_choice": call.choice.said}
+            asked = _Asked(prompt, "messages", call.options, read, note, call.choice, chat)
+            return await self._answer(asked, session)
+
+    def _chat_prompt(self, call: ChatCall, transcript: Transcript) -> tuple[ChatRenderer, Prompt]:
+        self.lengths.check(texts_of(call.messages, call.tools_key), "messages")
+        chat = self.renderers.get(call.tools_key, call.tools)
+        with rendering("messages"):
+            return chat, transcript.chat_prompt(call.messages, call.tools_key, chat)
+
+    async def complete(self, call: CompletionCall, session: AgentSession | None) -> Answer:
+        """The answer to a plain completion, recorded in `session` (None: nowhere)."""
+        with self._admitted(), nullcontext() if session is None else session.call():
+            transcript = Transcript() if session is None else session.transcript
+            tokenizer = self.loaded.tokenizer
+            # it is compared with everything that was recorded
+            size = len(call.prompt) * (1 + len(transcript.exchanges))
+            prompt = await beside_the_loop(size, lambda: self._plain_prompt(call.prompt, transcript))
+
+            def decode(ids: object) -> str:
+                return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+            def read(made: Generation, given: str) -> Reply:
+                cut, text = cut_at_stop(made, decode, call.options.stop)
+                return text_reply(cut, given + text, self._ended(cut))
+
+            return await self._answer(_Asked(prompt, "prompt", call.options, read), session)
+
+    def _plain_prompt(self, prompt: str | tuple[int, ...], transcript: Transcript) -> Prompt:
+        ids, text = self._ids_and_text(prompt)
+        if self.loaded.vision is not None and self.loaded.vision.image_token_id in ids:
+            raise bad_request("holds the placeholder of a picture; pictures go to /chat/completions", "prompt")
+        return transcript.token_prompt(ids, text, (Message("user", text),))
+
+    def _ids_and_text(self, prompt: str | tuple[int, ...]) -> tuple[tuple[int, ...], str]:
+        """(ids, text) of the prompt of a completion. Raises a 400 where it cannot fit or is not this model's."""
+        tokenizer = self.loaded.tokenizer
+        if isinstance(prompt, str):
+            self.lengths.check([prompt], "prompt")
+            return tuple(tokenizer(prompt)["input_ids"]), prompt
+        if len(prompt) >= self.max_context:
+            raise self.lengths.problem(len(prompt), "prompt")
+        if max(prompt) >= len(tokenizer):
+            raise bad_request(f"token {max(prompt)} is none of this model's {len(tokenizer)}", "prompt")
+        return prompt, tokenizer.decode(prompt)
+
+    async def _answer(self, asked: _Asked, session: AgentSession | None) -> Answer:
+        requests = self._requests(asked, session)
+        drawn = await self._together([self._drawn(request, asked) for request in requests])
+        replies = tuple(of_one[-1].reply for of_one in drawn)
+        if asked.options.log_probs and any(reply.generation.log_probs is None for reply in replies):
+            raise bad_request("this engine tells no log-probs", "logprobs", "unsupported_value")
+        if session is not None:
+            for of_one in drawn:
+                for one in of_one:
+                    sampling, sent = one.request.sampling, one is of_one[-1]
+                    info = {"temperature": sampling.temperature, "top_p": sampling.top_p, **asked.note, **one.note}
+                    info |= {} if sent else {"sent": False}
+                    session.add(asked.prompt, one.reply, info, one.request.session_id or "", sent=sent)
+        return Answer(asked.prompt.ids, replies)
+
+    def _requests(self, asked: _Asked, session: AgentSession | None) -> list[GenerationRequest]:
+        """One request for each choice, with a seed and a cache of its own."""
+        prompt, options = asked.prompt, asked.options
+        room = self.max_context - len(prompt.ids)
+        if room < 1:
+            raise self.lengths.problem(len(prompt.ids), asked.param)
+        fixed = session.sampling if session is not None else None
+        vocabulary = len(self.loaded.tokenizer)
+        if (highest := max(options.asked.get("stop_token_ids", ()), default=0)) >= vocabulary:
+            raise bad_request(f"token {highest} is none of this model's {vocabulary}", "stop_token_ids")
+        sampling = options.sampling(self.sampling, fixed)
+        stops = tuple(token for word in options.stop for token in self._single_token(word))
+        sampling = replace(
+            sampling,
+            max_tokens=min(sampling.max_tokens, room),
+            stop_token_ids=(*sampling.stop_token_ids, *stops),
+            seed=sampling.seed if session is None else session.draw_seed(prompt, sampling.seed),
+        )
+        requests = []
+        for choice in range(options.choices):
+            seed = sampling.seed if choice == 0 or sampling.seed is None else derive_seed(sampling.seed, choice)
+            cache = None if session is None else session.cache_for(prompt)
+            own = replace(sampling, seed=seed)
+            requests.append(GenerationRequest(prompt.ids, prompt.images, own, cache, prompt.messages))
+        return requests
+
+    async def _drawn(self, request: GenerationRequest, asked: _Asked) -> list[_Drawn]:
+        """The replies to one request: the last is what the client gets, one before it was not as it is wanted."""
+        first = _Drawn(request, asked.read(await self._generate(request, asked), ""))
+        missed = asked.choice.missed(first.reply)
+        if missed is None:
+            return [first]
+        given = asked.choice.opening(first.reply, self.parser) if self.engine.takes_weights else ""
+        again, ids = self._again(request, asked, given)
+        if again is None:
+            return [first.short_of(missed)]
+        made = await self._generate(again, asked)
+        second = _Drawn(again, replace(asked.read(made, given), given=ids), {"given": given} if given else {})
+        lacks = asked.choice.missed(second.reply)
+        return [first.short_of(missed), second if lacks is None else second.short_of(lacks)]
+
+    def _again(
+        self, request: GenerationRequest, asked: _Asked, given: str
+    ) -> tuple[GenerationRequest | None, tuple[int, ...]]:
+        """(the request for another reply, which begins with `given`; the ids of that). None: it would be the same."""
+        sampling = request.sampling
+        seed = None if sampling.seed is None else derive_seed(sampling.seed, "again")
+        ids = tuple(asked.chat.beginning(given, self.parser.control_words)) if given and asked.chat is not None else ()
+        room = self.max_context - len(request.prompt_ids) - len(ids)
+        if room < 1 or (sampling.temperature == 0 and not ids):
+            return None, ()
+        sampling = replace(sampling, seed=seed, max_tokens=min(sampling.max_tokens, room))
+        # as messages, a prompt that ends with the beginning of its own reply cannot be said
+        messages = () if ids else request.messages
+        return replace(request, prompt_ids=request.prompt_ids + ids, sampling=sampling, messages=messages), ids
+
+    async def _together(self, work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        """What all of `work` returns; where one raises or the caller goes away, the others are cancelled."""
+        tasks = [asyncio.ensure_future(one) for one in work]
+        try:
+            return await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+
+    async def _generate(self, request: GenerationRequest, asked: _Asked) -> Generation:
+        """What the engine samples. Raises a 400 where the client asked what this engine cannot do."""
+        try:
+            made = await self.engine.generate(request)
+        except PromptTooLong as error:
+            raise bad_request(str(error), asked.param, TOO_LONG) from error
+        except SamplingRefused as error:
+            if asked.options.asked.get("temperature") != request.sampling.temperature:
+                raise  # whoever runs the endpoint said so
+            raise bad_request(str(error), "temperature", "unsupported_value") from error
+        if made.finish_reason == "abort":
+            raise EngineFailure("the engine gave the reply up before its end")
+        self.loaded.check_sampled(made.token_ids)
+        return made
+
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
+        if self._pending >= self.max_pending:
+            raise APIProblem(
+                429,
+                f"{self._pending} calls are on their way, which is the limit; try again",
+                code="overloaded",
+                retry=True,
+            )
+        self._pending += 1
+        try:
+            yield
+        finally:
+            self._pending -= 1
+
+    def _check_pictures(self, call: ChatCall) -> None:
+        """A 400 for pictures that the model cannot see, before anything is rendered."""
+        for i, message in enumerate(call.messages):
+            if message.message.images and self.loaded.vision is None:
+                raise bad_request(f"{self.loaded.name} is a text model and sees no pictures", f"messages[{i}].content")
+
+    def _single_token(self, word: str) -> tuple[int, ...]:
+        """The token that is `word`, so that the engine stops there at once; empty: it takes several."""
+        if word not in self._stop_ids:
+            ids = tuple(self.loaded.tokenizer(word, add_special_tokens=False)["input_ids"])
+            if len(self._stop_ids) > 4096:
+                self._stop_ids.clear()
+            self._stop_ids[word] = ids if len(ids) == 1 else ()
+        return self._stop_ids[word]
+
+    def _ended(self, made: Generation) -> bool:
+        return made.finish_reason == "stop" and made.token_ids[-1:] != () and made.token_ids[-1] in self.loaded.end_ids

@@ -1,0 +1,1 @@
+"""Between actors and learner: groups of episodes go out, whole groups come back, weights go out with a version."""

@@ -1,0 +1,265 @@
+"""`uirl check`: proves in seconds, on the real model and environment, what silently ruins runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from uirl.config import ConfigStore
+from uirl.environments import BaseEnvironment, check_environment
+from uirl.errors import UirlError
+from uirl.images import Screenshot
+from uirl.inference.base import GenerationRequest, SamplingParams
+from uirl.learner import Learner, Policy, collate, load_checkpoint, save_checkpoint
+from uirl.rollout.episode import EpisodeSpec
+from uirl.rollout.samples import samples_of_all
+from uirl.runtime.event_loop import EventLoopThread
+from uirl.training.assembly import Assembly, assemble, sampling_of
+from uirl.training.checks.environment import check_tasks
+from uirl.training.checks.long_context import long_gap
+from uirl.training.tasks.sources import UniformTasks
+from uirl.types import Sample, Trajectory
+
+TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 5e-2}
+"""Largest |engine - learner| log-prob that rounding explains."""
+LONG_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.5}
+"""The same over a sequence of thousands of tokens, against another kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one check, in plain words."""
+
+    what: str
+    ok: bool
+    detail: str
+
+
+def preflight(config: ConfigStore, environment: BaseEnvironment | None = None) -> list[Finding]:
+    """What was found, in order; a check that cannot run because an earlier one failed is left out."""
+    findings: list[Finding] = []
+    loop = EventLoopThread()
+    try:
+        parts = _build(config, environment, findings)
+        if parts is not None:
+            _check_world(parts, findings)
+            if findings[-1].ok:
+                findings += [Finding(*found) for found in loop.run(check_tasks(parts))]
+            loop.run(_check_episodes(parts, findings))
+    finally:
+        loop.close()
+    return findings
+
+
+def _build(config: ConfigStore, environment: BaseEnvironment | None, findings: list[Finding]) -> Assembly | None:
+    try:
+        config.check(training=True)
+        parts = assemble(config, environment, for_training=True)
+    except UirlError as error:
+        findings.append(Finding("config and model", False, str(error)))
+        return None
+    loaded = parts.learner.policy.loaded
+    count = sum(p.numel() for p in loaded.model.parameters())
+    detail = f"{loaded.name}, {count / 1e6:.2f} M parameters, {loaded.dtype} on {loaded.device}"
+    findings.append(Finding("config and model", True, detail))
+    way = "messages are appended" if parts.chat.incremental else "the template rewrites history: one sample per turn"
+    findings.append(Finding("chat template", True, way))
+    return parts
+
+
+def _check_world(parts: Assembly, findings: list[Finding]) -> None:
+    try:
+        report = check_environment(parts.environment.spawn(), seed=parts.config.training.seed)
+        seeds = "seeds reproduce" if report.seeded else "takes no seed"
+        notes = "".join(f"; {note}" for note in report.notes)
+        detail = f"{report.environment}: {report.episodes} episodes, {report.turns} turns, {seeds}{notes}"
+        findings.append(Finding("environment", True, detail))
+    except UirlError as error:
+        findings.append(Finding("environment", False, str(error)))
+
+
+async def _check_episodes(parts: Assembly, findings: list[Finding]) -> None:
+    source = UniformTasks(parts.tasks.train, seed=parts.config.training.seed, split="check")
+    specs = [spec for group in source.groups(4, 2) for spec in group]
+    recorded = _Recorder(parts)
+    try:
+        await parts.publish()
+        played = (await parts.collector.collect(specs, recorded.player))[: len(specs)]
+        usable = [t for t in played if t.failure is None]
+        findings.append(_episodes_finding(played))
+        if not usable:
+            return
+        checks: list[Callable[[], Coroutine[Any, Any, Finding]]] = [
+            lambda: _token_identity(usable, recorded.requests),
+            lambda: _control_words(parts, recorded.requests),
+            lambda: _log_prob_agreement(parts, usable),
+            lambda: _long_sequences(parts),
+            lambda: _update_reaches_engine(parts, usable),
+            lambda: _resume(parts, samples_of_all(usable)),
+        ]
+        for check in checks:
+            findings.append(await check())
+    finally:
+        await parts.close()
+
+
+class _Recorder:
+    """Keeps what the engine was really asked."""
+
+    def __init__(self, parts: Assembly) -> None:
+        self.requests: dict[str, list[GenerationRequest]] = {}
+        self._make = parts.player(for_training=True)
+        self._engine = parts.engine
+        generate = parts.engine.generate
+
+        async def listen(request: GenerationRequest) -> Any:
+            self.requests.setdefault(request.session_id or "", []).append(request)
+            return await generate(request)
+
+        parts.engine.generate = listen  # type: ignore[method-assign]
+
+    def player(self, spec: EpisodeSpec) -> Any:
+        return self._make(spec)
+
+
+def _episodes_finding(played: Sequence[Trajectory]) -> Finding:
+    failures = [t.failure for t in played if t.failure is not None]
+    if failures:
+        return Finding("episodes", False, f"{len(failures)} of {len(played)} failed; the first: {failures[0].message}")
+    turns = sum(len(t) for t in played) / len(played)
+    rewards = sorted({round(t.total_reward(), 3) for t in played})
+    return Finding("episodes", True, f"{len(played)} played, {turns:.1f} turns, rewards {rewards[:5]}")
+
+
+async def _token_identity(played: Sequence[Trajectory], requests: dict[str, list[GenerationRequest]]) -> Finding:
+    turns = 0
+    for trajectory in played:
+        ids: list[int] = []
+        for turn, request in zip(trajectory.turns, requests[trajectory.id], strict=True):
+            ids = list(turn.context_ids) if turn.starts_segment else ids + list(turn.context_ids)
+            if request.prompt_ids != tuple(ids):
+                where = f"turn {len(ids)} of {trajectory.id}"
+                return Finding("token identity", False, f"the recorded tokens are not what the engine was fed: {where}")
+            ids += turn.response_ids
+            turns += 1
+    return Finding("token identity", True, f"what is recorded is what the engine was fed, in {turns} turns")
+
+
+async def _control_words(parts: Assembly, requests: dict[str, list[GenerationRequest]]) -> Finding:
+    """Which control tokens are spelled by what the policy is shown, and where the first stands."""
+    shown = [("the tools", json.dumps(parts.environment.tool_schemas(), ensure_ascii=False))]
+    for message in (m for asked in requests.values() for request in asked for m in request.messages):
+        if message.role != "assistant":
+            shown.append((f"a {message.role} message", message.text))
+    found: dict[str, str] = {}
+    for where, text in shown:
+        for word in parts.chat.controls.found_in(text):
+            at = text.index(word)
+            found.setdefault(word, f"{word} in {where}, after {text[max(0, at - 20) : at]!r}")
+    if not found:
+        return Finding("control tokens in content", True, "none")
+    places = "; ".join(found[word] for word in sorted(found)[:5])
+    detail = f"{places}: the policy reads letters, not control tokens; they are the chat template's alone"
+    return Finding("control tokens in content", True, detail)
+
+
+async def _log_prob_agreement(parts: Assembly, played: Sequence[Trajectory]) -> Finding:
+    samples = samples_of_all(played)
+    gap, turn = _gap(parts, samples)
+    tolerance = TOLERANCE[parts.config.model.dtype]
+    detail = f"largest difference {gap:.1e} (turn {turn}), tolerated {tolerance:g}"
+    inference = parts.config.inference
+    if inference.top_p < 1 or inference.top_k > 0:
+        detail = "not compared: top-p or top-k filter the engine's distribution; the learner recomputes its own"
+        return Finding("engine and learner agree", True, detail)
+    return Finding("engine and learner agree", gap <= tolerance, detail)
+
+
+def _gap(parts: Assembly, samples: Sequence[Sample]) -> tuple[float, int]:
+    """(largest |engine - learner| log-prob, the turn it stands in)."""
+    policy, worst, turn = parts.learner.policy, 0.0, 0
+    for sample in samples:
+        batch = collate(policy.loaded, [sample], parts.images)
+        with torch.no_grad():
+            scores = policy.log_probs_and_values(batch, parts.config.inference.temperature)
+        assert scores.log_probs is not None
+        for i, own in enumerate(sample.response_mask):
+            if own:
+                difference = abs(float(scores.log_probs[0, i]) - sample.rollout_log_probs[i])
+                if difference > worst:
+                    worst, turn = difference, sample.turn_ids[i]
+    return worst, turn
+
+
+async def _long_sequences(parts: Assembly) -> Finding:
+    """Whether windows and chunks of the model reach the engine: short episodes never meet them."""
+    what = "long sequences"
+    inference = parts.config.inference
+    if inference.top_p < 1 or inference.top_k > 0:
+        return Finding(what, True, "not compared: top-p or top-k filter the engine's distribution")
+    found = await long_gap(parts.engine, parts.learner.policy.loaded, parts.config)
+    if found is None:
+        return Finding(what, True, "not compared: the engine tells no log-probs")
+    tolerance = LONG_TOLERANCE[parts.config.model.dtype]
+    if found.gap <= tolerance:
+        return Finding(what, True, f"{found}, tolerated {tolerance:g}")
+    why = "the engine attends, or counts positions, differently from the model's own forward"
+    return Finding(what, False, f"{found}, tolerated {tolerance:g}: {why}; use another inference.backend")
+
+
+async def _update_reaches_engine(parts: Assembly, played: Sequence[Trajectory]) -> Finding:
+    """Changes the weights and looks whether the engine says something else, and the same as the learner."""
+    first = played[0].turns[0]
+    shots: tuple[Screenshot, ...] = tuple(parts.images.get(hash) for hash in first.context_images)
+    request = GenerationRequest(first.context_ids, shots, SamplingParams(max_tokens=8, seed=1))
+    before = await parts.engine.generate(request)
+    for _ in range(3):
+        parts.learner.supervised(samples_of_all(played))
+    await parts.publish()
+    after = await parts.engine.generate(request)
+    what = (
+        "an adapter update reaches the engine" if parts.config.model.use_lora else "a weight update reaches the engine"
+    )
+    if after.log_probs == before.log_probs:
+        return Finding(what, False, "the engine samples exactly as before the update: it uses other weights")
+    n, m = len(first.context_ids), len(after.token_ids)
+    sample = Sample(
+        token_ids=first.context_ids + after.token_ids,
+        response_mask=(False,) * n + (True,) * m,
+        rollout_log_probs=(0.0,) * n + (after.log_probs or ()),
+        rewards=(0.0,) * (n + m),
+        turn_ids=(-1,) * n + (0,) * m,
+        images=first.context_images,
+    )
+    if sampling_of(parts.config).temperature != 1.0:
+        return Finding(what, True, "its log-probs changed")
+    gap, _ = _gap(parts, [sample])
+    ok = gap <= TOLERANCE[parts.config.model.dtype]
+    return Finding(what, ok, f"after an update engine and learner differ by {gap:.1e}")
+
+
+async def _resume(parts: Assembly, samples: Sequence[Sample]) -> Finding:
+    """Saves, loads into a second learner, and compares one further step of both."""
+    await asyncio.sleep(0)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint_0"
+        try:
+            save_checkpoint(path, parts.learner, {})
+            twin = Learner(Policy.from_config(parts.config), parts.config, parts.images)
+            load_checkpoint(path, twin)
+        except UirlError as error:
+            return Finding("resume", False, str(error))
+        ours, theirs = parts.learner.supervised(samples), twin.supervised(samples)
+    same = ours == theirs and all(
+        torch.equal(a, b)
+        for (_, a), (_, b) in zip(parts.learner.policy.named_trainable(), twin.policy.named_trainable(), strict=True)
+    )
+    detail = "a loaded checkpoint takes the same next step, to the last digit" if same else f"{ours} became {theirs}"
+    return Finding("resume", same, detail)

@@ -1,0 +1,1 @@
+"""How good a policy is, with its uncertainty, and what a policy scores that cannot see."""

@@ -1,0 +1,151 @@
+"""`uirl eval`: how good a finished policy is."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from uirl.config import ConfigStore
+from uirl.config.stored import override_stored
+from uirl.environments import BaseEnvironment
+from uirl.errors import CheckpointError, ConfigError, StorageError
+from uirl.learner import Policy, latest_checkpoint, load_policy
+from uirl.rollout.reward import RewardFunction
+from uirl.runtime.event_loop import EventLoopThread
+from uirl.runtime.folders import number_of
+from uirl.storage import TrajectoryStore, free_run_name, run_of
+from uirl.training.assembly import assemble
+from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, require_evidence
+from uirl.training.record.progress import doing
+from uirl.training.tasks.task_sets import read_tasks, stored_tasks
+
+
+def measure(
+    path: str | Path,
+    *,
+    tasks_path: str | Path | None = None,
+    episodes: int = 256,
+    tries: int = 1,
+    temperature: float | None = None,
+    overrides: Sequence[str] = (),
+    environment: BaseEnvironment | None = None,
+    reward_fn: RewardFunction | None = None,
+    record: str | Path | None = None,
+) -> EvaluationReport:
+    """The report on the policy at `path`: a run directory (its newest checkpoint), a checkpoint, or a HF folder.
+
+    The config is the one stored with the run, with `overrides`. Tasks are those of the file `tasks_path`, else those
+    the run itself is measured on, unless `overrides` change its environment. Instances are the held-out ones of the
+    split 'test', the same that the summary of a run reports on. `record`: a new trajectory store for the episodes;
+    None: they are not kept. Raises CheckpointError where there is nothing to load, ConfigError where that config would
+    run code (see `override_stored`), and RolloutFailure where every episode failed.
+    """
+    if episodes < 1 or not 1 <= tries <= episodes:
+        raise ConfigError(f"expected 1 <= tries <= episodes, got tries={tries} and episodes={episodes}")
+    path = saved_as(Path(path))
+    folder, stored = locate(path)
+    config = override_stored(stored, overrides, run_of(path) or path)
+    tasks = _tasks_for(path, tasks_path, same=config.environment == stored.environment)
+    if tasks is not None:
+        config.environment.tasks = None  # the file of the training tasks may lie on another machine
+    with doing(f"loading {folder}"):
+        policy = policy_at(folder, config)
+        parts = assemble(config, environment, reward_fn, policy=policy, eval_dataset=tasks)
+    loop = EventLoopThread()
+
+    async def play() -> EvaluationReport:
+        try:
+            asked = config.training.eval_temperature if temperature is None else temperature
+            with parts.images.holding():
+                return await evaluate_episodes(
+                    parts.eval_collector,
+                    parts.player(temperature=asked),
+                    parts.tasks.evaluation,
+                    episodes=episodes,
+                    tries=tries,
+                    split="test",
+                    seed=config.training.seed,
+                )
+        finally:
+            await parts.close()
+
+    with _store(record) as store:
+        if store is not None:
+            step = number_of(folder) or 0
+            parts.eval_collector.on_finished = lambda t: store.add(t, step=step, split="test", images=parts.images)
+        try:
+            report = loop.run(play())
+        finally:
+            loop.close()
+    require_evidence(report.trajectories, "of the evaluation")
+    return report
+
+
+@contextlib.contextmanager
+def _store(record: str | Path | None) -> Iterator[TrajectoryStore | None]:
+    if record is None:
+        yield None
+        return
+    if Path(record).exists():
+        raise StorageError(f"{record} exists already; choose another file for the episodes of this evaluation")
+    with TrajectoryStore(record) as store:
+        yield store
+
+
+def free_record(path: Path) -> Path:
+    """Where `uirl eval` puts its episodes: a new file in `evaluations` of the run that `path` is or belongs to; for
+    other folders, which may be somebody else's, in `runs/evaluations`."""
+    folder, config = locate(path)
+    home = run_of(path) or Path(config.logging.runs_dir)
+    return home / "evaluations" / f"{free_run_name(home / 'evaluations', folder.name, '.sqlite')}.sqlite"
+
+
+def _tasks_for(path: Path, tasks_path: str | Path | None, *, same: bool) -> list[Any] | None:
+    """The tasks that a file says; None: the config says which. `same`: the environment is that of the run."""
+    if tasks_path is not None:
+        return read_tasks(Path(tasks_path))
+    stored = stored_tasks(path) if same else None
+    return None if stored is None else read_tasks(stored)
+
+
+def locate(path: Path) -> tuple[Path, ConfigStore]:
+    """(folder with the weights, config) of what a person points at."""
+    path = saved_as(path)
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; expected a run directory, a checkpoint or a HF model folder")
+    if (path / "checkpoints").is_dir():
+        config = ConfigStore.from_yaml(path / "config.yaml")
+        home = Path(config.checkpoint.output_dir) if config.checkpoint.output_dir else path / "checkpoints"
+        newest = latest_checkpoint(home)
+        if newest is None:
+            raise CheckpointError(f"{path} has no finished checkpoint yet; wait for the first or train longer")
+        return newest, config
+    for candidate in (path / "config.yaml", path.resolve().parent.parent / "config.yaml"):
+        if candidate.is_file():
+            return path, ConfigStore.from_yaml(candidate)
+    if (path / "config.json").is_file():
+        return path, ConfigStore()
+    raise CheckpointError(
+        f"{path} is neither a run directory, nor a checkpoint, nor a HF model folder (no config.json)"
+    )
+
+
+def saved_as(path: Path) -> Path:
+    """`path`; where nothing is there and it is called 'checkpoint_step_1000.pt', the checkpoint of that step beside
+    it."""
+    step = re.fullmatch(r"checkpoint_step_(\d+)(\.pt)?", path.name)
+    if path.exists() or step is None:
+        return path
+    ours = path.with_name(f"step_{int(step[1]):06d}")
+    return ours if ours.exists() else path
+
+
+def policy_at(folder: Path, config: ConfigStore) -> Policy:
+    """The policy in a checkpoint or in a HF folder."""
+    if (folder / "config.json").is_file():
+        config.model.local_path = str(folder)
+        return Policy.from_config(config)  # with a fresh critic where the estimator wants one: nobody asks it here
+    return load_policy(folder, trust_remote_code=config.model.trust_remote_code)

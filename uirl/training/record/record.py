@@ -1,0 +1,217 @@
+"""What a run writes down: every episode, every number, the picture and the summary."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from uirl.config import ConfigStore
+from uirl.errors import ConfigError
+from uirl.images import ImageStore
+from uirl.metrics import Metrics, MetricsLogger, TensorBoardTracker, Tracker, WandbTracker, read_metrics
+from uirl.storage import RunDirectory, TrajectoryStore
+from uirl.training.record.curve import draw_curve
+from uirl.training.record.progress import say
+from uirl.training.resume import (
+    changed_keys,
+    checkpoints_of,
+    refuse_foreign_checkpoints,
+    run_name_for,
+    set_later_aside,
+    stored_config,
+)
+from uirl.types import Trajectory
+
+
+class RunRecord:
+    """The run directory while it is being written."""
+
+    def __init__(self, directory: RunDirectory, config: ConfigStore, images: ImageStore, world: str) -> None:
+        self.directory = directory
+        self._world = world
+        self._config = config
+        self._images = images
+        self._store: TrajectoryStore | None = None
+        self._logger: MetricsLogger | None = None
+
+    @classmethod
+    def open(cls, config: ConfigStore, images: ImageStore) -> RunRecord:
+        """The record of the run that the config begins or, with `checkpoint.resume`, continues; what of its config has
+        changed is said. Raises StorageError, and ConfigError for a tracker that is not installed and
+        where there is no run to continue."""
+        logging, resume = config.logging, bool(config.checkpoint.resume)
+        if logging.wandb:
+            try:
+                WandbTracker.package()
+            except ImportError as error:
+                raise ConfigError(str(error)) from error
+        path = Path(logging.runs_dir) / run_name_for(config, config.environment.label)
+        earlier = stored_config(path) if resume else None
+        if not (path / "config.yaml").is_file():
+            refuse_foreign_checkpoints(checkpoints_of(path, config))
+        begun = config.model_copy(deep=True)
+        begun.checkpoint.resume, begun.checkpoint.from_step = False, None  # of this start, not of the run
+        directory = RunDirectory.create(path, begun.to_yaml(), resume=resume)
+        if earlier is not None:
+            for change in changed_keys(earlier, config):
+                say(f"changed since {path.name} was last started: {change}")
+        return cls(directory, config, images, config.environment.label)
+
+    @property
+    def path(self) -> Path:
+        return self.directory.path
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return checkpoints_of(self.path, self._config)
+
+    @property
+    def curve_path(self) -> Path:
+        return self.directory.plot_path("learning_curve")
+
+    def start(self, state: Mapping[str, Any] | None) -> None:
+        """Opens store and log for a run that goes on from `state` (that of a checkpoint; None: from the start).
+
+        What steps after it left is dropped, since they are taken again; where a later checkpoint stands the run goes
+        back and perhaps another way, and what it was is set aside.
+        """
+        phases, after, kept = {}, None, -1
+        if state is None:
+            # a run that was killed before its first checkpoint begins again
+            after, phases = (-1, {"warm_start": 0}) if self.directory.metrics_path.exists() else (None, {})
+        else:
+            kept = state["step"]
+            after = kept - (state["pending"] is not None)  # a pending row is written down once more
+            if (warming := state["warming"]) is not None:
+                phases = {"warm_start": warming["step"] - (warming["row"] is not None)}
+            aside = set_later_aside(self.directory, self.checkpoints, kept)
+            if aside is not None:
+                say(f"back at step {kept}: what this run was beyond it is kept in {aside}")
+        self._logger = MetricsLogger(
+            self.directory.metrics_path,
+            resume_after=after,
+            phase_after=phases,
+            trackers=self._trackers(after, phases),
+        )
+        if self._config.logging.store_trajectories:
+            keep = self._config.logging.store_images
+            self._store = TrajectoryStore(self.directory.trajectories_path, keep_images=keep)
+            self._store.truncate_after(kept)  # without a checkpoint even the evaluation of step 0 is played again
+
+    def add(self, trajectories: Sequence[Trajectory], *, step: int, split: str) -> None:
+        """Writes episodes down; on return they survive a kill."""
+        if self._store is not None:
+            self._store.add_many(trajectories, step=step, split=split, images=self._images)
+
+    def forget_after(self, step: int) -> None:
+        """Drops the episodes of later steps: they are played again."""
+        if self._store is not None:
+            self._store.truncate_after(step)
+
+    def holds(self, label: str) -> bool:
+        """Whether the evaluation `label` is on the record: a finished run that is continued ends where it ended."""
+        return self._store is not None and bool(self._store.list(group_id=f"{label}-000000", limit=1))
+
+    def log(self, step: int, row: Mapping[str, Any], phase: str | None = None) -> dict[str, Any]:
+        """Writes the numbers of one step (of a phase before the first update); as written."""
+        if self._logger is None:
+            raise RuntimeError("the record was not started")
+        return self._logger.log(step, row, phase)
+
+    def summary(self) -> dict[str, Any] | None:
+        """What `finish` wrote; None: the run has not ended."""
+        if not self.directory.summary_path.is_file():
+            return None
+        summary: dict[str, Any] = self.directory.read_json("summary.json")
+        return summary
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The picture and the summary."""
+        title = f"{summary['model']} in {self._world}, {summary['algorithm']}, seed {summary['seed']}"
+        rows = read_metrics(self.directory.metrics_path)
+        before = {"episodes_total": 0, "eval/success": summary["success_before"], "reward": summary["reward_before"]}
+        draw_curve(self.curve_path, [before, *rows], title=title, controls=summary["controls"])
+        self.directory.write_json("summary.json", summary)
+
+    def close(self) -> None:
+        """Closes every file. Calling it twice is fine."""
+        if self._logger is not None:
+            self._logger.close()
+        if self._store is not None:
+            self._store.close()
+        self.directory.close()
+
+    def _trackers(self, resume_after: int | None, phases: Mapping[str, int]) -> list[Tracker]:
+        logging = self._config.logging
+        trackers: list[Tracker] = []
+        if logging.tensorboard:
+            if importlib.util.find_spec("tensorboard") is None:
+                say("tensorboard is not installed, so there are no event files (metrics.jsonl has everything)")
+            else:
+                folder = self.directory.tensorboard
+                trackers.append(TensorBoardTracker(folder, resume_after=resume_after, phase_after=phases))
+        if logging.wandb:
+            resume = resume_after is not None
+            trackers.append(
+                WandbTracker(logging.wandb_project, self.directory.name, self._config.to_dict(), resume=resume)
+            )
+        return trackers
+
+
+def row_of(
+    played: Sequence[Trajectory],
+    update: Mapping[str, Any],
+    engine: Mapping[str, float],
+    attempts: Sequence[Trajectory] | None = None,
+) -> dict[str, Any]:
+    """The numbers of one step: how the episodes went, what the update did, how fast the engine was. `attempts` failed
+    and were repeated; None: nobody counted them."""
+    metrics = Metrics()
+    usable = [t for t in played if t.failure is None]
+    for trajectory in usable:
+        metrics.add("success", trajectory.success)
+        metrics.add("reward", trajectory.total_reward())
+        metrics.add("reward_max", trajectory.total_reward())
+        metrics.add("reward_min", trajectory.total_reward())
+        metrics.add("turns", len(trajectory))
+        metrics.add("response_tokens", trajectory.metrics.get("response_tokens"))
+        metrics.add("parse_error_rate", trajectory.metrics.get("parse_errors", 0.0) / max(1, len(trajectory)))
+        metrics.add("time/environment", trajectory.metrics.get("environment_seconds"))
+    _add_tools(metrics, usable)
+    row: dict[str, Any] = dict(metrics.reduce())
+    stops = Counter(t.stop_reason for t in played)
+    row |= {f"stop/{reason}": count / len(played) for reason, count in sorted(stops.items(), key=str)}
+    row["count/failed_episodes"] = sum(t.failure is not None for t in played)
+    if attempts is not None:
+        row["count/failed_attempts"] = len(attempts)
+    row |= update
+    seconds = engine.get("prefill_seconds", 0.0) + engine.get("decode_seconds", 0.0)
+    if seconds:
+        row["tokens_per_second"] = engine.get("generated_tokens", 0.0) / seconds
+        prompt = engine.get("prefill_tokens", 0.0) + engine.get("reused_tokens", 0.0)
+        row["cache_hit_rate"] = engine.get("reused_tokens", 0.0) / prompt if prompt else None
+    row |= {f"time/engine_{key}": engine.get(f"{key}_seconds", 0.0) for key in ("prefill", "decode")}
+    return row
+
+
+def _add_tools(metrics: Metrics, usable: Sequence[Trajectory]) -> None:
+    """Tool statistics: calls per episode, the share that succeeded, seconds per call; nothing where none was called.
+
+    A tool has rows of its own once a call of it succeeded: the policy may invent any number of names.
+    """
+    calls = [[result for turn in t.turns for result in turn.tool_results] for t in usable]
+    known = sorted({result.name for own in calls for result in own if result.success})
+    for own in calls if any(calls) else ():
+        metrics.add("tools/calls", len(own))
+        for result in own:
+            metrics.add("tools/success_rate", result.success)
+            metrics.add("tools/seconds", result.seconds)
+        for name in known:
+            named = [result for result in own if result.name == name]
+            metrics.add(f"tools/{name}/calls", len(named))
+            for result in named:
+                metrics.add(f"tools/{name}/success_rate", result.success)

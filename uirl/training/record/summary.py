@@ -1,0 +1,104 @@
+"""What a run says of itself when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from uirl.config import ConfigStore
+from uirl.learner import Policy
+from uirl.training.evaluation.evaluation import EvaluationReport
+from uirl.training.record.progress import percent, report_table, say
+from uirl.training.record.record import RunRecord
+from uirl.training.record.tally import NOTEWORTHY, Tally, kinds
+
+
+def summary_of(
+    state: Mapping[str, Any],
+    after: EvaluationReport,
+    controls: Mapping[str, float | None],
+    *,
+    reason: str,
+    config: ConfigStore,
+    policy: Policy,
+) -> dict[str, Any]:
+    """The content of summary.json: `state` is that of the run, `after` its last evaluation."""
+    before = state["before"] or {}
+    return {
+        "success_before": before.get("success"),
+        "success_after": after.success,
+        "success_after_interval": list(after.interval) if after.interval else None,
+        "reward_before": before.get("reward"),
+        "reward_after": after.reward,
+        "controls": controls,
+        "episodes": state["episodes"],
+        "steps": state["step"],
+        "train_seconds": state["seconds"] + (state["warm"] or {}).get("seconds", 0.0),
+        "warm_start": state["warm"],
+        "excluded": {
+            "training": Tally.from_dict(state["tally"]).report(),
+            "before": before.get("excluded"),
+            "after": after.tally.report(),
+        },
+        "stopped_because": reason,
+        "seed": config.training.seed,
+        "algorithm": config.training.adv_estimator,
+        "model": policy.loaded.name,
+        "parameters": sum(p.numel() for p in policy.loaded.model.parameters()),
+    }
+
+
+def summary_of_finished(state: Mapping[str, Any], record: RunRecord, reason: str | None) -> dict[str, Any] | None:
+    """The stored summary of a resumed run that has nothing left to do, for `reason`; None: it has."""
+    summary = record.summary()
+    if state["pending"] is not None or reason is None or summary is None or summary.get("steps") != state["step"]:
+        return None
+    say(
+        f"this run is finished: {reason}. It is left as it is. To train it on, raise training.num_epochs (or "
+        "training.max_seconds, training.stop_at_success: whichever ended it); --from-step N goes back"
+    )
+    return summary
+
+
+def tell(summary: Mapping[str, Any], state: Mapping[str, Any], after: EvaluationReport, record: RunRecord) -> None:
+    """Prints the summary, and last that many episodes are no evidence, where that is so."""
+    training = Tally.from_dict(state["tally"])
+    checkpoint = record.checkpoints / f"step_{summary['steps']:06d}"
+    rows = {
+        "success before": percent(summary["success_before"]),
+        "success after": percent(after.success, after.interval),
+        **{f"control: {name}": percent(value) for name, value in summary["controls"].items()},
+        "reward": f"{summary['reward_before']} -> {summary['reward_after']}",
+        "episodes": f"{summary['episodes']} in {summary['steps']} steps, {summary['train_seconds']:.0f} s",
+        **excluded_rows({"training": training, "last evaluation": after.tally}),
+        "stopped because": summary["stopped_because"],
+        "learning curve": record.curve_path,
+        "trajectories": record.directory.trajectories_path,
+        "metrics": record.directory.metrics_path,
+        "summary": record.directory.summary_path,
+        "checkpoint": checkpoint,
+    }
+    report_table(f"run {record.path.name}", rows)
+    warn_of_excluded({"training": training, "the last evaluation": after.tally})
+
+
+def excluded_rows(tallies: Mapping[str, Tally]) -> dict[str, str]:
+    """Lines of a table: how many episodes are no evidence and why, and how many attempts were repeated."""
+    rows = {}
+    for name, tally in tallies.items():
+        of = f", {name}" if name else ""
+        rows[f"excluded{of}"] = tally.words()
+        if tally.failed_attempts:
+            rows[f"failed and repeated{of}"] = kinds(tally.failed_attempts)
+    return rows
+
+
+def warn_of_excluded(tallies: Mapping[str, Tally]) -> None:
+    """Says, as the last line, where more than `NOTEWORTHY` of the episodes are excluded; nothing otherwise."""
+    told = "; ".join(
+        f"{name}: {tally.words()}".removeprefix(": ") for name, tally in tallies.items() if tally.noteworthy
+    )
+    if told:
+        say(
+            f"MORE THAN {100 * NOTEWORTHY:.0f} % OF THE EPISODES ARE EXCLUDED, the numbers above leave them out. {told}"
+        )

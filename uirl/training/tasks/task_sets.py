@@ -1,0 +1,125 @@
+"""Which tasks a policy is trained on and which measured on: one answer for a run, `uirl eval` and `uirl check`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from uirl.config import EnvironmentConfig
+from uirl.environments import BaseEnvironment
+from uirl.errors import ConfigError
+from uirl.training.tasks.sources import tasks_of
+from uirl.types import Task
+
+EVAL_TASKS = "eval_tasks.json"
+"""File of a run directory: its evaluation tasks, where they are not the environment's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSets:
+    """The tasks of a run."""
+
+    train: list[Task]
+    evaluation: list[Task]
+    source: str
+    """Where those of the evaluation come from, in words."""
+    own: bool
+    """Whether both are the environment's own, so that its config says everything."""
+
+    @property
+    def told(self) -> str:
+        """For the log: how many tasks an evaluation plays, from where, and how many of them training plays too."""
+        shared = self.shared
+        count = f"{len(self.evaluation)} task{'s' * (len(self.evaluation) != 1)}"
+        if not shared:
+            return f"evaluation: {count} from {self.source}, none of them a training task"
+        which = "all" if len(shared) == len(self.evaluation) else str(len(shared))
+        told = f"evaluation: {count} from {self.source}; {which} of them training tasks, on held-out instances"
+        fixed = len(self.repeated)
+        return told + (f", but {fixed} name the seed of the instance that training plays" if fixed else "")
+
+    @property
+    def repeated(self) -> list[Task]:
+        """The evaluation tasks that name the very instance that training plays: the same problem, the same seed."""
+        played = {(content_of(task), task.seed) for task in self.train if task.seed is not None}
+        return [task for task in self.evaluation if (content_of(task), task.seed) in played]
+
+    @property
+    def shared(self) -> list[Task]:
+        """The evaluation tasks that training plays too, on these or on other instances."""
+        known = {content_of(task) for task in self.train}
+        return [task for task in self.evaluation if content_of(task) in known]
+
+
+def task_sets(
+    settings: EnvironmentConfig,
+    environment: BaseEnvironment,
+    evaluation: BaseEnvironment,
+    dataset: Iterable[Any] | None = None,
+    eval_dataset: Iterable[Any] | None = None,
+) -> TaskSets:
+    """The tasks of a run in `environment` that is measured in `evaluation`.
+
+    Training plays `dataset`, else the file `environment.tasks`, else the environment's own tasks. An evaluation plays
+    `eval_dataset`, else the file `environment.eval_tasks`, else the tasks that `environment.eval_options` chose, else
+    those of training, on held-out instances. Raises ConfigError for what is no task.
+    """
+    sets = _chosen(settings, environment, evaluation, dataset, eval_dataset)
+    train, held_out = ([_named(task, settings.label) for task in tasks] for tasks in (sets.train, sets.evaluation))
+    return replace(sets, train=train, evaluation=held_out)
+
+
+def _named(task: Task, environment: str) -> Task:
+    """`task` with the name of its environment, for the record."""
+    return task if task.environment else replace(task, environment=environment)
+
+
+def _chosen(
+    settings: EnvironmentConfig,
+    environment: BaseEnvironment,
+    evaluation: BaseEnvironment,
+    dataset: Iterable[Any] | None,
+    eval_dataset: Iterable[Any] | None,
+) -> TaskSets:
+    given = dataset if dataset is not None else _read(settings.tasks)
+    train = tasks_of(environment, given)
+    if eval_dataset is not None:
+        return TaskSets(train, tasks_of(evaluation, eval_dataset), "eval_dataset", False)
+    if settings.eval_tasks is not None:
+        return TaskSets(train, tasks_of(evaluation, _read(settings.eval_tasks)), settings.eval_tasks, False)
+    if settings.eval_options and evaluation is not environment:
+        chosen = tasks_of(evaluation)
+        if chosen != (train if given is None else tasks_of(environment)):
+            return TaskSets(train, chosen, "environment.eval_options", given is None)
+    return TaskSets(train, train, "the training tasks", given is None)
+
+
+def read_tasks(path: Path) -> list[Any]:
+    """The tasks in a JSON file: a list of goals or of mappings of `Task` fields. Raises ConfigError."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read tasks from {path}: {error}; expected a JSON list") from error
+    items = data.get("tasks") if isinstance(data, dict) else data
+    if not isinstance(items, list) or not items:
+        raise ConfigError(f"{path} holds no list of tasks; expected [{{'id': ..., 'goal': ...}}, ...]")
+    return items
+
+
+def stored_tasks(path: Path) -> Path | None:
+    """The file of evaluation tasks in the run directory `path`, or in that of the checkpoint `path`; None: the run
+    was measured on the environment's own."""
+    files = [run / EVAL_TASKS for run in (path, path.resolve().parent.parent) if (run / "config.yaml").is_file()]
+    return next((file for file in files if file.is_file()), None)
+
+
+def _read(path: str | None) -> Sequence[Any] | None:
+    return None if path is None else read_tasks(Path(path))
+
+
+def content_of(task: Task) -> tuple[str, str, str]:
+    """What makes a task this one: two of the same name and content are the same problem, whatever their seeds."""
+    return task.id, task.goal, json.dumps(task.checks, sort_keys=True, default=repr)
