@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 from tests.integrations.verl.pages import CONFIGS, PAGES, blocks
 from uirl import ConfigError, ConfigStore, load_model
@@ -146,6 +145,8 @@ def test_adapters_stand_in_the_keys_that_the_engine_reads(model: str) -> None:
 @pytest.mark.parametrize(("target", "vision"), [("attention", False), ("mlp", False), ("all", False), ("mlp", True)])
 def test_adapters_are_in_the_layers_where_the_local_trainer_has_them(model: str, target: str, vision: bool) -> None:
     """The picture side is left alone unless one asks for it: verl's own default would adapt it too."""
+    from omegaconf import OmegaConf
+
     own = ["model.use_lora=true", f"model.lora.target={target}", f"model.lora.vision={str(vision).lower()}"]
     from peft import LoraConfig, get_peft_model
 
@@ -227,6 +228,7 @@ WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
 
 def test_the_critic_takes_the_micro_batches_that_its_key_says(model: str) -> None:
     """verl's V1 trainer reads them off a key that its schema does not hold."""
+    from omegaconf import OmegaConf
     from verl.utils.config import omega_conf_to_dataclass
 
     for schema in ("fsdp2", "megatron"):
