@@ -588,9 +588,9 @@ def test_a_kernel_that_refuses_is_found_when_the_tool_is_made(monkeypatch: pytes
 
 
 def test_a_slow_start_takes_no_time_from_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    boot = "import time; time.sleep(0.3); "
+    boot = "import time; time.sleep(2.5); "
     monkeypatch.setattr("uirl.tools.python_process._BOOT", boot + python_process._BOOT)
-    registry = ToolRegistry([PythonTool(wall_seconds=0.25)])
+    registry = ToolRegistry([PythonTool(wall_seconds=2)])
     assert run(registry, "1") == (True, "1")
     monkeypatch.setattr("uirl.tools.python_process._LONGEST_START", 0.2)
     with pytest.raises(EnvironmentFailure, match=r"did not start: stopped: not finished after 0\.2 s"):

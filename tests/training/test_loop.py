@@ -19,7 +19,7 @@ from uirl.config.training import Estimator
 from uirl.errors import CheckpointError, ConfigError, RolloutFailure, StorageError
 from uirl.learner import export_hf, load_policy
 from uirl.rollout.samples import anchors_of
-from uirl.training.evaluation import measure
+from uirl.training import measure
 
 ROOT = Path(__file__).parents[2]
 

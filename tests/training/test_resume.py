@@ -15,7 +15,7 @@ import pytest
 from tests.training.test_loop import digits, settings
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.errors import CheckpointError, ConfigError
-from uirl.training.evaluation import measure
+from uirl.training import measure
 from uirl.training.interrupt import Interrupt
 from uirl.training.resume import candidates, naming_the_way_back, run_name_for
 from uirl.training.saving import SaveClock

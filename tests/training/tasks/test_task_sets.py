@@ -12,7 +12,7 @@ from tests.rollout.worlds import Countdown
 from tests.training.test_loop import settings
 from uirl import ConfigError, ConfigStore, EnvironmentConfig, RayPPOTrainer
 from uirl.cli.main import main
-from uirl.training.evaluation import measure
+from uirl.training import measure
 from uirl.training.tasks.task_sets import task_sets
 from uirl.types import Observation, Task
 

@@ -57,7 +57,7 @@ def opened(env: Any) -> Any:
 
     class Wire:
         async def send(self, *args: Any, **options: Any) -> Any:
-            return type("Root", (), {"text": "UI Verifiers Server", "headers": {}})
+            return type("Root", (), {"content": b"UI Verifiers Server", "headers": {}, "encoding": "utf-8"})
 
         async def json(self, *args: Any, **options: Any) -> Any:
             sent.append((args, options))
@@ -81,8 +81,8 @@ ANY: dict[str, Look | str] = {
     "rest": (3.5, leased),
     "step_timeout": (8.0, leased),
 }
-NATIVE, OPENENV = "remote/test_native_client.py::", "remote/test_openenv_client.py::"
-UI, PHONE = "remote/test_ui_verifiers_client.py::", "mobile_world/test_environment.py::"
+NATIVE, OPENENV = "remote/client/test_native.py::", "remote/client/test_openenv.py::"
+UI, PHONE = "remote/client/test_ui_verifiers.py::", "mobile_world/test_environment.py::"
 SUITES = "mobile_world/test_suites.py::"
 CHOSEN = f"{PHONE}test_tasks_are_chosen_by_names_tags_and_apps"
 CLIENTS: dict[str, dict[str, Look | str]] = {
@@ -112,17 +112,17 @@ CLIENTS: dict[str, dict[str, Look | str]] = {
         "reset_timeout": (8.0, leased),
         "action_format": ("text", filled),
         "name_field": ("what", filled),
-        "text_field": "remote/test_every_client_option.py::test_a_text_goes_to_the_field_that_is_named",
+        "text_field": "remote/client/test_every_option.py::test_a_text_goes_to_the_field_that_is_named",
         "reset_options": f"{OPENENV}test_an_episode_of_a_foreign_environment",
-        "describe": "remote/test_openenv_tools.py::test_the_tools_are_listed_for_the_chat_template",
+        "describe": "remote/client/test_openenv_tools.py::test_the_tools_are_listed_for_the_chat_template",
         "prompt": ("Click.", told),
         "max_turns": (3, turns),
         "blind": f"{OPENENV}test_rewards_over_openenv_need_the_graders_token",
     },
     "mobile_world": {
         **ANY,
-        "device": "remote/test_every_client_option.py::test_the_device_and_the_wait_reach_the_phone",
-        "step_wait_time": "remote/test_every_client_option.py::test_the_device_and_the_wait_reach_the_phone",
+        "device": "remote/client/test_every_option.py::test_the_device_and_the_wait_reach_the_phone",
+        "step_wait_time": "remote/client/test_every_option.py::test_the_device_and_the_wait_reach_the_phone",
         **dict.fromkeys(("task_names", "tags", "without_tags", "apps", "mcp"), CHOSEN),
         "more_apps": f"{PHONE}test_the_prompt_names_what_there_is",
         "ask_user": (False, told),
