@@ -23,7 +23,7 @@ OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "gymnasium": "environments/adapters",
     "websockets": ("environments/remote",),
     "miniwob": "environments/browser",
-    "wandb": "metrics.py",
+    "wandb": "metrics",
     "peft": "learner",
     "vllm": "inference",
     "openai": "inference",

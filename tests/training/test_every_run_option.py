@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.config.test_no_idle_keys import leaves
+from tests.config.test_every_key_is_read import leaves
 from tests.training.options import alternatives, assignment, build, digest, value_of
 from tests.training.test_every_option import OF_CREDIT, OF_OPTIMIZER
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
@@ -37,8 +37,8 @@ ELSEWHERE = {
     "environment.eval_tasks": "tests/training/tasks/test_task_sets.py",
     "environment.step_timeout": "seen in the plan below, tried in tests/environments/test_session.py",
     "inference.backend": "the engines have suites of their own; 'scripted' is refused in tests/config",
-    "logging.wandb": "tests/test_metrics.py; the package may be missing",
-    "logging.tensorboard": "tests/test_metrics.py; the package may be missing",
+    "logging.wandb": "tests/metrics/test_trackers.py; the package may be missing",
+    "logging.tensorboard": "tests/metrics/test_trackers.py; the package may be missing",
     "model.device": "one machine has one device",
     "model.local_path": "tests/cli loads folders",
     "ray.use_ray": "refused as the parts are put together",

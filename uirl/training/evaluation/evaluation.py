@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from uirl.errors import RolloutFailure
-from uirl.metrics import pass_at_k, success_interval
+from uirl.metrics import mean_pass_at_k, success_interval
 from uirl.rollout.collector import Collector, MakePlayer
 from uirl.training.record.progress import playing
 from uirl.training.record.tally import Tally, tally_of
@@ -115,17 +115,10 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _pass_at_k(judged: list[Trajectory]) -> dict[int, float]:
-    """Over instances that were tried equally often; a failed try makes its instance count for fewer."""
     groups: dict[str, list[bool]] = defaultdict(list)
     for trajectory in judged:
         groups[trajectory.group_id].append(bool(trajectory.success))
-    most = max((len(tries) for tries in groups.values()), default=0)
-    ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= most]
-    out = {}
-    for k in ks:
-        rates = [pass_at_k(len(tries), sum(tries), k) for tries in groups.values() if len(tries) >= k]
-        out[k] = sum(rates) / len(rates)
-    return out
+    return mean_pass_at_k(groups.values())
 
 
 def _per_task(usable: list[Trajectory]) -> dict[str, dict[str, Any]]:

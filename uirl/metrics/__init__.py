@@ -1,0 +1,33 @@
+"""Named numbers: how many become one, how they are written down, and how sure a success rate is."""
+
+from uirl.metrics.file import MetricsLogger, read_metrics
+from uirl.metrics.reduction import (
+    NONFINITE,
+    REDUCTION_OF_PREFIX,
+    REDUCTION_OF_SUFFIX,
+    Metrics,
+    Reduction,
+    plain_row,
+    reduction_of,
+)
+from uirl.metrics.success_rate import mean_pass_at_k, pass_at_k, success_interval
+from uirl.metrics.trackers import PHASES, TensorBoardTracker, Tracker, WandbTracker
+
+__all__ = [
+    "NONFINITE",
+    "PHASES",
+    "REDUCTION_OF_PREFIX",
+    "REDUCTION_OF_SUFFIX",
+    "Metrics",
+    "MetricsLogger",
+    "Reduction",
+    "TensorBoardTracker",
+    "Tracker",
+    "WandbTracker",
+    "mean_pass_at_k",
+    "pass_at_k",
+    "plain_row",
+    "read_metrics",
+    "reduction_of",
+    "success_interval",
+]
