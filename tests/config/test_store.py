@@ -333,7 +333,7 @@ def test_evaluation_options_lie_on_top():
 
 
 def test_every_key_is_documented():
-    from uirl.config.problems import nested_section, walk
+    from uirl.config.keys import nested_section, walk
 
     undocumented = [key for key, field in walk(ConfigStore) if not field.description and nested_section(field) is None]
     assert undocumented == []

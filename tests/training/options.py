@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 
 from uirl import ConfigStore
 from uirl.config import yaml_text
-from uirl.config.problems import nested_section
+from uirl.config.keys import nested_section
 from uirl.errors import ConfigError
 
 TINY = [

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from uirl.config import yaml_text
-from uirl.config.problems import nested_section, unknown_key
-from uirl.config.vocabulary import WORDS, translate_key
+from uirl.config.aliases import ALIASES
+from uirl.config.keys import KeyedModel, nested_section
+from uirl.config.problems import unknown_key
 from uirl.errors import ConfigError
 
-if TYPE_CHECKING:
-    from uirl.config.section import Section
 
-
-def apply_overrides(tree: type[Section], values: dict[str, Any], assignments: Iterable[str]) -> None:
-    """Changes `values`, the whole plain form of a `tree`, as the assignments say, in order.
+def apply_overrides(tree: type[KeyedModel], values: dict[str, Any], assignments: Iterable[str]) -> None:
+    """Change `values`, the whole plain form of a `tree`, as the assignments say, in order.
 
     Raises `ConfigError` for text that is no assignment and for keys that `tree` does not have. Values are read as YAML
     and not checked.
@@ -26,14 +24,14 @@ def apply_overrides(tree: type[Section], values: dict[str, Any], assignments: It
         if not equals or not key:
             raise ConfigError(f"got {assignment!r}, expected section.key=value, as in training.learning_rate=1e-4")
         value = yaml_text.parse(text, f"the value of {key}")
-        if key in WORDS:
-            for ours, meant in translate_key(key, value, values["environment"]["name"]).items():
-                _assign(tree, values, ours, meant)
+        if key in ALIASES:
+            for our_key, our_value in ALIASES[key].translate(value, values["environment"]["name"]).items():
+                _assign(tree, values, our_key, our_value)
         else:
             _assign(tree, values, key, value)
 
 
-def _assign(tree: type[Section], values: dict[str, Any], key: str, value: Any) -> None:
+def _assign(tree: type[KeyedModel], values: dict[str, Any], key: str, value: Any) -> None:
     parts = key.split(".")
     for depth, part in enumerate(parts):
         if part not in tree.model_fields:
@@ -49,7 +47,7 @@ def _assign(tree: type[Section], values: dict[str, Any], key: str, value: Any) -
         tree, values = inner, values[part]
 
 
-def _merged(section: type[Section] | None, old: Any, new: Any) -> Any:
+def _merged(section: type[KeyedModel] | None, old: Any, new: Any) -> Any:
     """A mapping for a section changes the keys it names; everything else replaces the old value."""
     if section is None or not isinstance(new, dict):
         return new

@@ -1,20 +1,16 @@
-"""Errors of the config in words: which key, what it got, what it expects, which key was probably meant."""
+"""Error messages of the config: which key, what it got, what it expects, which key was probably meant."""
 
 from __future__ import annotations
 
-import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import ValidationError
 
-from uirl.config.vocabulary import WORDS
+from uirl.config.aliases import ALIASES
+from uirl.config.keys import KeyedModel, describe, dotted, nested_section, walk
 from uirl.errors import ConfigError
-
-if TYPE_CHECKING:
-    from uirl.config.section import Section
 
 FOREIGN_NAMES = {
     "model.name": "model.model_name",
@@ -48,11 +44,11 @@ FOREIGN_NAMES = {
     "save_total_limit": "checkpoint.keep_last_n",
     "experiment_name": "logging.run_name",
 }
-"""What other frameworks call our keys, bare or dotted: not accepted, but the error then names the right one."""
+"""Names that other frameworks have for our keys, bare or dotted. They are errors that name the right key."""
 
 
-def config_error(section: type[Section], error: ValidationError, values: Any) -> ConfigError:
-    """One `ConfigError` that lists every problem pydantic found when it built `section` from `values`."""
+def config_error(section: type[KeyedModel], error: ValidationError, values: Any) -> ConfigError:
+    """Make one `ConfigError` that lists every problem pydantic found when it built `section` from `values`."""
     lines: dict[str, str] = {}
     for problem in error.errors(include_url=False, include_context=False):
         owner, name, rest = _locate(section, problem["loc"])
@@ -64,75 +60,21 @@ def config_error(section: type[Section], error: ValidationError, values: Any) ->
     return ConfigError("\n".join(lines.values()))
 
 
-def unknown_key(section: type[Section], name: object) -> str:
-    """The message for a key that `section` does not have."""
+def unknown_key(section: type[KeyedModel], name: object) -> str:
+    """Write the message for a key that `section` does not have."""
     key = dotted(section.key, str(name))
     return f"{key} is not a config key; {_probably_meant(section, str(name))}"
 
 
-def dotted(*parts: str) -> str:
-    """The parts that are not empty, joined by dots."""
-    return ".".join(part for part in parts if part)
-
-
-def nested_section(field: FieldInfo) -> type[Section] | None:
-    """The section class of a field; None: the field is a value."""
-    kind = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None  # type: ignore[return-value]
-
-
-def walk(section: type[Section]) -> Iterator[tuple[str, FieldInfo]]:
-    """(dotted key, field) of every key below `section`, nested sections included, in the order of the tree."""
-    for name, field in section.model_fields.items():
-        yield dotted(section.key, name), field
-        inner = nested_section(field)
-        if inner is not None:
-            yield from walk(inner)
-
-
-def describe(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    """A type in the words of a person who writes YAML: 'number > 0', "'a' or 'b'", 'list of text'."""
-    origin, args = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        bounds = [m for extra in args[1:] for m in (extra.metadata if isinstance(extra, FieldInfo) else [extra])]
-        return describe(args[0], [*bounds, *metadata])
-    if origin is Literal:
-        return " or ".join(repr(choice) for choice in args)
-    if origin in (Union, types.UnionType):
-        return " or ".join(describe(arg) for arg in args)
-    if origin is tuple:
-        return "[" + ", ".join(describe(arg) for arg in args) + "]"
-    if origin is list:
-        return f"list of {describe(args[0])}"
-    return _WORDS.get(origin or annotation, "mapping of keys") + _bounds(metadata)
-
-
-_WORDS = {
-    float: "number",
-    int: "whole number",
-    bool: "true or false",
-    str: "text",
-    type(None): "null",
-    dict: "mapping of plain data (text keys; text, finite numbers, true/false, null, lists, mappings)",
-}
-_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-
-
-def _bounds(metadata: Iterable[Any]) -> str:
-    found = [f" {sign} {getattr(m, name)}" for m in metadata for name, sign in _SIGNS.items() if hasattr(m, name)]
-    patterns = [f" like {m.pattern}" for m in metadata if getattr(m, "pattern", None)]
-    return " and".join(found) + "".join(patterns)
-
-
-def _expected(section: type[Section], name: str) -> str:
+def _expected(section: type[KeyedModel], name: str) -> str:
     if name not in section.model_fields:
         return "a mapping of config keys"
     field = section.model_fields[name]
     return describe(field.annotation, field.metadata)
 
 
-def _locate(section: type[Section], loc: tuple[Any, ...]) -> tuple[type[Section], str, tuple[Any, ...]]:
-    """(section that owns the problem, its field or '', what is left of `loc` below that field)."""
+def _locate(section: type[KeyedModel], loc: tuple[Any, ...]) -> tuple[type[KeyedModel], str, tuple[Any, ...]]:
+    """Return (section that owns the problem, its field or '', what is left of `loc` below that field)."""
     for depth, part in enumerate(loc):
         field = section.model_fields.get(part) if isinstance(part, str) else None
         if field is None:
@@ -145,9 +87,9 @@ def _locate(section: type[Section], loc: tuple[Any, ...]) -> tuple[type[Section]
 
 
 def _value_at(
-    root: type[Section], owner: type[Section], name: str, rest: Iterable[Any], values: Any
+    root: type[KeyedModel], owner: type[KeyedModel], name: str, rest: Iterable[Any], values: Any
 ) -> tuple[str, Any]:
-    """(dotted key, value there), as deep into a free mapping or list as the problem is."""
+    """Return (dotted key, value there), as deep into a free mapping or list as the problem is."""
     path = owner.key.removeprefix(root.key).strip(".")
     for part in [*path.split("."), name] if path else [name]:
         if isinstance(values, Mapping):
@@ -161,19 +103,17 @@ def _value_at(
     return key, values
 
 
-def _probably_meant(section: type[Section], name: str) -> str:
-    from uirl.config.store import ConfigStore
-
-    known = [key for key, _ in walk(ConfigStore)]
-    own = {field: dotted(section.key, field) for field in section.model_fields}
-    words = [*WORDS, *{word.partition(".")[0] for word in WORDS}]
-    near = {word.rpartition(".")[2]: word for word in words if word.rpartition(".")[0] == section.key} | own
+def _probably_meant(section: type[KeyedModel], name: str) -> str:
+    tree_keys = [key for key, _ in walk(KeyedModel.tree or section)]
+    section_keys = {field: dotted(section.key, field) for field in section.model_fields}
+    aliases = [*ALIASES, *{alias.partition(".")[0] for alias in ALIASES}]
+    near = {a.rpartition(".")[2]: a for a in aliases if a.rpartition(".")[0] == section.key} | section_keys
     full, last = dotted(section.key, name), name.rpartition(".")[2]
     above = {full.rsplit(".", depth)[0] for depth in range(1, full.count(".") + 1)}
     meant = (
         [FOREIGN_NAMES[foreign] for foreign in (full, last) if foreign in FOREIGN_NAMES][:1]
-        or [key for key in known if key.rpartition(".")[2] == last]
+        or [key for key in tree_keys if key.rpartition(".")[2] == last]
         or [near[field] for field in get_close_matches(name, near, n=1, cutoff=0.7)]
-        or get_close_matches(full, [key for key in known if key not in above], n=1, cutoff=0.7)
+        or get_close_matches(full, [key for key in tree_keys if key not in above], n=1, cutoff=0.7)
     )
-    return f"did you mean {' or '.join(map(repr, meant))}?" if meant else "known: " + ", ".join(own.values())
+    return f"did you mean {' or '.join(map(repr, meant))}?" if meant else "known: " + ", ".join(section_keys.values())

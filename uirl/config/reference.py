@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 from pydantic.fields import FieldInfo
 
-from uirl.config.problems import describe, nested_section
-from uirl.config.vocabulary import WORDS
-
-if TYPE_CHECKING:
-    from uirl.config.section import Section
+from uirl.config.aliases import ALIASES
+from uirl.config.keys import KeyedModel, describe, nested_section
 
 _HEAD = """# Configuration
 
@@ -21,13 +17,13 @@ combinations that cannot work are errors that say what to do. `null` means what 
 """
 
 
-def markdown(tree: type[Section]) -> str:
-    """The reference of all sections below `tree`, one table each."""
-    return _HEAD + "".join(_section(inner) for inner in _sections(tree)) + _other_words()
+def markdown(tree: type[KeyedModel]) -> str:
+    """Write the reference of all sections below `tree`, one table each."""
+    return _HEAD + "".join(_section(inner) for inner in _sections(tree)) + _aliases()
 
 
-def _other_words() -> str:
-    rows = [f"| `{key}` | {_cell(word.means)} |" for key, word in WORDS.items()]
+def _aliases() -> str:
+    rows = [f"| `{key}` | {_cell(alias.meaning)} |" for key, alias in ALIASES.items()]
     head = (
         "\n## Other words\n\nThe YAML of the project's founding documents is read as it stands: in files and on the "
         "command line these\nkeys are translated into ours, which is said once in the log. Beside our own key of that "
@@ -36,12 +32,12 @@ def _other_words() -> str:
     return head + "\n".join(rows) + "\n"
 
 
-def _sections(tree: type[Section]) -> list[type[Section]]:
+def _sections(tree: type[KeyedModel]) -> list[type[KeyedModel]]:
     inner = [section for field in tree.model_fields.values() if (section := nested_section(field)) is not None]
     return [deeper for section in inner for deeper in (section, *_sections(section))]
 
 
-def _section(section: type[Section]) -> str:
+def _section(section: type[KeyedModel]) -> str:
     rows = [_row(name, field) for name, field in section.model_fields.items() if nested_section(field) is None]
     about = " ".join((section.__doc__ or "").split())
     head = f"\n## {section.key}\n\n{about}\n\n| key | value | default | meaning |\n|---|---|---|---|\n"

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from uirl.config.idle import idle_settings
 from uirl.config.training import GROUP_ESTIMATORS
-
-if TYPE_CHECKING:
-    from uirl.config.store import ConfigStore
+from uirl.config.tree import ConfigTree
+from uirl.config.unused import unused_settings
 
 BUILT_IN_VLM = "uirl/tiny-vlm"
 BUILT_IN = (BUILT_IN_VLM, "uirl/tiny-lm")
 
 
-def broken_relations(config: ConfigStore) -> list[str]:
-    """One message per combination of values that cannot work; empty: none."""
+def broken_relations(config: ConfigTree) -> list[str]:
+    """Return one message per combination of values that cannot work; empty: none."""
     rules = (
         _groups,
         _batches,
@@ -33,9 +30,9 @@ def broken_relations(config: ConfigStore) -> list[str]:
     return [message for rule in rules for message in rule(config)]
 
 
-def broken_for_training(config: ConfigStore) -> list[str]:
-    """Combinations that are fine for generating and evaluating, but from which nothing can be learned."""
-    messages = list(idle_settings(config))
+def broken_for_training(config: ConfigTree) -> list[str]:
+    """Return one message per combination that can be played and evaluated, but from which nothing can be learned."""
+    messages = list(unused_settings(config))
     if config.inference.backend == "scripted":
         messages.append(
             "inference.backend=scripted replays given replies and learns nothing from them; train with transformers, "
@@ -55,7 +52,7 @@ def broken_for_training(config: ConfigStore) -> list[str]:
     return messages
 
 
-def _biased(config: ConfigStore) -> Iterator[str]:
+def _biased(config: ConfigTree) -> Iterator[str]:
     training, inference = config.training, config.inference
     if training.old_log_probs == "rollout" and (inference.top_p < 1 or inference.top_k > 0):
         yield (
@@ -64,7 +61,7 @@ def _biased(config: ConfigStore) -> Iterator[str]:
         )
 
 
-def _groups(config: ConfigStore) -> Iterator[str]:
+def _groups(config: ConfigTree) -> Iterator[str]:
     training = config.training
     if training.adv_estimator in GROUP_ESTIMATORS and training.episodes_per_group < 2:
         yield (
@@ -74,7 +71,7 @@ def _groups(config: ConfigStore) -> Iterator[str]:
         )
 
 
-def _batches(config: ConfigStore) -> Iterator[str]:
+def _batches(config: ConfigTree) -> Iterator[str]:
     training = config.training
     if training.batch_size % training.episodes_per_group:
         yield (
@@ -88,7 +85,7 @@ def _batches(config: ConfigStore) -> Iterator[str]:
         )
 
 
-def _lengths(config: ConfigStore) -> Iterator[str]:
+def _lengths(config: ConfigTree) -> Iterator[str]:
     response = config.inference.max_tokens
     limits = {
         "rollout.max_tokens": config.rollout.max_tokens,
@@ -103,16 +100,16 @@ def _lengths(config: ConfigStore) -> Iterator[str]:
             )
 
 
-def _pictures(config: ConfigStore) -> Iterator[str]:
-    block, most = config.rollout.image_block, config.rollout.max_images
-    if block > 1 and (most is None or block > most):
+def _pictures(config: ConfigTree) -> Iterator[str]:
+    block, limit = config.rollout.image_block, config.rollout.max_images
+    if block > 1 and (limit is None or block > limit):
         yield (
-            f"rollout.image_block={block} with rollout.max_images={most}: so many screenshots cannot be dropped at "
+            f"rollout.image_block={block} with rollout.max_images={limit}: so many screenshots cannot be dropped at "
             "once from a window of that size; use a block of at most max_images"
         )
 
 
-def _turns(config: ConfigStore) -> Iterator[str]:
+def _turns(config: ConfigTree) -> Iterator[str]:
     turns = config.rollout.max_turns
     if not config.inference.multi_turn and turns is not None and turns > 1:
         yield (
@@ -121,7 +118,7 @@ def _turns(config: ConfigStore) -> Iterator[str]:
         )
 
 
-def _objective(config: ConfigStore) -> Iterator[str]:
+def _objective(config: ConfigTree) -> Iterator[str]:
     training, algorithm = config.training, config.algorithm
     if training.adv_estimator == "gae" and training.value_coef == 0:
         yield (
@@ -160,7 +157,7 @@ def _objective(config: ConfigStore) -> Iterator[str]:
         )
 
 
-def _success(config: ConfigStore) -> Iterator[str]:
+def _success(config: ConfigTree) -> Iterator[str]:
     training, warm = config.training, config.training.warm_start
     if training.stop_at_success is not None and training.eval_every is None:
         yield (
@@ -174,7 +171,7 @@ def _success(config: ConfigStore) -> Iterator[str]:
         )
 
 
-def _resume(config: ConfigStore) -> Iterator[str]:
+def _resume(config: ConfigTree) -> Iterator[str]:
     if config.checkpoint.from_step is not None and not config.checkpoint.resume:
         yield (
             f"checkpoint.from_step={config.checkpoint.from_step} with checkpoint.resume=false: a new run has no "
@@ -182,7 +179,7 @@ def _resume(config: ConfigStore) -> Iterator[str]:
         )
 
 
-def _engine(config: ConfigStore) -> Iterator[str]:
+def _engine(config: ConfigTree) -> Iterator[str]:
     if config.inference.backend == "transformers" and config.model.tensor_parallel_size > 1:
         yield (
             f"model.tensor_parallel_size={config.model.tensor_parallel_size} with inference.backend=transformers: the "
@@ -190,7 +187,7 @@ def _engine(config: ConfigStore) -> Iterator[str]:
         )
 
 
-def _tiny_text(config: ConfigStore) -> Iterator[str]:
+def _tiny_text(config: ConfigTree) -> Iterator[str]:
     tiny = config.model.tiny
     if config.model.model_name in BUILT_IN and tiny.hidden_size % (2 * tiny.num_heads):
         yield (
@@ -199,7 +196,7 @@ def _tiny_text(config: ConfigStore) -> Iterator[str]:
         )
 
 
-def _tiny_vision(config: ConfigStore) -> Iterator[str]:
+def _tiny_vision(config: ConfigTree) -> Iterator[str]:
     tiny = config.model.tiny
     if config.model.model_name != BUILT_IN_VLM:
         return

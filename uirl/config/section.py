@@ -1,12 +1,13 @@
-"""What every section of the config is: strict fields with a documentation string, and errors that name the key."""
+"""The base class of the sections: strict fields with documentation strings, and errors that name the key."""
 
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
 
+from uirl.config.keys import KeyedModel
 from uirl.config.problems import config_error, unknown_key
 from uirl.errors import ConfigError
 
@@ -20,7 +21,7 @@ Options = dict[str, JsonValue]
 Pair = Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], Field(strict=False)]
 
 
-class Section(BaseModel):
+class Section(KeyedModel):
     """A group of config keys. Unknown keys and values of another type raise `ConfigError`; nothing is coerced, except
     whole numbers to floats, lists to tuples and paths to text."""
 
@@ -32,9 +33,6 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         protected_namespaces=(),
     )
-
-    key: ClassVar[str] = ""
-    """Dotted name of the section in the tree; empty: the tree itself."""
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -55,13 +53,15 @@ class Section(BaseModel):
 
     @classmethod
     def build(cls, values: Any) -> Self:
-        """The section that a plain mapping describes; keys left out have their defaults. Raises `ConfigError` that
-        lists every unknown key and wrong value."""
+        """Build the section that a plain mapping describes; keys left out have their defaults.
+
+        Raises `ConfigError` that lists every unknown key and wrong value.
+        """
         try:
             return cls.model_validate(values)
         except ValidationError as error:
             raise config_error(cls, error, values) from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Every key with its value, as plain data; `build` of it gives an equal section."""
+        """Return every key with its value, as plain data; `build` of it gives an equal section."""
         return self.model_dump(mode="json")

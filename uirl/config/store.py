@@ -1,4 +1,4 @@
-"""The whole config of a run: one strict tree, from YAML and back, with dotted overrides."""
+"""The config of a run as it is read, written, checked and overridden."""
 
 from __future__ import annotations
 
@@ -6,62 +6,27 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Self
-
-from pydantic import Field
+from typing import Any, Self
 
 from uirl.config import yaml_text
-from uirl.config.algorithm import AlgorithmConfig
-from uirl.config.checkpoint import CheckpointConfig
-from uirl.config.environment import EnvironmentConfig
-from uirl.config.inference import InferenceConfig
-from uirl.config.logging import LoggingConfig
-from uirl.config.model import ModelConfig
+from uirl.config.aliases import translate_file
 from uirl.config.overrides import apply_overrides
-from uirl.config.ray import RayConfig
 from uirl.config.reference import markdown
 from uirl.config.relations import broken_for_training, broken_relations
-from uirl.config.rollout import RolloutConfig
-from uirl.config.section import Section
-from uirl.config.training import TrainingConfig
-from uirl.config.vocabulary import translate_file
+from uirl.config.tree import ConfigTree
 from uirl.errors import ConfigError
 from uirl.runtime.files import write_atomically
 
 
-class ConfigStore(Section):
+class ConfigStore(ConfigTree):
     """Every setting of a run. `ConfigStore()` is a run that works: a tiny vision model learns the embedded screen.
 
     Assigning an attribute checks the key and the value at once. What must hold between keys is checked where a whole
     config is read (`from_yaml`, `from_dict`, `override`) and by `check`, not while attributes are set one by one.
     """
 
-    key: ClassVar[str] = ""
-
-    model: ModelConfig = Field(default_factory=ModelConfig)
-    inference: InferenceConfig = Field(default_factory=InferenceConfig)
-    environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
-    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
-    training: TrainingConfig = Field(default_factory=TrainingConfig)
-    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
-    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
-    ray: RayConfig = Field(default_factory=RayConfig)
-    logging: LoggingConfig = Field(default_factory=LoggingConfig)
-
-    @property
-    def turn_limit(self) -> int:
-        """Turns after which an episode is cut: `rollout.max_turns`, resolved."""
-        if self.rollout.max_turns is not None:
-            return self.rollout.max_turns
-        return self.inference.max_turns if self.inference.multi_turn else 1
-
-    @property
-    def needs_reference(self) -> bool:
-        """Whether a reference model takes part in the loss or the reward."""
-        return self.training.use_kl_in_reward or self.algorithm.kl_loss_coef > 0
-
     def check(self, *, training: bool = False) -> Self:
-        """This config, where its keys fit together; with `training`, also where something can be learned from it.
+        """Return this config if its keys fit together; with `training`, also if something can be learned from it.
 
         Raises `ConfigError` that lists every combination which does not, and why.
         """
@@ -72,26 +37,26 @@ class ConfigStore(Section):
 
     @classmethod
     def from_dict(cls, values: Any) -> Self:
-        """The config that a nested mapping describes; keys left out have their defaults. Raises `ConfigError`."""
+        """Build the config that a nested mapping describes; keys left out have their defaults. Raises `ConfigError`."""
         return cls.build(values).check()
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str]) -> Self:
-        """The config in a YAML file, which may be partial or empty. Raises `ConfigError` that names the file."""
+        """Read the config in a YAML file, which may be partial or empty. Raises `ConfigError` that names the file."""
         values = _read(path)
         with _naming(path):
             return cls.from_dict(values)
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The whole config as YAML, also written to `path` (atomically) where one is given. `from_yaml` of it gives an
-        equal config."""
+        """Return the whole config as YAML, and write it (atomically) to `path` if one is given. `from_yaml` of it gives
+        an equal config."""
         text = yaml_text.render(self.to_dict())
         if path is not None:
             write_atomically(path, text)
         return text
 
     def override(self, assignments: Iterable[str]) -> Self:
-        """A copy with `section.key=value` assignments applied in order; this config stays as it is.
+        """Return a copy with `section.key=value` assignments applied in order; this config stays as it is.
 
         Values are YAML: `training.learning_rate=1e-4`, `training.betas=[0.9, 0.95]`, `rollout.max_images=null`. A
         mapping for a section changes the keys it names; below `environment.options` any key may be set. Raises
@@ -103,12 +68,12 @@ class ConfigStore(Section):
 
     @classmethod
     def reference(cls) -> str:
-        """Every key with its type, default and meaning, as Markdown."""
+        """Write every key with its type, default and meaning, as Markdown."""
         return markdown(cls)
 
 
 def load_config(path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> ConfigStore:
-    """The config of a command line: a YAML file (None: the defaults) with `section.key=value` overrides on top.
+    """Read the config of a command line: a YAML file (None: the defaults) with `section.key=value` overrides on top.
 
     Keys need not fit together in the file alone, only with the overrides. Raises `ConfigError`.
     """
@@ -130,7 +95,7 @@ def _read(path: str | os.PathLike[str]) -> Any:
 
 @contextlib.contextmanager
 def _naming(path: str | os.PathLike[str] | None) -> Iterator[None]:
-    """A context whose `ConfigError`s begin with the name of the file."""
+    """Return a context whose `ConfigError`s begin with the name of the file."""
     try:
         yield
     except ConfigError as error:

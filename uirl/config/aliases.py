@@ -1,9 +1,9 @@
-"""Other words for our keys: those of the YAML that the project's founding documents show, translated on reading."""
+"""Aliases of config keys: those of the YAML in the project's founding documents, translated when it is read."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -16,24 +16,24 @@ UPDATES_PER_EPOCH = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """One key of another vocabulary."""
+class Alias:
+    """Another name for one or several keys."""
 
-    means: str
+    meaning: str
     """What it sets, for the documentation."""
-    read: Callable[[Any, str], dict[str, Any]]
+    translate: Callable[[Any, str], dict[str, Any]]
     """(its value, the name of the environment) -> our keys and their values. Raises ConfigError for a value that
     cannot be honoured."""
 
 
-def _servers(urls: Any, world: str) -> dict[str, Any]:
+def _servers(urls: Any, environment: str) -> dict[str, Any]:
     if not isinstance(urls, list) or not urls:
         raise ConfigError(f"environment.ui_env_urls: got {urls!r:.80}, expected a list of addresses")
     return {"environment.name": UI_SERVERS, "environment.options.urls": urls, "rollout.parallel": len(urls)}
 
 
-def _format(name: Any, world: str) -> dict[str, Any]:
-    if world != UI_SERVERS:
+def _format(name: Any, environment: str) -> dict[str, Any]:
+    if environment != UI_SERVERS:
         return {"environment.options.action_format": name}
     if name != "json":
         raise ConfigError(
@@ -43,91 +43,88 @@ def _format(name: Any, world: str) -> dict[str, Any]:
     return {}
 
 
-def _steps(count: Any, world: str) -> dict[str, Any]:
+def _steps(count: Any, environment: str) -> dict[str, Any]:
     limits = {"rollout.max_turns": count}
-    return limits | {"environment.options.max_turns": count} if world == UI_SERVERS else limits
+    return limits | {"environment.options.max_turns": count} if environment == UI_SERVERS else limits
 
 
-def _updates(count: Any, world: str) -> dict[str, Any]:
+def _updates(count: Any, environment: str) -> dict[str, Any]:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ConfigError(f"training.num_iterations: got {count!r:.80}, expected whole number >= 1")
     each = 1 if count % UPDATES_PER_EPOCH else UPDATES_PER_EPOCH
     return {"training.num_epochs": count // each, "training.num_iters_per_epoch": each}
 
 
-WORDS: dict[str, Word] = {
-    "model.name": Word("`model.model_name`", lambda value, world: {"model.model_name": value}),
-    "model.action_format": Word(
+ALIASES: dict[str, Alias] = {
+    "model.name": Alias("`model.model_name`", lambda value, environment: {"model.model_name": value}),
+    "model.action_format": Alias(
         "`environment.options.action_format`; UI servers take 'json' alone, anything else is refused", _format
     ),
-    "environment.ui_env_urls": Word(
+    "environment.ui_env_urls": Alias(
         "`environment.options.urls` of the environment 'ui_verifiers' (or of the one that is named), and one episode "
         "at a time per address: `rollout.parallel`",
         _servers,
     ),
-    "actor.session_type": Word(
-        "`environment.options.session_type`", lambda value, world: {"environment.options.session_type": value}
+    "actor.session_type": Alias(
+        "`environment.options.session_type`", lambda value, environment: {"environment.options.session_type": value}
     ),
-    "actor.task_prompt": Word(
-        "`environment.options.prompt`", lambda value, world: {"environment.options.prompt": value}
+    "actor.task_prompt": Alias(
+        "`environment.options.prompt`", lambda value, environment: {"environment.options.prompt": value}
     ),
-    "actor.max_steps_per_episode": Word(
+    "actor.max_steps_per_episode": Alias(
         "`rollout.max_turns`, and `environment.options.max_turns` of UI servers", _steps
     ),
-    "actor.num_actors": Word(
-        "`rollout.parallel`: an actor plays one episode at a time", lambda value, world: {"rollout.parallel": value}
+    "actor.num_actors": Alias(
+        "`rollout.parallel`: an actor plays one episode at a time",
+        lambda value, environment: {"rollout.parallel": value},
     ),
-    "training.num_iterations": Word(
+    "training.num_iterations": Alias(
         "all updates of the run: `training.num_epochs` epochs of `training.num_iters_per_epoch` updates, ten where "
         "that divides them",
         _updates,
     ),
 }
 """A key of the documents -> what it means here."""
-SECTIONS = {key.partition(".")[0] for key in WORDS}
+SECTIONS = {key.partition(".")[0] for key in ALIASES}
 FOLLOWING = {"environment.ui_env_urls": ("environment.name", "rollout.parallel")}
-"""Word -> keys that follow from its value, unless they are set."""
+"""Alias -> keys that follow from its value, unless they are set."""
 
 
-def translate_file(values: dict[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` of a file in our words alone; what was translated is said once in the log. `known`: the sections of
-    ours. Raises ConfigError for a word beside our own key of that meaning, and for a value that cannot be honoured."""
+def translate_file(values: dict[str, Any], sections_of_tree: Iterable[str]) -> dict[str, Any]:
+    """Return `values` of a file with every alias replaced by the keys it stands for. One log line names what was
+    translated. `sections_of_tree`: the names of our sections. Raises ConfigError for an alias beside the key it stands
+    for, and for a value that cannot be honoured."""
     sections = {name: dict(part) if isinstance(part, dict) else part for name, part in values.items()}
-    found = {key: _take(sections, key) for key in WORDS if _holds(sections, key)}
-    for name in SECTIONS - known.keys():
+    aliased = {alias: _take(sections, alias) for alias in ALIASES if _holds(sections, alias)}
+    for name in SECTIONS.difference(sections_of_tree):
         left = sections.pop(name, None)
         if isinstance(left, dict) and left:
-            raise ConfigError("\n".join(unknown_word(f"{name}.{key}") for key in left))
+            raise ConfigError("\n".join(unknown_alias(f"{name}.{key}") for key in left))
         if left is not None and not isinstance(left, dict):
             raise ConfigError(f"{name}: got {left!r:.80}, expected mapping of keys")
-    if not found:
+    if not aliased:
         return sections
-    world = _get(sections, "environment.name") or (UI_SERVERS if "environment.ui_env_urls" in found else "")
-    said: dict[str, tuple[str, Any]] = {}
-    for word, value in found.items():
-        for key, ours in WORDS[word].read(value, str(world)).items():
+    environment = _get(sections, "environment.name") or (UI_SERVERS if "environment.ui_env_urls" in aliased else "")
+    translated: dict[str, tuple[str, Any]] = {}
+    for alias, value in aliased.items():
+        for key, our_value in ALIASES[alias].translate(value, str(environment)).items():
             if _holds(sections, key):
-                if key in FOLLOWING.get(word, ()):
+                if key in FOLLOWING.get(alias, ()):
                     continue
-                raise ConfigError(f"{word} and {key} say the same thing; keep one of them")
-            said[key] = (word, ours)
-    for key, (_, ours) in said.items():
-        _put(sections, key, ours)
-    _LOG.warning("read %s", "; ".join(f"{word} as {key}={ours!r:.80}" for key, (word, ours) in said.items()))
+                raise ConfigError(f"{alias} and {key} say the same thing; keep one of them")
+            translated[key] = (alias, our_value)
+    for key, (_, our_value) in translated.items():
+        _put(sections, key, our_value)
+    _LOG.warning("read %s", "; ".join(f"{alias} as {key}={v!r:.80}" for key, (alias, v) in translated.items()))
     return sections
 
 
-def translate_key(key: str, value: Any, world: str) -> dict[str, Any]:
-    """Our keys and their values for one word; `world`: the environment that is named. Raises ConfigError."""
-    return WORDS[key].read(value, world)
-
-
-def unknown_word(key: str) -> str:
-    """The message for a key of a section that only the other vocabulary has."""
-    near = get_close_matches(key, WORDS, n=1, cutoff=0.6)
+def unknown_alias(key: str) -> str:
+    """Write the message for an unknown key of a section that only aliases have."""
+    near = get_close_matches(key, ALIASES, n=1, cutoff=0.6)
     section = key.partition(".")[0]
-    known = ", ".join(word for word in WORDS if word.startswith(f"{section}."))
-    return f"{key} is not a config key; " + (f"did you mean {near[0]!r}?" if near else f"known: {known}")
+    in_section = ", ".join(alias for alias in ALIASES if alias.startswith(f"{section}."))
+    return f"{key} is not a config key; " + (f"did you mean {near[0]!r}?" if near else f"known: {in_section}")
 
 
 def _holds(values: Any, key: str) -> bool:

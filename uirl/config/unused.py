@@ -1,34 +1,32 @@
-"""Settings that a training run of ours would not read, given the others: each is said, so that no key does nothing."""
+"""Settings that a training run would not read, given the others. Each is an error, so that no key is ignored."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from uirl.config.training import GROUP_ESTIMATORS
+from uirl.config.tree import ConfigTree
 
-if TYPE_CHECKING:
-    from uirl.config.store import ConfigStore
-
-Condition = Callable[["ConfigStore"], bool]
+Condition = Callable[[ConfigTree], bool]
 
 
 def _estimators(*names: str) -> Condition:
     return lambda config: config.training.adv_estimator in names
 
 
-def _policy_loss(config: ConfigStore) -> bool:
+def _policy_loss(config: ConfigTree) -> bool:
     return config.training.adv_estimator != "rejection_sampling"
 
 
-def _over_http(config: ConfigStore) -> bool:
+def _over_http(config: ConfigTree) -> bool:
     inference = config.inference
     return inference.backend == "openai" or (
         inference.backend in ("vllm", "sglang") and inference.server_url is not None
     )
 
 
-def _never(config: ConfigStore) -> bool:
+def _never(config: ConfigTree) -> bool:
     return False
 
 
@@ -109,12 +107,12 @@ READ: dict[str, tuple[Condition, str]] = {
     "ray.nnodes": _VERL,
     "ray.gpus_per_node": _VERL,
 }
-"""Key -> (whether it is read, by whom it is read). Keys that are not here are always read. The sections `model.lora`,
+"""Key -> (whether it is read, by what it is read). Keys that are not here are always read. The sections `model.lora`,
 `model.tiny` and `training.warm_start` have a switch of their own and are left as they are where it is off."""
 
 
-def idle_settings(config: ConfigStore) -> Iterator[str]:
-    """One message per key that differs from its default and that nobody would read."""
+def unused_settings(config: ConfigTree) -> Iterator[str]:
+    """Yield one message per key that differs from its default and that nothing would read."""
     for key, (read, by) in READ.items():
         section, _, name = key.rpartition(".")
         owner = getattr(config, section)
@@ -127,5 +125,5 @@ def _default(section: Any, name: str) -> Any:
     return type(section).model_fields[name].get_default(call_default_factory=True)
 
 
-def _built_in(config: ConfigStore) -> bool:
+def _built_in(config: ConfigTree) -> bool:
     return config.model.local_path is None and config.model.model_name.startswith("uirl/")

@@ -1,4 +1,4 @@
-"""The words of the founding documents: their YAML is read as it stands, and nothing in it is read and then ignored."""
+"""The keys of the founding documents: their YAML is read as it stands, and nothing in it is read and then ignored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from uirl.config import ConfigStore, load_config
-from uirl.config.vocabulary import WORDS
+from uirl.config.aliases import ALIASES
 from uirl.environments import UIVerifiersEnvironment, create_environment
 from uirl.errors import ConfigError
 
@@ -97,7 +97,7 @@ OTHER: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize("word", ALIASES)
 def test_no_word_is_read_and_does_nothing(tmp_path: Path, word: str) -> None:
     section, _, key = word.partition(".")
     from_file = load_config(written(tmp_path, f"{section}: {{{key}: {OTHER[word]}}}"))

@@ -3,7 +3,7 @@
 import pytest
 
 from uirl.config import ConfigStore
-from uirl.config.idle import READ
+from uirl.config.unused import READ
 from uirl.errors import ConfigError
 
 READER = {

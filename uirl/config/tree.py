@@ -1,0 +1,50 @@
+"""The tree of all sections. Rules between keys read it; `ConfigStore` adds files, checks and overrides."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from uirl.config.algorithm import AlgorithmConfig
+from uirl.config.checkpoint import CheckpointConfig
+from uirl.config.environment import EnvironmentConfig
+from uirl.config.inference import InferenceConfig
+from uirl.config.keys import KeyedModel
+from uirl.config.logging import LoggingConfig
+from uirl.config.model import ModelConfig
+from uirl.config.ray import RayConfig
+from uirl.config.rollout import RolloutConfig
+from uirl.config.section import Section
+from uirl.config.training import TrainingConfig
+
+
+class ConfigTree(Section):
+    """Every setting of a run, by section."""
+
+    key: ClassVar[str] = ""
+
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    inference: InferenceConfig = Field(default_factory=InferenceConfig)
+    environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    ray: RayConfig = Field(default_factory=RayConfig)
+    logging: LoggingConfig = Field(default_factory=LoggingConfig)
+
+    @property
+    def turn_limit(self) -> int:
+        """Number of turns after which an episode is cut: `rollout.max_turns`, resolved."""
+        if self.rollout.max_turns is not None:
+            return self.rollout.max_turns
+        return self.inference.max_turns if self.inference.multi_turn else 1
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a reference model takes part in the loss or the reward."""
+        return self.training.use_kl_in_reward or self.algorithm.kl_loss_coef > 0
+
+
+KeyedModel.tree = ConfigTree
