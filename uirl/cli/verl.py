@@ -143,7 +143,7 @@ def _again_without_key(options: argparse.Namespace) -> NoReturn:
     among its arguments, which Ray and trackers write down and `ps` shows."""
     from uirl.integrations.verl.config.llm import LLM_API_KEY
 
-    command = [sys.executable, "-m", "uirl.cli.main", "verl", "--config", options.config]
+    command = [sys.executable, "-m", "uirl", "verl", "--config", options.config]
     for name in ("sft_model_path", "llm_base_url"):
         if getattr(options, name) is not None:
             command += [f"--{name}", getattr(options, name)]

@@ -10,7 +10,6 @@ import secrets
 import uuid
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from importlib import import_module
 from types import ModuleType, TracebackType
 from typing import Self
 
@@ -252,11 +251,12 @@ class ModelEndpoint:
 def _server() -> ModuleType:
     """The file that knows the web framework. Raises ConfigError where that is not installed."""
     try:
-        return import_module("uirl.serving.server")
+        from uirl.serving import server
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("fastapi", "starlette", "uvicorn"):
             raise
         raise ConfigError(f"the endpoint needs {error.name}: pip install 'uirl[server]'") from error
+    return server
 
 
 def _positions(loaded: LoadedModel) -> int:

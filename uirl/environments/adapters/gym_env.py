@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +27,7 @@ from uirl.environments.base import BaseEnvironment
 from uirl.environments.registry import ENVIRONMENTS
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure, did_you_mean
 from uirl.images import screenshot
+from uirl.parsers import create_parser
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.limits import clip, shown
 from uirl.types import Action, Observation, StepResult, Task
@@ -203,8 +203,7 @@ class GymEnv(gymnasium.Env[Any, Any], EzPickle):
         reads_text = env.action_format == "text"
         if actions == "text" or (actions == "auto" and schemas is None and (reads_text or read is not None)):
             if read is None and not reads_text:
-                # by name, as the tables of the house load: environments import no parser
-                read = import_module("uirl.parsers").create_parser(env.action_format).parse
+                read = create_parser(env.action_format).parse
             return gym_spaces.texts(self._max_text, read or (lambda text: Action(text=text)))
         functions = functions_of(env, schemas)
         if actions == "numbers":

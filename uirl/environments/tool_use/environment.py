@@ -8,7 +8,6 @@ import json
 import math
 import random
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from importlib import import_module
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from uirl.environments.base import BaseEnvironment
@@ -16,6 +15,7 @@ from uirl.environments.results import read_step
 from uirl.environments.session import EnvironmentSession
 from uirl.environments.tool_use.acting import acting_on, bind, run
 from uirl.errors import ConfigError, ContractError
+from uirl.parsers import create_parser
 from uirl.tools import ToolRegistry
 from uirl.tools.execution import runs_without_loop
 from uirl.types import Action, Observation, StepResult, Task, ToolCall, ToolResult
@@ -271,9 +271,7 @@ def _name_of(action_format: str | ActionFormat) -> str:
 def _how_to_call(action_format: str | ActionFormat) -> str:
     if not isinstance(action_format, str):
         return action_format.describe()
-    # by name, as the tables of the house load: environments import no parser
-    parser: ActionFormat = import_module("uirl.parsers").create_parser(action_format)
-    return parser.describe()
+    return create_parser(action_format).describe()
 
 
 def _without_thought(action: Action) -> Action:

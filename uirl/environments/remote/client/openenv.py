@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from uirl.environments.remote.client.http import CONNECT, NoAnswer, Refused, ServerLost
@@ -17,6 +16,7 @@ from uirl.environments.remote.protocol.native import WireError, dumps, loads, wr
 from uirl.environments.remote.protocol.openenv import action_fields, check_fields, read_frame
 from uirl.environments.remote.protocol.pictures import whole
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
+from uirl.parsers import create_parser
 from uirl.runtime.limits import shown
 from uirl.tools.definition import ToolDefinition
 from uirl.types import Action, Observation, StepResult, Task
@@ -123,8 +123,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
         tools = self._tools() if self._describe == "prompt" else ()
         if not tools:
             return self._prompt
-        # by name, as the tables of the house load: environments import no parser
-        format = import_module("uirl.parsers").create_parser(self.action_format).describe()
+        format = create_parser(self.action_format).describe()
         return "\n\n".join(filter(None, [self._prompt, "\n".join(tool.describe() for tool in tools), format]))
 
     def tool_schemas(self) -> Sequence[Mapping[str, Any]]:

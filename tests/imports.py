@@ -1,0 +1,105 @@
+"""The imports of the package, read from its source: also those inside functions, for type checkers and by text."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import uirl
+
+ROOT = Path(uirl.__file__).parent
+SOURCES = sorted(ROOT.rglob("*.py"))
+TARGET = re.compile(r"(uirl(?:\.\w+)*)(?::\w+)?")
+"""A module, or 'module:Name', as a text."""
+
+
+def module_name(path: Path) -> str:
+    """Return the dotted name of a file; that of a folder for its `__init__.py`."""
+    dotted = ".".join(("uirl", *path.relative_to(ROOT).with_suffix("").parts))
+    return dotted.removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for path in SOURCES}
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One import of one file."""
+
+    source: str
+    """Module that imports."""
+    target: str
+    """What is imported: a module of ours, or 'package.name' as it is written for others."""
+    line: int
+    by_name: bool = False
+    """Whether a text names the module: 'uirl.x:Name' in a registry, `import_module("uirl.x")`."""
+
+    def __str__(self) -> str:
+        return f"{MODULES[self.source].relative_to(ROOT.parent)}:{self.line}: imports {self.target}"
+
+
+@cache
+def imports_of(module: str) -> tuple[Import, ...]:
+    """Return every import of a module of ours."""
+    tree = ast.parse(MODULES[module].read_text())
+    return tuple(Import(module, *target) for target in _targets(tree))
+
+
+def all_imports() -> Iterator[Import]:
+    """Yield every import of the package."""
+    for module in MODULES:
+        yield from imports_of(module)
+
+
+def _targets(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
+    """Yield (target, line, whether a text names it)."""
+    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno, False) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute"
+            full = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from ((name if name in MODULES else resolved(name), node.lineno, False) for name in full)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements:
+            named = TARGET.fullmatch(node.value)
+            if named and named[1] in MODULES and named[1] != "uirl":
+                yield named[1], node.lineno, True
+
+
+def resolved(name: str) -> str:
+    """Return the module of ours that 'uirl.folder.module.Name' is found in; other names as they are."""
+    module = name.rpartition(".")[0]
+    return module if module in MODULES else name
+
+
+def rings(edges: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """Return the strongly connected components of more than one node, each sorted (Tarjan 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in edges.get(node, ()):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            ring = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(ring) > 1:
+                found.append(sorted(ring))
+
+    for node in edges:
+        if node not in index:
+            visit(node)
+    return found
