@@ -88,7 +88,7 @@ def _scores(record: Trajectory) -> dict[str, Any]:
 async def environment_reward(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any], **options: Any
 ) -> dict[str, Any]:
-    """The same by name, for `reward.custom_reward_function`: path 'pkg://uirl.integrations.verl.reward', name
+    """The same by name, for `reward.custom_reward_function`: path 'pkg://uirl.integrations.verl.tasks.reward', name
     'environment_reward'. The row names the environment; `reward_kwargs.options` are its options."""
     name = str(extra_info.get("environment") or options.get("environment") or "")
     if not name:

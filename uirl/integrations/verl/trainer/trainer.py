@@ -32,7 +32,7 @@ from uirl.training.tasks.sources import tasks_of
 HOOKS = {
     "trainer.v1.trainer_mode": CREDITING,
     "trainer.checkpoint_callback_class": "uirl.integrations.verl.trainer.hooks.StateCallback",
-    "data.custom_cls.path": "pkg://uirl.integrations.verl.dataset",
+    "data.custom_cls.path": "pkg://uirl.integrations.verl.tasks.dataset",
     "data.custom_cls.name": "CustomEnvironmentDataset",
     "data.train_files": "uirl:train",
     "data.val_files": "uirl:eval",
