@@ -71,6 +71,35 @@ def _targets(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
                 yield named[1], node.lineno, True
 
 
+def names_of_modules(text: str) -> list[str]:
+    """Return what looks like 'uirl.folder.module' or 'uirl.folder.module.name' in a text."""
+    parts = "|".join(sorted({module.split(".")[1] for module in MODULES if "." in module}))
+    return re.findall(rf"(?<![\w.])uirl\.(?:{parts})(?:\.\w+)+", text)
+
+
+def exists(dotted: str) -> bool:
+    """Whether 'uirl.folder.module' is a module, or 'uirl.folder.module.name' is defined or listed in one."""
+    parts = dotted.split(".")
+    inner = next(depth for depth in range(len(parts), 0, -1) if ".".join(parts[:depth]) in MODULES)
+    return inner == len(parts) or parts[inner] in names_in(".".join(parts[:inner]))
+
+
+@cache
+def names_in(module: str) -> frozenset[str]:
+    """Names that a module defines, imports or lists as texts."""
+    names = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names |= {node.value, *node.value.split()}
+    return frozenset(names)
+
+
 def resolved(name: str) -> str:
     """Return the module of ours that 'uirl.folder.module.Name' is found in; other names as they are."""
     module = name.rpartition(".")[0]

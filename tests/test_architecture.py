@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.imports import MODULES, ROOT, SOURCES, Import, all_imports, rings
+from tests.imports import MODULES, ROOT, SOURCES, Import, all_imports, exists, names_of_modules, rings
 
 GROUND = {"types", "errors", "images", "runtime"}
 SHARED = {"config", "metrics"}
@@ -182,6 +182,16 @@ def test_modules_are_named_by_text_in_registries_alone() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_names_of_modules_in_texts_exist() -> None:
+    # also those that other programs load, as 'pkg://uirl.integrations.verl.tasks.dataset', and those in docstrings
+    stale = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                stale += [f"{path}:{node.lineno}: {name}" for name in names_of_modules(node.value) if not exists(name)]
+    assert not stale, "\n".join(stale)
+
+
 def imported_files() -> dict[str, set[str]]:
     """File -> files that it imports when it is loaded or later, except those that it declares by name."""
     edges: dict[str, set[str]] = {module: set() for module in MODULES}
@@ -192,8 +202,8 @@ def imported_files() -> dict[str, set[str]]:
 
 
 def imported_neighbours(folder: str) -> dict[str, set[str]]:
-    """The same between what lies directly in `folder`: its files, and its folders as wholes. Its `__init__.py`, which shows
-    what the folder offers, is left out."""
+    """The same between what lies directly in `folder`: its files, and its folders as wholes. Its own `__init__.py`, the
+    list of what the folder offers, is left out."""
     depth = folder.count(".") + 2
     edges: dict[str, set[str]] = {}
     for source, targets in imported_files().items():

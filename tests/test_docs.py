@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.imports import exists, names_of_modules
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
 FOLDERS = "uirl|tests|configs|examples|scripts|benchmarks|docs"
 PATH = re.compile(rf"(?<![\w/.-])((?:{FOLDERS})/[\w./-]*\w)(?![\w<*{{])")
 BUILT_IN = re.compile(r"uirl/[\w-]+")
 """A model, Gymnasium environment or metric of ours, as `uirl/tiny-lm`."""
-MODULE = re.compile(r"`(uirl(?:\.\w+)+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -41,16 +42,5 @@ def test_paths_and_modules_exist(page: Path) -> None:
     text = page.read_text()
     gone = {path for path in PATH.findall(text) if not BUILT_IN.fullmatch(path) and not (ROOT / path).exists()}
     assert not gone
-    unknown = {name for name in MODULE.findall(text) if not is_name(name)}
+    unknown = {name for name in names_of_modules(text) if not exists(name)}
     assert not unknown
-
-
-def is_name(dotted: str) -> bool:
-    """Whether 'uirl.folder.module' is a module, or 'uirl.folder.module.name' is in the text of one."""
-    parts = dotted.split(".")
-    for depth in range(len(parts), 0, -1):
-        path = ROOT.joinpath(*parts[:depth])
-        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        if file.exists():
-            return depth == len(parts) or parts[depth] in file.read_text()
-    return False
