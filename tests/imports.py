@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import uirl
 
@@ -26,6 +27,10 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in SOURCES}
 
 
+How = Literal["statement", "loaded by text", "named for others"]
+"""A statement; 'uirl.x:Name' or `import_module("uirl.x")`; 'uirl.x' as a text, which another program imports."""
+
+
 @dataclass(frozen=True, slots=True)
 class Import:
     """One import of one file."""
@@ -35,8 +40,7 @@ class Import:
     target: str
     """What is imported: a module of ours, or 'package.name' as it is written for others."""
     line: int
-    by_name: bool = False
-    """Whether a text names the module: 'uirl.x:Name' in a registry, `import_module("uirl.x")`."""
+    how: How = "statement"
 
     def __str__(self) -> str:
         return f"{MODULES[self.source].relative_to(ROOT.parent)}:{self.line}: imports {self.target}"
@@ -55,20 +59,23 @@ def all_imports() -> Iterator[Import]:
         yield from imports_of(module)
 
 
-def _targets(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
-    """Yield (target, line, whether a text names it)."""
+def _targets(tree: ast.Module) -> Iterator[tuple[str, int, How]]:
+    """Yield (target, line, how)."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and "import" in ast.unparse(node.func)]
+    loaded = {id(argument) for call in calls for argument in call.args}
     statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno, False) for alias in node.names)
+            yield from ((alias.name, node.lineno, "statement") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"line {node.lineno}: imports are absolute"
             full = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from ((name if name in MODULES else resolved(name), node.lineno, False) for name in full)
+            yield from ((name if name in MODULES else resolved(name), node.lineno, "statement") for name in full)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements:
             named = TARGET.fullmatch(node.value)
             if named and named[1] in MODULES and named[1] != "uirl":
-                yield named[1], node.lineno, True
+                by_text = id(node) in loaded or ":" in node.value
+                yield named[1], node.lineno, "loaded by text" if by_text else "named for others"
 
 
 def names_of_modules(text: str) -> list[str]:

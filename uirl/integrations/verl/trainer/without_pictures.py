@@ -39,7 +39,7 @@ def input_embeds(
     *grids: Any,
     **named: Any,
 ) -> Any:
-    """As verl's `_get_input_embeds`."""
+    """Embed tokens `[B, T]` as verl does in `_get_input_embeds`, also where no picture is shown."""
     blind = pixel_values is None and pixel_values_videos is None
     shown = _Plain(model) if blind else model
     return _verls(shown, input_ids, attention_mask, pixel_values, pixel_values_videos, *grids, **named)
