@@ -20,10 +20,10 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 
 from uirl.errors import CheckpointError, RolloutFailure
-from uirl.integrations.verl import estimators  # registers them where advantages are computed
 from uirl.integrations.verl.config.mapping import ESTIMATORS
 from uirl.integrations.verl.config.rewriting import CREDITING as MODE
 from uirl.integrations.verl.config.settings import Settings
+from uirl.integrations.verl.trainer import estimators  # registers them where advantages are computed
 from uirl.integrations.verl.trainer.coordinator import Played, find_office, open_office
 from uirl.integrations.verl.trainer.credit import Row, any_rewritten, credit_episodes, episode_of
 from uirl.integrations.verl.trainer.liveness import Watch, lost
