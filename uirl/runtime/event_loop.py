@@ -85,6 +85,15 @@ class EventLoopThread:
             raise RuntimeError("the event loop is closed; make a new trainer or engine")
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
+    def close_after(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        """Run `coroutine`, then stop the loop, and wait for neither: for finalizers, which may run on any thread, this
+        loop's own included. What the coroutine raises is lost."""
+        if not self._thread.is_alive():
+            coroutine.close()
+            return
+        ended = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        ended.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._loop.stop))
+
     def close(self) -> None:
         """Stops the loop. Calling it twice is fine."""
         if self._thread.is_alive():

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 
 from uirl.environments.adapters.browsergym_actions import Unreadable, describe_actions, read_actions
-from uirl.environments.adapters.calls import CalledEpisode, environment_of
+from uirl.environments.adapters.calls import CalledEpisode, EpisodeThread, environment_of
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.browser.environment import PageEnvironment
 from uirl.environments.registry import environment_class
 from uirl.environments.ui.actions import ACTIONS, ActionSpace
 from uirl.errors import ConfigError, ContractError
 from uirl.images import screenshot
-from uirl.runtime.event_loop import EventLoopThread
 from uirl.types import Action, Observation, StepResult, Task, ToolCall
 
 TREE = 4000
@@ -74,7 +73,7 @@ class BrowserGymEnvironment:
         self.space = space
         """The actions that are offered, in our words."""
         self._episode = CalledEpisode(env, step_timeout=step_timeout, reset_timeout=reset_timeout)
-        self._loop: EventLoopThread | None = None
+        self._thread = EpisodeThread(self._episode)
         self._started = 0.0
         self._goal = ""
         self._picture: np.ndarray[Any, np.dtype[np.uint8]] | None = None
@@ -96,9 +95,9 @@ class BrowserGymEnvironment:
         Raises EnvironmentFailure or EpisodeTimeout.
         """
         named = (options or {}).get("task")
-        first = self._run(self._episode.reset(Task(id=named) if named else None, seed))
+        first = self._thread.run(self._episode.reset(Task(id=named) if named else None, seed))
         self._started = time.monotonic()
-        self._goal = self._run(self._episode.state_description())
+        self._goal = self._thread.run(self._episode.state_description())
         self._messages = []
         self._say("user", self._goal)
         return self._observe(first, "", ""), {"task_info": dict(first.info)}
@@ -114,7 +113,7 @@ class BrowserGymEnvironment:
             raise ContractError("step after the end of an episode; call reset first")
         reward, results = 0.0, []
         for wanted in self._actions(action):
-            results.append(self._run(self._episode.act(wanted)))
+            results.append(self._thread.run(self._episode.act(wanted)))
             reward += results[-1].reward
             self._hear(results[-1].observation)
             if results[-1].done or _mistake(results[-1]):
@@ -127,12 +126,7 @@ class BrowserGymEnvironment:
 
     def close(self) -> None:
         """Frees the page. Calling it twice is fine; so is another `reset`."""
-        loop, self._loop = self._loop, None
-        if loop is not None:
-            try:
-                loop.run(self._episode.close())
-            finally:
-                loop.close()
+        self._thread.close()
 
     def _actions(self, text: str) -> list[Action]:
         try:
@@ -174,11 +168,6 @@ class BrowserGymEnvironment:
 
     def _say(self, role: str, message: str) -> None:
         self._messages.append({"role": role, "timestamp": time.time(), "message": message})
-
-    def _run(self, work: Any) -> Any:
-        if self._loop is None:
-            self._loop = EventLoopThread()
-        return self._loop.run(work)
 
 
 def _tabs_of(env: BaseEnvironment) -> dict[str, Any]:

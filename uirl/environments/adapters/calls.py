@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.registry import create_environment
@@ -18,9 +19,12 @@ from uirl.environments.session import EnvironmentSession
 from uirl.environments.tool_use.environment import ANSWER, ToolEnvironment
 from uirl.environments.ui.actions import ActionSpace
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
+from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.limits import shown
 from uirl.tools.definition import ToolDefinition
 from uirl.types import Action, Observation, StepResult, Task, ToolCall
+
+T = TypeVar("T")
 
 ACT = "act"
 """The function of an environment whose actions are plain text."""
@@ -205,6 +209,57 @@ class CalledEpisode:
         if session is not None:
             with contextlib.suppress(EnvironmentFailure):  # that a broken one does not close in order is no news
                 await session.close()
+
+
+class EpisodeThread:
+    """Plays episodes for plain code, on an event loop thread that begins with the first call.
+
+    `close` frees all episodes. An owner that is dropped without it (Gymnasium's users often do) takes thread and
+    environments with it.
+    """
+
+    def __init__(self, *episodes: CalledEpisode) -> None:
+        self.episodes = list(episodes)
+        self._loop: EventLoopThread | None = None
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns or raises."""
+        if self._loop is None:
+            self._loop = EventLoopThread()
+            self._finalizer = weakref.finalize(self, _abandon, self._loop, self.episodes)
+            self._finalizer.atexit = False  # the process ends its threads itself
+        return self._loop.run(work)
+
+    def close(self) -> None:
+        """Free all episodes; another `run` begins anew. Calling it twice is fine.
+
+        Raises EnvironmentFailure, once all were asked, where one does not close in order.
+        """
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        assert self._finalizer is not None
+        self._finalizer.detach()
+        try:
+            loop.run(_close_all(self.episodes))
+        finally:
+            loop.close()
+
+
+def _abandon(loop: EventLoopThread, episodes: Sequence[CalledEpisode]) -> None:
+    loop.close_after(_close_all(episodes))
+
+
+async def _close_all(episodes: Sequence[CalledEpisode]) -> None:
+    problems = []
+    for episode in episodes:
+        try:
+            await episode.close()
+        except RolloutFailure as problem:
+            problems.append(problem)
+    if problems:
+        raise problems[0]
 
 
 def words_of(observation: Observation, over: bool = False) -> str:

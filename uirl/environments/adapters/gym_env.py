@@ -22,13 +22,12 @@ except ImportError as error:
     raise ConfigError("GymEnv needs the extra 'gymnasium': pip install 'uirl[gymnasium]'") from error
 
 from uirl.environments.adapters import gym_spaces
-from uirl.environments.adapters.calls import CalledEpisode, environment_of, functions_of, words_of
+from uirl.environments.adapters.calls import CalledEpisode, EpisodeThread, environment_of, functions_of, words_of
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.registry import ENVIRONMENTS
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure, did_you_mean
 from uirl.images import screenshot
 from uirl.parsers import create_parser
-from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.limits import clip, shown
 from uirl.types import Action, Observation, StepResult, Task
 
@@ -110,7 +109,7 @@ class GymEnv(gymnasium.Env[Any, Any], EzPickle):
         self._view, self._bytes, self._max_text = view, text == "bytes", max_text
         limits = {"step_timeout": step_timeout, "reset_timeout": reset_timeout}
         self._episode = CalledEpisode(env, schemas, **limits, cuts=True)
-        self._loop: EventLoopThread | None = None
+        self._thread = EpisodeThread(self._episode)
         self._task_list: Sequence[Task] | None = None
         self._text = ""
         self._picture: Picture | None = None
@@ -123,7 +122,7 @@ class GymEnv(gymnasium.Env[Any, Any], EzPickle):
         an unknown task or option."""
         super().reset(seed=seed)
         instance = int(self.np_random.integers(2**31)) if seed is None else int(seed)
-        first = self._run(self._episode.reset(self._task(instance, options or {}), instance))
+        first = self._thread.run(self._episode.reset(self._task(instance, options or {}), instance))
         self._picture = None
         return self._observe(first), self._info(first)
 
@@ -136,7 +135,7 @@ class GymEnv(gymnasium.Env[Any, Any], EzPickle):
             raise ContractError("step without an episode, or after its end; call reset first")
         if not self.action_space.contains(action):
             raise ContractError(f"got the action {shown(action, 200)}; expected an element of {self.action_space}")
-        result: StepResult = self._run(self._episode.act(self._read(action)))
+        result: StepResult = self._thread.run(self._episode.act(self._read(action)))
         seen = result.observation
         return self._observe(seen), float(result.reward), result.terminated, result.truncated, self._info(seen)
 
@@ -147,18 +146,13 @@ class GymEnv(gymnasium.Env[Any, Any], EzPickle):
             return None
         if self.render_mode == "rgb_array" and self._size is not None:
             return self._shown_picture()
-        state = self._run(self._episode.state_description())
+        state = self._thread.run(self._episode.state_description())
         words = "\n".join(part for part in (state, self._text) if part)
         return words if self.render_mode == "ansi" else _drawn(words)
 
     def close(self) -> None:
         """Frees the environment. Calling it twice is fine; so is another `reset`."""
-        loop, self._loop = self._loop, None
-        if loop is not None:
-            try:
-                loop.run(self._episode.close())
-            finally:
-                loop.close()
+        self._thread.close()
 
     def _find_size(self, given: Sequence[int] | None) -> tuple[int, int] | None:
         """Width and height of the pictures; None: there are none, or they are not shown."""
@@ -171,7 +165,7 @@ class GymEnv(gymnasium.Env[Any, Any], EzPickle):
         if known is not None:
             return int(known[0]), int(known[1])
         try:
-            first = self._run(self._episode.reset(self._task(0, {}), 0))
+            first = self._thread.run(self._episode.reset(self._task(0, {}), 0))
         finally:
             self.close()
         return screenshot(first.images[-1]).read_size() if first.images else None
@@ -267,11 +261,6 @@ class GymEnv(gymnasium.Env[Any, Any], EzPickle):
         if length > self._max_text and self._view != "image":
             info["text_length"] = length
         return info
-
-    def _run(self, work: Any) -> Any:
-        if self._loop is None:
-            self._loop = EventLoopThread()
-        return self._loop.run(work)
 
 
 def _drawn(words: str) -> Picture:

@@ -12,11 +12,10 @@ from inspect import Parameter, Signature
 from operator import or_
 from typing import Any, Literal
 
-from uirl.environments.adapters.calls import CalledEpisode, environment_of, functions_of, words_of
+from uirl.environments.adapters.calls import CalledEpisode, EpisodeThread, environment_of, functions_of, words_of
 from uirl.environments.base import BaseEnvironment
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
 from uirl.images import screenshot
-from uirl.runtime.event_loop import EventLoopThread
 from uirl.tools.definition import ToolDefinition
 from uirl.types import Observation, Task
 
@@ -63,7 +62,7 @@ class TRLEnvironment:
             self._begun = False
             self._owner._ended(self._episode.failure)
         try:
-            first = self._owner._run(self._episode.reset(chosen, None if seed is None else int(seed)))
+            first = self._owner._thread.run(self._episode.reset(chosen, None if seed is None else int(seed)))
         except RolloutFailure as failure:
             self._owner.failures += 1
             self._owner._ended(failure)
@@ -88,7 +87,7 @@ class TRLEnvironment:
     def _call(self, name: str, arguments: Mapping[str, Any]) -> str | list[dict[str, Any]]:
         known = self._episode.failure
         try:
-            seen, _ = self._owner._run(self._episode.call(name, arguments))
+            seen, _ = self._owner._thread.run(self._episode.call(name, arguments))
         except RolloutFailure:
             if known is None:
                 self._owner.failures += 1
@@ -124,8 +123,7 @@ class TRLEnvironmentFactory:
         self._schemas = schemas
         self._limits: dict[str, Any] = {"step_timeout": step_timeout, "reset_timeout": reset_timeout}
         self._give_up_after, self._in_a_row = give_up_after, 0
-        self._loop: EventLoopThread | None = None
-        self._made: list[CalledEpisode] = []
+        self._thread = EpisodeThread()
         methods = {one.name: _method(one) for one in functions_of(self._env, schemas)}
         # TRL logs the reward under the name of the class
         self._class = type(type(self._env).__name__, (TRLEnvironment,), methods)
@@ -135,7 +133,7 @@ class TRLEnvironmentFactory:
     def __call__(self) -> TRLEnvironment:
         """Another environment."""
         episode = CalledEpisode(self._env, self._schemas, **self._limits)
-        self._made.append(episode)
+        self._thread.episodes.append(episode)
         made: TRLEnvironment = self._class(self, episode)
         return made
 
@@ -154,32 +152,13 @@ class TRLEnvironmentFactory:
     def close(self) -> None:
         """Frees all environments; raises EnvironmentFailure, once all were asked, where one does not close in order.
         Calling it twice is fine."""
-        made, self._made = self._made, []
-        loop, self._loop = self._loop, None
-        if loop is None:
-            return
-        problems = []
-        try:
-            for episode in made:
-                try:
-                    loop.run(episode.close())
-                except RolloutFailure as problem:
-                    problems.append(problem)
-        finally:
-            loop.close()
-        if problems:
-            raise problems[0]
+        self._thread.close()
 
     def __enter__(self) -> TRLEnvironmentFactory:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _run(self, work: Any) -> Any:
-        if self._loop is None:
-            self._loop = EventLoopThread()
-        return self._loop.run(work)
 
     def _ended(self, failure: RolloutFailure | None) -> None:
         """Counts the episodes that fail in a row; raises where they are too many. For `reset` alone: what a tool raises
