@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from uirl.environments import ENVIRONMENTS
 from uirl.errors import ConfigError
 from uirl.images import ImageStore
 from uirl.learner import Learner, Policy, load_policy, save_checkpoint
+from uirl.training.evaluation.evaluation import EvaluationReport
 from uirl.training.evaluation.measure import free_record, measure
+from uirl.training.record.tally import Tally
 from uirl.training.tasks.task_sets import stored_tasks
 
 QUICK = [
@@ -99,6 +102,21 @@ def test_eval_takes_a_file_of_tasks(tmp_path: Path, capsys: pytest.CaptureFixtur
     tasks.write_text("{")
     assert main(["eval", str(run), "--tasks", str(tasks)]) == 2
     assert "expected a JSON list" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("to", ["-", None])
+def test_eval_warns_of_excluded_episodes_wherever_the_report_goes(
+    to: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tally = Tally(episodes=10, excluded=Counter(engine=1))
+    report = EvaluationReport(9, 1, 1.0, None, 1.0, 2.0, tally=tally)
+    monkeypatch.setattr("uirl.training.evaluation.measure.measure", lambda *_, **__: report)
+    words = ["eval", str(tmp_path), "--record", str(tmp_path / "episodes.sqlite"), *(["--json", to] if to else [])]
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    assert "MORE THAN 5 % OF THE EPISODES ARE EXCLUDED" in (printed.err if to else printed.out)
+    if to:
+        assert json.loads(printed.out)["excluded"]
 
 
 @pytest.mark.parametrize(

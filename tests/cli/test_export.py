@@ -117,6 +117,21 @@ def test_an_example_per_reply(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert [len(line["prompt"]) for line in lines] == [1, 3]
 
 
+def test_a_run_without_a_solved_episode_leaves_the_file_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    RunDirectory.create(run, ConfigStore.from_dict({"environment": {"name": "guess_number"}}).to_yaml()).close()
+    with TrajectoryStore(run / "trajectories.sqlite") as store:
+        lost = Trajectory("t", Task("a"), [Turn(Observation("one"), action=Action("1"))], stop_reason="terminated")
+        store.add(lost, step=1)
+    written = tmp_path / "sft.jsonl"
+    written.write_text("of an earlier run")
+    assert main(["export", str(run), "--to", "sft", "--out", str(written)]) == 2
+    assert "nothing to imitate" in capsys.readouterr().err
+    assert written.read_text() == "of an earlier run"
+
+
 def test_an_environment_that_cannot_be_asked_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = played(tmp_path / "run", "no.such:Thing", {})
     assert main(["export", str(run), "--to", "sft"]) == 2

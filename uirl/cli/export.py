@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uirl.errors import CheckpointError, ConfigError, RolloutFailure
+
+if TYPE_CHECKING:
+    from uirl.storage.trajectories import TrajectorySummary
 
 FORMATS = {
     "hf": "a folder that from_pretrained, vLLM and SGLang read, adapters merged",
@@ -81,26 +84,23 @@ def export_episodes(
         ConfigError: there is no run, nothing was solved, or the run's environment cannot be asked for its prompt.
     """
     from uirl.storage import RunDirectory, TrajectoryStore, export_sft
-    from uirl.storage.export import solved
 
     path = RunDirectory(source).trajectories_path
     if not path.is_file():
         raise ConfigError(f"{source} holds no {path.name}; expected a run directory, as in runs/screen")
     target = out or _default(source, "sft.jsonl")
-    target.parent.mkdir(parents=True, exist_ok=True)
     prompt, tools = _told(source, system_prompt)
     with TrajectoryStore(path, read_only=True) as store:
-        written = export_sft(
-            store,
-            target,
-            lambda episode: solved(episode) and episode.split == "train",
-            system_prompt=prompt or None,
-            tools=tools,
-            each_reply=each_reply,
-        )
-    if not written:
-        raise ConfigError(f"no training episode of {source} was solved, so there is nothing to imitate")
+        if not any(_imitated(episode) for episode in store.list()):
+            raise ConfigError(f"no training episode of {source} was solved, so there is nothing to imitate")
+        export_sft(store, target, _imitated, system_prompt=prompt or None, tools=tools, each_reply=each_reply)
     return target
+
+
+def _imitated(episode: TrajectorySummary) -> bool:
+    from uirl.storage.export import solved
+
+    return solved(episode) and episode.split == "train" and episode.turns > 0
 
 
 def _told(run: Path, system_prompt: str | None) -> tuple[str, Sequence[Mapping[str, Any]]]:

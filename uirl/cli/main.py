@@ -202,6 +202,7 @@ def _how_to_go_on(trainer: RayPPOTrainer) -> str:
 def _eval(options: argparse.Namespace) -> int:
     from uirl.training.evaluation.measure import free_record, measure
     from uirl.training.record.progress import lines_on_stderr, say
+    from uirl.training.record.summary import warn_of_excluded
 
     words = [word for word in (options.checkpoint, options.path) if word is not None]
     if not words:
@@ -219,6 +220,8 @@ def _eval(options: argparse.Namespace) -> int:
             overrides=words[1:] + options.overrides,
             record=record,
         )
+        if options.json_path == "-":
+            warn_of_excluded({"": report.tally})
     text = json.dumps(report.to_dict() | {"record": str(record)}, indent=2)
     if options.json_path == "-":
         print(text)
