@@ -5,10 +5,10 @@ import asyncio
 from uirl import (
     Collector,
     ConfigStore,
-    EnginePlayer,
+    EngineAgent,
     EpisodeLimits,
     EpisodeSpec,
-    ExpertPlayer,
+    ExpertAgent,
     GuessNumberEnvironment,
     ImageStore,
     Learner,
@@ -38,7 +38,7 @@ async def learn(updates: int) -> list[float]:
 
     for step in range(40):  # warm start: imitate someone who knows what a guess looks like
         specs = [EpisodeSpec(task, 1000 * step + i, None, f"demo-{step}-{i}") for i in range(32)]
-        shown = await collector.collect(specs, lambda spec: ExpertPlayer(chat, parser))
+        shown = await collector.collect(specs, lambda spec: ExpertAgent(chat, parser))
         learner.supervised([sample for t in shown for sample in samples_of(t)])
 
     curve = []
@@ -49,7 +49,7 @@ async def learn(updates: int) -> list[float]:
             for g in range(GROUPS)
             for m in range(GROUP_SIZE)
         ]
-        played = await collector.collect(specs, lambda spec: EnginePlayer(engine, sampling, spec.trajectory_id))
+        played = await collector.collect(specs, lambda spec: EngineAgent(engine, sampling, spec.trajectory_id))
         learner.update([sample for t in played if t.failure is None for sample in samples_of(t)])
         curve.append(sum(t.total_reward() for t in played) / len(played))
         print(f"update {step}: success {curve[-1]:.3f}")

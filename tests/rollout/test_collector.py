@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.rollout.worlds import Countdown, Fragile, collector, play_with, scripted, specs
-from uirl.rollout import ExpertPlayer
+from uirl.rollout import ExpertAgent
 from uirl.rollout.episode import Response
 
 
@@ -63,12 +63,12 @@ async def test_so_many_episodes_are_under_way_and_no_more(lm, parallel: int, hel
     runner = collector(lm, env, parallel=parallel)
     under_way: list[int] = [0]
 
-    class Slow(ExpertPlayer):
-        async def respond(self, *given: Any) -> Response:
+    class Slow(ExpertAgent):
+        async def act(self, *given: Any) -> Response:
             under_way.append(under_way[-1] + 1)
             await asyncio.sleep(0)
             under_way.append(under_way[-1] - 1)
-            return await super().respond(*given)
+            return await super().act(*given)
 
     played = await runner.collect(specs(6), lambda spec: Slow(runner.chat, runner.parser))
     assert [t.id for t in played] == [f"g-{i}" for i in range(6)]

@@ -12,7 +12,7 @@ from tests.inference.pictures import picture
 from tests.rollout.worlds import Countdown, Fragile, collector, play_with, scripted, specs
 from uirl.errors import AlignmentError, ContractError, JudgeFailure
 from uirl.inference import ScriptedInferenceEngine, TransformersInferenceEngine
-from uirl.rollout import ContextWindow, EpisodeLimits, ExpertPlayer, derive_seed, samples_of
+from uirl.rollout import ContextWindow, EpisodeLimits, ExpertAgent, derive_seed, samples_of
 from uirl.rollout.reward import _WARNED, apply_reward
 from uirl.types import Action, Failure, Observation, Trajectory, Turn
 
@@ -182,8 +182,8 @@ async def test_a_sick_environment_does_not_spoil_its_neighbours(lm) -> None:
 
 async def test_demonstrations_are_episodes_without_log_probs(lm) -> None:
     runner = collector(lm, Countdown())
-    player = ExpertPlayer(runner.chat, runner.parser)
-    (record,) = await runner.collect(specs(1), lambda spec: player)
+    agent = ExpertAgent(runner.chat, runner.parser)
+    (record,) = await runner.collect(specs(1), lambda spec: agent)
     assert record.total_reward() == 3.0
     (sample,) = samples_of(record)
     assert all(math.isnan(p) for p, own in zip(sample.rollout_log_probs, sample.response_mask, strict=True) if own)
@@ -204,8 +204,8 @@ async def test_a_demonstration_writes_as_the_schemas_of_its_tools_are_read(lm) -
             return [{"type": "function", "function": {"name": "type", "parameters": parameters}}]
 
     runner = collector(lm, Types())
-    player = ExpertPlayer(runner.chat, runner.parser)
-    (record,) = await runner.collect(specs(1), lambda spec: player)
+    agent = ExpertAgent(runner.chat, runner.parser)
+    (record,) = await runner.collect(specs(1), lambda spec: agent)
     assert record.total_reward() == 3.0
     assert "<parameter=text>\n42\n</parameter>" in record.actions[0]
 

@@ -1,4 +1,4 @@
-"""Small environments and players for the tests of rollouts."""
+"""Small environments and agents for the tests of rollouts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uirl.images import ImageStore
 from uirl.inference import ChatRenderer, LoadedModel, ScriptedInferenceEngine
 from uirl.inference.base import SamplingParams
 from uirl.parsers import create_parser
-from uirl.rollout import Collector, ContextWindow, EnginePlayer, EpisodeLimits, EpisodeSpec
+from uirl.rollout import Collector, ContextWindow, EngineAgent, EpisodeLimits, EpisodeSpec
 from uirl.types import Observation, Task
 
 
@@ -74,4 +74,4 @@ def specs(count: int, group: str = "g") -> list[EpisodeSpec]:
 
 
 def play_with(engine: Any, max_tokens: int = 20) -> Any:
-    return lambda spec: EnginePlayer(engine, SamplingParams(max_tokens), spec.trajectory_id)
+    return lambda spec: EngineAgent(engine, SamplingParams(max_tokens), spec.trajectory_id)

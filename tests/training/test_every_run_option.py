@@ -210,9 +210,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
         patch.setattr("uirl.training.record.record.draw_curve", lambda path, *args, **options: path.write_bytes(b""))
         made, collect = Runs(tmp_path_factory.mktemp("runs")), Collector.collect
 
-        async def counted(self: Collector, specs: Any, make_player: Any) -> Any:
+        async def counted(self: Collector, specs: Any, make_agent: Any) -> Any:
             made.played.append(len(specs))
-            return await collect(self, specs, make_player)
+            return await collect(self, specs, make_agent)
 
         patch.setattr(Collector, "collect", counted)
         yield made

@@ -18,7 +18,7 @@ from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.inference.openai.engine import OPENAI, OpenAIInferenceEngine
 from uirl.parsers import create_parser
 from uirl.rollout.conversation import ContextWindow, style_of
-from uirl.rollout.episode import EnginePlayer, EpisodeLimits, EpisodeSpec, run_episode
+from uirl.rollout.episode import EngineAgent, EpisodeLimits, EpisodeSpec, run_episode
 from uirl.rollout.reward import RewardFunction
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.http_client import HTTPClient
@@ -164,11 +164,11 @@ class MobileWorldAgentLoop:
             # whoever counts the turns asks for the score at the end
             instance.max_turns = min(self.max_step, instance.max_turns or self.max_step)
         session = EnvironmentSession(instance, *self._timeouts)
-        player = EnginePlayer(self._engine, self._sampling, spec.trajectory_id, for_training=False)
+        agent = EngineAgent(self._engine, self._sampling, spec.trajectory_id, for_training=False)
         try:
             return await run_episode(
                 session,
-                player,
+                agent,
                 self._chat,
                 self._parser,
                 spec,

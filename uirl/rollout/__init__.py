@@ -3,13 +3,13 @@
 from uirl.rollout.collector import Collector
 from uirl.rollout.conversation import Context, ContextWindow, Conversation
 from uirl.rollout.episode import (
-    ConstantPlayer,
-    EnginePlayer,
+    Agent,
+    ConstantAgent,
+    EngineAgent,
     Episode,
     EpisodeLimits,
     EpisodeSpec,
-    ExpertPlayer,
-    Player,
+    ExpertAgent,
     Response,
     derive_seed,
     run_episode,
@@ -18,20 +18,20 @@ from uirl.rollout.multi_turn import EpisodeSummary, MultiTurnInferenceEngine, Mu
 from uirl.rollout.samples import samples_of, samples_of_all
 
 __all__ = [
+    "Agent",
     "Collector",
-    "ConstantPlayer",
+    "ConstantAgent",
     "Context",
     "ContextWindow",
     "Conversation",
-    "EnginePlayer",
+    "EngineAgent",
     "Episode",
     "EpisodeLimits",
     "EpisodeSpec",
     "EpisodeSummary",
-    "ExpertPlayer",
+    "ExpertAgent",
     "MultiTurnInferenceEngine",
     "MultiTurnManager",
-    "Player",
     "Response",
     "ToolUsage",
     "derive_seed",

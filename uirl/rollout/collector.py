@@ -14,16 +14,16 @@ from uirl.images import ImageStore
 from uirl.inference.models.chat import ChatRenderer
 from uirl.parsers.base import ActionParser
 from uirl.rollout.conversation import ContextWindow
-from uirl.rollout.episode import EpisodeLimits, EpisodeSpec, Player, derive_seed, run_episode
+from uirl.rollout.episode import Agent, EpisodeLimits, EpisodeSpec, derive_seed, run_episode
 from uirl.rollout.reward import RewardFunction
 from uirl.types import Failure, Trajectory
 
-MakePlayer = Callable[[EpisodeSpec], Player]
+MakeAgent = Callable[[EpisodeSpec], Agent]
 
 
 @dataclass(slots=True)
 class Collector:
-    """Runs episodes of one environment with one kind of player."""
+    """Runs episodes of one environment with one kind of agent."""
 
     environment: BaseEnvironment
     """The template: episodes run on instances it spawns."""
@@ -52,7 +52,7 @@ class Collector:
         most = self.environment.max_parallel
         return self.parallel if most is None else min(self.parallel, most)
 
-    async def collect(self, specs: Sequence[EpisodeSpec], make_player: MakePlayer) -> list[Trajectory]:
+    async def collect(self, specs: Sequence[EpisodeSpec], make_agent: MakeAgent) -> list[Trajectory]:
         """The trajectories of all `specs`, in their order; then those of failed attempts that were repeated."""
         if self._free is None:
             self._free = asyncio.Semaphore(self.at_once)
@@ -61,7 +61,7 @@ class Collector:
 
         async def one(spec: EpisodeSpec) -> Trajectory:
             async with free:
-                return await self._with_retries(spec, make_player, attempts)
+                return await self._with_retries(spec, make_agent, attempts)
 
         tasks = [asyncio.ensure_future(one(spec)) for spec in specs]
         try:
@@ -73,10 +73,10 @@ class Collector:
             raise
         return done + attempts
 
-    async def _with_retries(self, spec: EpisodeSpec, make_player: MakePlayer, attempts: list[Trajectory]) -> Trajectory:
+    async def _with_retries(self, spec: EpisodeSpec, make_agent: MakeAgent, attempts: list[Trajectory]) -> Trajectory:
         attempt = 0
         while True:
-            trajectory = await self._run(_attempt(spec, attempt), make_player)
+            trajectory = await self._run(_attempt(spec, attempt), make_agent)
             if self.on_finished is not None:
                 self.on_finished(trajectory)
             failure = trajectory.failure
@@ -86,7 +86,7 @@ class Collector:
             attempts.append(trajectory)
             attempt += 1
 
-    async def _run(self, spec: EpisodeSpec, make_player: MakePlayer) -> Trajectory:
+    async def _run(self, spec: EpisodeSpec, make_agent: MakeAgent) -> Trajectory:
         try:
             session = self._idle.pop() if self._idle else self._open()
         except RolloutFailure as error:
@@ -95,7 +95,7 @@ class Collector:
         try:
             trajectory = await run_episode(
                 session,
-                make_player(spec),
+                make_agent(spec),
                 self.chat,
                 self.parser,
                 spec,

@@ -50,7 +50,7 @@ class EpisodeLimits:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What a player answered to one context."""
+    """What an agent answered to one context."""
 
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...] = ()
@@ -59,18 +59,18 @@ class Response:
     policy_version: int = 0
 
 
-class Player(ABC):
+class Agent(ABC):
     """Whoever takes the decisions in an episode."""
 
     @abstractmethod
-    async def respond(self, context: Context, session: EnvironmentSession, seed: int | None, room: int) -> Response:
-        """The reply to `context`, at most `room` tokens."""
+    async def act(self, context: Context, session: EnvironmentSession, seed: int | None, max_tokens: int) -> Response:
+        """The reply to `context`, at most `max_tokens` tokens."""
 
     def finished(self) -> None:
         """The episode is over."""
 
 
-class EnginePlayer(Player):
+class EngineAgent(Agent):
     """The policy, through an engine. `for_training`: replies without log-probs are refused."""
 
     def __init__(
@@ -79,8 +79,8 @@ class EnginePlayer(Player):
         self._engine, self._sampling, self._session_id = engine, sampling, session_id
         self._for_training = for_training
 
-    async def respond(self, context: Context, session: EnvironmentSession, seed: int | None, room: int) -> Response:
-        sampling = replace(self._sampling, seed=seed, max_tokens=min(self._sampling.max_tokens, room))
+    async def act(self, context: Context, session: EnvironmentSession, seed: int | None, max_tokens: int) -> Response:
+        sampling = replace(self._sampling, seed=seed, max_tokens=min(self._sampling.max_tokens, max_tokens))
         request = GenerationRequest(context.prompt_ids, context.images, sampling, self._session_id, context.messages)
         made = await self._engine.generate(request)
         if made.log_probs is None and self._for_training:
@@ -94,13 +94,13 @@ class EnginePlayer(Player):
         self._engine.release(self._session_id)
 
 
-class ExpertPlayer(Player):
+class ExpertAgent(Agent):
     """The environment's own demonstrator."""
 
     def __init__(self, chat: ChatRenderer, parser: ActionParser) -> None:
         self._chat, self._parser = chat, parser
 
-    async def respond(self, context: Context, session: EnvironmentSession, seed: int | None, room: int) -> Response:
+    async def act(self, context: Context, session: EnvironmentSession, seed: int | None, max_tokens: int) -> Response:
         action = await session.expert_action()
         if action is None:
             raise EnvironmentFailure(
@@ -111,19 +111,19 @@ class ExpertPlayer(Player):
         return Response(tuple(self._chat.demonstration(reply, self._parser.control_words)))
 
 
-class ConstantPlayer(Player):
+class ConstantAgent(Agent):
     """Says the same in every turn: a control that no environment should reward."""
 
     def __init__(self, chat: ChatRenderer, text: str) -> None:
         self._response = Response(tuple(chat.demonstration(text)))
 
-    async def respond(self, context: Context, session: EnvironmentSession, seed: int | None, room: int) -> Response:
+    async def act(self, context: Context, session: EnvironmentSession, seed: int | None, max_tokens: int) -> Response:
         return self._response
 
 
 async def run_episode(
     session: EnvironmentSession,
-    player: Player,
+    agent: Agent,
     chat: ChatRenderer,
     parser: ActionParser,
     spec: EpisodeSpec,
@@ -151,7 +151,7 @@ async def run_episode(
             talk.add(Message("system", prefix))
         while episode.record.stop_reason is None:
             talk.observe(observation)
-            observation = await play_turn(episode, talk, player, chat)
+            observation = await play_turn(episode, talk, agent, chat)
         if reward_fn is not None:
             apply_reward(episode.record, reward_fn, session.env)
         elif session.env.scored_at_end:
@@ -159,11 +159,11 @@ async def run_episode(
     except RolloutFailure as error:
         episode.fail(error)
     finally:
-        player.finished()
+        agent.finished()
     return episode.end()
 
 
-async def play_turn(episode: Episode, talk: Conversation, player: Player, chat: ChatRenderer) -> Observation:
+async def play_turn(episode: Episode, talk: Conversation, agent: Agent, chat: ChatRenderer) -> Observation:
     """One model call and one step; the next observation.
 
     A prompt that leaves no room for a reply ends the episode ('token_budget'): what the policy did filled it. So does
@@ -180,9 +180,9 @@ async def play_turn(episode: Episode, talk: Conversation, player: Player, chat: 
         episode.record.stop_reason = "unshowable"
         return episode.observation
     try:
-        room = episode.room(context)
+        max_tokens = episode.tokens_left(context)
         started = time.perf_counter()
-        response = await player.respond(context, episode.session, episode.draw_seed(), room)
+        response = await agent.act(context, episode.session, episode.draw_seed(), max_tokens)
     except PromptTooLong:
         if not episode.record.turns:
             raise
@@ -283,19 +283,19 @@ class Episode:
         seed = self._spec.sampling_seed
         return None if seed is None else derive_seed(seed, len(self.record.turns))
 
-    def room(self, context: Context) -> int:
+    def tokens_left(self, context: Context) -> int:
         """Tokens the next reply may take, at least 1. Raises PromptTooLong where none is left."""
         if self.limits.max_tokens is None:
             return 1 << 30
         used = sum(len(turn.context_ids) + len(turn.response_ids) for turn in self.record.turns)
-        room = self.limits.max_tokens - used - len(context.new_ids)
-        if room < 1:
+        left = self.limits.max_tokens - used - len(context.new_ids)
+        if left < 1:
             raise PromptTooLong(
                 f"the prompt of turn {len(self.record.turns)} adds {len(context.new_ids)} tokens to {used}, and an "
                 f"episode may have {self.limits.max_tokens} (rollout.max_tokens; under verl data.max_prompt_length + "
                 "data.max_response_length); raise the limit, or show less"
             )
-        return room
+        return left
 
     def add(self, name: str, value: float) -> None:
         """Adds to one of the episode's numbers."""

@@ -25,7 +25,7 @@ from uirl.parsers import create_parser
 from uirl.parsers.base import ActionParser
 from uirl.parsers.registry import format_of
 from uirl.rollout.conversation import ContextWindow, Conversation, messages_of
-from uirl.rollout.episode import EnginePlayer, Episode, EpisodeLimits, EpisodeSpec, play_turn, run_episode
+from uirl.rollout.episode import EngineAgent, Episode, EpisodeLimits, EpisodeSpec, play_turn, run_episode
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.tools import ToolRegistry
 from uirl.types import Observation, Task, Trajectory, Turn
@@ -257,9 +257,9 @@ class MultiTurnInferenceEngine:
         elif message:
             talk.observe(episode.see(Observation(message)))
         sampling = SamplingParams(max_tokens, temperature, top_p, top_k)
-        player = EnginePlayer(self.engine.engine, sampling, self._id, for_training=False)
+        agent = EngineAgent(self.engine.engine, sampling, self._id, for_training=False)
         replies = len(episode.record.turns)
-        self.engine.run(play_turn(episode, talk, player, chat))
+        self.engine.run(play_turn(episode, talk, agent, chat))
         if len(episode.record.turns) == replies:
             full = episode.record.stop_reason == "token_budget"
             why = "it fills the context of the model" if full else "what it showed cannot be made a prompt"
@@ -318,10 +318,10 @@ class MultiTurnInferenceEngine:
         world, chat, parser, system = self._world(environment)
         spec = EpisodeSpec(Task("episode"), seed, seed, uuid.uuid4().hex)
         sampling = SamplingParams(max_tokens, temperature, top_p, top_k)
-        player = EnginePlayer(self.engine.engine, sampling, spec.trajectory_id, for_training=False)
+        agent = EngineAgent(self.engine.engine, sampling, spec.trajectory_id, for_training=False)
         episode = run_episode(
             EnvironmentSession(world),
-            player,
+            agent,
             chat,
             parser,
             spec,

@@ -16,7 +16,7 @@ from uirl.inference.front import TextEngine
 from uirl.parsers import create_parser
 from uirl.rollout.collector import Collector
 from uirl.rollout.conversation import ContextWindow
-from uirl.rollout.episode import EnginePlayer, EpisodeLimits, EpisodeSpec, derive_seed
+from uirl.rollout.episode import EngineAgent, EpisodeLimits, EpisodeSpec, derive_seed
 from uirl.types import Task, Trajectory
 
 
@@ -110,7 +110,7 @@ class TaskRunner:
         )
         try:
             (trajectory,) = await collector.collect(
-                [spec], lambda own: EnginePlayer(self.engine.engine, self._sampling, own.trajectory_id)
+                [spec], lambda own: EngineAgent(self.engine.engine, self._sampling, own.trajectory_id)
             )
         finally:
             await collector.close()

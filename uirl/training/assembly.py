@@ -16,9 +16,9 @@ from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.registry import create_engine
 from uirl.learner import Learner, Policy
 from uirl.parsers import create_parser
-from uirl.rollout.collector import Collector, MakePlayer
+from uirl.rollout.collector import Collector, MakeAgent
 from uirl.rollout.conversation import ContextWindow
-from uirl.rollout.episode import EnginePlayer, EpisodeLimits
+from uirl.rollout.episode import EngineAgent, EpisodeLimits
 from uirl.rollout.reward import RewardFunction
 from uirl.training.checks.reach import require_shared_instances, require_tasks_arrive
 from uirl.training.tasks.task_sets import TaskSets, task_sets
@@ -43,10 +43,10 @@ class Assembly:
         """A collector like the run's own, for a variant of the environment."""
         return _collector(self.config, environment, self.chat, self.images, self.collector.reward_fn)
 
-    def player(self, *, temperature: float | None = None, for_training: bool = False) -> MakePlayer:
-        """Players that sample from the policy, to look at it; `temperature` None: the training temperature."""
+    def agents(self, *, temperature: float | None = None, for_training: bool = False) -> MakeAgent:
+        """Agents that sample from the policy, to look at it; `temperature` None: the training temperature."""
         sampling = sampling_of(self.config, temperature)
-        return lambda spec: EnginePlayer(self.engine, sampling, spec.trajectory_id, for_training=for_training)
+        return lambda spec: EngineAgent(self.engine, sampling, spec.trajectory_id, for_training=for_training)
 
     async def publish(self) -> None:
         """Makes the policy as it is now what the engine samples from."""

@@ -323,11 +323,11 @@ class RayPPOTrainer:
     ) -> EvaluationReport:
         """The report on held-out episodes; with a `label` they are part of the record."""
         parts, seed = self._parts, self.config.training.seed
-        player = parts.player(temperature=self.config.training.eval_temperature)
+        agent = parts.agents(temperature=self.config.training.eval_temperature)
         with parts.images.holding():
             report = await evaluate_episodes(
                 parts.eval_collector,
-                player,
+                agent,
                 parts.tasks.evaluation,
                 episodes=episodes,
                 tries=tries,

@@ -12,7 +12,7 @@ from uirl.config.training import WarmStartConfig
 from uirl.errors import EnvironmentFailure
 from uirl.images import Screenshot
 from uirl.metrics import plain_row
-from uirl.rollout.episode import ExpertPlayer, derive_seed
+from uirl.rollout.episode import ExpertAgent, derive_seed
 from uirl.rollout.samples import samples_of_all
 from uirl.training.assembly import Assembly
 from uirl.training.evaluation.evaluation import evaluate_episodes, require_evidence
@@ -77,10 +77,10 @@ class Demonstrations:
     async def _play(self, tasks: UniformTasks, count: int) -> tuple[list[Sample], int]:
         """(the samples of the next `count` demonstrations of `tasks`, how many of those succeeded)."""
         parts = self._parts
-        player = ExpertPlayer(parts.chat, parts.collector.parser)
+        agent = ExpertAgent(parts.chat, parts.collector.parser)
         specs = [group[0] for group in tasks.groups(count, 1)]
         with playing("demonstrations of the warm start", parts.collector, count), parts.images.holding():
-            played = (await parts.collector.collect(specs, lambda spec: player))[: len(specs)]
+            played = (await parts.collector.collect(specs, lambda spec: agent))[: len(specs)]
             shown = {hash for t in played for turn in t.turns for hash in turn.context_images}
             self._pictures |= {hash: parts.images.get(hash) for hash in shown}
         failed = next((t.failure for t in played if t.failure is not None), None)
@@ -169,7 +169,7 @@ class WarmStart:
         await parts.publish()
         report = await evaluate_episodes(
             parts.eval_collector,
-            parts.player(),
+            parts.agents(),
             parts.tasks.evaluation,
             episodes=settings.evaluate_episodes,
             split="warm-start",

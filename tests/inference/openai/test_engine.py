@@ -32,7 +32,7 @@ from uirl.inference import (
 from uirl.inference.openai.engine import OPENAI, OpenAIInferenceEngine
 from uirl.inference.openai.wire import data_url, reply_text, wire_messages
 from uirl.parsers import create_parser
-from uirl.rollout.episode import EnginePlayer
+from uirl.rollout.episode import EngineAgent
 from uirl.serving import ModelEndpoint
 from uirl.training import RayPPOTrainer
 from uirl.types import ToolCall
@@ -598,9 +598,9 @@ async def test_replies_without_log_probs_are_refused_in_training(make: Any, lm: 
         prompt_ids, images, messages = asked.prompt_ids, (), asked.messages
 
     with pytest.raises(ContractError, match="unfit for training"):
-        await EnginePlayer(engine, asked.sampling, "x").respond(Context, None, 1, 8)  # type: ignore[arg-type]
-    looked = EnginePlayer(engine, asked.sampling, "x", for_training=False)
-    assert (await looked.respond(Context, None, 1, 8)).log_probs == ()  # type: ignore[arg-type]
+        await EngineAgent(engine, asked.sampling, "x").act(Context, None, 1, 8)  # type: ignore[arg-type]
+    looked = EngineAgent(engine, asked.sampling, "x", for_training=False)
+    assert (await looked.act(Context, None, 1, 8)).log_probs == ()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("grade", ["ids", "chat"])

@@ -25,7 +25,7 @@ class Played:
         self.environment = Countdown()
         self.on_finished = None
 
-    async def collect(self, specs: Sequence[EpisodeSpec], make_player: Any) -> list[Trajectory]:
+    async def collect(self, specs: Sequence[EpisodeSpec], make_agent: Any) -> list[Trajectory]:
         self.specs += specs
         done = [Trajectory(spec.trajectory_id, spec.task, group_id=spec.group_id) for spec in specs]
         return [*done, Trajectory("a failed attempt", failure=Failure("engine", "gone"))]

@@ -27,7 +27,7 @@ class Listening:
         self.specs: list[EpisodeSpec] = []
         self.environment = Countdown()
 
-    async def collect(self, specs: list[EpisodeSpec], make_player: Any) -> list[Trajectory]:
+    async def collect(self, specs: list[EpisodeSpec], make_agent: Any) -> list[Trajectory]:
         self.specs += specs
         return [Trajectory(spec.trajectory_id, spec.task, group_id=spec.group_id) for spec in specs]
 

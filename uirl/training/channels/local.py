@@ -14,7 +14,7 @@ from typing import Any
 
 from uirl.inference.base import InferenceEngine, SamplingParams, Weights
 from uirl.rollout.collector import Collector
-from uirl.rollout.episode import EnginePlayer, EpisodeSpec
+from uirl.rollout.episode import EngineAgent, EpisodeSpec
 from uirl.types import Trajectory
 
 
@@ -88,7 +88,7 @@ class LocalChannel(Channel):
     async def _play(self, specs: list[EpisodeSpec]) -> None:
         try:
             made = await self._collector.collect(
-                specs, lambda spec: EnginePlayer(self._engine, self._sampling, spec.trajectory_id)
+                specs, lambda spec: EngineAgent(self._engine, self._sampling, spec.trajectory_id)
             )
             self._done.put_nowait(Group(specs[0].group_id, made[: len(specs)], made[len(specs) :]))
         except Exception as error:

@@ -91,7 +91,7 @@ async def _check_episodes(parts: Assembly, findings: list[Finding]) -> None:
     recorded = _Recorder(parts)
     try:
         await parts.publish()
-        played = (await parts.collector.collect(specs, recorded.player))[: len(specs)]
+        played = (await parts.collector.collect(specs, recorded.make_agent))[: len(specs)]
         usable = [t for t in played if t.failure is None]
         findings.append(_episodes_finding(played))
         if not usable:
@@ -115,7 +115,7 @@ class _Recorder:
 
     def __init__(self, parts: Assembly) -> None:
         self.requests: dict[str, list[GenerationRequest]] = {}
-        self._make = parts.player(for_training=True)
+        self._make = parts.agents(for_training=True)
         self._engine = parts.engine
         generate = parts.engine.generate
 
@@ -125,7 +125,7 @@ class _Recorder:
 
         parts.engine.generate = listen  # type: ignore[method-assign]
 
-    def player(self, spec: EpisodeSpec) -> Any:
+    def make_agent(self, spec: EpisodeSpec) -> Any:
         return self._make(spec)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from uirl.environments import BaseEnvironment
 from uirl.parsers import create_parser
-from uirl.rollout.collector import MakePlayer
-from uirl.rollout.episode import ConstantPlayer
+from uirl.rollout.collector import MakeAgent
+from uirl.rollout.episode import ConstantAgent
 from uirl.training.assembly import Assembly
 from uirl.training.evaluation.evaluation import evaluate_episodes
 from uirl.types import Action
@@ -17,16 +17,16 @@ async def play_controls(parts: Assembly, *, episodes: int) -> dict[str, float]:
     for name, control in parts.eval_environment.controls().items():
         if isinstance(control, BaseEnvironment):
             collector = parts.collector_for(control)
-            player = parts.player(temperature=parts.config.training.eval_temperature)
+            agent = parts.agents(temperature=parts.config.training.eval_temperature)
         else:
             collector = parts.eval_collector
             parser = create_parser(parts.eval_environment.action_format)
             parser = parser.for_tools(parts.eval_environment.callable_tools())
             text = parser.render(control) if isinstance(control, Action) else control
-            player = _always(ConstantPlayer(parts.chat, text))
+            agent = _always(ConstantAgent(parts.chat, text))
         seed = parts.config.training.seed
         tasks = parts.tasks.evaluation
-        report = await evaluate_episodes(collector, player, tasks, episodes=episodes, split="test", seed=seed)
+        report = await evaluate_episodes(collector, agent, tasks, episodes=episodes, split="test", seed=seed)
         if isinstance(control, BaseEnvironment):
             await collector.close()
         value = report.success if report.success is not None else report.reward
@@ -36,5 +36,5 @@ async def play_controls(parts: Assembly, *, episodes: int) -> dict[str, float]:
     return results
 
 
-def _always(constant: ConstantPlayer) -> MakePlayer:
+def _always(constant: ConstantAgent) -> MakeAgent:
     return lambda spec: constant

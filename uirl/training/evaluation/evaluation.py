@@ -9,7 +9,7 @@ from typing import Any
 
 from uirl.errors import RolloutFailure
 from uirl.metrics import mean_pass_at_k, success_interval
-from uirl.rollout.collector import Collector, MakePlayer
+from uirl.rollout.collector import Collector, MakeAgent
 from uirl.training.record.progress import playing
 from uirl.training.record.tally import Tally, tally_of
 from uirl.training.tasks.sources import UniformTasks
@@ -64,7 +64,7 @@ class EvaluationReport:
 
 async def evaluate_episodes(
     collector: Collector,
-    make_player: MakePlayer,
+    make_agent: MakeAgent,
     tasks: Sequence[Task],
     *,
     episodes: int,
@@ -79,7 +79,7 @@ async def evaluate_episodes(
     groups = source.groups(max(1, episodes // tries), tries)
     specs = [spec for group in groups for spec in group]
     with playing(f"evaluation {label or split}", collector, len(specs)):
-        played = await collector.collect(specs, make_player)
+        played = await collector.collect(specs, make_agent)
     return report_on(played[: len(specs)], played[len(specs) :])
 
 

@@ -62,7 +62,7 @@ def measure(
             with parts.images.holding():
                 return await evaluate_episodes(
                     parts.eval_collector,
-                    parts.player(temperature=asked),
+                    parts.agents(temperature=asked),
                     parts.tasks.evaluation,
                     episodes=episodes,
                     tries=tries,

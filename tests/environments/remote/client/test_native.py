@@ -24,7 +24,7 @@ from uirl.environments import (
 from uirl.environments.remote.client.native import NativeRemoteEnvironment
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
 from uirl.inference import ChatRenderer, LoadedModel
-from uirl.rollout import ExpertPlayer
+from uirl.rollout import ExpertAgent
 from uirl.types import Action, Task, ToolResult, Trajectory
 
 OPTIONS = {"level": 3, "retries": 1, "demonstrator": "careless", "carelessness": 0.7}
@@ -46,7 +46,7 @@ def test_trajectories_through_the_server_equal_those_played_here(screen: Served,
 
         async def run() -> list[Trajectory]:
             try:
-                return await group.collect(specs(6), lambda spec: ExpertPlayer(ChatRenderer(vlm), group.parser))
+                return await group.collect(specs(6), lambda spec: ExpertAgent(ChatRenderer(vlm), group.parser))
             finally:
                 await group.close()
 

@@ -24,7 +24,7 @@ from uirl.errors import AlignmentError, ConfigError
 from uirl.images import ImageStore, Screenshot, screenshot
 from uirl.integrations.verl.config.keys import put
 from uirl.integrations.verl.config.mapping import ESTIMATORS
-from uirl.integrations.verl.rollout.agent import ServerPlayer, Travelling
+from uirl.integrations.verl.rollout.agent import ServerAgent, Travelling
 from uirl.integrations.verl.rollout.agent_loop import EnvironmentAgentLoop, EpisodeFailed
 from uirl.integrations.verl.rollout.context import world_of
 from uirl.integrations.verl.rollout.outputs import outputs_of
@@ -472,10 +472,10 @@ def shown(*shots: Screenshot) -> Context:
     return Context((1, 2), shots, (1, 2), shots, True)
 
 
-def ask(player: ServerPlayer, *contexts: Context) -> None:
+def ask(agent: ServerAgent, *contexts: Context) -> None:
     async def turns() -> None:
         for context in contexts:
-            await player.respond(context, None, None, 8)  # type: ignore[arg-type]
+            await agent.act(context, None, None, 8)  # type: ignore[arg-type]
 
     asyncio.run(turns())
 
@@ -484,11 +484,11 @@ def test_pictures_go_to_the_server_as_they_were_captured_and_are_forgotten() -> 
     plain = Image.new("RGB", (640, 360), (20, 40, 60))
     shots = [screenshot(plain), screenshot(plain.rotate(180).resize((320, 360)))]
     client = Recorder()
-    player = ServerPlayer(client, {}, "r", max_tokens=8, end_ids=[2])
-    ask(player, shown(*shots), shown(shots[1]))
+    agent = ServerAgent(client, {}, "r", max_tokens=8, end_ids=[2])
+    ask(agent, shown(*shots), shown(shots[1]))
     assert client.sizes[0] < sum(len(shot.data) for shot in shots) + 1000
     assert client.sizes[0] < 640 * 360 * 3 / 20, "not the pixels"
-    assert [sent() for sent in client.sent] == [None] * 3, "the player keeps none"
+    assert [sent() for sent in client.sent] == [None] * 3, "the agent keeps none"
     (arrived,) = pickle.loads(pickle.dumps([Travelling(shots[0])]))
     assert (arrived.mode, arrived.tobytes()) == ("RGB", plain.tobytes())
 
@@ -518,8 +518,8 @@ def test_the_bounds_of_pictures_are_those_of_prompt_and_server(tmp_path: Path) -
     (encoded,) = world.loaded.vision.encode([large])
     assert encoded.tokens == 1, "28 x 28 pixels are one cell"
     client = Recorder()
-    player = ServerPlayer(client, {}, "r", max_tokens=8, end_ids=[2], picture_options=world.picture_options)
-    ask(player, shown(large))
+    agent = ServerAgent(client, {}, "r", max_tokens=8, end_ids=[2], picture_options=world.picture_options)
+    ask(agent, shown(large))
     assert client.further["mm_processor_kwargs"] == {"max_pixels": 28 * 28}
     plain, _ = prepared(tmp_path / "plain")
     other = asyncio.run(opened(plain))

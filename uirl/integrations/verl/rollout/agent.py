@@ -1,4 +1,4 @@
-"""The policy behind verl's rollout servers, as a player of our episodes: token ids in, token ids and log-probs out."""
+"""The policy behind verl's rollout servers, as an agent of our episodes: token ids in, token ids and log-probs out."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from uirl.errors import ConfigError, EngineFailure
 from uirl.images import Screenshot
 from uirl.inference.base import room_for_reply
 from uirl.rollout.conversation import Context
-from uirl.rollout.episode import Player, Response
+from uirl.rollout.episode import Agent, Response
 
 BAN = -1e9
 """Added to the logit of a token that may not be sampled: JSON has no infinity, and exp(-1e9) is 0."""
 
 
-class ServerPlayer(Player):
+class ServerAgent(Agent):
     """Asks verl's server client; every turn of an episode goes to the same server, which keeps its prefix cache."""
 
     def __init__(
@@ -49,11 +49,11 @@ class ServerPlayer(Player):
         self.versions: list[int] = []
         """Global steps of the weights that sampled, one or two per reply."""
 
-    async def respond(self, context: Context, session: EnvironmentSession, seed: int | None, room: int) -> Response:
+    async def act(self, context: Context, session: EnvironmentSession, seed: int | None, max_tokens: int) -> Response:
         if self._max_context is not None:
             source = "data.max_prompt_length + data.max_response_length"
-            room = min(room, room_for_reply(context.prompt_ids, self._max_context, source))
-        sampling = {**self._sampling, "max_tokens": min(self._max_tokens, room)}
+            max_tokens = min(max_tokens, room_for_reply(context.prompt_ids, self._max_context, source))
+        sampling = {**self._sampling, "max_tokens": min(self._max_tokens, max_tokens)}
         if self._seeded and seed is not None:
             sampling["seed"] = seed
         images = [Travelling(shot) for shot in context.images]

@@ -12,7 +12,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 
 from uirl.errors import ConfigError, RolloutFailure
 from uirl.integrations.verl.config.rewriting import reads_several
-from uirl.integrations.verl.rollout.agent import ServerPlayer, left_to_us, refuse_seed
+from uirl.integrations.verl.rollout.agent import ServerAgent, left_to_us, refuse_seed
 from uirl.integrations.verl.rollout.context import World, world_of
 from uirl.integrations.verl.rollout.outputs import EpisodeOutput, masked_output, outputs_of
 from uirl.rollout.episode import EpisodeSpec, derive_seed
@@ -57,10 +57,10 @@ class EnvironmentAgentLoop(AgentLoopBase):
         store = world.store
         if store.inference.seed is not None:
             refuse_seed(self.rollout_config)
-        players: dict[str, ServerPlayer] = {}
+        agents: dict[str, ServerAgent] = {}
 
-        def make_player(attempt: EpisodeSpec) -> ServerPlayer:
-            players[attempt.trajectory_id] = ServerPlayer(
+        def make_agent(attempt: EpisodeSpec) -> ServerAgent:
+            agents[attempt.trajectory_id] = ServerAgent(
                 self.server_manager,
                 sampling,
                 uuid.uuid4().hex,
@@ -71,15 +71,15 @@ class EnvironmentAgentLoop(AgentLoopBase):
                 banned=left_to_us(str(self.rollout_config.name), world.loaded.banned_ids),
                 picture_options=world.picture_options,
             )
-            return players[attempt.trajectory_id]
+            return agents[attempt.trajectory_id]
 
-        trajectory, *attempts = await world.collector(spec.task.environment, split).collect([spec], make_player)
+        trajectory, *attempts = await world.collector(spec.task.environment, split).collect([spec], make_agent)
         for played in [*attempts, trajectory]:
-            versions = players[played.id].versions if played.id in players else []
+            versions = agents[played.id].versions if played.id in agents else []
             # weights of global step n sample the episodes of step n + 1
             at = step if step is not None else max(versions, default=0) + 1
             await world.file(played, int(at), split, repeated=played is not trajectory)
-        return trajectory, players[trajectory.id].versions if trajectory.id in players else []
+        return trajectory, agents[trajectory.id].versions if trajectory.id in agents else []
 
     def _failed(self, trajectory: Trajectory, world: World) -> AgentLoopOutput:
         """Raises the failure under the V1 trainer, which then goes on with the rest of the group. The legacy trainer
