@@ -6,7 +6,7 @@ import torch
 from tests.learner.worlds import make_config
 from uirl.images import ImageStore
 from uirl.learner import Policy, collate
-from uirl.learner.objective import Known, Objective
+from uirl.learner.objective import Objective, UpdateTensors
 from uirl.learner.policy import TokenScores
 from uirl.learner.settings import LearnerSettings
 from uirl.metrics import Metrics
@@ -26,11 +26,11 @@ def test_the_value_clip_is_centred_on_the_values_at_the_start_of_the_update(smal
     settings = LearnerSettings.of(make_config(TEXT, "training.adv_estimator=gae", "training.value_clip=0.2"))
     old, returns = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([1.0, 0.0, 1.0])
     zeros = torch.zeros(3)
-    known = Known([torch.ones(3)], [returns], [zeros - 1], [zeros - 1], None, [old])
+    tensors = UpdateTensors([torch.ones(3)], [returns], [zeros - 1], [zeros - 1], None, [old])
     now = batch.scatter(torch.tensor([0.5, 0.1, 0.9])).requires_grad_()
     scores = TokenScores(batch.scatter(zeros - 1), batch.scatter(zeros), now, None)
     metrics = Metrics()
-    weight, loss = Objective.of(settings, known, 1).terms(scores, batch, [0], metrics)["value_loss"]
+    weight, loss = Objective.of(settings, tensors, 1).terms(scores, batch, [0], metrics)["value_loss"]
     # 0.5 was 0 and may have moved to 0.2 at most: (0.2 - 1)^2 = 0.64 > 0.25; the others moved by 0.1 and stay
     assert loss.item() == pytest.approx(0.5 * (0.64 + 0.01 + 0.01) / 3)
     assert metrics.reduce()["value_clip_fraction"] == pytest.approx(1 / 3)

@@ -383,7 +383,7 @@ class TestKL:
         seen = []
         real = module.assign_credit
         monkeypatch.setattr(module, "assign_credit", lambda *a, **k: seen.append((a[2], a[3])) or real(*a, **k))
-        old = learner._scores(samples, log_probs=True, values=False)[0]
+        old = learner._score(learner._batches(samples), log_probs=True, values=False).log_probs
         metrics = learner.update(samples)
         view, rewards = seen[0]
         assert metrics["kl_coef"] == 0.5
@@ -446,7 +446,9 @@ class TestAlgorithms:
         samples = sample_trajectories(learner.policy, images, n=8, turns=1)
         for _ in range(5):
             learner.update(samples)
-        now = learner._scores(samples, log_probs=True, values=False)[0].split([sum(s.response_mask) for s in samples])
+        now = learner._score(learner._batches(samples), log_probs=True, values=False).log_probs.split(
+            [sum(s.response_mask) for s in samples]
+        )
         gains = [
             float(part.mean()) - sum(s.rollout_log_probs) / sum(s.response_mask)
             for part, s in zip(now, samples, strict=True)

@@ -6,7 +6,7 @@ A `Batch` is [B, T], one row per sample. A number per response token travels bet
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,6 +98,27 @@ def micro_batches(samples: Sequence[Sample], token_budget: int) -> list[list[int
             widest = len(samples[index].token_ids)
         groups[-1].append(index)
     return groups
+
+
+@dataclass(frozen=True, slots=True)
+class SampleBatches:
+    """Samples that are collated one micro-batch at a time, as often as somebody passes over them."""
+
+    loaded: LoadedModel
+    samples: Sequence[Sample]
+    images: ImageStore
+    token_budget: int
+    """Padded tokens [B x T] of one micro-batch, at most."""
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def of(self, chosen: Sequence[int]) -> Iterator[tuple[Batch, list[int]]]:
+        """(batch, indices of its samples) for every micro-batch of the samples `chosen`."""
+        subset = [self.samples[i] for i in chosen]
+        for group in micro_batches(subset, self.token_budget):
+            members = [chosen[i] for i in group]
+            yield collate(self.loaded, [self.samples[i] for i in members], self.images), members
 
 
 def describe(sample: Sample) -> str:

@@ -18,14 +18,17 @@ from uirl.algorithms import (
     compute_value_loss,
 )
 from uirl.learner.batch import Batch
+from uirl.learner.credit import Credit
 from uirl.learner.policy import TokenScores
+from uirl.learner.scoring import BatchScores
 from uirl.learner.settings import LearnerSettings
+from uirl.learner.view import ResponseView
 from uirl.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What was known before the first step, one flat tensor [n] per sample in each list."""
+class UpdateTensors:
+    """What is fixed before the first step of an update: one flat tensor [tokens] per sample in each list."""
 
     advantages: list[Tensor]
     returns: list[Tensor]
@@ -37,6 +40,22 @@ class Known:
     values: list[Tensor] | None = None
     """None: no critic."""
 
+    @staticmethod
+    def of(view: ResponseView, credit: Credit, old: BatchScores, reference: BatchScores) -> UpdateTensors:
+        """The tensors of the samples of `view`: `credit` [N, R], scores of the old policy and the reference."""
+
+        def split(flat: Tensor | None) -> list[Tensor] | None:
+            return None if flat is None else view.split(flat)
+
+        return UpdateTensors(
+            advantages=view.split(view.flatten(credit.advantages)),
+            returns=view.split(view.flatten(credit.returns)),
+            rollout_log_probs=view.split(view.flatten(view.rollout_log_probs)),
+            old_log_probs=split(old.log_probs),
+            ref_log_probs=split(reference.log_probs),
+            values=split(old.values),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Objective:
@@ -44,31 +63,31 @@ class Objective:
     nor the number of live tokens in a minibatch changes the weight of a token."""
 
     settings: LearnerSettings
-    known: Known
+    tensors: UpdateTensors
     denominator: float
     """What one minibatch divides by: its even share of the batch."""
     loss_length: int | None
     """The constant of 'seq-mean-token-sum-norm'; None with the other aggregations."""
 
     @staticmethod
-    def of(settings: LearnerSettings, known: Known, minibatches: int) -> Objective:
+    def of(settings: LearnerSettings, tensors: UpdateTensors, minibatches: int) -> Objective:
         """The objective of a batch whose loss is spread over `minibatches`."""
-        counted = known.advantages
+        counted = tensors.advantages
         if settings.spec.loss == "rejection_sampling":
             counted = [advantages[advantages > 0] for advantages in counted]
         aggregation = settings.policy_loss["aggregation"]
         total = aggregation_denominator(_mask_of([len(part) for part in counted]), aggregation)
         length = settings.policy_loss.get("loss_length")
         if aggregation == "seq-mean-token-sum-norm" and length is None:
-            length = max(len(part) for part in known.advantages)
-        return Objective(settings, known, total / minibatches, length)
+            length = max(len(part) for part in tensors.advantages)
+        return Objective(settings, tensors, total / minibatches, length)
 
     def terms(
         self, scores: TokenScores, batch: Batch, chosen: Sequence[int], metrics: Metrics
     ) -> dict[str, tuple[float, Tensor]]:
         """(weight, loss) of every term of the samples `chosen`, which are the rows of `batch`."""
-        settings, known = self.settings, self.known
-        advantages = self._rows(known.advantages, batch, chosen)
+        settings, tensors = self.settings, self.tensors
+        advantages = self._rows(tensors.advantages, batch, chosen)
         mask = batch.response_mask
         assert scores.log_probs is not None
         if settings.spec.loss == "rejection_sampling":
@@ -81,20 +100,20 @@ class Objective:
             entropy = aggregate_loss(scores.entropy, mask, **self._shares())
             terms["entropy_loss"] = (-settings.entropy_coef, entropy)
         metrics.add("entropy", float(scores.entropy.detach()[mask].sum()) / max(tokens, 1), tokens)
-        if scores.values is not None and known.values is not None:
-            loss, said = compute_value_loss(
+        if scores.values is not None and tensors.values is not None:
+            loss, statistics = compute_value_loss(
                 scores.values,
-                self._rows(known.returns, batch, chosen),
-                self._rows(known.values, batch, chosen),
+                self._rows(tensors.returns, batch, chosen),
+                self._rows(tensors.values, batch, chosen),
                 batch.response_mask,
-                settings.value_loss["cliprange_value"],
+                settings.value_clip,
                 **self._shares(),
             )
             terms["value_loss"] = (settings.value_coef, loss)
-            metrics.add("value_clip_fraction", said["value/clip_fraction"], said["value/tokens"])
-        if settings.kl_loss_coef > 0 and known.ref_log_probs is not None:
-            ref = self._rows(known.ref_log_probs, batch, chosen)
-            loss, said = compute_kl_loss(
+            metrics.add("value_clip_fraction", statistics["value/clip_fraction"], statistics["value/tokens"])
+        if settings.kl_loss_coef > 0 and tensors.ref_log_probs is not None:
+            ref = self._rows(tensors.ref_log_probs, batch, chosen)
+            loss, statistics = compute_kl_loss(
                 scores.log_probs,
                 ref,
                 mask,
@@ -102,7 +121,7 @@ class Objective:
                 **self._shares(),
             )
             terms["kl_loss"] = (settings.kl_loss_coef, loss)
-            metrics.add("kl_reference", said["kl/mean"], tokens)
+            metrics.add("kl_reference", statistics["kl/mean"], tokens)
         return terms
 
     def _policy(
@@ -110,21 +129,23 @@ class Objective:
     ) -> Tensor:
         options = self.settings.policy_loss | self._shares()
         if self.settings.spec.loss == "rejection_sampling":
-            loss, said = compute_rejection_sampling_loss(log_probs, advantages, batch.response_mask, **options)
-            metrics.add("nll", said["policy/nll"], said["policy/tokens"])
+            loss, statistics = compute_rejection_sampling_loss(log_probs, advantages, batch.response_mask, **options)
+            metrics.add("nll", statistics["policy/nll"], statistics["policy/tokens"])
             return loss
-        assert self.known.old_log_probs is not None
-        loss, said = compute_policy_loss(
-            self._rows(self.known.old_log_probs, batch, chosen),
+        assert self.tensors.old_log_probs is not None
+        loss, statistics = compute_policy_loss(
+            self._rows(self.tensors.old_log_probs, batch, chosen),
             log_probs,
             advantages,
             batch.response_mask,
-            rollout_log_probs=self._rows(self.known.rollout_log_probs, batch, chosen),
+            rollout_log_probs=self._rows(self.tensors.rollout_log_probs, batch, chosen),
             **options,
         )
-        weight = said.pop("policy/tokens")
-        said["policy/clip_fraction"] = said["policy/clip_fraction_low"] + said["policy/clip_fraction_high"]
-        for name, value in said.items():
+        weight = statistics.pop("policy/tokens")
+        statistics["policy/clip_fraction"] = (
+            statistics["policy/clip_fraction_low"] + statistics["policy/clip_fraction_high"]
+        )
+        for name, value in statistics.items():
             metrics.add(name.removeprefix("policy/"), value, weight)
         return loss
 

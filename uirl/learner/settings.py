@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from uirl.algorithms import Algorithm, AlgorithmSpec, KLEstimator, get_algorithm
 from uirl.config import ConfigStore
+from uirl.learner.engine_gap import FLOAT32, GapLimits, gap_limits
 from uirl.learner.optimizer import OptimizerSettings
-from uirl.types import Sample
 
 OldLogProbs = Literal["auto", "rollout", "recompute"]
-
-
-@dataclass(frozen=True, slots=True)
-class GapLimits:
-    """|engine - learner| in nats beyond which it is no rounding: other tokens, other pictures, other weights, or
-    attention that the engine does not know."""
-
-    largest: float
-    """Of one token."""
-    mean: float
-    """Over the tokens of one sample, where it has `MEAN_OF` or more."""
-
-
-MEAN_OF = 16
-FLOAT32 = GapLimits(largest=0.1, mean=0.01)
-"""Engine and learner agree to 1e-4, on a GPU to 1e-3."""
-HALF = GapLimits(largest=2.0, mean=0.2)
-"""bfloat16 and float16. Measured with the embedded engine over tiny models of seven families with flat and with peaked
-distributions: at most 0.2 for one token and 0.022 as a mean over a sample. An engine that ignores a window made 4 to 11
-and 0.8 to 3.5 where the distributions were peaked."""
-OTHER_ENGINE = GapLimits(largest=math.inf, mean=0.5)
-"""Other kernels, possibly of other precision: single tokens may differ widely, a whole sample may not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +23,8 @@ class LearnerSettings:
     """Keyword arguments of `AdvantageInputs`, beside the tensors."""
     policy_loss: dict[str, Any]
     """Keyword arguments of the loss that `spec.loss` names. `loss_length` None: the longest response of the update."""
-    value_loss: dict[str, Any]
+    value_clip: float | None
+    """How far a value may move in one update, in units of reward; None: unclipped."""
     update: OptimizerSettings
     supervised: OptimizerSettings
     temperature: float
@@ -82,17 +60,18 @@ class LearnerSettings:
         """The settings of `config`; an `algorithm` (`PPO(...)`, `GRPO(...)`) overrides estimator, credit and loss."""
         training, finer = config.training, config.algorithm
         spec = algorithm.spec if algorithm else get_algorithm(training.adv_estimator)
+        limits = gap_limits(config)
         return LearnerSettings(
             spec=spec,
             advantage=algorithm.advantage_options() if algorithm else _advantage_options(config),
             policy_loss=algorithm.loss_options() if algorithm else _loss_options(config, spec),
-            value_loss=algorithm.value_loss_options() if algorithm else _value_options(config),
+            value_clip=algorithm.value_loss_options().get("cliprange_value") if algorithm else training.value_clip,
             update=_update_settings(config),
             supervised=_supervised_settings(config),
             temperature=config.inference.temperature or 1.0,
             old_log_probs=training.old_log_probs,
-            engine_is_exact=_engine_is_exact(config),
-            gap_limits=_gap_limits(config),
+            engine_is_exact=limits is FLOAT32,
+            gap_limits=limits,
             update_epochs=training.update_epochs,
             minibatches=training.minibatches,
             micro_batch_tokens=training.micro_batch_tokens,
@@ -110,11 +89,15 @@ class LearnerSettings:
             seed=training.seed,
         )
 
-    def trusts_rollout(self, samples: Sequence[Sample], version: int) -> bool:
-        """Whether the engine's log-probs may stand for the learner's at the start of the update."""
+    @property
+    def reads_old_log_probs(self) -> bool:
+        return self.spec.loss == "policy" or self.kl_in_reward
+
+    def trusts_rollout(self, sample_versions: Sequence[int], version: int) -> bool:
+        """Whether the engine's log-probs may stand for those of the learner's `version` when the update starts."""
         if self.old_log_probs != "auto":
             return self.old_log_probs == "rollout"
-        return self.engine_is_exact and all(sample.policy_version == version for sample in samples)
+        return self.engine_is_exact and all(sampled == version for sampled in sample_versions)
 
 
 def _advantage_options(config: ConfigStore) -> dict[str, Any]:
@@ -143,15 +126,6 @@ def _loss_options(config: ConfigStore, spec: AlgorithmSpec) -> dict[str, Any]:
     }
 
 
-def _value_options(config: ConfigStore) -> dict[str, Any]:
-    finer = config.algorithm
-    return {
-        "cliprange_value": config.training.value_clip,
-        "aggregation": finer.loss_aggregation,
-        "loss_length": finer.loss_length,
-    }
-
-
 def _update_settings(config: ConfigStore) -> OptimizerSettings:
     training = config.training
     value_rate = training.value_learning_rate
@@ -175,18 +149,3 @@ def _supervised_settings(config: ConfigStore) -> OptimizerSettings:
         warmup_steps=warm.warmup_steps,
         max_grad_norm=training.max_grad_norm,
     )
-
-
-def _engine_is_exact(config: ConfigStore) -> bool:
-    return _gap_limits(config) is FLOAT32
-
-
-def _gap_limits(config: ConfigStore) -> GapLimits | None:
-    inference, model = config.inference, config.model
-    filtered = inference.top_p < 1 or inference.top_k > 0
-    dropping = model.use_lora and model.lora.lora_dropout > 0
-    if filtered or dropping or inference.temperature == 0 or inference.backend == "openai":
-        return None
-    if inference.backend != "transformers":
-        return OTHER_ENGINE
-    return FLOAT32 if model.dtype == "float32" else HALF

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,12 +13,15 @@ from uirl.algorithms import Algorithm, KLController, apply_kl_penalty
 from uirl.config import ConfigStore
 from uirl.errors import AlignmentError, ConfigError, NonFiniteError
 from uirl.images import ImageStore
-from uirl.learner.batch import Batch, collate, describe, micro_batches
+from uirl.learner.batch import Batch, SampleBatches, describe
 from uirl.learner.credit import Anchors, Credit, assign_credit
-from uirl.learner.objective import Known, Objective
+from uirl.learner.engine_gap import EngineGap
+from uirl.learner.objective import Objective, UpdateTensors
 from uirl.learner.optimizer import Optimizer
 from uirl.learner.policy import Policy
-from uirl.learner.settings import MEAN_OF, LearnerSettings
+from uirl.learner.schedule import MinibatchSchedule
+from uirl.learner.scoring import BatchScores, score_samples
+from uirl.learner.settings import LearnerSettings
 from uirl.learner.view import ResponseView, response_view
 from uirl.metrics import Metrics
 from uirl.types import Sample
@@ -70,11 +73,11 @@ class Learner:
         optimizer = self.use_optimizer("supervised")
         total = 0.0
         with self._training(optimizer):
-            for batch, chosen in self._batches(samples, range(len(samples))):
+            for batch, members in self._batches(samples).of(range(len(samples))):
                 log_probs = self.policy.log_probs_and_values(batch).log_probs
                 assert log_probs is not None
                 loss = -log_probs.sum() / tokens
-                _require_finite("negative log-likelihood", loss, [samples[i] for i in chosen])
+                _require_finite("negative log-likelihood", loss, [samples[i] for i in members])
                 loss.backward()
                 total += loss.item()
             metrics = optimizer.step()
@@ -94,33 +97,19 @@ class Learner:
         this policy, NonFiniteError where a loss or gradient is not finite.
         """
         view = response_view(samples)
-        self._check_versions(samples)
+        batches = self._batches(samples)
+        self._check_versions(view, batches)
         self._freeze_reference()
         self.updates += 1
         metrics = Metrics()
-        trusts = self.settings.trusts_rollout(samples, self.version)
-        old, values, finals = self._before(samples, view, trusts)
-        reference = self._of_reference(samples)
-        rewards = self._rewards(view, old, reference, metrics)
-        spread = None if values is None else view.spread(values)
-        ends = None if finals is None else finals[list(view.last_samples)]
-        credit = assign_credit(
-            self.settings.spec,
-            self.settings.advantage,
-            view,
-            rewards,
-            spread,
-            ends,
-            anchors,
-            skip_dead_groups=self.settings.skip_dead_groups,
-        )
-        self._describe(samples, view, credit, spread, trusts, metrics)
-        floor = self.settings.min_live_groups if self.settings.spec.needs_group else 0.0
-        takes_step = bool(credit.live.any()) and credit.live_groups >= floor
+        old, reference = self._score_old(view, batches), self._score_reference(batches)
+        credit = self._assign_credit(view, old, reference, anchors, metrics)
+        takes_step = self._carries_signal(credit)
         metrics.add("skipped", float(not takes_step))
         if takes_step:
-            parts = (old, reference, values)
-            self._learn(samples, view, credit, [None if p is None else view.split(p) for p in parts], metrics)
+            schedule = MinibatchSchedule.of(self.settings, view, credit)
+            tensors = UpdateTensors.of(view, credit, old, reference)
+            self._learn(batches, schedule, Objective.of(self.settings, tensors, schedule.shares), metrics)
             self.version += 1
         return {name: value for name, value in metrics.reduce().items() if value is not None}
 
@@ -138,12 +127,12 @@ class Learner:
 
     # -- before the first step ---------------------------------------------------------------------------------
 
-    def _check_versions(self, samples: Sequence[Sample]) -> None:
-        for sample in samples:
-            if sample.policy_version > self.version:
+    def _check_versions(self, view: ResponseView, batches: SampleBatches) -> None:
+        for sample, version in zip(batches.samples, view.sample_versions, strict=True):
+            if version > self.version:
                 raise AlignmentError(
-                    f"{describe(sample)} was sampled by version {sample.policy_version}, but the learner is at "
-                    f"{self.version}; after a checkpoint is loaded, tell the engine the learner's version"
+                    f"{describe(sample)} was sampled by version {version}, but the learner is at {self.version}; after "
+                    "a checkpoint is loaded, tell the engine the learner's version"
                 )
 
     def _freeze_reference(self) -> None:
@@ -151,203 +140,156 @@ class Learner:
             self.policy.freeze_reference()
             self.reference_frozen = True
 
-    def _before(
-        self, samples: Sequence[Sample], view: ResponseView, trusts: bool
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """(old log-probs [tokens], values [tokens], values after the last token [samples]); None what nobody reads."""
-        spec = self.settings.spec
-        reads_old = spec.loss == "policy" or self.settings.kl_in_reward
-        old, values, finals = self._scores(samples, log_probs=reads_old and not trusts, values=spec.needs_critic)
-        if reads_old and trusts:
-            old = view.flatten(view.rollout_log_probs)
-        for name, flat in (("old log-probs", old), ("values", values)):
-            if flat is not None and not flat.isfinite().all():
-                which = next(i for i, part in enumerate(view.split(flat)) if not part.isfinite().all())
-                raise NonFiniteError(
-                    f"the {name} of {describe(samples[which])} are not finite. A demonstration has no rollout "
-                    "log-probs and belongs to Learner.supervised; otherwise the weights are broken."
-                )
-        return old, values, finals
+    def _trusts_rollout(self, view: ResponseView) -> bool:
+        return self.settings.trusts_rollout(view.sample_versions, self.version)
 
-    def _of_reference(self, samples: Sequence[Sample]) -> Tensor | None:
-        """The log-probs [tokens] of the reference; None without one."""
+    def _score_old(self, view: ResponseView, batches: SampleBatches) -> BatchScores:
+        """Log-probs and values before the first step, as far as credit and loss read them."""
+        reads, trusts = self.settings.reads_old_log_probs, self._trusts_rollout(view)
+        scores = self._score(batches, log_probs=reads and not trusts, values=self.settings.spec.needs_critic)
+        if reads and trusts:
+            scores = replace(scores, log_probs=view.flatten(view.rollout_log_probs))
+        scores.require_finite(view, batches)
+        return scores
+
+    def _score_reference(self, batches: SampleBatches) -> BatchScores:
+        """The log-probs of the reference policy, where there is one."""
         if not self.settings.needs_reference:
-            return None
+            return BatchScores()
         with self.policy.reference():
-            return self._scores(samples, log_probs=True, values=False)[0]
+            return self._score(batches, log_probs=True, values=False)
 
-    @torch.no_grad()
-    def _scores(
-        self, samples: Sequence[Sample], *, log_probs: bool, values: bool
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """(log-probs [tokens], values [tokens], final values [samples]) on the CPU, in the order of the samples."""
-        if not (log_probs or values):
-            return None, None, None
-        columns: list[list[Tensor]] = [[torch.empty(0)] * len(samples) for _ in range(3)]
-        for batch, chosen in self._batches(samples, range(len(samples))):
-            said = self.policy.log_probs_and_values(
-                batch, self.settings.temperature, log_probs=log_probs, values=values
-            )
-            counts = batch.response_mask.sum(1).tolist()
-            for column, aligned in zip(columns, (said.log_probs, said.values), strict=False):
-                if aligned is not None:
-                    for i, part in zip(chosen, batch.flatten(aligned).cpu().split(counts), strict=True):
-                        column[i] = part
-            if said.final_values is not None:
-                for i, part in zip(chosen, said.final_values.cpu().split(1), strict=True):
-                    columns[2][i] = part
-        asked = (log_probs, values, values)
-        first, second, third = (torch.cat(column) if ask else None for column, ask in zip(columns, asked, strict=True))
-        return first, second, third
+    def _score(self, batches: SampleBatches, *, log_probs: bool, values: bool) -> BatchScores:
+        return score_samples(self.policy, batches, self.settings.temperature, log_probs=log_probs, values=values)
 
-    def _rewards(self, view: ResponseView, old: Tensor | None, reference: Tensor | None, metrics: Metrics) -> Tensor:
-        """The token-level rewards [N, R], less the KL penalty where the config asks for one."""
-        if not self.settings.kl_in_reward:
-            return view.rewards
-        assert old is not None
-        assert reference is not None
+    # -- credit ------------------------------------------------------------------------------------------------
+
+    def _assign_credit(
+        self,
+        view: ResponseView,
+        old: BatchScores,
+        reference: BatchScores,
+        anchors: Anchors | None,
+        metrics: Metrics,
+    ) -> Credit:
+        """Advantages and returns [N, R] of whole trajectories; what the data is like goes into `metrics`."""
+        settings = self.settings
+        rewards = self._penalised_rewards(view, old, reference, metrics) if settings.kl_in_reward else view.rewards
+        values = None if old.values is None else view.spread(old.values)
+        credit = assign_credit(
+            settings.spec,
+            settings.advantage,
+            view,
+            rewards,
+            values,
+            None if old.final_values is None else old.final_values[list(view.last_samples)],
+            anchors,
+            skip_dead_groups=settings.skip_dead_groups,
+        )
+        metrics.add_all(self._describe(view, credit))
+        if values is not None:
+            metrics.add_all(_describe_values(values[view.mask], credit.returns[view.mask]))
+        return credit
+
+    def _penalised_rewards(
+        self, view: ResponseView, old: BatchScores, reference: BatchScores, metrics: Metrics
+    ) -> Tensor:
+        """The rewards [N, R] less the KL penalty."""
+        assert old.log_probs is not None
+        assert reference.log_probs is not None
         # k1: its gradient through the return is that of the KL, whatever estimator the loss term uses
         rewards, distance = apply_kl_penalty(
-            view.rewards, view.spread(old), view.spread(reference), view.mask, self.kl.value, estimator="k1"
+            view.rewards,
+            view.spread(old.log_probs),
+            view.spread(reference.log_probs),
+            view.mask,
+            self.kl.value,
+            estimator="k1",
         )
         metrics.add("kl_reference", distance)
         metrics.add("kl_coef", self.kl.value)
         self.kl.update(float(distance), len(view))
         return rewards
 
-    def _describe(
-        self,
-        samples: Sequence[Sample],
-        view: ResponseView,
-        credit: Credit,
-        values: Tensor | None,
-        trusts: bool,
-        metrics: Metrics,
-    ) -> None:
-        """What is to be said about the data, before anything is learned from it."""
-        staleness = [self.version - sample.policy_version for sample in samples]
-        metrics.add("tokens", view.tokens)
-        metrics.add("sequences", len(samples))
-        metrics.add("trajectories", len(view))
-        metrics.add("staleness", sum(staleness) / len(staleness))
-        metrics.add("live_fraction", float(credit.live.float().mean()))
-        metrics.add("live_groups", credit.live_groups)
+    def _describe(self, view: ResponseView, credit: Credit) -> dict[str, float]:
+        staleness = [self.version - version for version in view.sample_versions]
+        rows = {
+            "tokens": float(view.tokens),
+            "sequences": float(len(staleness)),
+            "trajectories": float(len(view)),
+            "staleness": sum(staleness) / len(staleness),
+            "live_fraction": credit.live_fraction,
+            "live_groups": credit.live_groups,
+        }
         if self.settings.spec.loss == "policy":
-            metrics.add("old_log_probs_recomputed", float(not trusts))
-        if values is not None:
-            said, learned = values[view.mask], credit.returns[view.mask]
-            spread = learned.var(correction=0)
-            metrics.add("value_mean", said.mean())
-            metrics.add("return_mean", learned.mean())
-            metrics.add("explained_variance", 1 - (learned - said).var(correction=0) / spread if spread > 0 else 0.0)
+            rows["old_log_probs_recomputed"] = float(not self._trusts_rollout(view))
+        return rows
+
+    def _carries_signal(self, credit: Credit) -> bool:
+        """Whether an update on this credit takes a step."""
+        floor = self.settings.min_live_groups if self.settings.spec.needs_group else 0.0
+        return bool(credit.live.any()) and credit.live_groups >= floor
 
     # -- the steps ---------------------------------------------------------------------------------------------
 
     def _learn(
-        self,
-        samples: Sequence[Sample],
-        view: ResponseView,
-        credit: Credit,
-        parts: list[list[Tensor] | None],
-        metrics: Metrics,
+        self, batches: SampleBatches, schedule: MinibatchSchedule, objective: Objective, metrics: Metrics
     ) -> None:
-        optimizer, settings = self.use_optimizer("update"), self.settings
-        old, reference, values = parts
-        known = Known(
-            advantages=view.split(view.flatten(credit.advantages)),
-            returns=view.split(view.flatten(credit.returns)),
-            rollout_log_probs=view.split(view.flatten(view.rollout_log_probs)),
-            old_log_probs=old,
-            ref_log_probs=reference,
-            values=values,
-        )
-        live = [row for row, alive in enumerate(credit.live.tolist()) if alive]
-        full = min(settings.minibatches, len(view))
-        # fewer live trajectories make fewer minibatches, not smaller ones: Adam steps by the same length on a few
-        count = max(1, round(full * len(live) / len(view)))
-        clones = settings.spec.loss == "rejection_sampling"
-        objective = Objective.of(settings, known, count if clones else full)
-        scale = len(live) / len(view) if settings.scale_step else 1.0
-        pristine = True
-        for epoch in range(settings.update_epochs):
-            order = list(live)
-            random.Random(f"{settings.seed}/{self.updates}/{epoch}").shuffle(order)
-            for k in range(count):
-                rows = set(order[len(order) * k // count : len(order) * (k + 1) // count])
-                chosen = [i for i, row in enumerate(view.sample_rows) if row in rows]
-                self._step(samples, chosen, objective, optimizer, scale, pristine, metrics)
-                pristine = False
-        metrics.add("optimizer_steps", settings.update_epochs * count)
+        steps = 0
+        for epoch in range(self.settings.update_epochs):
+            for chosen in schedule.epoch(f"{self.settings.seed}/{self.updates}/{epoch}"):
+                # after the first step the learner's weights are no longer those that the engine sampled with
+                self._step(batches, chosen, objective, metrics, scale=schedule.scale, compare=not steps)
+                steps += 1
+        metrics.add("optimizer_steps", steps)
 
     def _step(
         self,
-        samples: Sequence[Sample],
+        batches: SampleBatches,
         chosen: Sequence[int],
         objective: Objective,
-        optimizer: Optimizer,
-        scale: float,
-        pristine: bool,
         metrics: Metrics,
+        *,
+        scale: float,
+        compare: bool,
     ) -> None:
-        """One optimizer step on the chosen samples. `pristine`: the weights have not changed since the update began."""
+        """One optimizer step on the chosen samples. `compare`: measure the gap between engine and learner."""
         sums: dict[str, float] = {}
+        optimizer = self.use_optimizer("update")
         with self._training(optimizer):
-            for batch, members in self._batches(samples, chosen):
+            for batch, members in batches.of(chosen):
                 scores = self.policy.log_probs_and_values(
                     batch,
                     self.settings.temperature,
                     entropy=True,
-                    values=objective.known.values is not None,
+                    values=objective.tensors.values is not None,
                     entropy_gradient=self.settings.entropy_coef > 0,
                 )
                 assert scores.log_probs is not None
-                own = [samples[i] for i in members]
-                if pristine:
-                    self._compare(scores.log_probs.detach(), batch, own, metrics)
+                samples = [batches.samples[i] for i in members]
+                if compare:
+                    self._compare_with_engine(scores.log_probs.detach(), batch, samples, metrics)
                 terms = objective.terms(scores, batch, members, metrics)
                 for name, (_, loss) in terms.items():
-                    _require_finite(name, loss, own)
+                    _require_finite(name, loss, samples)
                     sums[name] = sums.get(name, 0.0) + loss.item()
                 torch.stack([weight * loss for weight, loss in terms.values()]).sum().backward()
             metrics.add_all(optimizer.step(scale))
         # the entropy itself is already a metric, as a mean per token
         metrics.add_all({name: value for name, value in sums.items() if name != "entropy_loss"})
 
-    def _compare(self, log_probs: Tensor, batch: Batch, samples: Sequence[Sample], metrics: Metrics) -> None:
+    def _compare_with_engine(
+        self, log_probs: Tensor, batch: Batch, samples: Sequence[Sample], metrics: Metrics
+    ) -> None:
         """Measures |learner - engine| on tokens of the learner's own version. Raises AlignmentError where they cannot
         be the same tokens under the same weights."""
-        current = torch.tensor([s.policy_version == self.version for s in samples], device=log_probs.device)
-        comparable = batch.response_mask & current[:, None] & batch.rollout_log_probs.isfinite()
-        tokens = int(comparable.sum())
-        if not tokens:
+        gap = EngineGap.of(log_probs, batch, [sample.policy_version == self.version for sample in samples])
+        if not gap.tokens:
             return
-        gap = torch.where(comparable, log_probs - batch.rollout_log_probs, 0.0).abs()
-        largest = float(gap.max())
-        metrics.add("log_prob_gap_max", largest)
-        metrics.add("log_prob_gap_mean", float(gap.sum()) / tokens, tokens)
-        self._judge_gap(gap, comparable, samples)
-
-    def _judge_gap(self, gap: Tensor, comparable: Tensor, samples: Sequence[Sample]) -> None:
-        """Raises AlignmentError where `gap` [B, T] is more than rounding of the model's dtype explains."""
-        limits = self.settings.gap_limits
-        if limits is None:
-            return
-        counts = comparable.sum(1)
-        means = torch.where(counts >= MEAN_OF, gap.sum(1) / counts.clamp(min=1), 0.0)
-        row, column = divmod(int(gap.argmax()), gap.shape[1])
-        if float(gap.max()) > limits.largest:
-            found, most = f"{float(gap.max()):.3g} nats on token {column}", limits.largest
-        elif float(means.max()) > limits.mean:
-            row, most = int(means.argmax()), limits.mean
-            found = f"{float(means[row]):.3g} nats as a mean over {int(counts[row])} tokens"
-        else:
-            return
-        raise AlignmentError(
-            f"engine and learner disagree by {found} of {describe(samples[row])} expected at most {most:g}, far more "
-            f"than {self.policy.loaded.dtype} rounds: the engine saw other tokens, other pictures or other weights, or "
-            "attends differently from the model. Did update_weights run after the last step? `uirl check` finds the "
-            "turn."
-        )
+        metrics.add("log_prob_gap_max", float(gap.nats.max()))
+        metrics.add("log_prob_gap_mean", float(gap.nats.sum()) / gap.tokens, gap.tokens)
+        if self.settings.gap_limits is not None:
+            gap.require(self.settings.gap_limits, samples, self.policy.loaded.dtype)
 
     @contextlib.contextmanager
     def _training(self, optimizer: Optimizer) -> Iterator[None]:
@@ -360,11 +302,19 @@ class Learner:
             self.policy.train(False)
             optimizer.zero_grad()
 
-    def _batches(self, samples: Sequence[Sample], chosen: Sequence[int]) -> Iterator[tuple[Batch, list[int]]]:
-        """(batch, which samples) for every micro-batch of the chosen samples."""
-        subset = [samples[i] for i in chosen]
-        for group in micro_batches(subset, self.settings.micro_batch_tokens):
-            yield collate(self.policy.loaded, [subset[i] for i in group], self.images), [chosen[i] for i in group]
+    def _batches(self, samples: Sequence[Sample]) -> SampleBatches:
+        return SampleBatches(self.policy.loaded, samples, self.images, self.settings.micro_batch_tokens)
+
+
+def _describe_values(values: Tensor, returns: Tensor) -> dict[str, Tensor | float]:
+    """How well the critic's `values` [tokens] predict the `returns` [tokens]."""
+    variance = returns.var(correction=0)
+    unexplained = (returns - values).var(correction=0)
+    return {
+        "value_mean": values.mean(),
+        "return_mean": returns.mean(),
+        "explained_variance": 1 - unexplained / variance if variance > 0 else 0.0,
+    }
 
 
 def _require_finite(name: str, loss: Tensor, samples: Sequence[Sample]) -> None:

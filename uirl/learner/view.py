@@ -42,6 +42,8 @@ class ResponseView:
     """The sample that holds the last segment of each row."""
     token_counts: tuple[int, ...]
     """How many response tokens each sample has."""
+    sample_versions: tuple[int, ...]
+    """The oldest version of the policy that sampled a token of each sample."""
     _rows: Tensor
     _columns: Tensor
 
@@ -111,6 +113,7 @@ def response_view(samples: Sequence[Sample]) -> ResponseView:
         sample_rows=tuple(rows_of_sample),
         last_samples=tuple(members[-1] for members in order),
         token_counts=tuple(counts),
+        sample_versions=tuple(sample.policy_version for sample in samples),
         _rows=torch.from_numpy(rows),
         _columns=torch.from_numpy(column),
     )

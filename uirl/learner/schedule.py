@@ -1,0 +1,51 @@
+"""Which samples every optimizer step of an update learns from."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from uirl.learner.credit import Credit
+from uirl.learner.settings import LearnerSettings
+from uirl.learner.view import ResponseView
+
+
+@dataclass(frozen=True, slots=True)
+class MinibatchSchedule:
+    """Trajectories that carry a signal, dealt anew into minibatches in every epoch."""
+
+    sample_rows: tuple[int, ...]
+    """The trajectory of each sample."""
+    live: tuple[int, ...]
+    """Trajectories that carry a signal."""
+    per_epoch: int
+    """Minibatches, and so optimizer steps, in an epoch. Fewer live trajectories make fewer minibatches, not smaller
+    ones: Adam steps by the same length on a few."""
+    shares: int
+    """Into how many even shares the loss of the whole batch is cut; a step minimises one."""
+    scale: float
+    """What the learning rate of a step is multiplied by."""
+
+    @staticmethod
+    def of(settings: LearnerSettings, view: ResponseView, credit: Credit) -> MinibatchSchedule:
+        """The schedule of one update. At least one trajectory must be live."""
+        live = tuple(row for row, alive in enumerate(credit.live.tolist()) if alive)
+        shares = min(settings.minibatches, len(view))
+        per_epoch = max(1, round(shares * len(live) / len(view)))
+        return MinibatchSchedule(
+            sample_rows=view.sample_rows,
+            live=live,
+            per_epoch=per_epoch,
+            # a likelihood is a mean over what was kept, however many episodes there were
+            shares=per_epoch if settings.spec.loss == "rejection_sampling" else shares,
+            scale=len(live) / len(view) if settings.scale_step else 1.0,
+        )
+
+    def epoch(self, seed: str) -> Iterator[list[int]]:
+        """Indices of the samples of each minibatch, in an order that `seed` makes."""
+        order = list(self.live)
+        random.Random(seed).shuffle(order)
+        for k in range(self.per_epoch):
+            rows = set(order[len(order) * k // self.per_epoch : len(order) * (k + 1) // self.per_epoch])
+            yield [i for i, row in enumerate(self.sample_rows) if row in rows]
