@@ -9,7 +9,6 @@ from uirl.learner import Policy, collate
 from uirl.learner.objective import Objective, UpdateTensors
 from uirl.learner.policy import TokenScores
 from uirl.learner.settings import LearnerSettings
-from uirl.metrics import Metrics
 from uirl.types import Sample
 
 TEXT = "model.model_name=uirl/tiny-lm"
@@ -29,12 +28,15 @@ def test_the_value_clip_is_centred_on_the_values_at_the_start_of_the_update(smal
     tensors = UpdateTensors([torch.ones(3)], [returns], [zeros - 1], [zeros - 1], None, [old])
     now = batch.scatter(torch.tensor([0.5, 0.1, 0.9])).requires_grad_()
     scores = TokenScores(batch.scatter(zeros - 1), batch.scatter(zeros), now, None)
-    metrics = Metrics()
-    weight, loss = Objective.of(settings, tensors, 1).terms(scores, batch, [0], metrics)["value_loss"]
+    terms = Objective.of(settings, tensors, 1).terms(scores, tensors.rows(batch, [0]))
+    term = next(term for term in terms if term.name == "value_loss")
+    loss = term.loss
+    assert loss is not None
     # 0.5 was 0 and may have moved to 0.2 at most: (0.2 - 1)^2 = 0.64 > 0.25; the others moved by 0.1 and stay
     assert loss.item() == pytest.approx(0.5 * (0.64 + 0.01 + 0.01) / 3)
-    assert metrics.reduce()["value_clip_fraction"] == pytest.approx(1 / 3)
-    assert weight == settings.value_coef
+    assert term.metrics["value_clip_fraction"] == pytest.approx(1 / 3)
+    assert term.tokens == 3
+    assert term.weight == settings.value_coef
     loss.backward()
     # what moved too far towards its return has no gradient any more; d/dv of (v - r)^2 / 2 / 3 elsewhere
     assert now.grad is not None

@@ -12,8 +12,10 @@ from uirl.errors import AlignmentError, ConfigError, NonFiniteError
 from uirl.images import ImageStore
 from uirl.inference.models import attention
 from uirl.inference.models.attention import proven_spans
-from uirl.learner import Learner, Policy, collate
+from uirl.learner import Learner, Policy, collate, response_view
+from uirl.learner.batch import SampleBatches
 from uirl.learner.optimizer import Optimizer, OptimizerSettings
+from uirl.learner.scoring import score_samples
 
 TEXT = "model.model_name=uirl/tiny-lm"
 
@@ -22,6 +24,14 @@ def make_learner(images: ImageStore, *overrides: str, algorithm=None) -> Learner
     config = make_config(*overrides)
     critic = algorithm.spec.needs_critic if algorithm else None
     return Learner(Policy.from_config(config, critic=critic), config, images, algorithm=algorithm)
+
+
+def log_probs_of(learner: Learner, samples) -> torch.Tensor:
+    """Those of the learner's weights now, [N, R]."""
+    batches = SampleBatches(learner.policy.loaded, samples, learner.images, learner.settings.micro_batch_tokens)
+    scores = score_samples(learner.policy, 1.0, response_view(samples), batches, log_probs=True, values=False)
+    assert scores.log_probs is not None
+    return scores.log_probs
 
 
 def gradients_of_first_step(learner: Learner, samples, monkeypatch) -> dict[str, torch.Tensor]:
@@ -224,7 +234,7 @@ def test_demonstrations_never_reach_a_policy_gradient(images):
     samples = sample_trajectories(learner.policy, images)
     nan = tuple(math.nan for _ in samples[1].token_ids)
     samples[1] = replace(samples[1], rollout_log_probs=nan)
-    with pytest.raises(NonFiniteError, match=r"old log-probs of the sample of trajectory trajectory-1.*demonstration"):
+    with pytest.raises(NonFiniteError, match=r"old log-probs of trajectory trajectory-1.*demonstration"):
         learner.update(samples)
 
 
@@ -373,7 +383,7 @@ class TestKL:
         assert first < learner.update(samples)["kl_reference"]
 
     def test_the_penalty_lowers_the_reward(self, images, monkeypatch):
-        import uirl.learner.update as module
+        import uirl.learner.credit as module
 
         overrides = ["training.use_kl_in_reward=true", "training.kl_coef=0.5", "training.adv_estimator=gae"]
         overrides += ["training.learning_rate=0.05"]
@@ -383,13 +393,13 @@ class TestKL:
         seen = []
         real = module.assign_credit
         monkeypatch.setattr(module, "assign_credit", lambda *a, **k: seen.append((a[2], a[3])) or real(*a, **k))
-        old = learner._score(learner._batches(samples), log_probs=True, values=False).log_probs
+        old = log_probs_of(learner, samples)
         metrics = learner.update(samples)
         view, rewards = seen[0]
         assert metrics["kl_coef"] == 0.5
         # the reference is the policy that sampled: what was taken away is 0.5 (old - rollout) on every token
         taken = (view.rewards - rewards)[view.mask]
-        expected = 0.5 * (view.spread(old) - view.rollout_log_probs)[view.mask]
+        expected = 0.5 * (old - view.rollout_log_probs)[view.mask]
         assert (taken - expected).abs().max() < 1e-4 < expected.abs().max()
         assert metrics["kl_reference"] == pytest.approx(2 * float(expected.mean()), abs=1e-4)
 
@@ -446,9 +456,8 @@ class TestAlgorithms:
         samples = sample_trajectories(learner.policy, images, n=8, turns=1)
         for _ in range(5):
             learner.update(samples)
-        now = learner._score(learner._batches(samples), log_probs=True, values=False).log_probs.split(
-            [sum(s.response_mask) for s in samples]
-        )
+        view = response_view(samples)
+        now = view.split(view.flatten(log_probs_of(learner, samples)))
         gains = [
             float(part.mean()) - sum(s.rollout_log_probs) / sum(s.response_mask)
             for part, s in zip(now, samples, strict=True)

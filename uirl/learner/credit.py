@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uirl.algorithms import AdvantageInputs, AlgorithmSpec
+from uirl.algorithms import AdvantageInputs, AlgorithmSpec, KLController, apply_kl_penalty
 from uirl.errors import AlignmentError, ConfigError
+from uirl.learner.scoring import BatchScores
+from uirl.learner.settings import LearnerSettings
 from uirl.learner.view import ResponseView
 
 Anchors = Mapping[str, Sequence[Hashable]]
@@ -34,6 +36,61 @@ class Credit:
     def live_fraction(self) -> float:
         """Share of trajectories that carry a signal."""
         return float(self.live.float().mean())
+
+    def is_signal(self, settings: LearnerSettings) -> bool:
+        """Whether there is enough to learn from for a step."""
+        floor = settings.min_live_groups if settings.spec.needs_group else 0.0
+        return bool(self.live.any()) and self.live_groups >= floor
+
+
+def credit_of_update(
+    settings: LearnerSettings,
+    view: ResponseView,
+    old: BatchScores,
+    reference: BatchScores,
+    kl: KLController,
+    anchors: Anchors | None = None,
+) -> tuple[Credit, dict[str, float]]:
+    """The credit of an update, and the metrics of what it was made from.
+
+    Where the config asks for it, the reward of every token is lowered by `kl.value` x KL(old policy, reference), and
+    the coefficient adapts.
+    """
+    rewards, metrics = view.rewards, dict[str, float]()
+    if settings.kl_in_reward:
+        assert old.log_probs is not None
+        assert reference.log_probs is not None
+        # k1: its gradient through the return is that of the KL, whatever estimator the loss term uses
+        rewards, distance = apply_kl_penalty(
+            rewards, old.log_probs, reference.log_probs, view.mask, kl.value, estimator="k1"
+        )
+        metrics = {"kl_reference": float(distance), "kl_coef": kl.value}
+        kl.update(float(distance), len(view))
+    credit = assign_credit(
+        settings.spec,
+        settings.advantage,
+        view,
+        rewards,
+        old.values,
+        old.final_values,
+        anchors,
+        skip_dead_groups=settings.skip_dead_groups,
+    )
+    metrics |= {"live_fraction": credit.live_fraction, "live_groups": credit.live_groups}
+    if old.values is not None:
+        metrics |= _describe_values(old.values[view.mask], credit.returns[view.mask])
+    return credit, metrics
+
+
+def _describe_values(values: Tensor, returns: Tensor) -> dict[str, float]:
+    """How well the critic's `values` [tokens] predict the `returns` [tokens]."""
+    variance = returns.var(correction=0)
+    unexplained = (returns - values).var(correction=0)
+    return {
+        "value_mean": float(values.mean()),
+        "return_mean": float(returns.mean()),
+        "explained_variance": float(1 - unexplained / variance) if variance > 0 else 0.0,
+    }
 
 
 def assign_credit(
@@ -100,8 +157,8 @@ def _live_groups(group_ids: Sequence[str], advantages: Tensor, mask: Tensor) -> 
     highest = advantages.masked_fill(~mask, -torch.inf).amax(1).tolist()
     bounds: dict[str, tuple[float, float]] = {}
     for group, low, high in zip(group_ids, lowest, highest, strict=True):
-        known = bounds.get(group, (low, high))
-        bounds[group] = (min(known[0], low), max(known[1], high))
+        least, most = bounds.get(group, (low, high))
+        bounds[group] = (min(least, low), max(most, high))
     return {group: low != high for group, (low, high) in bounds.items()}
 
 

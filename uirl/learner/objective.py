@@ -17,13 +17,14 @@ from uirl.algorithms import (
     compute_rejection_sampling_loss,
     compute_value_loss,
 )
+from uirl.errors import NonFiniteError
 from uirl.learner.batch import Batch
 from uirl.learner.credit import Credit
 from uirl.learner.policy import TokenScores
 from uirl.learner.scoring import BatchScores
 from uirl.learner.settings import LearnerSettings
 from uirl.learner.view import ResponseView
-from uirl.metrics import Metrics
+from uirl.types import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +43,69 @@ class UpdateTensors:
 
     @staticmethod
     def of(view: ResponseView, credit: Credit, old: BatchScores, reference: BatchScores) -> UpdateTensors:
-        """The tensors of the samples of `view`: `credit` [N, R], scores of the old policy and the reference."""
+        """The tensors of the samples of `view`, from the credit and the scores of whole trajectories [N, R]."""
 
-        def split(flat: Tensor | None) -> list[Tensor] | None:
-            return None if flat is None else view.split(flat)
+        def parts(compact: Tensor) -> list[Tensor]:
+            return view.split(view.flatten(compact))
+
+        def optional(compact: Tensor | None) -> list[Tensor] | None:
+            return None if compact is None else parts(compact)
 
         return UpdateTensors(
-            advantages=view.split(view.flatten(credit.advantages)),
-            returns=view.split(view.flatten(credit.returns)),
-            rollout_log_probs=view.split(view.flatten(view.rollout_log_probs)),
-            old_log_probs=split(old.log_probs),
-            ref_log_probs=split(reference.log_probs),
-            values=split(old.values),
+            advantages=parts(credit.advantages),
+            returns=parts(credit.returns),
+            rollout_log_probs=parts(view.rollout_log_probs),
+            old_log_probs=optional(old.log_probs),
+            ref_log_probs=optional(reference.log_probs),
+            values=optional(old.values),
         )
+
+    def rows(self, batch: Batch, members: Sequence[int]) -> UpdateRows:
+        """The tensors of the samples `members`, which are the rows of `batch`."""
+
+        def rows(parts: list[Tensor]) -> Tensor:
+            return batch.scatter(torch.cat([parts[i] for i in members]).to(batch.input_ids.device))
+
+        def optional(parts: list[Tensor] | None) -> Tensor | None:
+            return None if parts is None else rows(parts)
+
+        return UpdateRows(
+            mask=batch.response_mask,
+            advantages=rows(self.advantages),
+            returns=rows(self.returns),
+            rollout_log_probs=rows(self.rollout_log_probs),
+            old_log_probs=optional(self.old_log_probs),
+            ref_log_probs=optional(self.ref_log_probs),
+            values=optional(self.values),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRows:
+    """`UpdateTensors` of the rows of one micro-batch, each [B, T], 0 where no response token is."""
+
+    mask: Tensor
+    """Booleans: the response tokens."""
+    advantages: Tensor
+    returns: Tensor
+    rollout_log_probs: Tensor
+    old_log_probs: Tensor | None
+    ref_log_probs: Tensor | None
+    values: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One term of the loss of a micro-batch."""
+
+    name: str
+    loss: Tensor
+    """A scalar with gradient."""
+    weight: float
+    metrics: dict[str, float]
+    """Means over the tokens of the term."""
+    tokens: float
+    """How many these are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,72 +133,68 @@ class Objective:
             length = max(len(part) for part in tensors.advantages)
         return Objective(settings, tensors, total / minibatches, length)
 
-    def terms(
-        self, scores: TokenScores, batch: Batch, chosen: Sequence[int], metrics: Metrics
-    ) -> dict[str, tuple[float, Tensor]]:
-        """(weight, loss) of every term of the samples `chosen`, which are the rows of `batch`."""
-        settings, tensors = self.settings, self.tensors
-        advantages = self._rows(tensors.advantages, batch, chosen)
-        mask = batch.response_mask
-        assert scores.log_probs is not None
-        if settings.spec.loss == "rejection_sampling":
-            mask = mask & (advantages > 0)
-        policy = self._policy(scores.log_probs, advantages, batch, chosen, metrics)
-        terms = {"policy_loss": (1.0, policy)}
-        assert scores.entropy is not None
-        tokens = int(mask.sum())
-        if settings.entropy_coef > 0:
-            entropy = aggregate_loss(scores.entropy, mask, **self._shares())
-            terms["entropy_loss"] = (-settings.entropy_coef, entropy)
-        metrics.add("entropy", float(scores.entropy.detach()[mask].sum()) / max(tokens, 1), tokens)
-        if scores.values is not None and tensors.values is not None:
-            loss, statistics = compute_value_loss(
-                scores.values,
-                self._rows(tensors.returns, batch, chosen),
-                self._rows(tensors.values, batch, chosen),
-                batch.response_mask,
-                settings.value_clip,
-                **self._shares(),
-            )
-            terms["value_loss"] = (settings.value_coef, loss)
-            metrics.add("value_clip_fraction", statistics["value/clip_fraction"], statistics["value/tokens"])
-        if settings.kl_loss_coef > 0 and tensors.ref_log_probs is not None:
-            ref = self._rows(tensors.ref_log_probs, batch, chosen)
-            loss, statistics = compute_kl_loss(
-                scores.log_probs,
-                ref,
-                mask,
-                estimator=settings.kl_type,
-                **self._shares(),
-            )
-            terms["kl_loss"] = (settings.kl_loss_coef, loss)
-            metrics.add("kl_reference", statistics["kl/mean"], tokens)
-        return terms
+    def terms(self, scores: TokenScores, rows: UpdateRows) -> list[Term]:
+        """Every term of the loss of one micro-batch, whose scores are [B, T] like `rows`."""
+        mask = rows.mask
+        if self.settings.spec.loss == "rejection_sampling":
+            mask = mask & (rows.advantages > 0)
+        terms = (
+            self._policy(scores, rows, mask),
+            self._entropy(scores, mask),
+            self._value(scores, rows),
+            self._kl(scores, rows, mask),
+        )
+        return [term for term in terms if term is not None]
 
-    def _policy(
-        self, log_probs: Tensor, advantages: Tensor, batch: Batch, chosen: Sequence[int], metrics: Metrics
-    ) -> Tensor:
+    def _policy(self, scores: TokenScores, rows: UpdateRows, mask: Tensor) -> Term:
+        assert scores.log_probs is not None
+        assert scores.entropy is not None
         options = self.settings.policy_loss | self._shares()
         if self.settings.spec.loss == "rejection_sampling":
-            loss, statistics = compute_rejection_sampling_loss(log_probs, advantages, batch.response_mask, **options)
-            metrics.add("nll", statistics["policy/nll"], statistics["policy/tokens"])
-            return loss
-        assert self.tensors.old_log_probs is not None
-        loss, statistics = compute_policy_loss(
-            self._rows(self.tensors.old_log_probs, batch, chosen),
-            log_probs,
-            advantages,
-            batch.response_mask,
-            rollout_log_probs=self._rows(self.tensors.rollout_log_probs, batch, chosen),
-            **options,
+            loss, metrics = compute_rejection_sampling_loss(scores.log_probs, rows.advantages, rows.mask, **options)
+            named = {"nll": metrics["policy/nll"]}
+        else:
+            assert rows.old_log_probs is not None
+            loss, metrics = compute_policy_loss(
+                rows.old_log_probs,
+                scores.log_probs,
+                rows.advantages,
+                rows.mask,
+                rollout_log_probs=rows.rollout_log_probs,
+                **options,
+            )
+            named = {name.removeprefix("policy/"): value for name, value in metrics.items() if name != "policy/tokens"}
+            named["clip_fraction"] = named["clip_fraction_low"] + named["clip_fraction_high"]
+        tokens = metrics["policy/tokens"]
+        named["entropy"] = float(scores.entropy.detach()[mask].sum()) / max(tokens, 1)
+        return Term("policy_loss", loss, 1.0, named, tokens)
+
+    def _entropy(self, scores: TokenScores, mask: Tensor) -> Term | None:
+        coefficient = self.settings.entropy_coef
+        if coefficient <= 0:
+            return None
+        assert scores.entropy is not None
+        loss = aggregate_loss(scores.entropy, mask, **self._shares())
+        return Term("entropy_loss", loss, -coefficient, {}, float(mask.sum()))
+
+    def _value(self, scores: TokenScores, rows: UpdateRows) -> Term | None:
+        if scores.values is None or rows.values is None:
+            return None
+        loss, metrics = compute_value_loss(
+            scores.values, rows.returns, rows.values, rows.mask, self.settings.value_clip, **self._shares()
         )
-        weight = statistics.pop("policy/tokens")
-        statistics["policy/clip_fraction"] = (
-            statistics["policy/clip_fraction_low"] + statistics["policy/clip_fraction_high"]
+        clipped = {"value_clip_fraction": metrics["value/clip_fraction"]}
+        return Term("value_loss", loss, self.settings.value_coef, clipped, metrics["value/tokens"])
+
+    def _kl(self, scores: TokenScores, rows: UpdateRows, mask: Tensor) -> Term | None:
+        coefficient = self.settings.kl_loss_coef
+        if coefficient <= 0 or rows.ref_log_probs is None:
+            return None
+        assert scores.log_probs is not None
+        loss, metrics = compute_kl_loss(
+            scores.log_probs, rows.ref_log_probs, mask, estimator=self.settings.kl_type, **self._shares()
         )
-        for name, value in statistics.items():
-            metrics.add(name.removeprefix("policy/"), value, weight)
-        return loss
+        return Term("kl_loss", loss, coefficient, {"kl_reference": metrics["kl/mean"]}, int(mask.sum()))
 
     def _shares(self) -> dict[str, Any]:
         return {
@@ -156,12 +203,18 @@ class Objective:
             "loss_length": self.loss_length,
         }
 
-    @staticmethod
-    def _rows(parts: list[Tensor], batch: Batch, chosen: Sequence[int]) -> Tensor:
-        """The parts of the chosen samples as [B, T]."""
-        return batch.scatter(torch.cat([parts[i] for i in chosen]).to(batch.input_ids.device))
-
 
 def _mask_of(counts: Sequence[int]) -> Tensor:
     """Booleans [B, longest] with `counts[b]` True in row b."""
     return torch.arange(max(counts)) < torch.tensor(counts)[:, None]
+
+
+def require_finite(name: str, loss: Tensor, samples: Sequence[Sample]) -> None:
+    """Raises NonFiniteError that names the samples where the loss on them is not finite."""
+    if not torch.isfinite(loss):
+        ids = sorted({sample.trajectory_id for sample in samples})
+        raise NonFiniteError(
+            f"the {name} is {loss.item()} on {len(samples)} samples of the trajectories {', '.join(ids[:4])}"
+            f"{', ...' if len(ids) > 4 else ''}; the step was refused. Were the weights still finite? A lower learning "
+            "rate or training.max_grad_norm may have prevented it."
+        )

@@ -42,10 +42,11 @@ class MinibatchSchedule:
             scale=len(live) / len(view) if settings.scale_step else 1.0,
         )
 
-    def epoch(self, seed: str) -> Iterator[list[int]]:
-        """Indices of the samples of each minibatch, in an order that `seed` makes."""
-        order = list(self.live)
-        random.Random(seed).shuffle(order)
-        for k in range(self.per_epoch):
-            rows = set(order[len(order) * k // self.per_epoch : len(order) * (k + 1) // self.per_epoch])
-            yield [i for i, row in enumerate(self.sample_rows) if row in rows]
+    def minibatches(self, epochs: int, seed: str) -> Iterator[list[int]]:
+        """Indices of the samples of each minibatch, `per_epoch` in each epoch, in an order that `seed` makes."""
+        for epoch in range(epochs):
+            order = list(self.live)
+            random.Random(f"{seed}/{epoch}").shuffle(order)
+            for k in range(self.per_epoch):
+                rows = set(order[len(order) * k // self.per_epoch : len(order) * (k + 1) // self.per_epoch])
+                yield [i for i, row in enumerate(self.sample_rows) if row in rows]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -92,12 +91,6 @@ class LearnerSettings:
     @property
     def reads_old_log_probs(self) -> bool:
         return self.spec.loss == "policy" or self.kl_in_reward
-
-    def trusts_rollout(self, sample_versions: Sequence[int], version: int) -> bool:
-        """Whether the engine's log-probs may stand for those of the learner's `version` when the update starts."""
-        if self.old_log_probs != "auto":
-            return self.old_log_probs == "rollout"
-        return self.engine_is_exact and all(sampled == version for sampled in sample_versions)
 
 
 def _advantage_options(config: ConfigStore) -> dict[str, Any]:

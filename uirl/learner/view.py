@@ -65,6 +65,29 @@ class ResponseView:
         """The inverse of `spread`: [N, R] -> [tokens]."""
         return compact[self._rows, self._columns]
 
+    def require_versions(self, newest: int) -> None:
+        """Raises AlignmentError where a sample comes from a later version of the policy than `newest`."""
+        for row, version in zip(self.sample_rows, self.sample_versions, strict=True):
+            if version > newest:
+                raise AlignmentError(
+                    f"trajectory {self.name(row)} was sampled by version {version}, but the learner is at {newest}; "
+                    "after a checkpoint is loaded, tell the engine the learner's version"
+                )
+
+    def describe(self, version: int) -> dict[str, float]:
+        """Counts of the data, and by how many versions of the policy it is older than `version` on average."""
+        samples = len(self.sample_versions)
+        return {
+            "tokens": float(self.tokens),
+            "sequences": float(samples),
+            "trajectories": float(len(self)),
+            "staleness": sum(version - sampled for sampled in self.sample_versions) / samples,
+        }
+
+    def name(self, row: int) -> str:
+        """The trajectory of a row, for an error."""
+        return self.trajectory_ids[row] or "without trajectory_id"
+
     def split(self, flat: Tensor) -> list[Tensor]:
         """`flat` [tokens] cut into one tensor per sample."""
         return list(flat.split(list(self.token_counts)))

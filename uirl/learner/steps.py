@@ -1,0 +1,109 @@
+"""Optimizer steps: passes over minibatches of an update, and the passes of supervised learning."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from uirl.learner.batch import Batch, SampleBatches
+from uirl.learner.engine_gap import EngineGap
+from uirl.learner.objective import Objective, require_finite
+from uirl.learner.optimizer import Optimizer
+from uirl.learner.policy import Policy
+from uirl.learner.settings import LearnerSettings
+from uirl.metrics import Metrics
+from uirl.types import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSteps:
+    """Takes the optimizer steps of one update and measures them."""
+
+    policy: Policy
+    optimizer: Optimizer
+    settings: LearnerSettings
+    version: int
+    """Of the policy when the update begins."""
+    metrics: Metrics
+
+    def take(
+        self, batches: SampleBatches, objective: Objective, minibatches: Iterable[list[int]], scale: float
+    ) -> None:
+        """A step on each of the `minibatches` (indices of samples), its learning rate times `scale`."""
+        steps = 0
+        for chosen in minibatches:
+            # after the first step the learner's weights are no longer those that the engine sampled with
+            self._step(batches, chosen, objective, scale, compare=not steps)
+            steps += 1
+        self.metrics.add("optimizer_steps", steps)
+
+    def _step(
+        self, batches: SampleBatches, chosen: Sequence[int], objective: Objective, scale: float, *, compare: bool
+    ) -> None:
+        """One step on the chosen samples. `compare`: measure the gap between engine and learner."""
+        losses: dict[str, float] = {}
+        with training(self.policy, self.optimizer):
+            for batch, members in batches.of(chosen):
+                rows = objective.tensors.rows(batch, members)
+                scores = self.policy.log_probs_and_values(
+                    batch,
+                    self.settings.temperature,
+                    entropy=True,
+                    values=rows.values is not None,
+                    entropy_gradient=self.settings.entropy_coef > 0,
+                )
+                samples = [batches.samples[i] for i in members]
+                if compare and scores.log_probs is not None:
+                    self._compare_with_engine(scores.log_probs.detach(), batch, samples)
+                terms = objective.terms(scores, rows)
+                for term in terms:
+                    require_finite(term.name, term.loss, samples)
+                    losses[term.name] = losses.get(term.name, 0.0) + term.loss.item()
+                    self.metrics.add_all(term.metrics, term.tokens)
+                torch.stack([term.weight * term.loss for term in terms]).sum().backward()
+            self.metrics.add_all(self.optimizer.step(scale))
+        # the entropy itself is already a metric, as a mean per token
+        self.metrics.add_all({name: loss for name, loss in losses.items() if name != "entropy_loss"})
+
+    def _compare_with_engine(self, log_probs: Tensor, batch: Batch, samples: Sequence[Sample]) -> None:
+        """Measures |learner - engine| on tokens of the learner's own version. Raises AlignmentError where they cannot
+        be the same tokens under the same weights."""
+        gap = EngineGap.of(log_probs, batch, [sample.policy_version == self.version for sample in samples])
+        if not gap.tokens:
+            return
+        self.metrics.add("log_prob_gap_max", float(gap.nats.max()))
+        self.metrics.add("log_prob_gap_mean", float(gap.nats.sum()) / gap.tokens, gap.tokens)
+        if self.settings.gap_limits is not None:
+            gap.require(self.settings.gap_limits, samples, self.policy.loaded.dtype)
+
+
+def imitate(policy: Policy, optimizer: Optimizer, batches: SampleBatches) -> dict[str, float]:
+    """One step on the mean negative log-likelihood of all response tokens, in nats; its metrics."""
+    tokens = sum(sum(sample.response_mask) for sample in batches.samples)
+    total = 0.0
+    with training(policy, optimizer):
+        for batch, members in batches.of(range(len(batches))):
+            log_probs = policy.log_probs_and_values(batch).log_probs
+            assert log_probs is not None
+            loss = -log_probs.sum() / tokens
+            require_finite("negative log-likelihood", loss, [batches.samples[i] for i in members])
+            loss.backward()
+            total += loss.item()
+        metrics = optimizer.step()
+    return {"loss": total, "tokens": float(tokens), "sequences": float(len(batches))} | metrics
+
+
+@contextlib.contextmanager
+def training(policy: Policy, optimizer: Optimizer) -> Iterator[None]:
+    """A context for forward and backward passes; whatever happens, no gradient is left behind."""
+    optimizer.zero_grad()
+    policy.train(True)
+    try:
+        yield
+    finally:
+        policy.train(False)
+        optimizer.zero_grad()
