@@ -16,6 +16,7 @@ from torch import Tensor
 
 from uirl.algorithms import (
     KLController,
+    PolicyLossOptions,
     aggregate_loss,
     apply_kl_penalty,
     compute_entropy,
@@ -151,13 +152,15 @@ def test_policy_loss_and_gradient(verl, batch, aggregation, loss_mode, corrected
         ours_in,
         batch.advantages,
         batch.mask,
-        eps_low=0.15,
-        eps_high=0.25,
-        clip_ratio_c=1.5 if loss_mode == "vanilla" else None,
-        ratio_level="token" if loss_mode == "vanilla" else "sequence",
+        options=PolicyLossOptions(
+            eps_low=0.15,
+            eps_high=0.25,
+            clip_ratio_c=1.5 if loss_mode == "vanilla" else None,
+            ratio_level="token" if loss_mode == "vanilla" else "sequence",
+            tis_cap=2.0 if corrected else None,
+        ),
         aggregation=aggregation,
         rollout_log_probs=batch.values if corrected else None,
-        tis_cap=2.0 if corrected else None,
     )
     theirs.backward()
     ours.backward()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from uirl import algorithms
-from uirl.algorithms import AdvantageInputs
+from uirl.algorithms import AdvantageInputs, PolicyLossOptions
 
 OTHERS: dict[str, Any] = {
     "index": ["a", "a"],
@@ -21,7 +21,10 @@ OTHERS: dict[str, Any] = {
     "clip_ratio": 0.2,
     "cliprange_value": None,
     "kl_coef": 0.1,
-    "tis_cap": 2.0,
+    "options": PolicyLossOptions(tis_cap=2.0),
+    "eps_low": 0.2,
+    "eps_high": 0.3,
+    "clip_ratio_c": 3.0,
 }
 """What the functions need beside tensors of [B, T]."""
 NOT_ALIGNED = {"compute_entropy", "group_codes"}

@@ -1,11 +1,13 @@
 """The policy and likelihood losses: numbers by hand, gradients, micro-batches, garbage under the mask."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
 from uirl.algorithms import (
+    PolicyLossOptions,
     aggregation_denominator,
     compute_policy_loss,
     compute_rejection_sampling_loss,
@@ -13,13 +15,20 @@ from uirl.algorithms import (
     kept_mask,
 )
 
+OPTIONS = {field.name for field in dataclasses.fields(PolicyLossOptions)}
 AGGREGATIONS = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+
+
+def policy_loss(*tensors, **keywords) -> tuple[torch.Tensor, dict[str, float]]:
+    """`compute_policy_loss` with its options as keywords."""
+    options = PolicyLossOptions(**{name: keywords.pop(name) for name in OPTIONS & keywords.keys()})
+    return compute_policy_loss(*tensors, options=options, **keywords)
 
 
 def one_token(log_ratio: float, advantage: float, **options) -> tuple[float, float, dict[str, float]]:
     """Loss, its gradient by the log-prob, and metrics of a single token."""
     log_probs = torch.tensor([[log_ratio - 1.0]], requires_grad=True)
-    loss, metrics = compute_policy_loss(
+    loss, metrics = policy_loss(
         torch.tensor([[-1.0]]), log_probs, torch.tensor([[advantage]]), torch.ones(1, 1), **options
     )
     loss.backward()
@@ -60,7 +69,7 @@ def test_metrics_by_hand():
     log_ratio = torch.tensor([[0.5, -0.5, 2.0, 0.0, 3.0]])
     advantages = torch.tensor([[1.0, -1.0, -1.0, 1.0, 1.0]])
     mask = torch.tensor([[1, 1, 1, 1, 0]])
-    _, metrics = compute_policy_loss(torch.zeros(1, 5), log_ratio, advantages, mask, 0.2, clip_ratio_c=3.0)
+    _, metrics = policy_loss(torch.zeros(1, 5), log_ratio, advantages, mask, 0.2, clip_ratio_c=3.0)
     assert metrics["policy/clip_fraction_high"] == 0.25
     assert metrics["policy/clip_fraction_low"] == 0.25
     assert metrics["policy/clip_fraction_dual"] == 0.25
@@ -76,7 +85,7 @@ def test_sequence_ratio_by_hand():
     # Row 1: log ratios 0.6, 0.2, mean 0.4, e^0.4 = 1.4918, clips to 1.3.  loss = -(1.2214 + 1.3) / 2
     log_probs = torch.tensor([[0.1, 5.0, 0.3], [0.6, 0.2, 9.0]], requires_grad=True)
     mask = torch.tensor([[1, 0, 1], [1, 1, 0]])
-    loss, metrics = compute_policy_loss(
+    loss, metrics = policy_loss(
         torch.zeros(2, 3),
         log_probs,
         torch.ones(2, 3),
@@ -97,7 +106,7 @@ def test_sequence_ratio_by_hand():
 def test_a_gradient_is_cut_by_the_sign_of_the_advantage(advantage, high, low):
     # both ratios lie outside the clip: e^1 = 2.718 above, e^-1 = 0.368 below
     for log_ratio, share in ((1.0, high), (-1.0, low)):
-        _, metrics = compute_policy_loss(
+        _, metrics = policy_loss(
             torch.zeros(1, 1), torch.tensor([[log_ratio]]), torch.tensor([[advantage]]), torch.ones(1, 1), 0.2
         )
         side = "high" if log_ratio > 0 else "low"
@@ -111,7 +120,7 @@ def test_truncated_importance_weights_by_hand():
     rollout = torch.tensor([[-1.0, -2.0, -1.0]])
     log_probs = old.clone().requires_grad_()
     arguments = (old, log_probs, torch.tensor([[1.0, 2.0, 3.0]]), torch.ones(1, 3))
-    loss, metrics = compute_policy_loss(*arguments, rollout_log_probs=rollout, tis_cap=2.0)
+    loss, metrics = policy_loss(*arguments, rollout_log_probs=rollout, tis_cap=2.0)
     loss.backward()
     assert loss.item() == pytest.approx(-2.03455, rel=1e-5)
     torch.testing.assert_close(log_probs.grad, -torch.tensor([[1.0, 4.0, 3 * 0.367879]]) / 3)
@@ -120,7 +129,7 @@ def test_truncated_importance_weights_by_hand():
     assert metrics["policy/mismatch_weight_mean"] == pytest.approx((1 + 2.71828 + 0.36788) / 3, rel=1e-5)
     # k3 of the engine against the learner: w - 1 - log w = 0, 0.71828, 0.36788
     assert metrics["policy/mismatch_kl"] == pytest.approx((0.71828 + 0.36788) / 3, rel=1e-4)
-    measured, measured_metrics = compute_policy_loss(*arguments, rollout_log_probs=rollout)
+    measured, measured_metrics = policy_loss(*arguments, rollout_log_probs=rollout)
     assert measured.item() == pytest.approx(-2.0)  # reported, not corrected
     assert "policy/mismatch_capped_fraction" not in measured_metrics
     assert "policy/mismatch_kl" in measured_metrics
@@ -129,7 +138,7 @@ def test_truncated_importance_weights_by_hand():
 def test_the_mismatch_of_an_engine_that_is_too_sure_is_k3():
     # every weight is e^-1 = 0.36788: w - 1 - log w = 0.36788
     old, rollout = torch.full((1, 2), -2.0), torch.full((1, 2), -1.0)
-    _, metrics = compute_policy_loss(old, old, torch.ones(1, 2), torch.ones(1, 2), rollout_log_probs=rollout)
+    _, metrics = policy_loss(old, old, torch.ones(1, 2), torch.ones(1, 2), rollout_log_probs=rollout)
     assert metrics["policy/mismatch_kl"] == pytest.approx(0.36788, rel=1e-4)
 
 
@@ -155,7 +164,7 @@ def test_micro_batches_sum_to_the_full_batch(aggregation, ratio_level):
 
     def loss_of(rows: slice, log_probs: torch.Tensor, denominator: float | None) -> torch.Tensor:
         part = {name: tensor[rows] for name, tensor in batch.items()} | {"log_probs": log_probs[rows]}
-        return compute_policy_loss(**part, rollout_log_probs=rollout[rows], denominator=denominator, **options)[0]
+        return policy_loss(**part, rollout_log_probs=rollout[rows], denominator=denominator, **options)[0]
 
     whole = batch["log_probs"].clone().requires_grad_()
     full = loss_of(slice(None), whole, None)
@@ -176,7 +185,7 @@ def test_micro_batches_sum_to_the_full_batch(aggregation, ratio_level):
 def test_garbage_and_padding_under_the_mask_change_nothing(aggregation):
     batch = random_batch()
     clean = batch["log_probs"].clone().requires_grad_()
-    loss, metrics = compute_policy_loss(**batch | {"log_probs": clean}, aggregation=aggregation)
+    loss, metrics = policy_loss(**batch | {"log_probs": clean}, aggregation=aggregation)
     loss.backward()
     pad = torch.nn.functional.pad
     mask = pad(batch["response_mask"], (1, 2))
@@ -185,7 +194,7 @@ def test_garbage_and_padding_under_the_mask_change_nothing(aggregation):
         for name, garbage in (("old_log_probs", -math.inf), ("log_probs", -math.inf), ("advantages", math.nan))
     }
     dirty["log_probs"].requires_grad_()
-    again, again_metrics = compute_policy_loss(**dirty, response_mask=mask, aggregation=aggregation)
+    again, again_metrics = policy_loss(**dirty, response_mask=mask, aggregation=aggregation)
     again.backward()
     assert again.item() == pytest.approx(loss.item(), rel=1e-6)
     torch.testing.assert_close(dirty["log_probs"].grad[:, 1:-2], clean.grad)
@@ -195,7 +204,7 @@ def test_garbage_and_padding_under_the_mask_change_nothing(aggregation):
 def test_the_first_pass_is_the_plain_policy_gradient():
     batch = random_batch()
     log_probs = batch["old_log_probs"].clone().requires_grad_()
-    loss, metrics = compute_policy_loss(**batch | {"log_probs": log_probs})
+    loss, metrics = policy_loss(**batch | {"log_probs": log_probs})
     loss.backward()
     mask = batch["response_mask"]
     torch.testing.assert_close(log_probs.grad, -batch["advantages"] * mask / mask.sum())
@@ -208,7 +217,7 @@ def test_only_the_current_log_probs_get_a_gradient():
     for name in ("old_log_probs", "log_probs", "advantages"):
         batch[name].requires_grad_()
     rollout = batch["old_log_probs"] - 0.1
-    compute_policy_loss(**batch, rollout_log_probs=rollout, tis_cap=2.0)[0].backward()
+    policy_loss(**batch, rollout_log_probs=rollout, tis_cap=2.0)[0].backward()
     assert batch["log_probs"].grad is not None
     assert batch["old_log_probs"].grad is None
     assert batch["advantages"].grad is None
@@ -222,7 +231,7 @@ def test_only_the_current_log_probs_get_a_gradient():
 
 def test_no_tokens_give_zero_loss_and_zero_gradient():
     log_probs = torch.zeros(2, 3, requires_grad=True)
-    loss, metrics = compute_policy_loss(torch.zeros(2, 3), log_probs, torch.ones(2, 3), torch.zeros(2, 3))
+    loss, metrics = policy_loss(torch.zeros(2, 3), log_probs, torch.ones(2, 3), torch.zeros(2, 3))
     loss.backward()
     assert loss.item() == 0
     assert (log_probs.grad == 0).all()
@@ -243,7 +252,7 @@ def test_no_tokens_give_zero_loss_and_zero_gradient():
 def test_options_that_cannot_be_meant_are_refused(options, message):
     zeros = torch.zeros(2, 3)
     with pytest.raises(ValueError, match=message):
-        compute_policy_loss(zeros, zeros, zeros, torch.ones(2, 3), **options)
+        policy_loss(zeros, zeros, zeros, torch.ones(2, 3), **options)
 
 
 def test_value_loss_by_hand():

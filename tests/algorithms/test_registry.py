@@ -15,6 +15,7 @@ from uirl.algorithms import (
     RLOO,
     AdvantageInputs,
     GiGPO,
+    PolicyLossOptions,
     ReinforcePlusPlus,
     RejectionSampling,
     TurnLevel,
@@ -158,7 +159,7 @@ def test_the_seeds_spelling():
     assert RejectionSampling(reward_threshold=0.5).advantage_options() == {"reward_threshold": 0.5}
     ppo = PPO(clip_epsilon=0.1, gamma=0.9, gae_lambda=0.8)
     assert ppo.advantage_options() == {"gamma": 0.9, "lam": 0.8, "whiten": True}
-    assert (ppo.loss_options()["eps_low"], ppo.loss_options()["eps_high"]) == (0.1, 0.1)
+    assert ppo.loss_options()["options"] == PolicyLossOptions(eps_low=0.1, eps_high=0.1)
     assert PPO(0.1, 0.9, 0.8) == ppo
     assert hash(ppo) == hash(PPO(0.1, 0.9, 0.8))
     grpo = GRPO(eps_low=0.2, eps_high=0.3, normalize_by_std=False, kl_coef=0.001)
@@ -167,7 +168,8 @@ def test_the_seeds_spelling():
     options = GiGPO(gamma=0.7, step_advantage_weight=0.5).advantage_options()
     assert options == {"gamma": 0.7, "normalize_by_std": True, "step_advantage_weight": 0.5}
     gspo = GRPO(3e-4, 4e-4, ratio_level="sequence", aggregation="seq-mean-token-mean").loss_options()
-    assert (gspo["eps_low"], gspo["eps_high"], gspo["ratio_level"]) == (3e-4, 4e-4, "sequence")
+    assert gspo["options"] == PolicyLossOptions(eps_low=3e-4, eps_high=4e-4, ratio_level="sequence")
+    assert gspo["aggregation"] == "seq-mean-token-mean"
     for name, expected in {
         "compute_gae_advantage_return": "token_level_rewards values response_mask gamma lam",
         "compute_grpo_advantage": "token_level_rewards response_mask index",

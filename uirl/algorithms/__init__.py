@@ -38,12 +38,16 @@ from uirl.algorithms.entropy import compute_entropy
 from uirl.algorithms.groups import GroupIndex
 from uirl.algorithms.inputs import AdvantageInputs
 from uirl.algorithms.kl import KLController, KLEstimator, apply_kl_penalty, compute_kl, compute_kl_loss
-from uirl.algorithms.losses import (
+from uirl.algorithms.losses import compute_rejection_sampling_loss, compute_value_loss, kept_mask
+from uirl.algorithms.policy_loss import (
+    PolicyLossOptions,
     RatioLevel,
+    clipped_surrogate,
     compute_policy_loss,
-    compute_rejection_sampling_loss,
-    compute_value_loss,
-    kept_mask,
+    dual_clip,
+    mismatch_log_weight,
+    sequence_log_ratio,
+    token_log_ratio,
 )
 from uirl.algorithms.registry import ALGORITHMS, AlgorithmSpec, get_algorithm
 from uirl.algorithms.scan import discounted_suffix_sum
@@ -62,6 +66,7 @@ __all__ = [
     "GroupIndex",
     "KLController",
     "KLEstimator",
+    "PolicyLossOptions",
     "RatioLevel",
     "ReinforcePlusPlus",
     "RejectionSampling",
@@ -69,6 +74,7 @@ __all__ = [
     "aggregate_loss",
     "aggregation_denominator",
     "apply_kl_penalty",
+    "clipped_surrogate",
     "compute_entropy",
     "compute_gae_advantage_return",
     "compute_gigpo_advantage",
@@ -84,8 +90,12 @@ __all__ = [
     "compute_turn_level_advantage",
     "compute_value_loss",
     "discounted_suffix_sum",
+    "dual_clip",
     "get_algorithm",
     "kept_mask",
     "masked_mean",
     "masked_whiten",
+    "mismatch_log_weight",
+    "sequence_log_ratio",
+    "token_log_ratio",
 ]

@@ -138,6 +138,12 @@ def aggregate_loss(
     return total / loss_length if loss_length is not None else total
 
 
+def metrics_as_floats(metrics: dict[str, Tensor]) -> dict[str, float]:
+    """The same dict with floats, fetched from the device in one transfer."""
+    numbers = torch.stack([metric.detach().double() for metric in metrics.values()]).tolist()
+    return dict(zip(metrics, numbers, strict=True))
+
+
 def _check_aggregation(aggregation: str) -> None:
     if aggregation not in get_args(Aggregation):
         raise ValueError(f"aggregation must be one of {', '.join(get_args(Aggregation))}: got {aggregation!r}")

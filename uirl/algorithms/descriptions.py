@@ -11,7 +11,7 @@ from typing import Any
 
 from uirl.algorithms.aggregation import Aggregation
 from uirl.algorithms.checks import check_unit_interval
-from uirl.algorithms.losses import RatioLevel
+from uirl.algorithms.policy_loss import PolicyLossOptions, RatioLevel
 from uirl.algorithms.registry import AlgorithmSpec, get_algorithm
 
 
@@ -63,14 +63,17 @@ class _Clipped(Algorithm):
     def loss_options(self) -> dict[str, Any]:
         """Keyword arguments for `compute_policy_loss`."""
         eps_low, eps_high = self._clip_range()
-        return {
-            "eps_low": eps_low,
-            "eps_high": eps_high,
-            "clip_ratio_c": self.clip_ratio_c,
-            "tis_cap": self.tis_cap,
-            "aggregation": self.aggregation,
-            "loss_length": self.loss_length,
-        }
+        options = PolicyLossOptions(
+            eps_low=eps_low,
+            eps_high=eps_high,
+            clip_ratio_c=self.clip_ratio_c,
+            ratio_level=self._ratio_level(),
+            tis_cap=self.tis_cap,
+        )
+        return {"options": options, "aggregation": self.aggregation, "loss_length": self.loss_length}
+
+    def _ratio_level(self) -> RatioLevel:
+        return "token"
 
 
 @dataclass(frozen=True)
@@ -158,8 +161,8 @@ class GRPO(_Clipped):
     def advantage_options(self) -> dict[str, Any]:
         return {"normalize_by_std": self.normalize_by_std}
 
-    def loss_options(self) -> dict[str, Any]:
-        return {**super().loss_options(), "ratio_level": self.ratio_level}
+    def _ratio_level(self) -> RatioLevel:
+        return self.ratio_level
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from uirl.algorithms import Algorithm, AlgorithmSpec, KLEstimator, get_algorithm
+from uirl.algorithms import Algorithm, AlgorithmSpec, KLEstimator, PolicyLossOptions, get_algorithm
 from uirl.config import ConfigStore
 from uirl.learner.engine_gap import FLOAT32, GapLimits, gap_limits
 from uirl.learner.optimizer import OptimizerSettings
@@ -110,13 +110,10 @@ def _loss_options(config: ConfigStore, spec: AlgorithmSpec) -> dict[str, Any]:
     if spec.loss == "rejection_sampling":
         return shared
     low, high = config.training.clip_range
-    return shared | {
-        "eps_low": low,
-        "eps_high": high,
-        "clip_ratio_c": finer.dual_clip,
-        "tis_cap": finer.tis_cap,
-        "ratio_level": finer.ratio,
-    }
+    options = PolicyLossOptions(
+        eps_low=low, eps_high=high, clip_ratio_c=finer.dual_clip, ratio_level=finer.ratio, tis_cap=finer.tis_cap
+    )
+    return shared | {"options": options}
 
 
 def _update_settings(config: ConfigStore) -> OptimizerSettings:

@@ -1,0 +1,230 @@
+"""The policy-gradient loss, composed of the parts that each come from one paper.
+
+`compute_policy_loss` puts them together; each part is a function of its own on tensors `[B, T]`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from uirl.algorithms.aggregation import Aggregation, aggregate_loss, masked_mean, metrics_as_floats
+from uirl.algorithms.checks import as_bool_mask, check_aligned, zero_outside
+
+RatioLevel = Literal["token", "sequence"]
+
+# exp(20) = 5e8: far outside any clip range, far inside float32. Beyond it the gradient is 0.
+_LARGEST_LOG_RATIO = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyLossOptions:
+    """Which ratio is clipped where, and how the mismatch between engine and learner is corrected."""
+
+    eps_low: float | None = None
+    """Clip range below 1; None: `clip_ratio`."""
+    eps_high: float | None = None
+    """Clip range above 1; None: `clip_ratio`. Larger than `eps_low` keeps exploration alive (DAPO)."""
+    clip_ratio_c: float | None = None
+    """Dual clip, above 1 (3 is usual), see `dual_clip`; None: unbounded, as in PPO."""
+    ratio_level: RatioLevel = "token"
+    """'sequence' is GSPO, see `sequence_log_ratio`. Its clip ranges are near 3e-4; aggregate with
+    'seq-mean-token-mean'."""
+    tis_cap: float | None = None
+    """Truncated importance sampling: largest weight (2 is usual) for tokens sampled by a stale or differently
+    rounded policy; None: measured, if the engine's log-probs are given, but not corrected."""
+
+    def clip_range(self, clip_ratio: float) -> tuple[float, float]:
+        """Distances of the lower and the upper clip from 1. Raises ValueError for a range that cannot be meant."""
+        eps_low = clip_ratio if self.eps_low is None else self.eps_low
+        eps_high = clip_ratio if self.eps_high is None else self.eps_high
+        if not (0 <= eps_low <= 1 and eps_high >= 0):
+            raise ValueError(
+                f"the clip range is [1 - eps_low, 1 + eps_high]: got eps_low={eps_low}, eps_high={eps_high}, "
+                "expected eps_low in [0, 1] and eps_high at least 0; 0.2 and 0.2 to 0.3 are usual"
+            )
+        return eps_low, eps_high
+
+    def __post_init__(self) -> None:
+        if self.clip_ratio_c is not None and self.clip_ratio_c <= 1:
+            raise ValueError(f"clip_ratio_c must be above 1: got {self.clip_ratio_c}; 3 is usual, None switches it off")
+        if self.tis_cap is not None and self.tis_cap <= 0:
+            raise ValueError(f"tis_cap must be positive: got {self.tis_cap}; 2 is usual, None switches it off")
+        if self.ratio_level not in ("token", "sequence"):
+            raise ValueError(f"ratio_level must be 'token' or 'sequence': got {self.ratio_level!r}")
+
+
+def compute_policy_loss(
+    old_log_probs: Tensor,
+    log_probs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    clip_ratio: float = 0.2,
+    options: PolicyLossOptions | None = None,
+    *,
+    rollout_log_probs: Tensor | None = None,
+    aggregation: Aggregation = "token-mean",
+    denominator: float | Tensor | None = None,
+    loss_length: int | None = None,
+) -> tuple[Tensor, dict[str, float]]:
+    """Compute the clipped policy-gradient loss.
+
+    `ratio = exp(log_probs - old_log_probs)`, of the token or of its sequence (`sequence_log_ratio`);
+    `token_loss = clipped_surrogate(ratio, advantages, eps_low, eps_high)`, bounded by `dual_clip` and weighed by
+    `mismatch_log_weight`, capped at `tis_cap`; `loss = aggregate_loss(token_loss)`.
+
+    Args:
+        old_log_probs: Of the learner at the start of the update, `[B, T]`, in nats.
+        log_probs: Of the learner now, with gradient, `[B, T]`, in nats.
+        advantages: `[B, T]`.
+        response_mask: 0 and 1, `[B, T]`: the tokens that count (the loss mask, where it is narrower).
+        clip_ratio: Clip range on both sides, where `options` name none.
+        options: Asymmetric clip, dual clip, level of the ratio, correction of the mismatch; None: PPO.
+        rollout_log_probs: Of the engine at sampling, `[B, T]`; None means no mismatch is measured.
+        aggregation: As in `aggregate_loss`.
+        denominator: As in `aggregate_loss`: the full batch's count, so that micro-batches sum to the full
+            loss.
+        loss_length: As in `aggregate_loss`.
+
+    Returns:
+        `(loss, metrics)`: a scalar tensor with gradient, and plain floats that are means over the tokens of this
+        call (weigh them by `policy/tokens` when averaging micro-batches), under `policy/`: `clip_fraction_high`,
+        `clip_fraction_low`, `clip_fraction_dual`, `approx_kl`, `ratio_mean`, `ratio_max`, `tokens`; and with
+        `rollout_log_probs` `mismatch_weight_mean`, `mismatch_weight_max`, `mismatch_kl`, `mismatch_capped_fraction`.
+
+    Raises:
+        ValueError: Shapes that differ, a clip range that cannot be meant, `tis_cap` without
+            `rollout_log_probs`.
+
+    In the first pass over a batch the ratio is 1 everywhere: nothing is clipped and the loss is minus the
+    mean advantage; the gradient is not 0, only the value says little.
+    """
+    options = options or PolicyLossOptions()
+    clip_range = options.clip_range(clip_ratio)
+    check_aligned(old_log_probs=old_log_probs, log_probs=log_probs, advantages=advantages, response_mask=response_mask)
+    mask = as_bool_mask(response_mask)
+    advantages = advantages.detach()
+    log_ratio = token_log_ratio(log_probs, old_log_probs.detach(), mask)
+    of_level = sequence_log_ratio(log_ratio, log_probs, mask) if options.ratio_level == "sequence" else log_ratio
+    ratio = of_level.exp()
+    token_loss = clipped_surrogate(ratio, advantages, *clip_range)
+    if options.clip_ratio_c is not None:
+        token_loss = dual_clip(token_loss, advantages, options.clip_ratio_c)
+    metrics = _policy_metrics(log_ratio, ratio, advantages, mask, clip_range, options.clip_ratio_c)
+    if rollout_log_probs is not None:
+        log_weight = mismatch_log_weight(old_log_probs, rollout_log_probs, mask)
+        metrics |= _mismatch_metrics(log_weight, mask, options.tis_cap)
+        if options.tis_cap is not None:
+            token_loss = token_loss * log_weight.exp().clamp(max=options.tis_cap)
+    elif options.tis_cap is not None:
+        raise ValueError(
+            f"tis_cap={options.tis_cap} needs rollout_log_probs: got None, expected the engine's log-probs [B, T]; "
+            "pass them or drop tis_cap"
+        )
+    loss = aggregate_loss(token_loss, mask, aggregation, denominator, loss_length)
+    return loss, metrics_as_floats(metrics)
+
+
+def token_log_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
+    """The log of the importance ratio of each token, `[B, T]` in nats: `log_probs - old_log_probs`.
+
+    Both are `[B, T]` in nats. 0 where `mask` is 0, clamped to 20 nats so that exp stays finite.
+
+    Paper: PPO (1707.06347).
+    """
+    check_aligned(log_probs=log_probs, old_log_probs=old_log_probs, mask=mask)
+    difference = zero_outside(log_probs - old_log_probs, as_bool_mask(mask, "mask"))
+    return difference.clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
+
+
+def sequence_log_ratio(log_ratio: Tensor, log_probs: Tensor, mask: Tensor) -> Tensor:
+    """The log of the geometric mean of a row's ratios, for every token of the row, `[B, T]` in nats.
+
+    Each token keeps its own gradient, that of `log_probs` `[B, T]`. `log_ratio`: of the tokens, `[B, T]`.
+
+    Paper: GSPO (2507.18071), the variant GSPO-token.
+    """
+    check_aligned(log_ratio=log_ratio, log_probs=log_probs, mask=mask)
+    of_sequence = masked_mean(log_ratio.detach(), mask, dim=-1).unsqueeze(-1)
+    token_log_probs = zero_outside(log_probs, as_bool_mask(mask, "mask"))
+    return of_sequence + (token_log_probs - token_log_probs.detach())
+
+
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> Tensor:
+    """The pessimistic loss of each token, `[B, T]`, of ratios and advantages `[B, T]`.
+
+    `max(-advantages * ratio, -advantages * clip(ratio, 1 - eps_low, 1 + eps_high))`
+
+    Papers: PPO (1707.06347), equation 7; with two ranges DAPO (2503.14476).
+    """
+    check_aligned(ratio=ratio, advantages=advantages)
+    clipped = ratio.clamp(1 - eps_low, 1 + eps_high)
+    return torch.maximum(-advantages * ratio, -advantages * clipped)
+
+
+def dual_clip(token_loss: Tensor, advantages: Tensor, clip_ratio_c: float) -> Tensor:
+    """`token_loss` `[B, T]`, bounded by `-advantages * clip_ratio_c` where the advantage is negative.
+
+    A token with a negative advantage that has become much likelier then has no gradient any more.
+
+    Paper: dual-clip PPO (1912.09729).
+    """
+    check_aligned(token_loss=token_loss, advantages=advantages)
+    return torch.where(advantages < 0, torch.minimum(token_loss, -advantages * clip_ratio_c), token_loss)
+
+
+@torch.no_grad()
+def mismatch_log_weight(old_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> Tensor:
+    """The log of the importance weight learner / engine of each token, `[B, T]` in nats, without a gradient.
+
+    `exp` of it, capped, corrects for tokens that a stale or differently rounded policy sampled.
+
+    Source: truncated importance sampling (Yao et al. 2025, "Your efficient RL framework secretly brings you
+    off-policy RL training").
+    """
+    check_aligned(old_log_probs=old_log_probs, rollout_log_probs=rollout_log_probs, mask=mask)
+    return token_log_ratio(old_log_probs, rollout_log_probs, mask)
+
+
+@torch.no_grad()
+def _mismatch_metrics(log_weight: Tensor, mask: Tensor, tis_cap: float | None) -> dict[str, Tensor]:
+    weight = log_weight.exp()
+    metrics = {
+        "policy/mismatch_weight_mean": masked_mean(weight, mask),
+        "policy/mismatch_weight_max": _masked_max(weight, mask),
+        "policy/mismatch_kl": masked_mean(torch.expm1(log_weight) - log_weight, mask),
+    }
+    if tis_cap is not None:
+        metrics["policy/mismatch_capped_fraction"] = masked_mean((weight > tis_cap).float(), mask)
+    return metrics
+
+
+@torch.no_grad()
+def _policy_metrics(
+    log_ratio: Tensor,
+    ratio: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    clip_range: tuple[float, float],
+    clip_ratio_c: float | None,
+) -> dict[str, Tensor]:
+    """Shares of tokens whose gradient is cut, and how far the policy has moved (k3 of old || new)."""
+    eps_low, eps_high = clip_range
+    high = (ratio > 1 + eps_high) & (advantages > 0)
+    low = (ratio < 1 - eps_low) & (advantages < 0)
+    dual = (ratio > (torch.inf if clip_ratio_c is None else clip_ratio_c)) & (advantages < 0)
+    return {
+        "policy/clip_fraction_high": masked_mean(high.float(), mask),
+        "policy/clip_fraction_low": masked_mean(low.float(), mask),
+        "policy/clip_fraction_dual": masked_mean(dual.float(), mask),
+        "policy/approx_kl": masked_mean(torch.expm1(log_ratio) - log_ratio, mask),
+        "policy/ratio_mean": masked_mean(ratio, mask),
+        "policy/ratio_max": _masked_max(ratio, mask),
+        "policy/tokens": mask.sum(),
+    }
+
+
+def _masked_max(values: Tensor, mask: Tensor) -> Tensor:
+    """The largest non-negative value under the mask; 0 where there is none."""
+    return zero_outside(values, mask).max() if values.numel() else values.new_zeros(())
