@@ -65,7 +65,6 @@ FOLDER_RINGS_LEFT: set[str] = {
     "uirl.training.assembly - uirl.training.checks - uirl.training.evaluation - uirl.training.record",
 }
 PARAMETERS_LEFT: set[str] = {
-    "algorithms/losses.py:compute_policy_loss",
     "environments/adapters/gym_env.py:GymEnv.__init__",
     "environments/browser/environment.py:PageEnvironment.__init__",
     "environments/browser/miniwob/environment.py:MiniWobEnvironment.__init__",
@@ -83,12 +82,6 @@ PARAMETERS_LEFT: set[str] = {
     "serving/endpoint.py:ModelEndpoint.__init__",
 }
 SHAPES_LEFT: set[str] = {
-    "algorithms/checks.py:as_bool_mask",
-    "algorithms/checks.py:zero_outside",
-    "algorithms/inputs.py:AdvantageInputs.required_anchor_ids",
-    "algorithms/inputs.py:AdvantageInputs.required_turn_ids",
-    "algorithms/inputs.py:AdvantageInputs.required_values",
-    "algorithms/kl.py:compute_kl",
     "inference/embedded/cache.py:SlotCache.update",
     "inference/models/loading.py:project",
     "integrations/verl/rollout/packing.py:PackedPixels.unpack",

@@ -48,7 +48,7 @@ def check_aligned(**tensors: Tensor) -> None:
 
 
 def as_bool_mask(mask: Tensor, name: str = "response_mask") -> Tensor:
-    """The mask as booleans, same shape.
+    """The mask as booleans of the same shape, `[B, T]` or any other.
 
     Args:
         mask: Booleans, or numbers that are all 0 or 1.
@@ -69,7 +69,7 @@ def as_bool_mask(mask: Tensor, name: str = "response_mask") -> Tensor:
 
 
 def zero_outside(values: Tensor, mask: Tensor) -> Tensor:
-    """`values` where the boolean `mask` is True, 0 elsewhere, whatever stands there, NaN included.
+    """`values` `[B, T]` where the boolean `mask` is True, 0 elsewhere, whatever stands there, NaN included.
 
     The zero is a tensor of the dtype of `values`: with a Python number `torch.where` promotes and copies,
     which is six times slower on a CPU.

@@ -78,7 +78,7 @@ class AdvantageInputs:
             )
 
     def required_values(self, estimator: str) -> Tensor:
-        """`values`, for an estimator that cannot do without."""
+        """`values` `[B, T]`, for an estimator that cannot do without."""
         if self.values is None:
             raise _missing(estimator, "values", "the critic's values [B, T]")
         return self.values
@@ -90,13 +90,13 @@ class AdvantageInputs:
         return self.index
 
     def required_turn_ids(self, estimator: str) -> Tensor:
-        """`turn_ids`, for an estimator that cannot do without."""
+        """`turn_ids` `[B, T]`, for an estimator that cannot do without."""
         if self.turn_ids is None:
             raise _missing(estimator, "turn_ids", "the turn number of each response token [B, T]")
         return self.turn_ids
 
     def required_anchor_ids(self, estimator: str) -> Tensor:
-        """`anchor_ids`, for an estimator that cannot do without."""
+        """`anchor_ids` `[B, T]`, for an estimator that cannot do without."""
         if self.anchor_ids is None:
             raise _missing(estimator, "anchor_ids", "the id of each turn's first state [B, T], or turn_level")
         return self.anchor_ids

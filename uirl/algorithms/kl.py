@@ -22,7 +22,7 @@ def compute_kl(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator 
     variance), k3 = `exp(-d) - 1 + d` (unbiased, never negative), abs = `|d|`.
 
     Args:
-        log_probs: Of the policy, any shape.
+        log_probs: Of the policy, `[B, T]` or any other shape, in nats.
         ref_log_probs: Of the reference, the same shape.
         estimator: 'k1', 'k2', 'k3' or 'abs'.
 

@@ -210,7 +210,7 @@ def _mask_of(counts: Sequence[int]) -> Tensor:
 
 
 def require_finite(name: str, loss: Tensor, samples: Sequence[Sample]) -> None:
-    """Raises NonFiniteError that names the samples where the loss on them is not finite."""
+    """Raises NonFiniteError that names the samples where the loss `[]` on them is not finite."""
     if not torch.isfinite(loss):
         ids = sorted({sample.trajectory_id for sample in samples})
         raise NonFiniteError(
