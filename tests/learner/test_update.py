@@ -10,8 +10,8 @@ from tests.learner.worlds import make_config, sample_trajectories, weights_of, w
 from uirl.algorithms import GRPO, PPO, RejectionSampling, compute_entropy
 from uirl.errors import AlignmentError, ConfigError, NonFiniteError
 from uirl.images import ImageStore
+from uirl.inference.embedded.attention_proof import proven_spans
 from uirl.inference.models import attention
-from uirl.inference.models.attention import proven_spans
 from uirl.learner import Learner, Policy, collate, response_view
 from uirl.learner.batch import SampleBatches
 from uirl.learner.optimizer import Optimizer, OptimizerSettings

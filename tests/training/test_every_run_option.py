@@ -190,7 +190,7 @@ def plan_of(trainer: RayPPOTrainer) -> dict[str, Any]:
     collector, engine = parts.collector, parts.engine
     names = ("limits", "window", "parallel", "retries", "step_timeout", "reset_timeout")
     return {name: getattr(collector, name) for name in names} | {
-        "engine": (engine._max_rows, engine._max_context),
+        "engine": engine.limits,
         "threads": torch.get_num_threads(),
         "recomputes": model.is_gradient_checkpointing,
         "trained": sum(p.numel() for _, p in trainer.learner.policy.named_trainable()),

@@ -21,7 +21,7 @@ from uirl.inference import (
     check_engine,
     recompute_with,
 )
-from uirl.inference.embedded import engine as transformers_engine
+from uirl.inference.embedded import scheduler
 from uirl.inference.models.loading import hidden_states, pad_sequences, project
 
 
@@ -84,8 +84,8 @@ async def test_episodes_do_not_depend_on_rows_or_cache(vlm: LoadedModel, rows: i
             assert min(cached[1:]) > 0
         if not kept:
             assert cached == [0, 0, 0]
-    assert not engine._active
-    assert not engine._parked
+    assert not engine._scheduler.has_work
+    assert not engine._scheduler.kept_sessions
 
 
 async def test_a_changed_picture_is_not_served_from_the_cache(vlm: LoadedModel) -> None:
@@ -133,6 +133,21 @@ async def test_an_update_drops_the_cache_and_counts_the_version(lm: LoadedModel)
         await engine.update_weights(None, version=2)
 
 
+async def test_a_turn_that_spans_an_update_leaves_no_cache_behind(lm: LoadedModel) -> None:
+    engine = TransformersInferenceEngine(lm, shared=True)
+    request = GenerationRequest((10, 11, 12), (), SamplingParams(max_tokens=20, seed=3, temperature=100.0), "s")
+    turn = asyncio.ensure_future(engine.generate(request))
+    while not engine._scheduler.running:
+        await asyncio.sleep(0)
+    await engine.update_weights(None, version=1)
+    spanning = await turn
+    assert (spanning.policy_version, len(spanning.token_ids) > 1) == (0, True)
+    following = replace(request, prompt_ids=(*request.prompt_ids, *spanning.token_ids, 14))
+    assert (await engine.generate(following)).cached_tokens == 0
+    again = replace(request, prompt_ids=(*following.prompt_ids, 15))
+    assert (await engine.generate(again)).cached_tokens > 0
+
+
 async def test_what_cannot_be_answered_is_a_typed_failure(lm: LoadedModel) -> None:
     engine = TransformersInferenceEngine(lm, max_context=16)
     with pytest.raises(EngineFailure, match="max_context"):
@@ -150,7 +165,7 @@ async def test_a_broken_forward_reaches_every_caller(lm: LoadedModel, monkeypatc
     def explode(*args, **kwargs):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(engine, "_forward", explode)
+    monkeypatch.setattr(engine._runner, "_forward", explode)
     requests = [engine.generate(GenerationRequest((10, 11), (), SamplingParams(seed=i))) for i in range(3)]
     results = await asyncio.gather(*requests, return_exceptions=True)
     assert [type(r) for r in results] == [EngineFailure] * 3
@@ -211,5 +226,5 @@ async def test_what_a_reply_may_take_costs_nothing_before_it_takes_it(
     assert max(len(tokens) for tokens, _ in expected) > 50
     bounded = await talk(TransformersInferenceEngine(lm, max_context=200), 10**9)
     assert [tokens[:150] for tokens, _ in bounded[:3]] == [tokens for tokens, _ in expected[:3]]
-    monkeypatch.setattr(transformers_engine, "AHEAD", 4)
+    monkeypatch.setattr(scheduler, "AHEAD", 4)
     assert await talk(TransformersInferenceEngine(lm, max_context=200), 150) == expected

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from uirl.inference import SamplingParams
-from uirl.inference.embedded.cache import rows_for_admission, rows_for_retirement
 from uirl.inference.embedded.sampling import BatchSampling, draw, sampling_log_probs
 
 # probabilities 0.5, 0.25, 0.125, 0.125
@@ -67,29 +66,3 @@ def test_parameters_out_of_range_are_named() -> None:
     for bad in ({"temperature": -1.0}, {"top_p": 0.0}, {"max_tokens": 0}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             SamplingParams(**bad)
-
-
-def test_admission_rows_are_contiguous_and_lose_nothing() -> None:
-    import random
-
-    rng = random.Random(0)
-    for _ in range(300):
-        active = rng.randint(0, 5)
-        parked = rng.sample(range(active, active + 12), rng.randint(0, 8))
-        returning = rng.sample(parked, rng.randint(0, len(parked)))
-        own = [*returning, *[None] * rng.randint(0 if returning else 1, 4)]
-        rng.shuffle(own)
-        others = set(parked) - set(returning)
-        rows, moves = rows_for_admission(active, own, others)
-        assert sorted(rows) == list(range(active, active + len(own)))
-        for row, before in zip(rows, own, strict=True):
-            assert before is None or moves.get(before, before) == row
-        after = [moves.get(row, row) for row in others]
-        assert not set(after) & set(rows)
-        assert len(set(after)) == len(after)
-        assert min(after, default=active) >= active
-
-
-def test_retirement_closes_the_gap_by_exchange() -> None:
-    # rows 0..4 active, 1 and 4 finish: row 3 takes the place of row 1, which takes its own
-    assert rows_for_retirement([0, 2, 3], [1, 4]) == {3: 1, 1: 3}

@@ -75,3 +75,11 @@ def test_patches_are_the_processors_to_the_last_bit(vlm, size: tuple[int, int]) 
     ours = VisionInputs(vlm.config, processor).encode([shot])[0]
     assert torch.equal(ours.pixels, theirs["pixel_values"])
     assert list(ours.grid) == theirs["image_grid_thw"][0].tolist()
+
+
+@pytest.mark.parametrize("ids", [[5, 5, 5, 9], [9, 5, 5, 5, 5, 9, 5], [9, 9], [5, 5, 9, 5, 5]])
+def test_placeholders_that_do_not_match_are_named(vlm, ids: list[int]) -> None:
+    assert vlm.vision.image_token_id == 5
+    assert vlm.vision.encode([picture(1)])[0].tokens == 4
+    with pytest.raises(AlignmentError, match="placeholder"):
+        vlm.vision.one_placeholder_each(ids, [picture(1)])

@@ -15,7 +15,7 @@ from uirl.errors import AlignmentError, ConfigError, ContractError, EngineFailur
 from uirl.images import screenshot
 from uirl.inference import ChatRenderer, GenerationRequest, LoadedModel, Message, SamplingParams
 from uirl.inference.vllm.arguments import engine_arguments, vllm_server_command
-from uirl.inference.vllm.requests import Answer, as_call, as_generation, as_seen, one_placeholder_each
+from uirl.inference.vllm.requests import Answer, as_call, as_generation, as_seen
 
 REQUEST = GenerationRequest((10, 11, 12), (), SamplingParams(max_tokens=8, seed=3, stop_token_ids=(40,)))
 ANSWER = Answer((10, 11, 12), (20, 21), (-1.0, -2.0), "length", 0)
@@ -72,14 +72,6 @@ def test_each_picture_keeps_one_placeholder(vlm: LoadedModel, vlm_chat: ChatRend
     for i in call.prompt_ids:
         expanded += [token] * next(k) if i == token else [i]
     assert expanded == ids
-
-
-@pytest.mark.parametrize("ids", [[5, 5, 5, 9], [9, 5, 5, 5, 5, 9, 5], [9, 9], [5, 5, 9, 5, 5]])
-def test_placeholders_that_do_not_match_are_named(vlm: LoadedModel, ids: list[int]) -> None:
-    assert vlm.vision.image_token_id == 5
-    assert vlm.vision.encode([picture(1)])[0].tokens == 4
-    with pytest.raises(AlignmentError, match="placeholder"):
-        one_placeholder_each(ids, vlm.vision, [picture(1)])
 
 
 @pytest.mark.parametrize("architecture", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])

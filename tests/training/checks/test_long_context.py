@@ -8,6 +8,7 @@ import pytest
 
 from tests.inference.windowed import WINDOW, windowed_model
 from uirl.config import ConfigStore
+from uirl.inference.embedded import attention_proof
 from uirl.inference.models import attention
 from uirl.inference.models.tiny import CHAT_TEMPLATE
 from uirl.training.checks import long_context
@@ -47,7 +48,7 @@ def test_a_window_that_the_engine_keeps_is_found_right(folder: Path) -> None:
 
 def test_a_window_that_the_engine_ignores_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = attention._visible
-    monkeypatch.setattr(attention, "prove_attention", lambda loaded: None)
+    monkeypatch.setattr(attention_proof, "prove_attention", lambda loaded: None)
     monkeypatch.setattr(attention, "_visible", lambda kind, size, at, span: seen("full_attention", None, at, span))
     finding = found(folder)["long sequences"]
     assert not finding.ok

@@ -1,13 +1,13 @@
-"""The KV cache of many sequences of different lengths: one row each, active rows in front.
+"""The KV cache of many sequences of different lengths: one row each, running rows in front.
 
-A decoding step reads `[:active]` of every tensor as a view; only admitting and retiring sequences moves rows. Rows
-behind the active ones belong to episodes that wait for their environment, so that a next turn prefills new tokens
+A decoding step reads `[:running]` of every tensor as a view; only admitting and retiring sequences moves rows. Rows
+behind the running ones belong to episodes that wait for their environment, so that a next turn prefills new tokens
 only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -96,34 +96,3 @@ class SlotCache(Cache):
         new = old.new_zeros((self._rows_wanted, old.shape[1], self._length_wanted, old.shape[3]))
         new[: old.shape[0], :, : old.shape[2]] = old
         return new
-
-
-def rows_for_admission(active: int, own: Sequence[int | None], others: Set[int]) -> tuple[list[int], dict[int, int]]:
-    """(row of each admitted sequence, moves) so that the admitted take rows [active, active + len(own)).
-
-    `own`: the kept row of each, None where it has none; `others`: kept rows of waiting episodes, which make way.
-    """
-    region = range(active, active + len(own))
-    rows = [row if row is not None and row in region else -1 for row in own]
-    free = [row for row in region if row not in rows]
-    moves: dict[int, int] = {}
-    vacated: list[int] = []
-    for i, row in enumerate(own):
-        if rows[i] < 0:
-            rows[i] = free.pop(0)
-            if row is not None:
-                moves[row] = rows[i]
-                vacated.append(row)
-    spare = (row for row in range(region.stop, region.stop + len(others) + len(own) + 1) if row not in others)
-    taken = {row for row in vacated if row >= region.stop}
-    for row in sorted(r for r in others if r in region):
-        moves[row] = vacated.pop() if vacated else next(r for r in spare if r not in taken)
-    return rows, moves
-
-
-def rows_for_retirement(stay: Sequence[int], finished: Sequence[int]) -> dict[int, int]:
-    """Moves that close the active rows: sequences beyond the new end exchange rows with finished ones before it."""
-    end = len(stay)
-    beyond = [row for row in stay if row >= end]
-    before = [row for row in finished if row < end]
-    return dict(zip(beyond, before, strict=True)) | dict(zip(before, beyond, strict=True))

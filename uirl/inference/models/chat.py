@@ -73,7 +73,7 @@ class ChatRenderer:
         """Ids of a whole conversation, with the prompt for the next reply. Raises EnvironmentFailure for a picture that
         cannot be shown."""
         text = self._text(messages, prompt=True)
-        return self._expand(self.controls.encode(text), [shot for m in messages for shot in m.images])
+        return self._expand(self.controls.encode(text), [image for m in messages for image in m.images])
 
     def following(self, messages: Sequence[Message], *, after_end: bool) -> list[int]:
         """Ids that `messages` add after a reply, with the prompt for the next one.
@@ -84,7 +84,7 @@ class ChatRenderer:
             raise ContractError("this chat template rewrites history; render the whole conversation instead")
         key = (tuple(_bare(m) for m in messages), after_end)
         text = self._suffixes.get(key, lambda: self._render_suffix(*key), lambda text: 8 * len(text))
-        return self._expand(self.controls.encode(text), [shot for m in messages for shot in m.images])
+        return self._expand(self.controls.encode(text), [image for m in messages for image in m.images])
 
     def demonstration(self, reply: str, own: Sequence[str] = ()) -> list[int]:
         """Ids of a reply as the policy would have sampled it, with its end token.
@@ -120,28 +120,24 @@ class ChatRenderer:
         text = loaded.tokenizer.apply_chat_template(messages, tools=[dict(tool) for tool in tools], tokenize=False)
         return all(name in text for name in _names(tools))
 
-    def _expand(self, ids: list[int], shots: Sequence[Screenshot]) -> list[int]:
+    def _expand(self, ids: list[int], images: Sequence[Screenshot]) -> list[int]:
         """Each image token becomes as many as the picture takes."""
-        vision = self._loaded.vision
-        if vision is None:
-            if shots:
-                raise ContractError(
-                    f"{self._loaded.name} is a text model, but the observation has {len(shots)} image(s)"
-                )
+        if self._loaded.vision is None and not images:
             return list(ids)
+        vision = self._loaded.vision_for(images)
         at = [i for i, token in enumerate(ids) if token == vision.image_token_id]
-        if len(at) != len(shots):
+        if len(at) != len(images):
             raise ContractError(
-                f"the rendered text holds {len(at)} image token(s) for {len(shots)} picture(s): the chat template "
+                f"the rendered text holds {len(at)} image token(s) for {len(images)} picture(s): the chat template "
                 "drops pictures, or writes placeholders of its own"
             )
         try:
-            images = vision.encode(shots)
+            encoded = vision.encode(images)
         except (ValueError, ArithmeticError) as error:  # cut off, or a shape that the image processor cannot take
             raise EnvironmentFailure(f"a picture cannot be shown to {self._loaded.name}: {error}") from error
         out: list[int] = []
         before = 0
-        for i, image in zip(at, images, strict=True):
+        for i, image in zip(at, encoded, strict=True):
             out += ids[before:i] + [vision.image_token_id] * image.tokens
             before = i + 1
         return out + ids[before:]

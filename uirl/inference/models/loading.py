@@ -8,19 +8,18 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from uirl.errors import CheckpointError, ConfigError, ContractError, EngineFailure
 from uirl.images import Screenshot
+from uirl.inference.models.attention import AttentionSpans, attention_spans
 from uirl.inference.models.templates import TEMPLATES
 from uirl.inference.models.tiny import TINY_MODELS, build_tiny
 from uirl.inference.models.vision import QWEN_FAMILY, VisionInputs, check_family
-
-if TYPE_CHECKING:
-    from uirl.inference.models.attention import AttentionSpans
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -60,19 +59,26 @@ class LoadedModel:
         """Position axes of the model: 1, or 3 for Qwen-VL."""
         return self.vision.axes if self.vision else 1
 
-    def positions(self, ids: Sequence[int], shots: Sequence[Screenshot]) -> tuple[Any, int]:
-        """Rotary positions [axes, len(ids)] (numpy) and the next position."""
-        if self.vision:
-            return self.vision.positions(ids, shots)
-        import numpy as np
+    def attention_spans(self) -> AttentionSpans:
+        """What the config says the layers see. Raises ContractError for attention that takes no masks from outside."""
+        return attention_spans(self.config, self.dtype, name=self.name)
 
+    def vision_for(self, images: Sequence[Screenshot]) -> VisionInputs:
+        """The picture side that reads `images`. Raises ContractError for a text model."""
+        if self.vision is None:
+            raise ContractError(f"{self.name} is a text model, but {len(images)} image(s) were given; use a VL model")
+        return self.vision
+
+    def positions(self, ids: Sequence[int], images: Sequence[Screenshot]) -> tuple[np.ndarray, int]:
+        """Rotary positions [axes, len(ids)] and the next position."""
+        if self.vision:
+            return self.vision.positions(ids, images)
         return np.arange(len(ids))[None], len(ids)
 
-    def pixel_inputs(self, shots: Sequence[Screenshot]) -> dict[str, Tensor]:
-        """Keyword arguments of the forward for the pictures of a batch, in reading order."""
-        if shots and not self.vision:
-            raise ContractError(f"{self.name} is a text model, but {len(shots)} image(s) were given; use a VL model")
-        return self.vision.forward_inputs(shots, self.device, self.dtype) if self.vision else {}
+    def pixel_inputs(self, images: Sequence[Screenshot]) -> dict[str, Tensor]:
+        """Keyword arguments of the forward for the pictures of a batch, in reading order: see
+        `VisionInputs.forward_inputs`."""
+        return self.vision_for(images).forward_inputs(images, self.device, self.dtype) if images else {}
 
     def check_sampled(self, ids: Sequence[int]) -> None:
         """Nothing for a reply that can stand in a sequence. Raises EngineFailure for one with a token that the model
@@ -165,21 +171,24 @@ def wrap_model(model: Any, tokenizer: Any, image_processor: Any | None, *, name:
 
 
 def hidden_states(
-    loaded: LoadedModel, input_ids: Tensor, position_ids: Tensor, shots: Sequence[Screenshot], **kwargs: Any
+    loaded: LoadedModel, input_ids: Tensor, position_ids: Tensor, images: Sequence[Screenshot], **kwargs: Any
 ) -> Tensor:
-    """Last hidden states [B, T, H] of the backbone. `position_ids` is [axes, B, T]; `kwargs` may carry an attention
-    mask and a cache. Without a mask, sequences are right-padded and attention is causal."""
+    """Last hidden states [B, T, H] of the backbone for `input_ids` [B, T] at `position_ids` [axes, B, T].
+
+    `images`: those whose placeholders are among the ids, in reading order. `kwargs` may carry an attention mask and a
+    cache. Without a mask, sequences are right-padded and attention is causal.
+    """
     positions = position_ids if loaded.axes == 3 else position_ids[0]
     backbone: Any = loaded.model.base_model
     if backbone is loaded.model:  # Llama 4 names another base model than it has
         backbone = loaded.model.model
     kwargs.setdefault("use_cache", False)
-    output = backbone(input_ids=input_ids, position_ids=positions, **loaded.pixel_inputs(shots), **kwargs)
+    output = backbone(input_ids=input_ids, position_ids=positions, **loaded.pixel_inputs(images), **kwargs)
     return output.last_hidden_state
 
 
 def project(loaded: LoadedModel, hidden: Tensor) -> Tensor:
-    """Logits [..., V] in float32, banned tokens at -inf."""
+    """Logits [..., V] in float32 of hidden states [..., H], banned tokens at -inf."""
     config = getattr(loaded.config, "text_config", loaded.config)
     logits = loaded.model.get_output_embeddings()(hidden).float()  # type: ignore[operator]
     if getattr(config, "logit_scale", None):
@@ -194,18 +203,18 @@ def project(loaded: LoadedModel, hidden: Tensor) -> Tensor:
 
 
 def pad_sequences(
-    loaded: LoadedModel, sequences: Sequence[Sequence[int]], shots: Sequence[Sequence[Screenshot]]
+    loaded: LoadedModel, sequences: Sequence[Sequence[int]], images: Sequence[Sequence[Screenshot]]
 ) -> tuple[Tensor, Tensor]:
-    """Right-padded input ids [B, T] and positions [axes, B, T] of whole sequences."""
+    """Right-padded input ids [B, T] and positions [axes, B, T] of whole sequences with the images of each."""
     longest = max(len(s) for s in sequences)
     pad = loaded.tokenizer.pad_token_id if loaded.tokenizer.pad_token_id is not None else loaded.end_ids[0]
     ids = torch.full((len(sequences), longest), pad, dtype=torch.long)
     positions = torch.arange(longest).expand(loaded.axes, len(sequences), longest).clone()
-    for row, (sequence, pictures) in enumerate(zip(sequences, shots, strict=True)):
+    for row, (sequence, pictures) in enumerate(zip(sequences, images, strict=True)):
         n = len(sequence)
         ids[row, :n] = torch.tensor(sequence)
-        own, following = loaded.positions(sequence, pictures)
-        positions[:, row, :n] = torch.from_numpy(own.copy())
+        places, following = loaded.positions(sequence, pictures)
+        positions[:, row, :n] = torch.from_numpy(places.copy())
         # padding goes on counting, so that nothing reads a restart as a second, packed sequence
         positions[:, row, n:] = following + torch.arange(longest - n)
     return ids.to(loaded.device), positions.to(loaded.device)
@@ -217,8 +226,8 @@ def check_head(loaded: LoadedModel) -> None:
     ids = torch.tensor([[loaded.end_ids[0]] * 3], device=loaded.device)
     positions = torch.arange(3, device=loaded.device).expand(loaded.axes, 1, 3)
     ours = project(loaded, hidden_states(loaded, ids, positions, ()))
-    own_positions = positions if loaded.axes == 3 else positions[0]
-    theirs = loaded.model(input_ids=ids, position_ids=own_positions, use_cache=False).logits.float()
+    position_ids = positions if loaded.axes == 3 else positions[0]
+    theirs = loaded.model(input_ids=ids, position_ids=position_ids, use_cache=False).logits.float()
     kept = torch.isfinite(ours)
     gap = (ours[kept] - theirs[kept]).abs().max().item()
     if not gap <= 1e-2:

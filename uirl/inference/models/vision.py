@@ -58,78 +58,97 @@ class VisionInputs:
         self._held = 0
         self._lock = threading.Lock()
 
-    def encode(self, shots: Sequence[Screenshot]) -> list[EncodedImage]:
-        """The encoded images of `shots`, in order; those not yet known go through the processor together."""
-        known: dict[str, EncodedImage] = {}
+    def encode(self, images: Sequence[Screenshot]) -> list[EncodedImage]:
+        """The encoded images, in order; those not yet cached go through the processor together."""
+        encoded: dict[str, EncodedImage] = {}
         missing: dict[str, Screenshot] = {}
         with self._lock:
-            for shot in shots:
-                if shot.hash in self._cache:
-                    known[shot.hash] = self._cache[shot.hash]
-                    self._cache.move_to_end(shot.hash)
+            for image in images:
+                if image.hash in self._cache:
+                    encoded[image.hash] = self._cache[image.hash]
+                    self._cache.move_to_end(image.hash)
                 else:
-                    missing[shot.hash] = shot
+                    missing[image.hash] = image
         if missing:
-            for shot, image in zip(missing.values(), self._process(list(missing.values())), strict=True):
-                known[shot.hash] = image
-                self._keep(shot.hash, image)
-        return [known[shot.hash] for shot in shots]
+            for key, fresh in zip(missing, self._process(list(missing.values())), strict=True):
+                encoded[key] = fresh
+                self._keep(key, fresh)
+        return [encoded[image.hash] for image in images]
 
-    def forward_inputs(self, shots: Sequence[Screenshot], device: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Keyword arguments for the model's forward: the pixels of `shots` in order; empty without images."""
-        if not shots:
+    def forward_inputs(self, images: Sequence[Screenshot], device: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Keyword arguments for the model's forward; empty without images.
+
+        `pixel_values`: patches of all images one below the other [patches, values], or the images stacked
+        [images, C, H, W]. `image_grid_thw` [images, 3], for models with grids: time, rows and columns in patches.
+        """
+        if not images:
             return {}
-        images = self.encode(shots)
-        inputs = {"pixel_values": torch.cat([image.pixels for image in images]).to(device=device, dtype=dtype)}
+        encoded = self.encode(images)
+        inputs = {"pixel_values": torch.cat([image.pixels for image in encoded]).to(device=device, dtype=dtype)}
         if self.has_grid:
-            inputs["image_grid_thw"] = torch.tensor([image.grid for image in images], device=device)
+            inputs["image_grid_thw"] = torch.tensor([image.grid for image in encoded], device=device)
         return inputs
 
-    def positions(self, ids: Sequence[int], shots: Sequence[Screenshot]) -> tuple[np.ndarray, int]:
+    def spans(self, ids: Sequence[int], images: Sequence[Screenshot]) -> list[tuple[int, int]]:
+        """The places [start, end) of each image's placeholders in `ids`. Raises AlignmentError where they are not all
+        there, or not side by side."""
+        places = np.flatnonzero(np.asarray(ids) == self.image_token_id)
+        sizes = [image.tokens for image in self.encode(images)]
+        if len(places) != sum(sizes):
+            raise AlignmentError(
+                f"placeholder tokens do not match the images: got {len(places)} in the sequence, expected "
+                f"{sum(sizes)} for {len(images)} image(s) of {sizes}; does the text contain the image token?"
+            )
+        spans, used = [], 0
+        for n in sizes:
+            start = int(places[used])
+            if places[used + n - 1] != start + n - 1:
+                raise AlignmentError(f"the placeholders of an image of {n} tokens at {start} are interrupted by text")
+            spans.append((start, start + n))
+            used += n
+        return spans
+
+    def one_placeholder_each(self, ids: Sequence[int], images: Sequence[Screenshot]) -> list[int]:
+        """`ids` with the placeholders of each image made one, as servers take them that expand it again. Raises
+        AlignmentError like `spans`."""
+        out: list[int] = []
+        at = 0
+        for start, end in self.spans(ids, images):
+            out += ids[at : start + 1]
+            at = end
+        return out + list(ids[at:])
+
+    def positions(self, ids: Sequence[int], images: Sequence[Screenshot]) -> tuple[np.ndarray, int]:
         """Rotary positions [axes, len(ids)] from 0, and the position of the next token.
 
         Text advances by one on every axis. A Qwen image occupies a block: time stands still, rows and columns count
         from the block's start, and the text after it goes on at start + max(rows, columns) (Qwen2-VL, section 2.1).
         """
-        images = self.encode(shots)
-        token_ids = np.asarray(ids)
-        where = np.flatnonzero(token_ids == self.image_token_id)
-        expected = [image.tokens for image in images]
-        if len(where) != sum(expected):
-            raise AlignmentError(
-                f"placeholder tokens do not match the images: got {len(where)} in the sequence, expected "
-                f"{sum(expected)} for {len(shots)} image(s) of {expected}; does the text contain the image token?"
-            )
+        spans = self.spans(ids, images)
         if not self.has_grid or not images:
             return np.broadcast_to(np.arange(len(ids)), (self.axes, len(ids))), len(ids)
         out = np.empty((3, len(ids)), np.int64)
-        at = position = used = 0
-        for image in images:
-            start, n = int(where[used]), image.tokens
-            if where[used + n - 1] != start + n - 1:
-                raise AlignmentError(f"the placeholders of an image of {n} tokens at {start} are interrupted by text")
+        at = position = 0
+        for image, (start, end) in zip(self.encode(images), spans, strict=True):
             out[:, at:start] = np.arange(position, position + start - at)
             position += start - at
             _, height, width = image.grid  # type: ignore[misc]
             rows, columns = height // self.merge, width // self.merge
-            out[0, start : start + n] = position
-            out[1, start : start + n] = position + np.repeat(np.arange(rows), columns)
-            out[2, start : start + n] = position + np.tile(np.arange(columns), rows)
+            out[0, start:end] = position
+            out[1, start:end] = position + np.repeat(np.arange(rows), columns)
+            out[2, start:end] = position + np.tile(np.arange(columns), rows)
             position += max(rows, columns)
-            at, used = start + n, used + n
+            at = end
         out[:, at:] = np.arange(position, position + len(ids) - at)
         return out, position + len(ids) - at
 
-    def _process(self, shots: list[Screenshot]) -> list[EncodedImage]:
-        # the learner backpropagates through what the engine encoded, so these must be ordinary tensors
-        with torch.inference_mode(False):
-            return self._process_batch(shots)
-
-    def _process_batch(self, shots: list[Screenshot]) -> list[EncodedImage]:
-        pictures = [shot.open() for shot in shots]
+    @torch.inference_mode(False)
+    def _process(self, images: list[Screenshot]) -> list[EncodedImage]:
+        # not in inference mode: the learner backpropagates through what the engine encoded
+        pictures = [image.open() for image in images]
         if not self.has_grid:
             pixels = self.processor(images=pictures, return_tensors="pt")["pixel_values"]
-            return [EncodedImage(pixels[i : i + 1], None, self._stacked_tokens) for i in range(len(shots))]
+            return [EncodedImage(pixels[i : i + 1], None, self._stacked_tokens) for i in range(len(images))]
         return [self._encode_grid(picture) for picture in pictures]
 
     def _encode_grid(self, picture: Any) -> EncodedImage:

@@ -223,7 +223,8 @@ class SGLangInferenceEngine(InferenceEngine):
         if _filtered(params) and params.top_k > 0:
             body["return_sampling_mask"] = True
         if request.images:
-            body["input_ids"] = self._one_placeholder_each(request)
+            vision = self.loaded.vision_for(request.images)
+            body["input_ids"] = vision.one_placeholder_each(request.prompt_ids, request.images)
             body["image_data"] = [data_url(shot) for shot in request.images]
             body["return_prompt_token_ids"] = True
         return body
@@ -241,18 +242,6 @@ class SGLangInferenceEngine(InferenceEngine):
             "sampling_seed": seed,
         }
         return sampling | ({"logit_bias": self._bias} if self._bias else {})
-
-    def _one_placeholder_each(self, request: GenerationRequest) -> list[int]:
-        """The prompt as SGLang wants it: each picture's run of placeholder tokens becomes one, which it expands."""
-        vision = self.loaded.vision
-        if vision is None:
-            raise ContractError(f"{self.loaded.name} is a text model, but the request has {len(request.images)} images")
-        ids, out, at = request.prompt_ids, [], 0
-        sizes = iter([image.tokens for image in vision.encode(request.images)])
-        while at < len(ids):
-            out.append(ids[at])
-            at += next(sizes, 1) if ids[at] == vision.image_token_id else 1
-        return out
 
     async def _replace(self, folder: Path, version: int) -> None:
         """Puts whole weights in the place of those that are there."""

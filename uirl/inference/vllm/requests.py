@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uirl.errors import AlignmentError, ContractError, EngineFailure, SamplingRefused
+from uirl.errors import AlignmentError, EngineFailure, SamplingRefused
 from uirl.images import Screenshot
 from uirl.inference.base import Generation, GenerationRequest, SamplingParams, room_for_reply
 from uirl.inference.models.loading import LoadedModel
@@ -93,15 +93,12 @@ def as_call(request: GenerationRequest, loaded: LoadedModel, limit: int) -> Call
     """The request for a vLLM that takes `limit` tokens. Raises PromptTooLong where no token is left for a reply, and
     AlignmentError where placeholders and images do not match."""
     room = room_for_reply(request.prompt_ids, limit, "the server's max_model_len, inference.max_context")
-    if loaded.vision is None:
-        if request.images:
-            raise ContractError(
-                f"{loaded.name} is a text model, but {len(request.images)} image(s) were given; use a VL model"
-            )
-        return Call(list(request.prompt_ids), [], sampling_fields(request.sampling, loaded, room))
-    ids = one_placeholder_each(request.prompt_ids, loaded.vision, request.images)
-    pictures = [Picture(shot.hash, as_seen(shot, loaded.vision)) for shot in request.images]
-    return Call(ids, pictures, sampling_fields(request.sampling, loaded, room))
+    sampling = sampling_fields(request.sampling, loaded, room)
+    if loaded.vision is None and not request.images:
+        return Call(list(request.prompt_ids), [], sampling)
+    vision = loaded.vision_for(request.images)
+    pictures = [Picture(image.hash, as_seen(image, vision)) for image in request.images]
+    return Call(vision.one_placeholder_each(request.prompt_ids, request.images), pictures, sampling)
 
 
 def sampling_fields(params: SamplingParams, loaded: LoadedModel, room: int) -> dict[str, Any]:
@@ -149,28 +146,6 @@ def as_generation(answer: Answer, request: GenerationRequest, loaded: LoadedMode
         policy_version=version,
         cached_tokens=answer.cached_tokens,
     )
-
-
-def one_placeholder_each(ids: Sequence[int], vision: VisionInputs, shots: Sequence[Screenshot]) -> list[int]:
-    """`ids` with the placeholders of each picture made one. Raises AlignmentError where they are not all there."""
-    token, sizes = vision.image_token_id, [image.tokens for image in vision.encode(shots)]
-    out: list[int] = []
-    at = picture = 0
-    while at < len(ids):
-        out.append(ids[at])
-        if ids[at] != token:
-            at += 1
-            continue
-        size = sizes[picture] if picture < len(sizes) else 0
-        if size == 0 or list(ids[at : at + size]) != [token] * size:
-            raise AlignmentError(
-                f"placeholder tokens do not match the images: {len(shots)} image(s) of {sizes} tokens, and another "
-                f"number at token {at}"
-            )
-        at, picture = at + size, picture + 1
-    if picture != len(sizes):
-        raise AlignmentError(f"the prompt has placeholders for {picture} image(s), but {len(sizes)} were given")
-    return out
 
 
 def as_seen(shot: Screenshot, vision: VisionInputs) -> Image:

@@ -10,7 +10,6 @@ from torch import Tensor
 from uirl.config import ConfigStore
 from uirl.errors import ContractError
 from uirl.inference.base import GenerationRequest, InferenceEngine, SamplingParams
-from uirl.inference.models.attention import attention_spans
 from uirl.inference.models.loading import LoadedModel
 
 REPLY = 16
@@ -43,7 +42,7 @@ async def long_gap(engine: InferenceEngine, loaded: LoadedModel, config: ConfigS
     """The engine, in two turns, against the model's own forward under its own masks, on one sequence longer than its
     windows or as long as the context allows cheaply. None: the engine tells no log-probs."""
     try:
-        window = attention_spans(loaded).largest
+        window = loaded.attention_spans().largest
     except ContractError:
         window = 0  # an engine with masks of its own knows better
     ids = _tokens(loaded, _length(loaded, config, window))

@@ -1,0 +1,260 @@
+"""Who runs, in which row, and what a finished turn leaves to the next: without a model, and without torch."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.inference.pictures import picture
+from uirl.inference.base import GenerationRequest, SamplingParams
+from uirl.inference.embedded.scheduler import AHEAD, Admission, Scheduler, SchedulerLimits, SequenceState
+
+END = 1
+
+
+def scheduler(running: int = 4, context: int = 100, prefill: int = 1000, **options: Any) -> Scheduler:
+    return Scheduler(SchedulerLimits(running, context, prefill), end_ids=(END,), **options)
+
+
+def request(*ids: int, session: str | None = None, **sampling: Any) -> GenerationRequest:
+    return GenerationRequest(ids, (), SamplingParams(**sampling), session)
+
+
+def prefilled(scheduler: Scheduler) -> list[SequenceState]:
+    """The sequences that a step admits, their prompts in the cache; the runner does this."""
+    admission = scheduler.admit()
+    assert admission is not None
+    for sequence in admission.sequences:
+        sequence.cached = len(sequence.request.prompt_ids)
+    return admission.sequences
+
+
+def sample(scheduler: Scheduler, sequences: list[SequenceState], *tokens: int) -> dict[SequenceState, str]:
+    """Why sequences ended that got one token each."""
+    return dict(scheduler.append(sequences, tokens, [-0.5] * len(tokens)).sequences)
+
+
+def play(scheduler: Scheduler, request: GenerationRequest, *reply: int) -> SequenceState:
+    """A turn that runs alone: `reply` is what is sampled."""
+    sequence = scheduler.add(request, 0)
+    prefilled(scheduler)
+    for number, token in enumerate(reply):
+        sequence.cached += number > 0
+        sample(scheduler, [sequence], token)
+    assert not scheduler.has_work
+    return sequence
+
+
+def test_the_scheduler_loads_no_torch() -> None:
+    # the package itself names engines that load it; its scheduler alone must do without
+    code = """
+import sys, types, pathlib, uirl
+package = types.ModuleType("uirl.inference")
+package.__path__ = [str(pathlib.Path(uirl.__file__).parent / "inference")]
+sys.modules["uirl.inference"] = package
+import uirl.inference.embedded.scheduler
+print("torch" in sys.modules, "numpy" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split() == ["False", "False"], done.stderr
+
+
+def test_requests_are_admitted_in_order_while_rows_last() -> None:
+    waiting = scheduler(running=2)
+    first, second, third = (waiting.add(request(10 + i), 0) for i in range(3))
+    assert prefilled(waiting) == [first, second]
+    assert (waiting.running, list(waiting.waiting)) == ([first, second], [third])
+    assert waiting.admit() is None
+    assert sample(waiting, [first, second], END, 20) == {first: "stop"}
+    assert prefilled(waiting) == [third]
+    assert [s.row for s in (second, third)] == [0, 1]
+
+
+def test_prompts_are_admitted_within_the_prefill_budget_but_one_always_is() -> None:
+    waiting = scheduler(prefill=5)
+    long, short, shorter = (waiting.add(request(*range(10, 10 + n)), 0) for n in (9, 3, 2))
+    assert prefilled(waiting) == [long]
+    assert prefilled(waiting) == [short, shorter]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "token", "reason"),
+    [
+        ({}, END, "stop"),
+        ({"stop_token_ids": (7,)}, 7, "stop"),
+        ({}, 7, None),
+        ({"max_tokens": 1}, 7, "length"),
+        ({"max_tokens": 1}, END, "stop"),
+    ],
+)
+def test_a_reply_ends_with_an_end_token_or_its_limit(sampling: dict, token: int, reason: str | None) -> None:
+    one = scheduler()
+    sequence = one.add(request(10, 11, **sampling), 0)
+    prefilled(one)
+    assert sample(one, [sequence], token).get(sequence) == reason
+    assert one.has_work == (reason is None)
+
+
+def test_a_reply_ends_where_the_context_does() -> None:
+    one = scheduler(context=4)
+    sequence = one.add(request(10, 11), 0)
+    prefilled(one)
+    assert sample(one, [sequence], 20) == {}
+    sequence.cached += 1
+    assert sample(one, [sequence], 21) == {sequence: "length"}
+    assert sequence.tokens == [20, 21]
+
+
+def test_an_aborted_sequence_leaves_the_queue_or_its_row() -> None:
+    one = scheduler(running=1)
+    running, waiting = one.add(request(10, session="s"), 0), one.add(request(11), 0)
+    prefilled(one)
+    one.abort(waiting)
+    assert not one.waiting
+    one.abort(running)
+    assert sample(one, [running], 20) == {running: "abort"}
+    assert not one.has_work
+    assert one.kept_sessions == []
+
+
+def test_the_next_turn_takes_over_what_is_equal_and_feeds_at_least_one_token() -> None:
+    for following, reused in (
+        ((10, 11, 20, 1, 30), 3),  # the last sampled token was never fed
+        ((10, 11, 20), 2),
+        ((10, 99, 20, 1, 30), 1),
+        ((99,), 0),
+    ):
+        one = scheduler()
+        play(one, request(10, 11, session="s"), 20, END)
+        again = one.add(request(*following, session="s"), 0)
+        one.admit()
+        assert (again.cached, again.reused, again.uncached) == (reused, reused, len(following) - reused)
+
+
+def test_a_row_is_kept_only_for_a_session_that_goes_on() -> None:
+    for options, session in (({"keep_rows": False}, "s"), ({}, None)):
+        one = scheduler(**options)
+        play(one, request(10, session=session), END)
+        assert one.kept_sessions == []
+    released = scheduler()
+    play(released, request(10, session="s"), END)
+    assert released.kept_sessions == ["s"]
+    released.release("s")
+    released.release("another")
+    assert released.kept_sessions == []
+
+
+def test_rows_that_older_weights_filled_are_forgotten() -> None:
+    one = scheduler()
+    play(one, request(10, session="before"), END)
+    running = one.add(request(11, session="during"), 0)
+    prefilled(one)
+    one.forget_rows()
+    assert sample(one, [running], END) == {running: "stop"}
+    assert one.kept_sessions == []
+
+
+def test_where_rows_run_out_the_oldest_kept_one_goes() -> None:
+    one = scheduler(running=3)
+    for number in range(3):
+        play(one, request(10 + number, session=f"s{number}"), END)
+    one.add(request(20), 0)
+    one.admit()
+    assert one.kept_sessions == ["s1", "s2"]
+
+
+def spans(ids: Any, images: Any) -> list[tuple[int, int]]:
+    """Every picture takes 3 placeholders, which are 9."""
+    starts = [i for i, token in enumerate(ids) if token == 9][::3]
+    return [(start, start + 3) for start in starts[: len(images)]]
+
+
+@pytest.mark.parametrize(
+    ("following", "pictures", "reused"),
+    [
+        ((10, 9, 9, 9, 11, 1, 30), [1], 5),
+        ((10, 9, 9, 9, 11, 1, 9, 9, 9), [1, 2], 5),
+        ((10, 9, 9, 9, 11, 1, 30), [2], 1),  # another picture
+        ((10, 9, 9), [], 2),
+        ((10, 9, 9, 9), [1], 1),  # the last token is fed, and with it its whole picture
+    ],
+)
+def test_pictures_are_taken_over_whole_and_unchanged(following: tuple, pictures: list[int], reused: int) -> None:
+    one = scheduler(image_spans=spans)
+    play(one, replace(request(10, 9, 9, 9, 11, session="s"), images=(picture(1),)), END)
+    images = tuple(picture(number) for number in pictures)
+    again = one.add(replace(request(*following, session="s"), images=images), 0)
+    one.admit()
+    assert again.cached == reused
+
+
+def test_what_the_cache_must_hold_is_said_with_the_admission() -> None:
+    one = scheduler(context=10**6)
+    one.add(request(*range(10, 15), max_tokens=7), 0)
+    one.add(request(*range(10, 13), max_tokens=10**9), 0)
+    admission = one.admit()
+    assert isinstance(admission, Admission)
+    assert (admission.rows, admission.length) == (2, 3 + AHEAD)
+
+
+def test_a_seed_draws_the_same_numbers_wherever_it_runs() -> None:
+    one, other = (SequenceState(request(10, seed=5), 0) for _ in range(2))
+    assert [one.uniforms.random() for _ in range(3)] == [other.uniforms.random() for _ in range(3)]
+    unseeded = [SequenceState(request(10), 0).uniforms.random() for _ in range(2)]
+    assert unseeded[0] != unseeded[1]
+
+
+class FakeCache:
+    """Rows that hold token ids in place of keys and values."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[int]] = {}
+
+    def move(self, moves: dict[int, int]) -> None:
+        self.rows |= {to: self.rows.get(source, []) for source, to in moves.items()}
+
+    def feed(self, sequence: SequenceState, tokens: list[int]) -> None:
+        self.rows[sequence.row] = self.rows.get(sequence.row, [])[: sequence.cached] + tokens
+        sequence.cached += len(tokens)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_sequence_always_finds_its_own_tokens_in_its_row(seed: int) -> None:
+    rng = random.Random(seed)
+    one, cache = scheduler(running=rng.randint(4, 12), prefill=60), FakeCache()
+    histories: dict[str, list[int]] = {f"s{i}": [10 + i] for i in range(9)}
+    idle, reused = list(histories), 0
+
+    def feed(sequences: list[SequenceState]) -> None:
+        for sequence in sequences:
+            ids = [*sequence.request.prompt_ids, *sequence.tokens]
+            assert cache.rows.get(sequence.row, [])[: sequence.cached] == ids[: sequence.cached]
+            cache.feed(sequence, ids[sequence.cached :])
+        tokens = [END if rng.random() < 0.1 else rng.randint(2, 9) for _ in sequences]
+        finished = one.append(sequences, tokens, [0.0] * len(tokens))
+        cache.move(finished.moves)
+        assert [s.row for s in one.running] == list(range(len(one.running)))
+        assert len(one.running) + len(one.kept_sessions) <= one.limits.max_running
+        for sequence, _ in finished.sequences:
+            histories[str(sequence.request.session_id)] = [*sequence.request.prompt_ids, *sequence.tokens]
+            idle.append(str(sequence.request.session_id))
+
+    for _ in range(300):
+        while idle and rng.random() < 0.5:
+            session = idle.pop(rng.randrange(len(idle)))
+            history = histories[session]
+            if rng.random() < 0.1 or len(history) > 40:  # it is rewritten
+                history = [*history[:2], 99]
+            ids = (*history, rng.randint(40, 60))
+            one.add(GenerationRequest(ids, (), SamplingParams(max_tokens=rng.randint(1, 9)), session), 0)
+        if (admission := one.admit()) is not None:
+            cache.move(admission.moves)
+            reused += sum(sequence.reused for sequence in admission.sequences)
+            feed(admission.sequences)
+        feed(one.running)
+    assert reused > 0

@@ -1,0 +1,162 @@
+"""The model of the embedded engine: prefill and decode of many sequences over one KV cache, and the draw of tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from uirl.errors import ContractError
+from uirl.images import Screenshot
+from uirl.inference.base import Weights
+from uirl.inference.counters import Counters
+from uirl.inference.embedded.attention_proof import proven_spans
+from uirl.inference.embedded.cache import SlotCache
+from uirl.inference.embedded.sampling import BatchSampling
+from uirl.inference.embedded.scheduler import Admission, SequenceState
+from uirl.inference.models.attention import Masks
+from uirl.inference.models.loading import LoadedModel, hidden_states, project
+
+Sampled = tuple[list[int], list[float]]
+"""(token, log-prob) of each sequence, as two lists."""
+
+
+class ModelRunner:
+    """Holds a model and its KV cache. Which sequences run, and in which rows, the scheduler says.
+
+    `max_context`: tokens of one sequence that the cache grows to at most. Raises ContractError for a model whose
+    attention is not understood.
+    """
+
+    def __init__(self, loaded: LoadedModel, *, max_context: int, counters: Counters) -> None:
+        self.loaded = loaded
+        self._spans = proven_spans(loaded)
+        self._max_context = max_context
+        self._counters = counters
+        self._cache = SlotCache(loaded.device)
+        self._batch: BatchSampling | None = None
+
+    def reset(self) -> None:
+        """Frees the cache."""
+        self._cache, self._batch = SlotCache(self.loaded.device), None
+
+    def load_weights(self, weights: Weights) -> None:
+        """Copies `weights` into the model by name. Raises ContractError for a name or a shape that it does not have."""
+        parameters = dict(self.loaded.model.named_parameters(remove_duplicate=False))
+        with torch.no_grad():
+            for name, tensor in weights:
+                if name not in parameters:
+                    raise ContractError(f"weight update holds {name!r}, which {self.loaded.name} does not have")
+                expected = parameters[name].shape
+                if expected != tensor.shape:
+                    raise ContractError(f"{name}: got shape {tuple(tensor.shape)}, expected {tuple(expected)}")
+                parameters[name].copy_(tensor)
+
+    # -- rows --------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def place(self, admission: Admission) -> None:
+        """Makes room for sequences that begin to run, and moves kept rows as the scheduler says."""
+        self._cache.reserve(_round_up(admission.rows, 16), _round_up(admission.length, 64))
+        self.move(admission.moves)
+
+    @torch.inference_mode()
+    def move(self, moves: Mapping[int, int]) -> None:
+        """Copies rows, {from: to}; the batch of the next decoding step is another one."""
+        self._cache.move(moves)
+        self._batch = None
+
+    # -- steps -------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def prefill(self, admitted: Sequence[SequenceState]) -> Sampled:
+        """Feeds the prompt tokens that are not cached yet, left-padded to one block [B, n]; draws the first tokens."""
+        started = time.perf_counter()
+        counts = [sequence.uncached for sequence in admitted]
+        width, span = max(counts), max(len(s.request.prompt_ids) for s in admitted)
+        ids = np.full((len(admitted), width), self.loaded.end_ids[0])
+        positions = np.zeros((self.loaded.axes, len(admitted), width), np.int64)
+        columns = np.zeros((len(admitted), width), np.int64)
+        valid = np.zeros((len(admitted), width), bool)
+        images: list[Screenshot] = []
+        for i, (sequence, n) in enumerate(zip(admitted, counts, strict=True)):
+            prompt = sequence.request.prompt_ids
+            whole, sequence.next_position = self.loaded.positions(prompt, sequence.request.images)
+            ids[i, width - n :] = prompt[sequence.cached :]
+            positions[:, i, width - n :] = whole[:, sequence.cached :]
+            columns[i, width - n :] = np.arange(sequence.cached, len(prompt))
+            valid[i, width - n :] = True
+            images += self._uncached_images(sequence)
+            sequence.cached = len(prompt)
+        device = self.loaded.device
+        rows = torch.tensor([s.row for s in admitted], device=device)
+        at, mask = torch.from_numpy(columns).to(device), torch.from_numpy(valid).to(device)
+        # the admitted rows stand side by side: read without a copy
+        block = slice(admitted[0].row, admitted[-1].row + 1)
+        self._cache.aim(block, rows[:, None].expand_as(at)[mask], at[mask], mask, span)
+        logits = self._forward(ids, positions, self._spans.masks(at, span), images)
+        self._counters.add("prefill_tokens", sum(counts))
+        self._counters.add("reused_tokens", sum(s.reused for s in admitted))
+        self._counters.add("prefill_seconds", time.perf_counter() - started)
+        return self._draw(admitted, BatchSampling([s.request.sampling for s in admitted], device), logits)
+
+    @torch.inference_mode()
+    def decode(self, running: Sequence[SequenceState]) -> Sampled:
+        """Feeds the last token of every running sequence, in the order of their rows; draws the next."""
+        started = time.perf_counter()
+        n, device = len(running), self.loaded.device
+        if self._batch is None:
+            self._batch = BatchSampling([s.request.sampling for s in running], device)
+        ids = np.array([[s.tokens[-1]] for s in running])
+        columns = torch.tensor([s.cached for s in running], device=device)
+        positions = np.array([s.next_position for s in running])
+        span = max(s.cached for s in running) + 1
+        if span > self._cache.length:
+            self._cache.reserve(0, _round_up(min(2 * span, self._max_context), 64))
+        self._cache.aim(slice(0, n), torch.arange(n, device=device), columns, None, span)
+        masks = self._spans.masks(columns[:, None], span)
+        every_axis = np.broadcast_to(positions[None, :, None], (self.loaded.axes, n, 1))
+        logits = self._forward(ids, every_axis.copy(), masks, [])
+        for sequence in running:
+            sequence.cached += 1
+            sequence.next_position += 1
+        self._counters.add("decode_steps", 1)
+        self._counters.add("decode_seconds", time.perf_counter() - started)
+        return self._draw(running, self._batch, logits)
+
+    def _uncached_images(self, sequence: SequenceState) -> Sequence[Screenshot]:
+        """The pictures whose placeholders are not in the row yet."""
+        vision, images = self.loaded.vision, sequence.request.images
+        if vision is None or not images:
+            return ()
+        spans = vision.spans(sequence.request.prompt_ids, images)
+        return [image for image, (start, _) in zip(images, spans, strict=True) if start >= sequence.cached]
+
+    def _forward(self, ids: np.ndarray, positions: np.ndarray, masks: Masks, images: Sequence[Screenshot]) -> Tensor:
+        """Logits [B, V] after the last column of `ids` [B, n] at `positions` [axes, B, n]. `masks`: what each token
+        sees; `images`: those whose placeholders are among the ids."""
+        if self.loaded.model.training:
+            self.loaded.model.eval()
+        device = self.loaded.device
+        hidden = hidden_states(
+            self.loaded,
+            torch.from_numpy(ids).to(device),
+            torch.from_numpy(positions).to(device),
+            images,
+            attention_mask=masks,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        return project(self.loaded, hidden[:, -1])
+
+    def _draw(self, sequences: Sequence[SequenceState], sampling: BatchSampling, logits: Tensor) -> Sampled:
+        """One token for each row of `logits` [B, V]."""
+        self._counters.add("generated_tokens", len(sequences))
+        return sampling.sample(logits, [s.uniforms.random() for s in sequences])
+
+
+def _round_up(n: int, step: int) -> int:
+    return (n + step - 1) // step * step

@@ -1,0 +1,257 @@
+"""Which requests run, and in which rows of the KV cache. Knows no model and imports no torch.
+
+The words are those of vLLM's scheduler: a request is waiting, then running, then finished. Running sequences hold the
+rows [0, running) of the cache. Behind them stand kept rows: what a finished turn left there for the next turn of its
+episode. Nothing that runs is ever preempted, since the cache grows with the replies; where rows run out, kept ones are
+evicted, the oldest first.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from uirl.images import Screenshot
+from uirl.inference.base import GenerationRequest
+from uirl.inference.embedded.rows import rows_for_admission, rows_for_retirement
+
+AHEAD = 1024
+"""Tokens of a reply that the cache has room for from the start; it grows with one that is longer, so that what a reply
+may take costs nothing before it takes it."""
+
+ImageSpans = Callable[[Sequence[int], Sequence[Screenshot]], Sequence[tuple[int, int]]]
+"""(prompt ids, images) -> the places [start, end) of each image's placeholders."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """What bounds a batch."""
+
+    max_running: int
+    """Sequences that run at once, and rows of the cache."""
+    max_context: int
+    """Tokens of prompt and reply together."""
+    max_prefill_tokens: int = 16384
+    """Prompt tokens that are admitted together; one prompt may have more."""
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """One request on its way: what was sampled so far, and the row that holds its keys and values."""
+
+    request: GenerationRequest
+    policy_version: int
+    row: int = -1
+    cached: int = 0
+    """Leading tokens whose keys and values are in the row."""
+    reused: int = 0
+    """Of these, the tokens that an earlier turn left there."""
+    next_position: int = 0
+    """Rotary position of the next token; pictures make it differ from the number of tokens."""
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    uniforms: random.Random = field(init=False)
+    """Draws the tokens, one number each, from the seed of the request."""
+    aborted: bool = False
+    stale: bool = False
+    """The weights changed while it ran: its row serves no other turn."""
+
+    def __post_init__(self) -> None:
+        self.uniforms = random.Random(self.request.sampling.seed)
+
+    @property
+    def uncached(self) -> int:
+        """Prompt tokens that prefill has to feed."""
+        return len(self.request.prompt_ids) - self.cached
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Sequences that begin to run, and what the cache has to do before."""
+
+    sequences: list[SequenceState]
+    """In the order of their rows, which follow those that run already."""
+    moves: dict[int, int]
+    """Rows that change places, {from: to}, all at once."""
+    rows: int
+    """Rows that are in use afterwards."""
+    length: int
+    """Tokens that each row should have room for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Sequences that ended with a step, and what the cache has to do then."""
+
+    sequences: list[tuple[SequenceState, str]]
+    """With the reason: 'stop', 'length' or 'abort'."""
+    moves: dict[int, int]
+    """Rows that change places, {from: to}, all at once."""
+
+
+@dataclass(slots=True)
+class _KeptRow:
+    """What a finished turn left in its row."""
+
+    row: int
+    ids: tuple[int, ...]
+    images: tuple[str, ...]
+    """Hashes of the pictures, in order."""
+
+
+class Scheduler:
+    """Admits waiting requests, follows the running ones, and keeps the rows of episodes between their turns.
+
+    `end_ids`: tokens that end every reply. `keep_rows`: a finished turn leaves its row to the next turn of its
+    session. `image_spans`: where the pictures of a prompt stand; None for a text model.
+    """
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        *,
+        end_ids: Iterable[int],
+        keep_rows: bool = True,
+        image_spans: ImageSpans | None = None,
+    ) -> None:
+        self.limits = limits
+        self.waiting: deque[SequenceState] = deque()
+        self.running: list[SequenceState] = []
+        """In the order of their rows, [0, running)."""
+        self._end_ids = frozenset(end_ids)
+        self._keep_rows, self._image_spans = keep_rows, image_spans
+        self._kept: OrderedDict[str, _KeptRow] = OrderedDict()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self.waiting or self.running)
+
+    @property
+    def kept_sessions(self) -> list[str]:
+        """Sessions whose rows are kept, the oldest first."""
+        return list(self._kept)
+
+    def add(self, request: GenerationRequest, policy_version: int) -> SequenceState:
+        """Puts a request behind those that wait."""
+        sequence = SequenceState(request, policy_version)
+        self.waiting.append(sequence)
+        return sequence
+
+    def abort(self, sequence: SequenceState) -> None:
+        """Gives a sequence up: it leaves the queue now, or its row after the next token."""
+        sequence.aborted = True
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def release(self, session_id: str) -> None:
+        """Forgets the row of a session. Unknown ids are fine."""
+        self._kept.pop(session_id, None)
+
+    def forget_rows(self) -> None:
+        """Forgets what older weights computed: kept rows now, the rows of running sequences when these end."""
+        self._kept.clear()
+        for sequence in self.running:
+            sequence.stale = True
+
+    def clear(self) -> list[SequenceState]:
+        """Empties everything; returns what was waiting or running."""
+        sequences = [*self.waiting, *self.running]
+        self.waiting.clear()
+        self.running.clear()
+        self._kept.clear()
+        return sequences
+
+    # -- admit -------------------------------------------------------------------------------------------------
+
+    def admit(self) -> Admission | None:
+        """Moves waiting requests to the running as far as rows and the prefill budget allow; None where none can.
+
+        Each gets a row right behind the running ones, its own kept row where it has one.
+        """
+        admitted = self._within_budget()
+        if not admitted:
+            return None
+        first = len(self.running)
+        kept = [self._kept.pop(s.request.session_id or "", None) for s in admitted]
+        while self._kept and first + len(admitted) + len(self._kept) > self.limits.max_running:
+            self._kept.popitem(last=False)
+        others = {each.row: each for each in self._kept.values()}
+        rows, moves = rows_for_admission(first, [each.row if each else None for each in kept], set(others))
+        for sequence, row, left in zip(admitted, rows, kept, strict=True):
+            sequence.row = row
+            if left is not None:
+                sequence.cached = sequence.reused = self._reusable(left, sequence.request)
+        for row, other in others.items():
+            other.row = moves.get(row, row)
+        admitted.sort(key=lambda s: s.row)
+        self.running += admitted
+        longest = max(len(s.request.prompt_ids) + min(s.request.sampling.max_tokens, AHEAD) for s in admitted)
+        used = max(len(self.running), 1 + max((each.row for each in self._kept.values()), default=0))
+        return Admission(admitted, moves, used, min(longest, self.limits.max_context))
+
+    def _within_budget(self) -> list[SequenceState]:
+        """Takes requests from the queue, in order."""
+        taken: list[SequenceState] = []
+        tokens = 0
+        while self.waiting and len(self.running) + len(taken) < self.limits.max_running:
+            tokens += len(self.waiting[0].request.prompt_ids)
+            if taken and tokens > self.limits.max_prefill_tokens:
+                break
+            taken.append(self.waiting.popleft())
+        return taken
+
+    def _reusable(self, kept: _KeptRow, request: GenerationRequest) -> int:
+        """How many leading tokens of a row serve the request: at most all but the last, never a part of a picture,
+        and no picture that is another one now."""
+        ids = request.prompt_ids
+        n = min(len(kept.ids), len(ids) - 1)
+        if ids[:n] != kept.ids[:n]:
+            n = next(i for i in range(n) if ids[i] != kept.ids[i])
+        if self._image_spans is None or not request.images:
+            return n
+        pairs = zip(request.images, kept.images, strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0].hash == pair[1], pairs))
+        for number, (start, end) in enumerate(self._image_spans(ids, request.images)):
+            if start < n and (number >= same or end > n):
+                return start
+        return n
+
+    # -- finish ------------------------------------------------------------------------------------------------
+
+    def append(self, sequences: Sequence[SequenceState], tokens: Sequence[int], log_probs: Sequence[float]) -> Finished:
+        """Adds one sampled token to each of `sequences`, and takes those that end with it out of the running."""
+        finished: list[tuple[SequenceState, str]] = []
+        for sequence, token, log_prob in zip(sequences, tokens, log_probs, strict=True):
+            sequence.tokens.append(token)
+            sequence.log_probs.append(log_prob)
+            reason = self._finish_reason(sequence)
+            if reason is not None:
+                finished.append((sequence, reason))
+        return Finished(finished, self._retire(finished) if finished else {})
+
+    def _finish_reason(self, sequence: SequenceState) -> str | None:
+        params, last = sequence.request.sampling, sequence.tokens[-1]
+        if last in self._end_ids or last in params.stop_token_ids:
+            return "stop"
+        if len(sequence.tokens) >= params.max_tokens or sequence.cached + 1 >= self.limits.max_context:
+            return "length"
+        return "abort" if sequence.aborted else None
+
+    def _retire(self, finished: list[tuple[SequenceState, str]]) -> dict[int, int]:
+        """The moves that close the running rows; rows of sessions are kept behind them."""
+        gone = {sequence for sequence, _ in finished}
+        remaining = [s for s in self.running if s not in gone]
+        moves = rows_for_retirement([s.row for s in remaining], [s.row for s, _ in finished])
+        for sequence in self.running:
+            sequence.row = moves.get(sequence.row, sequence.row)
+        self.running = sorted(remaining, key=lambda s: s.row)
+        for sequence, reason in finished:
+            request = sequence.request
+            if self._keep_rows and request.session_id and reason != "abort" and not sequence.stale:
+                ids = (request.prompt_ids + tuple(sequence.tokens))[: sequence.cached]
+                self._kept[request.session_id] = _KeptRow(sequence.row, ids, tuple(s.hash for s in request.images))
+        return moves
