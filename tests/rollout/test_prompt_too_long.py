@@ -12,7 +12,7 @@ from uirl import ContractError, MultiTurnInferenceEngine, TextEngine
 from uirl.errors import EngineFailure, PromptTooLong, RolloutFailure
 from uirl.inference import LoadedModel, SamplingParams, ScriptedInferenceEngine, TransformersInferenceEngine
 from uirl.inference.base import GenerationRequest
-from uirl.inference.vllm.requests import as_call
+from uirl.inference.vllm.requests import to_vllm_request
 from uirl.rollout import EpisodeLimits, samples_of
 from uirl.rollout.samples import samples_of_all
 from uirl.runtime.http_client import HTTPClient
@@ -65,12 +65,12 @@ async def test_a_first_prompt_too_long_is_a_failure_and_is_not_tried_again(lm: L
 async def test_every_engine_says_it_the_same_way(lm: LoadedModel) -> None:
     request = GenerationRequest((20,) * 9)
     with pytest.raises(PromptTooLong, match=r"9 tokens .* expected 1 to 8"):
-        as_call(request, lm, 9)
+        to_vllm_request(request, lm, 9)
     for kind in ("scripted", "embedded"):
         with pytest.raises(PromptTooLong, match=r"9 tokens .* expected 1 to 8"):
             await engine_of(kind, lm, 9, "yes").generate(request)
     with pytest.raises(EngineFailure, match="a prompt of 0 tokens"):
-        as_call(GenerationRequest(()), lm, 9)
+        to_vllm_request(GenerationRequest(()), lm, 9)
 
 
 @pytest.mark.parametrize(
@@ -113,4 +113,4 @@ def test_a_conversation_that_fills_the_context_is_over(lm: LoadedModel) -> None:
 
 
 def test_a_greedy_request_of_one_token_still_fits(lm: LoadedModel) -> None:
-    assert as_call(GenerationRequest((20,) * 8, (), SamplingParams(99)), lm, 9).sampling["max_tokens"] == 1
+    assert to_vllm_request(GenerationRequest((20,) * 8, (), SamplingParams(99)), lm, 9).sampling["max_tokens"] == 1

@@ -23,7 +23,7 @@ from tests.training.test_every_option import OF_CREDIT, OF_OPTIMIZER
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.inference.registry import create_engine
-from uirl.inference.sglang.transport import engine_arguments as sglang_arguments
+from uirl.inference.sglang.arguments import engine_arguments as sglang_arguments
 from uirl.inference.vllm.arguments import engine_arguments as vllm_arguments
 from uirl.inference.weight_files import WeightFiles
 from uirl.rollout.collector import Collector

@@ -89,7 +89,7 @@ class Generation:
             )
 
 
-def room_for_reply(prompt_ids: Sequence[int], limit: int, source: str) -> int:
+def max_reply_tokens(prompt_ids: Sequence[int], limit: int, source: str) -> int:
     """Tokens that a reply may take where prompt and reply together may take `limit`, at least 1.
 
     `source` says where the limit comes from. Raises PromptTooLong where no token is left, EngineFailure for an empty
@@ -118,7 +118,7 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     async def generate(self, request: GenerationRequest) -> Generation:
-        """One response. Raises `PromptTooLong` where the prompt leaves no room for one (`room_for_reply`),
+        """One response. Raises `PromptTooLong` where the prompt leaves no room for one (`max_reply_tokens`),
         `EngineFailure` where the engine cannot answer for another reason."""
 
     @abstractmethod

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from uirl.errors import EngineFailure
-from uirl.inference.base import Generation, GenerationRequest, InferenceEngine, Weights, room_for_reply
+from uirl.inference.base import Generation, GenerationRequest, InferenceEngine, Weights, max_reply_tokens
 
 Script = Callable[[GenerationRequest], "tuple[int, ...] | list[int]"]
 
@@ -38,7 +38,7 @@ class ScriptedInferenceEngine(InferenceEngine):
         self.requests.append(request)
         room = request.sampling.max_tokens
         if self._max_context is not None:
-            room = min(room, room_for_reply(request.prompt_ids, self._max_context, "max_context of the script"))
+            room = min(room, max_reply_tokens(request.prompt_ids, self._max_context, "max_context of the script"))
         ids = tuple(self._script(request)) if self._script else self._next()
         cut = ids[:room]
         ended = not self._end_ids or (bool(cut) and cut[-1] in self._end_ids)

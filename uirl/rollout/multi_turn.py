@@ -17,10 +17,10 @@ from uirl.environments.tool_use import ToolEnvironment
 from uirl.errors import ContractError
 from uirl.images import ImageStore, screenshot
 from uirl.inference.base import SamplingParams
-from uirl.inference.front import TextEngine
 from uirl.inference.messages import Message
 from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.templates import TEMPLATES
+from uirl.inference.text_front import TextEngine
 from uirl.parsers import create_parser
 from uirl.parsers.base import ActionParser
 from uirl.parsers.registry import format_of

@@ -12,7 +12,7 @@ from uirl.errors import ContractError
 from uirl.images import ImageStore
 from uirl.inference.base import SamplingParams
 from uirl.inference.embedded.engine import TransformersInferenceEngine
-from uirl.inference.front import TextEngine
+from uirl.inference.text_front import TextEngine
 from uirl.parsers import create_parser
 from uirl.rollout.collector import Collector
 from uirl.rollout.conversation import ContextWindow

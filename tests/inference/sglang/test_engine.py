@@ -35,8 +35,8 @@ from uirl.inference import (
     recompute_with,
 )
 from uirl.inference.models.loading import hidden_states, pad_sequences, project
+from uirl.inference.sglang.arguments import engine_arguments
 from uirl.inference.sglang.engine import SGLangInferenceEngine
-from uirl.inference.sglang.transport import engine_arguments
 from uirl.inference.weight_files import WeightFiles
 from uirl.learner import Policy
 from uirl.training import RayPPOTrainer

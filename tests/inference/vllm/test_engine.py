@@ -18,7 +18,7 @@ from uirl.inference import GenerationRequest, LoadedModel, SamplingParams
 from uirl.inference.models.loading import load_model
 from uirl.inference.vllm.engine import VLLMInferenceEngine
 from uirl.inference.vllm.process import VLLMProcess
-from uirl.inference.vllm.requests import Adapter, Answer, Call, Core
+from uirl.inference.vllm.requests import Adapter, VLLMBackend, VLLMRequest, VLLMResponse
 from uirl.inference.vllm.server import VLLMServer
 from uirl.inference.weight_files import WeightFiles
 from uirl.learner import Policy
@@ -28,7 +28,7 @@ from uirl.runtime.http_client import ServerFailure
 REQUEST = GenerationRequest((10, 11), (), SamplingParams(max_tokens=2, seed=1))
 
 
-class StandIn(Core):
+class StandIn(VLLMBackend):
     """Answers with the number of the weights it holds; a request whose seed is 99 waits until it is let go."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class StandIn(Core):
     async def start(self) -> int:
         return 64
 
-    async def generate(self, call: Call, adapter: Adapter | None) -> Answer:
+    async def generate(self, call: VLLMRequest, adapter: Adapter | None) -> VLLMResponse:
         before = self.weights
         self.adapter = adapter.name if adapter else None
         if call.sampling["seed"] == 99:
@@ -55,7 +55,7 @@ class StandIn(Core):
                 self.stopped += 1
                 raise
         assert self.weights == before, "weights changed under a request"
-        return Answer(call.prompt_ids, (before,), (-0.5,), "length", 1)
+        return VLLMResponse(call.prompt_ids, (before,), (-0.5,), "length", 1)
 
     async def load(self, folder: Path) -> None:
         assert list(folder.glob("*.safetensors"))
@@ -77,8 +77,8 @@ class StandIn(Core):
         self.closed = True
 
 
-def engine_of(core: StandIn, loaded: LoadedModel, tmp_path: Path, **options: Any) -> VLLMInferenceEngine:
-    return VLLMInferenceEngine(core, loaded, files=WeightFiles(tmp_path), **options)
+def engine_of(backend: StandIn, loaded: LoadedModel, tmp_path: Path, **options: Any) -> VLLMInferenceEngine:
+    return VLLMInferenceEngine(backend, loaded, files=WeightFiles(tmp_path), **options)
 
 
 def push(engine: VLLMInferenceEngine, version: int) -> Any:
@@ -86,20 +86,20 @@ def push(engine: VLLMInferenceEngine, version: int) -> Any:
 
 
 async def test_no_response_spans_an_update(lm: LoadedModel, tmp_path: Path) -> None:
-    core = StandIn()
-    engine = engine_of(core, lm, tmp_path)
+    backend = StandIn()
+    engine = engine_of(backend, lm, tmp_path)
     waiting = replace(REQUEST, sampling=SamplingParams(max_tokens=2, seed=99))
     early = asyncio.ensure_future(engine.generate(waiting))
-    await wait_for(core.began)
+    await wait_for(backend.began)
     update = asyncio.ensure_future(push(engine, 1))
     while not list(engine._files.path.glob("*/*.safetensors")):
         await asyncio.sleep(0.01)
     late = [asyncio.ensure_future(engine.generate(REQUEST)) for _ in range(3)]
     await asyncio.sleep(0.1)
-    assert core.weights == 0
+    assert backend.weights == 0
     assert not update.done()
     assert not any(task.done() for task in late)
-    engine._loop._loop.call_soon_threadsafe(core.go.set)
+    engine._loop._loop.call_soon_threadsafe(backend.go.set)
     first = await early
     assert (first.token_ids, first.policy_version) == ((0,), 0)
     await update
@@ -116,29 +116,29 @@ async def wait_for(event: asyncio.Event) -> None:
 
 
 async def test_a_cancelled_caller_stops_the_work_and_holds_up_no_update(lm: LoadedModel, tmp_path: Path) -> None:
-    core = StandIn()
-    engine = engine_of(core, lm, tmp_path)
+    backend = StandIn()
+    engine = engine_of(backend, lm, tmp_path)
     waiting = asyncio.ensure_future(engine.generate(replace(REQUEST, sampling=SamplingParams(seed=99))))
-    await wait_for(core.began)
+    await wait_for(backend.began)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     await asyncio.wait_for(push(engine, 3), 30)
-    assert core.stopped == 1
+    assert backend.stopped == 1
     assert engine.policy_version == 3
     await engine.close()
 
 
 async def test_after_a_failed_update_nothing_is_sampled_until_one_succeeds(lm: LoadedModel, tmp_path: Path) -> None:
-    core = StandIn()
-    engine = engine_of(core, lm, tmp_path)
-    core.fails = "half of it"
+    backend = StandIn()
+    engine = engine_of(backend, lm, tmp_path)
+    backend.fails = "half of it"
     with pytest.raises(EngineFailure, match="half of it"):
         await push(engine, 1)
     with pytest.raises(EngineFailure, match=r"half of it.*push the weights again"):
         await engine.generate(REQUEST)
     assert engine.policy_version == 0
-    core.fails = None
+    backend.fails = None
     await push(engine, 2)
     assert (await engine.generate(REQUEST)).policy_version == 2
     assert [p.name for p in engine._files.path.iterdir()] == ["lock"]
@@ -146,8 +146,8 @@ async def test_after_a_failed_update_nothing_is_sampled_until_one_succeeds(lm: L
 
 
 async def test_weights_that_do_not_fit_change_nothing(lm: LoadedModel, tmp_path: Path) -> None:
-    core = StandIn()
-    engine = engine_of(core, lm, tmp_path)
+    backend = StandIn()
+    engine = engine_of(backend, lm, tmp_path)
     with pytest.raises(ContractError, match="does not have"):
         await engine.update_weights([("nonsense", torch.zeros(1))], 1)
     with pytest.raises(ContractError, match="shares"):
@@ -161,30 +161,30 @@ async def test_weights_that_do_not_fit_change_nothing(lm: LoadedModel, tmp_path:
 async def test_adapters_are_swapped_under_new_names(lm: LoadedModel, tmp_path: Path) -> None:
     config = ConfigStore().override(["model.model_name=uirl/tiny-lm", "model.use_lora=true"]).model
     policy = Policy(load_model(config), lora_config=LoraConfig())
-    core = StandIn()
-    engine = engine_of(core, policy.loaded, tmp_path, takes_adapters=True)
+    backend = StandIn()
+    engine = engine_of(backend, policy.loaded, tmp_path, takes_adapters=True)
 
     async def swap(version: int) -> str | None:
         described = peft_config(policy.model, LoraConfig())
         await engine.update_weights(peft_weights(policy.model), version, adapter=described)
         assert (await engine.generate(REQUEST)).policy_version == version
-        return core.adapter
+        return backend.adapter
 
     assert (await engine.generate(REQUEST)).policy_version == 0
-    assert core.adapter is None
+    assert backend.adapter is None
     names = [await swap(version) for version in (1, 1, 2)]
     assert len(set(names)) == 3
     assert None not in names
     assert len(list(engine._files.path.glob("*/adapter_model.safetensors"))) == 1
-    core.fails = "no room"
+    backend.fails = "no room"
     with pytest.raises(EngineFailure, match="no room"):
         await swap(3)
-    core.fails = None
+    backend.fails = None
     assert (await engine.generate(REQUEST)).policy_version == 2  # the last adapter still stands
-    assert core.adapter == names[-1]
+    assert backend.adapter == names[-1]
     await engine.update_weights(policy.weights(), 4)
     assert (await engine.generate(REQUEST)).policy_version == 4
-    assert core.adapter is None
+    assert backend.adapter is None
     assert not list(engine._files.path.glob("*/adapter_model.safetensors"))
     await engine.close()
 
@@ -193,31 +193,31 @@ async def test_adapters_are_swapped_under_new_names(lm: LoadedModel, tmp_path: P
 async def test_an_adapter_never_stands_on_other_weights_than_its_own(held: bool, tmp_path: Path) -> None:
     config = ConfigStore().override(["model.model_name=uirl/tiny-lm", "model.use_lora=true"]).model
     policy = Policy(load_model(config), lora_config=LoraConfig())
-    core = StandIn()
-    engine = engine_of(core, policy.loaded, tmp_path, takes_adapters=True, holds_base=held)
+    backend = StandIn()
+    engine = engine_of(backend, policy.loaded, tmp_path, takes_adapters=True, holds_base=held)
     described = peft_config(policy.model, LoraConfig())
     for version in (1, 2):
         await engine.update_weights(peft_weights(policy.model), version, adapter=described)
-        assert core.weights == (0 if held else 1)  # the base goes once, and only where nobody knows what is there
+        assert backend.weights == (0 if held else 1)  # the base goes once, and only where nobody knows what is there
     await engine.update_weights(policy.weights(), 3)
     await engine.update_weights(peft_weights(policy.model), 4, adapter=described)
-    assert core.weights == (2 if held else 3)
+    assert backend.weights == (2 if held else 3)
     assert (await engine.generate(REQUEST)).policy_version == 4
-    core.fails = "half of it"
+    backend.fails = "half of it"
     with pytest.raises(EngineFailure, match="half of it"):
         await engine.update_weights(policy.weights(), 5)
-    core.fails = None
+    backend.fails = None
     await engine.update_weights(peft_weights(policy.model), 6, adapter=described)
-    assert core.weights == (3 if held else 4)
+    assert backend.weights == (3 if held else 4)
     assert (await engine.generate(REQUEST)).policy_version == 6
     await engine.close()
 
 
 async def test_closing_answers_whoever_waits(lm: LoadedModel, tmp_path: Path) -> None:
-    core = StandIn()
-    engine = engine_of(core, lm, tmp_path)
+    backend = StandIn()
+    engine = engine_of(backend, lm, tmp_path)
     waiting = asyncio.ensure_future(engine.generate(replace(REQUEST, sampling=SamplingParams(seed=99))))
-    await wait_for(core.began)
+    await wait_for(backend.began)
     folder = engine._files.path
     await engine.close()
     await engine.close()
@@ -227,7 +227,7 @@ async def test_closing_answers_whoever_waits(lm: LoadedModel, tmp_path: Path) ->
         await engine.generate(REQUEST)
     with pytest.raises(EngineFailure, match="closed"):
         await push(engine, 1)
-    assert core.closed
+    assert backend.closed
     assert not folder.exists()
 
 

@@ -15,14 +15,14 @@ from uirl.errors import AlignmentError, ConfigError, ContractError, EngineFailur
 from uirl.images import screenshot
 from uirl.inference import ChatRenderer, GenerationRequest, LoadedModel, Message, SamplingParams
 from uirl.inference.vllm.arguments import engine_arguments, vllm_server_command
-from uirl.inference.vllm.requests import Answer, as_call, as_generation, as_seen
+from uirl.inference.vllm.requests import VLLMResponse, resized_as_learner, to_generation, to_vllm_request
 
 REQUEST = GenerationRequest((10, 11, 12), (), SamplingParams(max_tokens=8, seed=3, stop_token_ids=(40,)))
-ANSWER = Answer((10, 11, 12), (20, 21), (-1.0, -2.0), "length", 0)
+ANSWER = VLLMResponse((10, 11, 12), (20, 21), (-1.0, -2.0), "length", 0)
 
 
 def test_everything_about_the_sampling_is_said(lm: LoadedModel) -> None:
-    call = as_call(REQUEST, lm, 100)
+    call = to_vllm_request(REQUEST, lm, 100)
     assert call.prompt_ids == [10, 11, 12]
     assert call.pictures == []
     fields = call.sampling
@@ -36,10 +36,10 @@ def test_everything_about_the_sampling_is_said(lm: LoadedModel) -> None:
 
 def test_a_greedy_request_filters_nothing(lm: LoadedModel) -> None:
     greedy = replace(REQUEST, sampling=SamplingParams(temperature=0.0, top_p=0.5, top_k=3))
-    fields = as_call(greedy, lm, 100).sampling
+    fields = to_vllm_request(greedy, lm, 100).sampling
     assert (fields["temperature"], fields["top_p"], fields["top_k"]) == (0.0, 1.0, 0)
     drawn = replace(REQUEST, sampling=SamplingParams(temperature=0.5, top_p=0.5, top_k=3))
-    fields = as_call(drawn, lm, 100).sampling
+    fields = to_vllm_request(drawn, lm, 100).sampling
     assert (fields["temperature"], fields["top_p"], fields["top_k"]) == (0.5, 0.5, 3)
 
 
@@ -47,15 +47,15 @@ def test_a_greedy_request_filters_nothing(lm: LoadedModel) -> None:
 def test_temperatures_that_vllm_would_change_are_refused(lm: LoadedModel, temperature: float) -> None:
     request = replace(REQUEST, sampling=SamplingParams(temperature=temperature))
     with pytest.raises(EngineFailure, match="temperature 0 or"):
-        as_call(request, lm, 100)
+        to_vllm_request(request, lm, 100)
 
 
 def test_a_response_ends_where_the_context_ends(lm: LoadedModel) -> None:
-    assert as_call(REQUEST, lm, 4).sampling["max_tokens"] == 1
+    assert to_vllm_request(REQUEST, lm, 4).sampling["max_tokens"] == 1
     with pytest.raises(EngineFailure, match="max_context"):
-        as_call(REQUEST, lm, 3)
+        to_vllm_request(REQUEST, lm, 3)
     with pytest.raises(EngineFailure, match="0 tokens"):
-        as_call(replace(REQUEST, prompt_ids=()), lm, 100)
+        to_vllm_request(replace(REQUEST, prompt_ids=()), lm, 100)
 
 
 def test_each_picture_keeps_one_placeholder(vlm: LoadedModel, vlm_chat: ChatRenderer) -> None:
@@ -64,7 +64,7 @@ def test_each_picture_keeps_one_placeholder(vlm: LoadedModel, vlm_chat: ChatRend
     token = vlm.vision.image_token_id
     sizes = [image.tokens for image in vlm.vision.encode(shots)]
     assert ids.count(token) == sum(sizes)
-    call = as_call(GenerationRequest(tuple(ids), shots), vlm, 1000)
+    call = to_vllm_request(GenerationRequest(tuple(ids), shots), vlm, 1000)
     assert call.prompt_ids.count(token) == 2
     assert [picture.key for picture in call.pictures] == [shot.hash for shot in shots]
     # what vLLM does to them gives the ids back
@@ -79,31 +79,31 @@ def test_each_picture_keeps_one_placeholder(vlm: LoadedModel, vlm_chat: ChatRend
 def test_vllm_gets_the_pixels_of_the_learner(architecture: str, size: tuple[int, int]) -> None:
     vision = tiny_model(architecture=architecture).vision
     shot = picture(5, size)
-    seen = screenshot(as_seen(shot, vision))
+    seen = screenshot(resized_as_learner(shot, vision))
     ours, theirs = vision.encode([shot])[0], vision.encode([seen])[0]
     assert theirs.grid == ours.grid
     assert torch.equal(theirs.pixels, ours.pixels)
-    assert as_seen(seen, vision).size == as_seen(shot, vision).size
+    assert resized_as_learner(seen, vision).size == resized_as_learner(shot, vision).size
 
 
 def test_a_text_model_takes_no_pictures(lm: LoadedModel) -> None:
     with pytest.raises(ContractError, match="text model"):
-        as_call(replace(REQUEST, images=(picture(1),)), lm, 100)
+        to_vllm_request(replace(REQUEST, images=(picture(1),)), lm, 100)
 
 
 def test_an_answer_is_believed_only_where_it_fits(lm: LoadedModel, vlm: LoadedModel) -> None:
-    made = as_generation(replace(ANSWER, cached_tokens=2), REQUEST, lm, 7)
+    made = to_generation(replace(ANSWER, cached_tokens=2), REQUEST, lm, 7)
     assert (made.token_ids, made.log_probs, made.policy_version, made.cached_tokens) == ((20, 21), (-1.0, -2.0), 7, 2)
     with pytest.raises(AlignmentError, match="other prompt tokens"):
-        as_generation(replace(ANSWER, prompt_ids=(10, 11)), REQUEST, lm, 0)
+        to_generation(replace(ANSWER, prompt_ids=(10, 11)), REQUEST, lm, 0)
     with pytest.raises(AlignmentError, match="2 tokens"):
-        as_generation(replace(ANSWER, log_probs=(-1.0,)), REQUEST, lm, 0)
+        to_generation(replace(ANSWER, log_probs=(-1.0,)), REQUEST, lm, 0)
     for reason in ("abort", "error", None):
         with pytest.raises(EngineFailure, match=str(reason)):
-            as_generation(replace(ANSWER, finish_reason=reason), REQUEST, lm, 0)
+            to_generation(replace(ANSWER, finish_reason=reason), REQUEST, lm, 0)
     asked = GenerationRequest((9, 5, 5, 5, 5, 9), (picture(1),))
     with pytest.raises(AlignmentError, match=r"16 placeholder tokens, expected 4.*mm_processor_kwargs"):
-        as_generation(replace(ANSWER, prompt_ids=(9, *[5] * 16, 9)), asked, vlm, 0)
+        to_generation(replace(ANSWER, prompt_ids=(9, *[5] * 16, 9)), asked, vlm, 0)
 
 
 def test_arguments_follow_the_config() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from uirl.errors import ContractError, EngineFailure
-from uirl.inference.base import Generation, GenerationRequest, InferenceEngine, Weights, room_for_reply
+from uirl.inference.base import Generation, GenerationRequest, InferenceEngine, Weights, max_reply_tokens
 from uirl.inference.counters import Counters
 from uirl.inference.embedded.runner import ModelRunner, Sampled
 from uirl.inference.embedded.scheduler import Scheduler, SchedulerLimits, SequenceState
@@ -74,7 +74,7 @@ class TransformersInferenceEngine(InferenceEngine):
     async def generate(self, request: GenerationRequest) -> Generation:
         if self._closed:
             raise EngineFailure("the engine is closed; make a new one")
-        room_for_reply(request.prompt_ids, self.limits.max_context, self._limited_by)
+        max_reply_tokens(request.prompt_ids, self.limits.max_context, self._limited_by)
         sequence = self._scheduler.add(request, self.policy_version)
         reply = self._replies[sequence] = asyncio.get_running_loop().create_future()
         if self._worker is None or self._worker.done():

@@ -47,6 +47,16 @@ class LoadedModel:
         return self.model.config
 
     @property
+    def text_config(self) -> Any:
+        """The config of the language model, also where it is a part of a vision-language model."""
+        return self.config.get_text_config()
+
+    @property
+    def max_positions(self) -> int:
+        """Tokens of prompt and reply together that the model has positions for; 4096 where its config does not say."""
+        return int(getattr(self.text_config, "max_position_embeddings", None) or 4096)
+
+    @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
@@ -189,7 +199,7 @@ def hidden_states(
 
 def project(loaded: LoadedModel, hidden: Tensor) -> Tensor:
     """Logits [..., V] in float32 of hidden states [..., H], banned tokens at -inf."""
-    config = getattr(loaded.config, "text_config", loaded.config)
+    config = loaded.text_config
     logits = loaded.model.get_output_embeddings()(hidden).float()  # type: ignore[operator]
     if getattr(config, "logit_scale", None):
         logits = logits * config.logit_scale

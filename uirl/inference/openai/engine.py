@@ -32,7 +32,7 @@ from uirl.inference.base import (
     InferenceEngine,
     SamplingParams,
     Weights,
-    room_for_reply,
+    max_reply_tokens,
 )
 from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.control_tokens import ControlTokens
@@ -276,7 +276,7 @@ class OpenAIInferenceEngine(InferenceEngine):
         wanted = request.sampling.max_tokens
         if self._max_context is None:
             return wanted
-        return min(wanted, room_for_reply(request.prompt_ids, self._max_context, "inference.max_context"))
+        return min(wanted, max_reply_tokens(request.prompt_ids, self._max_context, "inference.max_context"))
 
     def _choice(self, answer: Any) -> dict[str, Any]:
         """The only choice of an answer. Raises EngineFailure for another shape."""

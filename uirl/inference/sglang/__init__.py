@@ -1,1 +1,5 @@
-"""SGLang as an engine, in this process or behind its own server."""
+"""SGLang, in this process or behind its own server.
+
+`engine.py` is the engine; it talks to one of `process.py` and `server.py`, which take the same requests.
+`arguments.py` says how SGLang is started.
+"""

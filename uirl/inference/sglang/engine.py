@@ -34,13 +34,17 @@ from uirl.inference.base import (
     InferenceEngine,
     SamplingParams,
     Weights,
-    room_for_reply,
+    max_reply_tokens,
 )
+from uirl.inference.counters import Counters
 from uirl.inference.models.loading import LoadedModel
 from uirl.inference.openai.wire import data_url
-from uirl.inference.sglang.transport import SGLangProcess, SGLangServer, engine_arguments, json_object
+from uirl.inference.servers import pushed_weights, server_client
+from uirl.inference.sglang.arguments import engine_arguments
+from uirl.inference.sglang.process import SGLangProcess
+from uirl.inference.sglang.server import SGLangServer, json_object
 from uirl.inference.weight_files import WeightFiles
-from uirl.runtime.http_client import HTTPClient, Once, says_too_long
+from uirl.runtime.http_client import Once, says_too_long
 
 if TYPE_CHECKING:
     from uirl.config import ConfigStore
@@ -89,7 +93,7 @@ class SGLangInferenceEngine(InferenceEngine):
         self.policy_version = 0
         self.takes_adapters = takes_adapters
         self._backend, self._files = backend, files
-        self._max_context = max_context or _positions(loaded)
+        self._max_context = max_context or loaded.max_positions
         self._ready = Once(self._start)
         self._versions: dict[str, int] = {}
         self._adapters: list[_Adapter] = []
@@ -98,7 +102,7 @@ class SGLangInferenceEngine(InferenceEngine):
         self._bias = {str(token): _BAN for token in loaded.banned_ids}
         # versions of another run, which the same server may have seen, must not look like ours
         self._run = uuid.uuid4().hex[:8]
-        self._stats: dict[str, float] = {}
+        self._counters = Counters()
         self._closed = False
 
     @classmethod
@@ -111,13 +115,7 @@ class SGLangInferenceEngine(InferenceEngine):
         backend: SGLangServer | SGLangProcess
         try:
             if settings.server_url is not None:
-                client = HTTPClient(
-                    settings.server_url,
-                    api_key_env=_key_variable(settings.api_key_env),
-                    timeout=settings.request_timeout,
-                    retries=settings.request_retries,
-                )
-                backend = SGLangServer(client)
+                backend = SGLangServer(server_client(settings, settings.server_url, key_variable="SGLANG_API_KEY"))
             else:
                 backend = SGLangProcess(engine_arguments(config, loaded, files, adapters) | options)
         except BaseException:
@@ -130,31 +128,30 @@ class SGLangInferenceEngine(InferenceEngine):
     async def generate(self, request: GenerationRequest) -> Generation:
         if self._closed:
             raise EngineFailure("the engine is closed; make a new one")
-        room = room_for_reply(request.prompt_ids, self._max_context, "the model's positions, inference.max_context")
+        limit = max_reply_tokens(request.prompt_ids, self._max_context, "the model's positions, inference.max_context")
         await self._ready.get()
         if self._broken is not None:
             raise EngineFailure(f"the last weight update failed ({self._broken}); push the weights again")
         adapter = self._adapters[-1] if self._adapters else None
-        body = self._body(request, room)
+        body = self._body(request, limit)
         if adapter is not None:
             body["lora_path"] = adapter.name
         started = time.perf_counter()
         answer = await self._backend.generate(body)
-        made = self._read(answer, request, adapter.version if adapter is not None else None)
-        self._count("generated_tokens", len(made.token_ids))
-        self._count("prefill_tokens", len(request.prompt_ids) - made.cached_tokens)
-        self._count("reused_tokens", made.cached_tokens)
-        self._count("request_seconds", time.perf_counter() - started)
-        return made
+        generation = self._read(answer, request, adapter.version if adapter is not None else None)
+        self._counters.add("generated_tokens", len(generation.token_ids))
+        self._counters.add("prefill_tokens", len(request.prompt_ids) - generation.cached_tokens)
+        self._counters.add("reused_tokens", generation.cached_tokens)
+        self._counters.add("request_seconds", time.perf_counter() - started)
+        return generation
 
     async def update_weights(
         self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None
     ) -> None:
-        if weights is None:
-            raise ContractError("SGLang has a copy of the model: update_weights(None) tells it nothing; send weights")
+        weights = pushed_weights(weights, adapter, takes_adapters=self.takes_adapters, program="SGLang")
         await self._ready.get()
         if adapter is not None:
-            self._check_adapter()
+            self._check_base()
             await self._load(await asyncio.to_thread(self._files.write_adapter, weights, adapter), version)
             # a request may be on its way with the adapter before
             await self._unload(keep=2)
@@ -164,8 +161,7 @@ class SGLangInferenceEngine(InferenceEngine):
         self.policy_version = version
 
     def stats(self) -> dict[str, float]:
-        out, self._stats = self._stats, {}
-        return out
+        return self._counters.take()
 
     async def close(self) -> None:
         if not self._closed:
@@ -211,12 +207,12 @@ class SGLangInferenceEngine(InferenceEngine):
         except (LookupError, TypeError, ValueError) as error:
             raise _misshapen("meta_info.output_top_logprobs", meta) from error
 
-    def _body(self, request: GenerationRequest, room: int) -> dict[str, Any]:
+    def _body(self, request: GenerationRequest, limit: int) -> dict[str, Any]:
         """What `/generate` is asked."""
         params = request.sampling
         body: dict[str, Any] = {
             "input_ids": list(request.prompt_ids),
-            "sampling_params": self._sampling(params, room),
+            "sampling_params": self._sampling(params, limit),
             "return_logprob": True,
             "logprob_start_len": -1,
         }
@@ -225,14 +221,14 @@ class SGLangInferenceEngine(InferenceEngine):
         if request.images:
             vision = self.loaded.vision_for(request.images)
             body["input_ids"] = vision.one_placeholder_each(request.prompt_ids, request.images)
-            body["image_data"] = [data_url(shot) for shot in request.images]
+            body["image_data"] = [data_url(image) for image in request.images]
             body["return_prompt_token_ids"] = True
         return body
 
-    def _sampling(self, params: SamplingParams, room: int) -> dict[str, Any]:
+    def _sampling(self, params: SamplingParams, limit: int) -> dict[str, Any]:
         seed = random.getrandbits(63) if params.seed is None else params.seed
         sampling: dict[str, Any] = {
-            "max_new_tokens": min(params.max_tokens, room),
+            "max_new_tokens": min(params.max_tokens, limit),
             "temperature": params.temperature,
             "top_p": params.top_p,
             "top_k": params.top_k or -1,
@@ -259,9 +255,8 @@ class SGLangInferenceEngine(InferenceEngine):
             self._files.remove(folder)
         self._broken, self._merged = None, self.takes_adapters
 
-    def _check_adapter(self) -> None:
-        if not self.takes_adapters:
-            raise ContractError("this engine takes no adapters (takes_adapters is False); send merged weights")
+    def _check_base(self) -> None:
+        """Raises ContractError where an adapter would come on top of weights it was merged into."""
         if self._merged:
             raise ContractError(
                 "a whole model with its adapters merged in was sent before, so an adapter alone would count twice; go "
@@ -298,8 +293,8 @@ class SGLangInferenceEngine(InferenceEngine):
         if not ids or len(ids) > request.sampling.max_tokens or meta.get("completion_tokens", len(ids)) != len(ids):
             raise _misshapen(f"1 to {request.sampling.max_tokens} tokens", meta)
         version = adapter if adapter is not None else self._version(meta)
-        given = log_probs if not _filtered(request.sampling) else _within_mask(meta, len(ids))
-        return Generation(ids, given, reason, version, meta.get("cached_tokens") or 0)
+        reported = log_probs if not _filtered(request.sampling) else _within_mask(meta, len(ids))
+        return Generation(ids, reported, reason, version, meta.get("cached_tokens") or 0)
 
     def _check_prompt(self, answer: Mapping[str, Any], meta: Mapping[str, Any], request: GenerationRequest) -> None:
         """Raises EngineFailure where SGLang answered another prompt than it was sent."""
@@ -318,26 +313,13 @@ class SGLangInferenceEngine(InferenceEngine):
     def _version(self, meta: Mapping[str, Any]) -> int:
         """The oldest weights that had a part in an answer."""
         spans = meta.get("weight_versions") or [{"version": meta.get("weight_version")}]
-        known = [self._versions.get(str(span.get("version"))) for span in spans]
-        if None in known:
+        versions = [self._versions.get(str(span.get("version"))) for span in spans]
+        if None in versions:
             raise EngineFailure(
                 f"SGLang answered with weights {[s.get('version') for s in spans]}, which this run did not send "
                 f"(known: {', '.join(self._versions)}); does another run update the same server?"
             )
-        return min(version for version in known if version is not None)
-
-    def _count(self, name: str, value: float) -> None:
-        self._stats[name] = self._stats.get(name, 0.0) + value
-
-
-def _key_variable(name: str) -> str:
-    """The environment variable with the server's key. OpenAI's key is never sent to a server of somebody else."""
-    return "SGLANG_API_KEY" if name == "OPENAI_API_KEY" else name
-
-
-def _positions(loaded: LoadedModel) -> int:
-    config = getattr(loaded.config, "text_config", loaded.config)
-    return int(getattr(config, "max_position_embeddings", 4096))
+        return min(version for version in versions if version is not None)
 
 
 def _filtered(params: SamplingParams) -> bool:

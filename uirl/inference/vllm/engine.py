@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from pathlib import Path
@@ -18,14 +17,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from uirl.errors import ContractError, EngineFailure
 from uirl.inference.base import Generation, GenerationRequest, InferenceEngine, Weights
+from uirl.inference.counters import Counters
 from uirl.inference.models.loading import LoadedModel
+from uirl.inference.servers import model_folder, pushed_weights, server_client
 from uirl.inference.vllm.arguments import check_heads, engine_arguments
 from uirl.inference.vllm.process import VLLMProcess
-from uirl.inference.vllm.requests import Adapter, Answer, Call, Core, as_call, as_generation
+from uirl.inference.vllm.requests import Adapter, VLLMBackend, VLLMRequest, VLLMResponse, to_generation, to_vllm_request
 from uirl.inference.vllm.server import VLLMServer
 from uirl.inference.weight_files import WeightFiles, plain_parameters
 from uirl.runtime.event_loop import EventLoopThread
-from uirl.runtime.http_client import HTTPClient
 
 if TYPE_CHECKING:
     from uirl.config import ConfigStore
@@ -36,7 +36,7 @@ T = TypeVar("T")
 class VLLMInferenceEngine(InferenceEngine):
     """Samples from a vLLM; usable from any event loop, and from several.
 
-    `core`: the vLLM. `loaded`: the same model's tokenizer, picture side and parameter names; its weights may be absent
+    `loaded`: the model's tokenizer, picture side and parameter names; its weights may be absent
     (`load_model(..., weights=False)`). `files`: the folder through which weights go. `max_context`: most tokens of
     prompt and response together; None: what vLLM was started with. `takes_adapters`: LoRA adapters are pushed.
     `holds_base`: vLLM is known to hold the weights of `loaded`; otherwise they are pushed before the first adapter,
@@ -45,7 +45,7 @@ class VLLMInferenceEngine(InferenceEngine):
 
     def __init__(
         self,
-        core: Core,
+        backend: VLLMBackend,
         loaded: LoadedModel,
         *,
         files: WeightFiles,
@@ -56,7 +56,7 @@ class VLLMInferenceEngine(InferenceEngine):
         self.loaded = loaded
         self.policy_version = 0
         self.takes_adapters = takes_adapters
-        self._core, self._files = core, files
+        self._backend, self._files = backend, files
         self._max_context = max_context
         self._limit: int | None = None
         self._loop = EventLoopThread()
@@ -67,7 +67,7 @@ class VLLMInferenceEngine(InferenceEngine):
         self._holds_base = holds_base
         self._broken: str | None = None
         self._clock = _Clock()
-        self._stats: dict[str, float] = {}
+        self._counters = Counters()
         self._closed = False
 
     @classmethod
@@ -80,34 +80,23 @@ class VLLMInferenceEngine(InferenceEngine):
         size = sum(parameter.nbytes for _, parameter in plain_parameters(loaded))
         files = WeightFiles(inference.weights_dir, size=size)
         try:
-            core: Core
+            backend: VLLMBackend
             if inference.server_url is not None:
-                core = VLLMServer(
-                    HTTPClient(
-                        inference.server_url,
-                        api_key_env=_key_variable(inference.api_key_env),
-                        timeout=inference.request_timeout,
-                        retries=inference.request_retries,
-                    ),
-                    model=inference.server_model,
-                    lora_rank=config.model.lora.r if use_lora else None,
-                )
+                client = server_client(inference, inference.server_url, key_variable="VLLM_API_KEY")
+                rank = config.model.lora.r if use_lora else None
+                backend = VLLMServer(client, model=inference.server_model, lora_rank=rank)
             else:
-                text = getattr(loaded.config, "text_config", loaded.config)
+                text = loaded.text_config
                 check_heads(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
                 positions = getattr(text, "max_position_embeddings", None)
                 arguments = engine_arguments(config, beside_learner=shared, positions=positions)
-                core = VLLMProcess(arguments | {"model": _model_path(config, loaded, files)})
-            own = inference.server_url is None
+                backend = VLLMProcess(arguments | {"model": model_folder(config, loaded, files, program="vLLM")})
+            starts_here = inference.server_url is None
+            limit = inference.max_context
             engine = cls(
-                core,
-                loaded,
-                files=files,
-                max_context=inference.max_context,
-                takes_adapters=use_lora,
-                holds_base=own,
+                backend, loaded, files=files, max_context=limit, takes_adapters=use_lora, holds_base=starts_here
             )
-            if own:
+            if starts_here:
                 engine._start()
         except BaseException:
             files.close()
@@ -118,26 +107,23 @@ class VLLMInferenceEngine(InferenceEngine):
 
     async def generate(self, request: GenerationRequest) -> Generation:
         if self._limit is None:
-            self._limit = await self._here(self._core.start())
+            self._limit = await self._here(self._backend.start())
         # pictures are encoded where the learner encodes its own: both fill one cache
-        call = as_call(request, self.loaded, min(self._limit, self._max_context or self._limit))
-        answer, version = await self._here(self._answer(call))
-        generation = as_generation(answer, request, self.loaded, version)
-        self._count("generated_tokens", len(generation.token_ids))
-        self._count("prefill_tokens", len(request.prompt_ids) - generation.cached_tokens)
-        self._count("reused_tokens", generation.cached_tokens)
+        call = to_vllm_request(request, self.loaded, min(self._limit, self._max_context or self._limit))
+        response, version = await self._here(self._respond(call))
+        generation = to_generation(response, request, self.loaded, version)
+        self._counters.add("generated_tokens", len(generation.token_ids))
+        self._counters.add("prefill_tokens", len(request.prompt_ids) - generation.cached_tokens)
+        self._counters.add("reused_tokens", generation.cached_tokens)
         return generation
 
     async def update_weights(
         self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None
     ) -> None:
-        if weights is None:
-            raise ContractError(
-                "update_weights(None) needs an engine that shares the learner's module; vLLM has its own"
-            )
+        weights = pushed_weights(weights, adapter, takes_adapters=self.takes_adapters, program="vLLM")
         started = time.perf_counter()
         # first, so that a closed engine or a server that does not fit is told before anything is written
-        self._limit = await self._here(self._core.start())
+        self._limit = await self._here(self._backend.start())
         whole: Path | None = None
         beside: Path | None = None
         try:
@@ -149,12 +135,10 @@ class VLLMInferenceEngine(InferenceEngine):
             await self._here(self._install(version, whole, beside))
         finally:
             self._files.remove(whole)
-        self._count("update_seconds", time.perf_counter() - started)
+        self._counters.add("update_seconds", time.perf_counter() - started)
 
     async def _write_base(self) -> Path | None:
         """The weights under the adapters, on their way to vLLM; None where it holds them."""
-        if not self.takes_adapters:
-            raise ContractError("this engine takes no adapters (model.use_lora is false); send merged weights")
         if self._holds_base:
             return None
         if self.loaded.device.type == "meta":
@@ -164,9 +148,8 @@ class VLLMInferenceEngine(InferenceEngine):
     def stats(self) -> dict[str, float]:
         """Counters since the last call. `busy_seconds`: the time in which vLLM worked on at least one request (it does
         not tell prefill from decoding); `update_seconds`: the time that pushing weights took."""
-        out, self._stats = self._stats, {}
-        busy = self._clock.read()
-        return out | ({"busy_seconds": busy} if busy else {})
+        counts, busy = self._counters.take(), self._clock.read()
+        return counts | ({"busy_seconds": busy} if busy else {})
 
     async def close(self) -> None:
         if self._closed:
@@ -181,9 +164,9 @@ class VLLMInferenceEngine(InferenceEngine):
     # -- on the engine's own loop ------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Starts the core now, so that a wrong setting is found before the first episode."""
+        """Starts the backend now, so that a wrong setting is found before the first episode."""
         try:
-            self._limit = self._loop.run(self._core.start())
+            self._limit = self._loop.run(self._backend.start())
         except BaseException:
             self._loop.close()
             raise
@@ -206,12 +189,12 @@ class VLLMInferenceEngine(InferenceEngine):
                 raise EngineFailure("the engine was closed") from None
             raise
 
-    async def _answer(self, call: Call) -> tuple[Answer, int]:
+    async def _respond(self, call: VLLMRequest) -> tuple[VLLMResponse, int]:
         async with self._gate.request():
             if self._broken is not None:
                 raise EngineFailure(f"the last weight update failed ({self._broken}); push the weights again")
             with self._clock:
-                return await self._core.generate(call, self._adapter), self.policy_version
+                return await self._backend.generate(call, self._adapter), self.policy_version
 
     async def _install(self, version: int, whole: Path | None, beside: Path | None) -> None:
         """Makes the files the sampled policy: the weights in `whole`, and on top of them the adapter in `beside`."""
@@ -222,8 +205,8 @@ class VLLMInferenceEngine(InferenceEngine):
             try:
                 if whole is not None:
                     self._holds_base, self._broken = False, "it did not end"
-                    await self._core.load(whole)
-                await self._core.swap(previous, new)
+                    await self._backend.load(whole)
+                await self._backend.swap(previous, new)
             except BaseException as error:
                 if whole is not None:
                     self._broken = f"{type(error).__name__}: {error}"
@@ -239,10 +222,7 @@ class VLLMInferenceEngine(InferenceEngine):
         for task in list(self._running):
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
-        await self._core.close(self._adapter)
-
-    def _count(self, name: str, value: float) -> None:
-        self._stats[name] = self._stats.get(name, 0.0) + value
+        await self._backend.close(self._adapter)
 
 
 class _Gate:
@@ -300,22 +280,3 @@ class _Clock:
         """The seconds since the last call; those of requests still under way come with the next."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
-
-
-def _key_variable(name: str) -> str:
-    """The environment variable with the server's key. The key of another company's API is never sent to it: unless the
-    config names a variable, it is the one that vLLM itself reads."""
-    return "VLLM_API_KEY" if name == "OPENAI_API_KEY" else name
-
-
-def _model_path(config: ConfigStore, loaded: LoadedModel, files: WeightFiles) -> str:
-    """Where vLLM finds the model: its own folder or HF id, or one that is written here for a model that has none."""
-    named = config.model.local_path or config.model.model_name
-    if loaded.name == named and not named.startswith("uirl/"):
-        return named
-    if loaded.device.type == "meta":
-        raise ContractError(f"{loaded.name} was loaded without weights, and vLLM cannot find them under {named!r}")
-    folder = files.path / "model"
-    os.makedirs(folder)
-    loaded.save_parts(folder, {name: p.detach() for name, p in plain_parameters(loaded)})
-    return str(folder)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from uirl.errors import ConfigError, EngineFailure
-from uirl.inference.vllm.requests import Adapter, Answer, Call, Core
+from uirl.inference.vllm.requests import Adapter, VLLMBackend, VLLMRequest, VLLMResponse
 
 _ENVIRONMENT = {
     # a fork of a process with a learner's threads and a loop in it would hang
@@ -37,7 +37,7 @@ for process in watched:
 """Ends vLLM's processes when this one is gone: those of a trainer that was killed would keep their GPU for ever."""
 
 
-class VLLMProcess(Core):
+class VLLMProcess(VLLMBackend):
     """`arguments`: those of `AsyncEngineArgs`, `model` among them."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
@@ -54,7 +54,7 @@ class VLLMProcess(Core):
             self._engine = self._launch()
         return int(self._engine.model_config.max_model_len)
 
-    async def generate(self, call: Call, adapter: Adapter | None) -> Answer:
+    async def generate(self, call: VLLMRequest, adapter: Adapter | None) -> VLLMResponse:
         vllm = self._vllm
         prompt: dict[str, Any] = {"prompt_token_ids": call.prompt_ids}
         if call.pictures:
@@ -65,7 +65,7 @@ class VLLMProcess(Core):
             said = self._engine.generate(prompt, params, name, lora_request=self._lora(adapter))
             last = [output async for output in said][-1]
         made = last.outputs[0]
-        return Answer(
+        return VLLMResponse(
             prompt_ids=last.prompt_token_ids,
             token_ids=made.token_ids,
             log_probs=[said[token].logprob for token, said in zip(made.token_ids, made.logprobs, strict=True)],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from uirl.errors import AlignmentError, EngineFailure, SamplingRefused
 from uirl.images import Screenshot
-from uirl.inference.base import Generation, GenerationRequest, SamplingParams, room_for_reply
+from uirl.inference.base import Generation, GenerationRequest, SamplingParams, max_reply_tokens
 from uirl.inference.models.loading import LoadedModel
 from uirl.inference.models.vision import VisionInputs
 
@@ -33,7 +33,7 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class VLLMRequest:
     """One request in vLLM's terms."""
 
     prompt_ids: list[int]
@@ -44,7 +44,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class VLLMResponse:
     """What vLLM says."""
 
     prompt_ids: Sequence[int]
@@ -65,7 +65,7 @@ class Adapter:
     folder: Path
 
 
-class Core(ABC):
+class VLLMBackend(ABC):
     """A vLLM, wherever it runs. Every failure is an `EngineFailure`, every wrong setting a `ConfigError`."""
 
     @abstractmethod
@@ -73,7 +73,7 @@ class Core(ABC):
         """Tokens of prompt and response together that it takes, once it is ready."""
 
     @abstractmethod
-    async def generate(self, call: Call, adapter: Adapter | None) -> Answer:
+    async def generate(self, call: VLLMRequest, adapter: Adapter | None) -> VLLMResponse:
         """One response. Cancelling it stops vLLM's work on it."""
 
     @abstractmethod
@@ -89,16 +89,16 @@ class Core(ABC):
         """Frees everything; `adapter` is the one in use."""
 
 
-def as_call(request: GenerationRequest, loaded: LoadedModel, limit: int) -> Call:
+def to_vllm_request(request: GenerationRequest, loaded: LoadedModel, limit: int) -> VLLMRequest:
     """The request for a vLLM that takes `limit` tokens. Raises PromptTooLong where no token is left for a reply, and
     AlignmentError where placeholders and images do not match."""
-    room = room_for_reply(request.prompt_ids, limit, "the server's max_model_len, inference.max_context")
+    room = max_reply_tokens(request.prompt_ids, limit, "the server's max_model_len, inference.max_context")
     sampling = sampling_fields(request.sampling, loaded, room)
     if loaded.vision is None and not request.images:
-        return Call(list(request.prompt_ids), [], sampling)
+        return VLLMRequest(list(request.prompt_ids), [], sampling)
     vision = loaded.vision_for(request.images)
-    pictures = [Picture(image.hash, as_seen(image, vision)) for image in request.images]
-    return Call(vision.one_placeholder_each(request.prompt_ids, request.images), pictures, sampling)
+    pictures = [Picture(image.hash, resized_as_learner(image, vision)) for image in request.images]
+    return VLLMRequest(vision.one_placeholder_each(request.prompt_ids, request.images), pictures, sampling)
 
 
 def sampling_fields(params: SamplingParams, loaded: LoadedModel, room: int) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def sampling_fields(params: SamplingParams, loaded: LoadedModel, room: int) -> d
     }
 
 
-def as_generation(answer: Answer, request: GenerationRequest, loaded: LoadedModel, version: int) -> Generation:
+def to_generation(answer: VLLMResponse, request: GenerationRequest, loaded: LoadedModel, version: int) -> Generation:
     """The answer, where it is one to `request`. Raises AlignmentError where vLLM fed other tokens than asked for, and
     EngineFailure where it did not finish."""
     if tuple(answer.prompt_ids) != request.prompt_ids:
@@ -148,7 +148,7 @@ def as_generation(answer: Answer, request: GenerationRequest, loaded: LoadedMode
     )
 
 
-def as_seen(shot: Screenshot, vision: VisionInputs) -> Image:
+def resized_as_learner(shot: Screenshot, vision: VisionInputs) -> Image:
     """The picture at the size at which the learner sees it.
 
     vLLM's processor then has nothing to resize: its interpolation differs from the learner's, and so would log-probs.

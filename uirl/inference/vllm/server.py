@@ -11,7 +11,7 @@ from typing import Any
 
 from uirl.errors import ConfigError, EngineFailure
 from uirl.inference.vllm.arguments import OURS
-from uirl.inference.vllm.requests import Adapter, Answer, Call, Core, Picture
+from uirl.inference.vllm.requests import Adapter, Picture, VLLMBackend, VLLMRequest, VLLMResponse
 from uirl.runtime.http_client import HTTPClient, ServerFailure
 
 _NEEDED = {
@@ -26,7 +26,7 @@ _ENCODED = 512
 """Pictures whose encoding is kept: an episode sends its history again with every turn."""
 
 
-class VLLMServer(Core):
+class VLLMServer(VLLMBackend):
     """`model`: the name under which the server knows the model; None: the only one it serves. `lora_rank`: of the
     adapters that will be pushed; None: none will."""
 
@@ -46,7 +46,7 @@ class VLLMServer(Core):
                 self._limit = await self._check_settings()
         return self._limit
 
-    async def generate(self, call: Call, adapter: Adapter | None) -> Answer:
+    async def generate(self, call: VLLMRequest, adapter: Adapter | None) -> VLLMResponse:
         body: dict[str, Any] = {
             "model": adapter.name if adapter else self._model,
             "token_ids": call.prompt_ids,
@@ -59,7 +59,7 @@ class VLLMServer(Core):
         try:
             choice = said["choices"][0]
             details = (said.get("usage") or {}).get("prompt_tokens_details") or {}
-            return Answer(
+            return VLLMResponse(
                 prompt_ids=said["prompt_token_ids"],
                 token_ids=choice["token_ids"],
                 log_probs=[entry["logprob"] for entry in choice["logprobs"]["content"]],

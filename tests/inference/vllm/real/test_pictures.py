@@ -74,7 +74,7 @@ async def test_adapters_are_swapped(vlm_engine: VLLMInferenceEngine, vlm_policy:
         assert {g.policy_version for g in made} == {version}
         assert {g.cached_tokens for g in made} == {0}
         assert gap_of(vlm_engine, made) < GAP
-    assert len(await vlm_engine._here(vlm_engine._core._engine.list_loras())) == 1
+    assert len(await vlm_engine._here(vlm_engine._backend._engine.list_loras())) == 1
 
 
 async def test_a_whole_update_reaches_the_eyes_too(vlm_engine: VLLMInferenceEngine, vlm_policy: Policy) -> None:

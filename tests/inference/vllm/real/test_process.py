@@ -36,7 +36,7 @@ def gap_of(engine: VLLMInferenceEngine, request: GenerationRequest, made: Genera
 async def under_way(engine: VLLMInferenceEngine, count: int) -> None:
     """Waits until vLLM works on `count` requests."""
     async with asyncio.timeout(60):
-        while engine._core._engine.get_num_unfinished_requests() != count:
+        while engine._backend._engine.get_num_unfinished_requests() != count:
             await asyncio.sleep(0.001)
 
 

@@ -17,7 +17,7 @@ from uirl.inference import ChatRenderer, Generation, GenerationRequest, Message,
 from uirl.inference.conformance import recompute_with
 from uirl.inference.models.loading import load_model
 from uirl.inference.vllm.engine import VLLMInferenceEngine
-from uirl.inference.vllm.requests import as_call
+from uirl.inference.vllm.requests import to_vllm_request
 from uirl.learner import Policy
 
 pytestmark = pytest.mark.vllm
@@ -79,14 +79,14 @@ async def test_updates_arrive_and_nothing_old_is_served(lm: VLLMInferenceEngine)
 async def test_what_others_have_under_way_ends_with_the_weights_it_began_with(lm: VLLMInferenceEngine) -> None:
     sampling = SamplingParams(max_tokens=600, temperature=0.0)
     request = GenerationRequest(requests_of(lm)[0].prompt_ids, (), sampling)
-    call = as_call(request, lm.loaded, await lm._core.start())
+    call = to_vllm_request(request, lm.loaded, await lm._backend.start())
     body = {"token_ids": call.prompt_ids, "sampling_params": call.sampling, "stream": True}
     old = copy.deepcopy(lm.loaded.model.state_dict())
     tokens: list[int] = []
     log_probs: list[float] = []
     async with (
         httpx.AsyncClient(timeout=120) as somebody,
-        somebody.stream("POST", f"{lm._core._client.base_url}/inference/v1/generate", json=body) as lines,
+        somebody.stream("POST", f"{lm._backend._client.base_url}/inference/v1/generate", json=body) as lines,
     ):
         update = None
         async for line in lines.aiter_lines():

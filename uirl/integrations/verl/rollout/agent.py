@@ -10,7 +10,7 @@ from ray.exceptions import RayError
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import ConfigError, EngineFailure
 from uirl.images import Screenshot
-from uirl.inference.base import room_for_reply
+from uirl.inference.base import max_reply_tokens
 from uirl.rollout.conversation import Context
 from uirl.rollout.episode import Agent, Response
 
@@ -52,7 +52,7 @@ class ServerAgent(Agent):
     async def act(self, context: Context, session: EnvironmentSession, seed: int | None, max_tokens: int) -> Response:
         if self._max_context is not None:
             source = "data.max_prompt_length + data.max_response_length"
-            max_tokens = min(max_tokens, room_for_reply(context.prompt_ids, self._max_context, source))
+            max_tokens = min(max_tokens, max_reply_tokens(context.prompt_ids, self._max_context, source))
         sampling = {**self._sampling, "max_tokens": min(self._max_tokens, max_tokens)}
         if self._seeded and seed is not None:
             sampling["seed"] = seed

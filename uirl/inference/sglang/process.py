@@ -1,24 +1,15 @@
-"""The two ways to SGLang: its HTTP server, and its engine in this process, with the same requests and answers."""
+"""SGLang in this process, with the requests and answers of its HTTP server."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from uirl.errors import ConfigError, ContractError, EngineFailure, PromptTooLong
-from uirl.inference.models.loading import LoadedModel
-from uirl.inference.models.tiny import TINY_MODELS
-from uirl.inference.weight_files import WeightFiles, plain_parameters
 from uirl.runtime.event_loop import EventLoopThread
-from uirl.runtime.http_client import HTTPClient, says_too_long
-
-if TYPE_CHECKING:
-    from uirl.config import ConfigStore
-
-_COMMAND_SECONDS = 1800.0
-"""An update waits until the requests under way are done, and then reads the weights."""
+from uirl.runtime.http_client import says_too_long
 
 _COMMANDS = {
     "update_weights_from_disk": "UpdateWeightFromDiskReqInput",
@@ -27,30 +18,6 @@ _COMMANDS = {
 }
 """Name of a command, which is also that of a route and of a method, and the class of its request."""
 _ORIGINAL = "SGLANG_RETURN_ORIGINAL_LOGPROB"
-
-
-class SGLangServer:
-    """A server that was started with `python -m sglang.launch_server`."""
-
-    def __init__(self, client: HTTPClient) -> None:
-        self._client = client
-
-    async def facts(self) -> dict[str, Any]:
-        """What it serves and how it was started."""
-        started, serves = await self._client.get("/server_info"), await self._client.get("/model_info")
-        return {**json_object(started, "/server_info"), **json_object(serves, "/model_info")}
-
-    async def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer of `/generate`. A call that is given up closes its connection, and the server stops sampling."""
-        return json_object(await self._client.post("/generate", body), "/generate")
-
-    async def command(self, name: str, body: Mapping[str, Any]) -> None:
-        """Nothing, where the server did it."""
-        # what was half done may be refused the second time (an adapter that is already there): sent once
-        await self._client.post(f"/{name}", body, timeout=_COMMAND_SECONDS, retries=0)
-
-    async def close(self) -> None:
-        await self._client.close()
 
 
 class SGLangProcess:
@@ -127,43 +94,3 @@ class SGLangProcess:
 
     async def _first(self, request: Any) -> dict[str, Any]:
         return await anext(self._manager.generate_request(request, None))
-
-
-def engine_arguments(config: ConfigStore, loaded: LoadedModel, files: WeightFiles, adapters: bool) -> dict[str, Any]:
-    """Arguments of `sglang.Engine` that follow from the config."""
-    model, inference = config.model, config.inference
-    arguments: dict[str, Any] = {
-        "model_path": _model_path(config, loaded, files),
-        "dtype": model.dtype,
-        "trust_remote_code": model.trust_remote_code,
-        "tp_size": model.tensor_parallel_size,
-        "max_running_requests": inference.max_batch_size,
-        "disable_radix_cache": not inference.kv_cache,
-        "enable_deterministic_inference": True,
-        "random_seed": config.training.seed,
-    }
-    if loaded.vision is not None:
-        arguments["image_processor_backend"] = "pil"  # as the learner's
-    if inference.max_context is not None:
-        arguments["context_length"] = inference.max_context
-    if adapters:
-        arguments |= {"enable_lora": True, "max_lora_rank": model.lora.r, "lora_target_modules": ["all"]}
-    return arguments
-
-
-def _model_path(config: ConfigStore, loaded: LoadedModel, files: WeightFiles) -> str:
-    """Where SGLang finds the model: its own folder or HF id, or one that is written here for a model that has none."""
-    named = config.model.local_path or config.model.model_name
-    if loaded.name == named and named not in TINY_MODELS:
-        return named
-    if loaded.device.type == "meta":
-        raise ContractError(f"{loaded.name} was loaded without weights, and SGLang cannot find them under {named!r}")
-    folder = files.path / "model"
-    loaded.save_parts(folder, {name: parameter.detach() for name, parameter in plain_parameters(loaded)})
-    return str(folder)
-
-
-def json_object(value: Any, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise EngineFailure(f"SGLang: {what} should be a JSON object, got {str(value)[:300]}. Is it SGLang's address?")
-    return value

@@ -1,0 +1,62 @@
+"""What the engines share whose model runs in another program: the way to its server, to its folder, to its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from uirl.errors import ContractError
+from uirl.inference.base import Weights
+from uirl.inference.models.loading import LoadedModel
+from uirl.inference.models.tiny import TINY_MODELS
+from uirl.inference.weight_files import WeightFiles, plain_parameters
+from uirl.runtime.http_client import HTTPClient
+
+if TYPE_CHECKING:
+    from uirl.config import ConfigStore, InferenceConfig
+
+_OPENAI_KEY = "OPENAI_API_KEY"
+
+
+def server_client(settings: InferenceConfig, url: str, *, key_variable: str = _OPENAI_KEY) -> HTTPClient:
+    """The client of the server at `url`, as the section `inference` says.
+
+    `key_variable`: the environment variable that the server itself reads its key from. It stands in for OpenAI's where
+    the config names no other: the key of one company's API is never sent to a server of somebody else.
+    """
+    name = settings.api_key_env
+    return HTTPClient(
+        url,
+        api_key_env=key_variable if name == _OPENAI_KEY else name,
+        timeout=settings.request_timeout,
+        retries=settings.request_retries,
+    )
+
+
+def model_folder(config: ConfigStore, loaded: LoadedModel, files: WeightFiles, *, program: str) -> str:
+    """Where `program` finds the model: its own folder or HF id, or one that is written here for a model that has none.
+
+    Raises ContractError for a model that exists nowhere else and was loaded without weights.
+    """
+    name = config.model.local_path or config.model.model_name
+    if loaded.name == name and name not in TINY_MODELS:
+        return name
+    if loaded.device.type == "meta":
+        raise ContractError(f"{loaded.name} was loaded without weights, and {program} cannot find them under {name!r}")
+    folder = files.path / "model"
+    loaded.save_parts(folder, {name: parameter.detach() for name, parameter in plain_parameters(loaded)})
+    return str(folder)
+
+
+def pushed_weights(
+    weights: Weights | None, adapter: Mapping[str, Any] | None, *, takes_adapters: bool, program: str
+) -> Weights:
+    """The weights of an update of `program`, which has its own copy of the model. Raises ContractError where there are
+    none, and for an adapter where it takes none."""
+    if weights is None:
+        raise ContractError(
+            f"update_weights(None) needs an engine that shares the learner's module; {program} does not: send weights"
+        )
+    if adapter is not None and not takes_adapters:
+        raise ContractError("this engine takes no adapters (takes_adapters is False); send merged weights")
+    return weights

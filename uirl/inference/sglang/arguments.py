@@ -1,0 +1,34 @@
+"""How SGLang is started for us: the arguments of its engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from uirl.inference.models.loading import LoadedModel
+from uirl.inference.servers import model_folder
+from uirl.inference.weight_files import WeightFiles
+
+if TYPE_CHECKING:
+    from uirl.config import ConfigStore
+
+
+def engine_arguments(config: ConfigStore, loaded: LoadedModel, files: WeightFiles, adapters: bool) -> dict[str, Any]:
+    """Arguments of `sglang.Engine` that follow from the config."""
+    model, inference = config.model, config.inference
+    arguments: dict[str, Any] = {
+        "model_path": model_folder(config, loaded, files, program="SGLang"),
+        "dtype": model.dtype,
+        "trust_remote_code": model.trust_remote_code,
+        "tp_size": model.tensor_parallel_size,
+        "max_running_requests": inference.max_batch_size,
+        "disable_radix_cache": not inference.kv_cache,
+        "enable_deterministic_inference": True,
+        "random_seed": config.training.seed,
+    }
+    if loaded.vision is not None:
+        arguments["image_processor_backend"] = "pil"  # as the learner's
+    if inference.max_context is not None:
+        arguments["context_length"] = inference.max_context
+    if adapters:
+        arguments |= {"enable_lora": True, "max_lora_rank": model.lora.r, "lora_target_modules": ["all"]}
+    return arguments
