@@ -46,14 +46,11 @@ OPTIONAL: dict[str, str | tuple[str, ...]] = {
 LONGEST, ALMOST_ALL, FILE, PARAMETERS = 80, 40, 400, 10
 
 RINGS_LEFT: set[str] = {
-    "uirl.inference.models.attention - uirl.inference.models.loading",
     "uirl.serving.endpoint - uirl.serving.server",
 }
 FOLDER_RINGS_LEFT: set[str] = {
     "uirl.environments.browser.chromium - uirl.environments.browser.page",
     "uirl.environments.remote.client - uirl.environments.remote.protocol",
-    "uirl.inference.embedded - uirl.inference.models",
-    "uirl.inference.models.attention - uirl.inference.models.loading",
     "uirl.integrations.verl.rollout - uirl.integrations.verl.tasks - uirl.integrations.verl.trainer",
     "uirl.serving.endpoint - uirl.serving.server",
     "uirl.serving.lengths - "
@@ -82,8 +79,6 @@ PARAMETERS_LEFT: set[str] = {
     "serving/endpoint.py:ModelEndpoint.__init__",
 }
 SHAPES_LEFT: set[str] = {
-    "inference/embedded/cache.py:SlotCache.update",
-    "inference/models/loading.py:project",
     "integrations/verl/rollout/packing.py:PackedPixels.unpack",
     "runtime/folders.py:tensor_text",
     "runtime/folders.py:text_tensor",

@@ -18,8 +18,8 @@ from transformers.cache_utils import Cache
 class SlotCache(Cache):
     """What a HF model writes keys and values to: rows of a pool that grows with need.
 
-    Before a forward the engine says which rows it feeds and where (`aim`); `update` then stores the new keys and
-    values there and returns everything those rows hold.
+    Before a forward the runner says which rows it feeds and where (`aim`); `update` then stores the new keys and values
+    there and returns everything those rows hold. A pool is a tensor [rows, heads, length, head] of each layer.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -27,9 +27,9 @@ class SlotCache(Cache):
         self._device = device
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
-        self._rows_wanted = 0
-        self._length_wanted = 0
-        self._read: Any = slice(0, 0)
+        self._rows = 0
+        self._length = 0
+        self._read = slice(0, 0)
         self._write_rows = torch.empty(0, dtype=torch.long)
         self._write_columns = torch.empty(0, dtype=torch.long)
         self._valid: Tensor | None = None
@@ -37,20 +37,20 @@ class SlotCache(Cache):
 
     @property
     def length(self) -> int:
-        """Tokens of one sequence that there is room for."""
-        return self._length_wanted
+        """Tokens of one sequence that the pools hold."""
+        return self._length
 
     def reserve(self, rows: int, length: int) -> None:
         """Makes room for `rows` sequences of `length` tokens; what is there stays."""
-        self._rows_wanted = max(self._rows_wanted, rows)
-        self._length_wanted = max(self._length_wanted, length)
+        self._rows = max(self._rows, rows)
+        self._length = max(self._length, length)
         for tensors in (self._keys, self._values):
             for i, old in enumerate(tensors):
                 if old.shape[0] < rows or old.shape[2] < length:
                     tensors[i] = self._grown(old)
 
-    def aim(self, read: Any, rows: Tensor, columns: Tensor, valid: Tensor | None, span: int) -> None:
-        """Where the next forward writes: token j of the flattened valid tokens goes to (rows[j], columns[j]).
+    def aim(self, read: slice, rows: Tensor, columns: Tensor, valid: Tensor | None, span: int) -> None:
+        """Says where the next forward writes: token j of the valid tokens goes to (rows[j], columns[j]), both [tokens].
 
         `read` selects the batch's rows, `span` the columns it sees, `valid` [B, n] the tokens that are not padding
         (None: all).
@@ -61,6 +61,8 @@ class SlotCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
+        """Stores new keys and values [B, heads, n, head] where `aim` said; returns all that the rows hold of a layer,
+        [B, heads, span, head] each. HF models call it in every layer."""
         if layer_idx == len(self._keys):
             self._keys.append(self._fresh(key_states))
             self._values.append(self._fresh(value_states))
@@ -89,10 +91,10 @@ class SlotCache(Cache):
         return pool[self._read][:, :, : self._span]
 
     def _fresh(self, states: Tensor) -> Tensor:
-        shape = (self._rows_wanted, states.shape[1], self._length_wanted, states.shape[3])
+        shape = (self._rows, states.shape[1], self._length, states.shape[3])
         return torch.zeros(shape, dtype=states.dtype, device=states.device)
 
     def _grown(self, old: Tensor) -> Tensor:
-        new = old.new_zeros((self._rows_wanted, old.shape[1], self._length_wanted, old.shape[3]))
+        new = old.new_zeros((self._rows, old.shape[1], self._length, old.shape[3]))
         new[: old.shape[0], :, : old.shape[2]] = old
         return new

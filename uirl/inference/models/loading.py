@@ -198,7 +198,7 @@ def hidden_states(
 
 
 def project(loaded: LoadedModel, hidden: Tensor) -> Tensor:
-    """Logits [..., V] in float32 of hidden states [..., H], banned tokens at -inf."""
+    """Logits [B, T, V] of hidden states [B, T, H], or [B, V] of [B, H], in float32, banned tokens at -inf."""
     config = loaded.text_config
     logits = loaded.model.get_output_embeddings()(hidden).float()  # type: ignore[operator]
     if getattr(config, "logit_scale", None):
