@@ -7,6 +7,7 @@ from uirl import (
     ConfigStore,
     EngineAgent,
     EpisodeLimits,
+    EpisodeOptions,
     EpisodeSpec,
     ExpertAgent,
     GuessNumberEnvironment,
@@ -33,7 +34,7 @@ async def learn(updates: int) -> list[float]:
     engine = TransformersInferenceEngine(policy.loaded, shared=True)
     environment = GuessNumberEnvironment(n=7, guesses=3, demonstrator="random")
     chat, parser = ChatRenderer(policy.loaded), create_parser(environment.action_format)
-    collector = Collector(environment, chat, parser, images, EpisodeLimits(max_turns=3))
+    collector = Collector(environment, chat, parser, images, EpisodeOptions(EpisodeLimits(max_turns=3)))
     task, sampling = Task("higher or lower"), SamplingParams(max_tokens=4)
 
     for step in range(40):  # warm start: imitate someone who knows what a guess looks like

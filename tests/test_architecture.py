@@ -74,7 +74,6 @@ PARAMETERS_LEFT: set[str] = {
     "environments/tool_use/lookup.py:LookupEnvironment.__init__",
     "integrations/mobile_world.py:MobileWorldAgentLoop.__init__",
     "integrations/verl/tasks/dataset.py:CustomEnvironmentDataset.__init__",
-    "rollout/episode.py:run_episode",
     "rollout/task_runner.py:TaskRunner.__init__",
     "serving/endpoint.py:ModelEndpoint.__init__",
 }

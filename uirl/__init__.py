@@ -55,8 +55,8 @@ _HOME = {
         "compute_reinforce_plus_plus_baseline_advantage compute_rloo_advantage compute_value_loss"
     ),
     "uirl.rollout": (
-        "Agent Collector ContextWindow Conversation EngineAgent Episode EpisodeLimits EpisodeSpec EpisodeSummary "
-        "ExpertAgent MultiTurnInferenceEngine MultiTurnManager run_episode samples_of"
+        "Agent Collector ContextWindow Conversation EngineAgent Episode EpisodeLimits EpisodeOptions EpisodeSpec "
+        "EpisodeSummary ExpertAgent MultiTurnInferenceEngine MultiTurnManager run_episode samples_of"
     ),
     "uirl.rollout.task_runner": "TaskRunner",
     "uirl.storage": "RunDirectory TrajectoryStore export_sft",

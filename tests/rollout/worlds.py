@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from tests.inference.pictures import picture
@@ -10,7 +11,7 @@ from uirl.images import ImageStore
 from uirl.inference import ChatRenderer, LoadedModel, ScriptedInferenceEngine
 from uirl.inference.base import SamplingParams
 from uirl.parsers import create_parser
-from uirl.rollout import Collector, ContextWindow, EngineAgent, EpisodeLimits, EpisodeSpec
+from uirl.rollout import Collector, EngineAgent, EpisodeLimits, EpisodeOptions, EpisodeSpec
 from uirl.types import Observation, Task
 
 
@@ -63,10 +64,11 @@ def scripted(loaded: LoadedModel, *replies: str) -> ScriptedInferenceEngine:
 
 
 def collector(loaded: LoadedModel, environment: BaseEnvironment, **options: Any) -> Collector:
-    options.setdefault("limits", EpisodeLimits(8))
-    options.setdefault("window", ContextWindow())
+    """A collector; what `EpisodeOptions` knows among `options` goes there."""
+    of_episode = {field.name: options.pop(field.name) for field in fields(EpisodeOptions) if field.name in options}
+    episode = EpisodeOptions(**{"limits": EpisodeLimits(8)} | of_episode)
     parser = create_parser(environment.action_format)
-    return Collector(environment, ChatRenderer(loaded), parser, ImageStore(), **options)
+    return Collector(environment, ChatRenderer(loaded), parser, ImageStore(), episode, **options)
 
 
 def specs(count: int, group: str = "g") -> list[EpisodeSpec]:

@@ -18,7 +18,7 @@ from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.inference.openai.engine import OPENAI, OpenAIInferenceEngine
 from uirl.parsers import create_parser
 from uirl.rollout.conversation import ContextWindow, style_of
-from uirl.rollout.episode import EngineAgent, EpisodeLimits, EpisodeSpec, run_episode
+from uirl.rollout.episode import EngineAgent, EpisodeLimits, EpisodeOptions, EpisodeSpec, run_episode
 from uirl.rollout.reward import RewardFunction
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.http_client import HTTPClient
@@ -173,9 +173,7 @@ class MobileWorldAgentLoop:
                 self._parser,
                 spec,
                 images=self.images,
-                limits=EpisodeLimits(self.max_step),
-                window=self._window,
-                reward_fn=self._reward_fn,
+                options=EpisodeOptions(EpisodeLimits(self.max_step), self._window, self._reward_fn),
             )
         finally:
             try:

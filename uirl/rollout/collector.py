@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from uirl.config import ConfigStore
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.session import EnvironmentSession
-from uirl.errors import PromptTooLong, RolloutFailure
+from uirl.errors import RolloutFailure
 from uirl.images import ImageStore
 from uirl.inference.models.chat import ChatRenderer
+from uirl.parsers import create_parser
 from uirl.parsers.base import ActionParser
+from uirl.rollout.attempts import play_all
 from uirl.rollout.conversation import ContextWindow
-from uirl.rollout.episode import Agent, EpisodeLimits, EpisodeSpec, derive_seed, run_episode
+from uirl.rollout.episode import Agent, EpisodeLimits, EpisodeOptions, EpisodeSpec, run_episode
 from uirl.rollout.reward import RewardFunction
 from uirl.types import Failure, Trajectory
 
@@ -30,61 +34,63 @@ class Collector:
     chat: ChatRenderer
     parser: ActionParser
     images: ImageStore
-    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
-    window: ContextWindow = field(default_factory=ContextWindow)
-    reward_fn: RewardFunction | None = None
+    options: EpisodeOptions = field(default_factory=EpisodeOptions)
     parallel: int = 256
     """Most episodes at a time; see `at_once`."""
     retries: int = 1
     """How often an episode that failed is run again before its group goes without it."""
     step_timeout: float = 60.0
     reset_timeout: float = 120.0
-    system_prompt: str | None = None
-    """Replaces the environment's own prompt prefix; None: the environment's."""
     on_finished: Callable[[Trajectory], None] | None = None
     """Hears of every episode the moment it ends, failed attempts included: the place to write it down."""
     _idle: list[EnvironmentSession] = field(default_factory=list)
-    _free: asyncio.Semaphore | None = None
+    _slots: asyncio.Semaphore | None = None
+
+    @classmethod
+    def from_config(
+        cls,
+        config: ConfigStore,
+        environment: BaseEnvironment,
+        chat: ChatRenderer,
+        images: ImageStore,
+        *,
+        options: EpisodeOptions | None = None,
+        workers: int = 1,
+    ) -> Collector:
+        """The collector of a run's episodes in `environment`.
+
+        `options` None: those of the config. `workers`: how many processes share `rollout.parallel`.
+        """
+        rollout, settings = config.rollout, config.environment
+        return cls(
+            environment=environment,
+            chat=chat,
+            parser=create_parser(environment.action_format),
+            images=images,
+            options=options or options_of(config),
+            parallel=math.ceil(rollout.parallel / workers),
+            retries=rollout.retries if rollout.group_repair == "retry" else 0,
+            step_timeout=settings.step_timeout or math.inf,
+            reset_timeout=settings.reset_timeout or math.inf,
+        )
 
     @property
     def at_once(self) -> int:
         """Episodes at a time: `parallel`, or fewer where the environment has a `max_parallel`."""
-        most = self.environment.max_parallel
-        return self.parallel if most is None else min(self.parallel, most)
+        limit = self.environment.max_parallel
+        return self.parallel if limit is None else min(self.parallel, limit)
 
     async def collect(self, specs: Sequence[EpisodeSpec], make_agent: MakeAgent) -> list[Trajectory]:
         """The trajectories of all `specs`, in their order; then those of failed attempts that were repeated."""
-        if self._free is None:
-            self._free = asyncio.Semaphore(self.at_once)
-        free = self._free
-        attempts: list[Trajectory] = []
-
-        async def one(spec: EpisodeSpec) -> Trajectory:
-            async with free:
-                return await self._with_retries(spec, make_agent, attempts)
-
-        tasks = [asyncio.ensure_future(one(spec)) for spec in specs]
-        try:
-            done = await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
-        return done + attempts
-
-    async def _with_retries(self, spec: EpisodeSpec, make_agent: MakeAgent, attempts: list[Trajectory]) -> Trajectory:
-        attempt = 0
-        while True:
-            trajectory = await self._run(_attempt(spec, attempt), make_agent)
-            if self.on_finished is not None:
-                self.on_finished(trajectory)
-            failure = trajectory.failure
-            # a first prompt that is too long is so again
-            if failure is None or attempt >= self.retries or failure.kind == PromptTooLong.kind:
-                return trajectory
-            attempts.append(trajectory)
-            attempt += 1
+        if self._slots is None:
+            self._slots = asyncio.Semaphore(self.at_once)
+        return await play_all(
+            specs,
+            lambda spec: self._run(spec, make_agent),
+            slots=self._slots,
+            retries=self.retries,
+            on_finished=self.on_finished,
+        )
 
     async def _run(self, spec: EpisodeSpec, make_agent: MakeAgent) -> Trajectory:
         try:
@@ -100,10 +106,7 @@ class Collector:
                 self.parser,
                 spec,
                 images=self.images,
-                limits=self.limits,
-                window=self.window,
-                reward_fn=self.reward_fn,
-                system_prompt=self.system_prompt,
+                options=self.options,
             )
         except BaseException:
             await session.close()
@@ -126,9 +129,12 @@ class Collector:
                 await session.close()
 
 
-def _attempt(spec: EpisodeSpec, attempt: int) -> EpisodeSpec:
-    """The same task and instance with other draws, under an id that tells the attempts apart."""
-    if attempt == 0:
-        return spec
-    seed = None if spec.sampling_seed is None else derive_seed(spec.sampling_seed, "attempt", attempt)
-    return replace(spec, sampling_seed=seed, trajectory_id=f"{spec.trajectory_id}-r{attempt}")
+def options_of(config: ConfigStore, reward_fn: RewardFunction | None = None) -> EpisodeOptions:
+    """How the config says that episodes are played."""
+    rollout = config.rollout
+    return EpisodeOptions(
+        limits=EpisodeLimits(config.turn_limit, rollout.max_tokens, rollout.max_seconds),
+        window=ContextWindow(rollout.max_images, rollout.token_budget, rollout.image_block),
+        reward_fn=reward_fn,
+        system_prompt=config.inference.system_prompt,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import (
@@ -46,6 +46,20 @@ class EpisodeLimits:
     max_tokens: int | None = None
     """Of all turns together, prompt and responses; None: no limit."""
     max_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeOptions:
+    """How the episodes of a run are played."""
+
+    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
+    window: ContextWindow = field(default_factory=ContextWindow)
+    reward_fn: RewardFunction | None = None
+    """Judges the whole episode; None: the environment's rewards."""
+    system_prompt: str | None = None
+    """Replaces the environment's own prompt prefix; None: the environment's."""
+    opening: str = ""
+    """Comes before the text of the first observation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,31 +143,29 @@ async def run_episode(
     spec: EpisodeSpec,
     *,
     images: ImageStore,
-    limits: EpisodeLimits,
-    window: ContextWindow,
-    reward_fn: RewardFunction | None = None,
-    system_prompt: str | None = None,
-    opening: str = "",
+    options: EpisodeOptions | None = None,
 ) -> Trajectory:
-    """The record of one episode; `opening` is said before the first observation.
+    """Play one episode; its record. `options` None: the defaults.
 
     A failure of the environment, the engine or the judge is on the record (`Trajectory.failure`) and does not raise; a
     broken contract does.
     """
-    episode = Episode(session, parser, spec, images, limits)
-    talk = Conversation(chat, window, style_of(session.env.message_style))
+    options = options or EpisodeOptions()
+    episode = Episode(session, parser, spec, images, options.limits)
+    talk = Conversation(chat, options.window, style_of(session.env.message_style))
     try:
         observation = await episode.begin()
-        if opening:
-            observation = episode.see(replace(observation, text="\n".join(filter(None, [opening, observation.text]))))
-        prefix = session.env.get_prompt_prefix() if system_prompt is None else system_prompt
+        if options.opening:
+            text = "\n".join(filter(None, [options.opening, observation.text]))
+            observation = episode.see(replace(observation, text=text))
+        prefix = session.env.get_prompt_prefix() if options.system_prompt is None else options.system_prompt
         if prefix:
             talk.add(Message("system", prefix))
         while episode.record.stop_reason is None:
             talk.observe(observation)
             observation = await play_turn(episode, talk, agent, chat)
-        if reward_fn is not None:
-            apply_reward(episode.record, reward_fn, session.env)
+        if options.reward_fn is not None:
+            apply_reward(episode.record, options.reward_fn, session.env)
         elif session.env.scored_at_end:
             await episode.require_score()
     except RolloutFailure as error:

@@ -25,7 +25,15 @@ from uirl.parsers import create_parser
 from uirl.parsers.base import ActionParser
 from uirl.parsers.registry import format_of
 from uirl.rollout.conversation import ContextWindow, Conversation, messages_of
-from uirl.rollout.episode import EngineAgent, Episode, EpisodeLimits, EpisodeSpec, play_turn, run_episode
+from uirl.rollout.episode import (
+    EngineAgent,
+    Episode,
+    EpisodeLimits,
+    EpisodeOptions,
+    EpisodeSpec,
+    play_turn,
+    run_episode,
+)
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.tools import ToolRegistry
 from uirl.types import Observation, Task, Trajectory, Turn
@@ -326,10 +334,9 @@ class MultiTurnInferenceEngine:
             parser,
             spec,
             images=self._images,
-            limits=EpisodeLimits(max_turns or self.max_turns),
-            window=ContextWindow(),
-            system_prompt=system,
-            opening=initial_prompt,
+            options=EpisodeOptions(
+                EpisodeLimits(max_turns or self.max_turns), system_prompt=system, opening=initial_prompt
+            ),
         )
         return EpisodeSummary.of(self.engine.run(episode))
 

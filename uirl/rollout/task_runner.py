@@ -16,7 +16,7 @@ from uirl.inference.text_front import TextEngine
 from uirl.parsers import create_parser
 from uirl.rollout.collector import Collector
 from uirl.rollout.conversation import ContextWindow
-from uirl.rollout.episode import EngineAgent, EpisodeLimits, EpisodeSpec, derive_seed
+from uirl.rollout.episode import EngineAgent, EpisodeLimits, EpisodeOptions, EpisodeSpec, derive_seed
 from uirl.types import Task, Trajectory
 
 
@@ -101,12 +101,10 @@ class TaskRunner:
             chat=self.engine.chat,
             parser=self._parser,
             images=self.images,
-            limits=self._limits,
-            window=self._window,
+            options=self._options(),
             retries=0,
             step_timeout=self._timeouts[0],
             reset_timeout=self._timeouts[1],
-            system_prompt=self._prompt(),
         )
         try:
             (trajectory,) = await collector.collect(
@@ -115,6 +113,9 @@ class TaskRunner:
         finally:
             await collector.close()
         return trajectory
+
+    def _options(self) -> EpisodeOptions:
+        return EpisodeOptions(self._limits, self._window, system_prompt=self._prompt())
 
     def _prompt(self) -> str | None:
         if self._system_prompt is not None or self._action_format == self.environment.action_format:

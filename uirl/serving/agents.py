@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from uirl.errors import ContractError, EnvironmentFailure, EpisodeTimeout, JudgeFailure, PromptTooLong
+from uirl.errors import ContractError, EnvironmentFailure, EpisodeTimeout, JudgeFailure
 from uirl.inference.base import SamplingParams
-from uirl.rollout.episode import EpisodeLimits, EpisodeSpec, derive_seed
+from uirl.rollout.attempts import play_all
+from uirl.rollout.episode import EpisodeLimits, EpisodeSpec
 from uirl.serving.endpoint import ModelEndpoint
 from uirl.serving.session import AgentSession
 from uirl.types import Task, Trajectory, Verdict
@@ -95,44 +96,26 @@ class AgentCollector:
     """How often an episode that failed is run again before its group goes without it."""
     on_finished: Callable[[Trajectory], None] | None = None
     """Hears of every episode the moment it ends, failed attempts included."""
-    _free: asyncio.Semaphore | None = field(default=None, repr=False)
+    _slots: asyncio.Semaphore | None = field(default=None, repr=False)
 
     async def collect(self, specs: Sequence[EpisodeSpec], agent: AgentProgram | None = None) -> list[Trajectory]:
         """The trajectories of all `specs`, in their order; then those of failed attempts that were repeated.
         `agent` None: the collector's own."""
-        if self._free is None:
-            self._free = asyncio.Semaphore(self.parallel)
-        attempts: list[Trajectory] = []
+        if self._slots is None:
+            self._slots = asyncio.Semaphore(self.parallel)
         program = agent if agent is not None else self.agent
-        tasks = [asyncio.ensure_future(self._episode(spec, program, attempts)) for spec in specs]
-        try:
-            done = await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
-        return done + attempts
+        return await play_all(
+            specs,
+            lambda spec: self._run(spec, program),
+            slots=self._slots,
+            retries=self.retries,
+            on_finished=self.on_finished,
+        )
 
-    async def _episode(self, spec: EpisodeSpec, agent: AgentProgram, attempts: list[Trajectory]) -> Trajectory:
-        assert self._free is not None
-        async with self._free:
-            for attempt in range(self.retries + 1):
-                record = await run_agent(
-                    self.endpoint,
-                    agent,
-                    _repeated(spec, attempt),
-                    sampling=self.sampling,
-                    limits=self.limits,
-                    reward_fn=self.reward_fn,
-                )
-                if self.on_finished is not None:
-                    self.on_finished(record)
-                # a first prompt that is too long is so again
-                if record.failure is None or attempt == self.retries or record.failure.kind == PromptTooLong.kind:
-                    break
-                attempts.append(record)
-            return record
+    async def _run(self, spec: EpisodeSpec, program: AgentProgram) -> Trajectory:
+        return await run_agent(
+            self.endpoint, program, spec, sampling=self.sampling, limits=self.limits, reward_fn=self.reward_fn
+        )
 
 
 async def _supervised(
@@ -207,11 +190,3 @@ def _judgement(judged: Any) -> tuple[float | None, bool | None, Verdict | None]:
 
 def _task_of(spec: EpisodeSpec) -> Task:
     return spec.task if spec.environment_seed is None else replace(spec.task, seed=spec.environment_seed)
-
-
-def _repeated(spec: EpisodeSpec, attempt: int) -> EpisodeSpec:
-    """The same instance with other draws, under an id that tells the attempts apart."""
-    if attempt == 0:
-        return spec
-    seed = None if spec.sampling_seed is None else derive_seed(spec.sampling_seed, "attempt", attempt)
-    return replace(spec, trajectory_id=f"{spec.trajectory_id}-r{attempt}", sampling_seed=seed)

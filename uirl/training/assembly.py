@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +14,8 @@ from uirl.inference.base import InferenceEngine, SamplingParams
 from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.registry import create_engine
 from uirl.learner import Learner, Policy
-from uirl.parsers import create_parser
-from uirl.rollout.collector import Collector, MakeAgent
-from uirl.rollout.conversation import ContextWindow
-from uirl.rollout.episode import EngineAgent, EpisodeLimits
+from uirl.rollout.collector import Collector, MakeAgent, options_of
+from uirl.rollout.episode import EngineAgent
 from uirl.rollout.reward import RewardFunction
 from uirl.training.checks.reach import require_shared_instances, require_tasks_arrive
 from uirl.training.tasks.task_sets import TaskSets, task_sets
@@ -41,7 +38,7 @@ class Assembly:
 
     def collector_for(self, environment: BaseEnvironment) -> Collector:
         """A collector like the run's own, for a variant of the environment."""
-        return _collector(self.config, environment, self.chat, self.images, self.collector.reward_fn)
+        return Collector.from_config(self.config, environment, self.chat, self.images, options=self.collector.options)
 
     def agents(self, *, temperature: float | None = None, for_training: bool = False) -> MakeAgent:
         """Agents that sample from the policy, to look at it; `temperature` None: the training temperature."""
@@ -96,6 +93,7 @@ def assemble(
     images = ImageStore()
     learner = Learner(policy, config, images)
     chat = ChatRenderer(policy.loaded, environment.tool_schemas())
+    options = options_of(config, reward_fn)
     return Assembly(
         config=config,
         environment=environment,
@@ -105,8 +103,8 @@ def assemble(
         engine=create_engine(config, policy.loaded, shared=True),
         chat=chat,
         images=images,
-        collector=_collector(config, environment, chat, images, reward_fn),
-        eval_collector=_collector(config, evaluation, chat, images, reward_fn),
+        collector=Collector.from_config(config, environment, chat, images, options=options),
+        eval_collector=Collector.from_config(config, evaluation, chat, images, options=options),
     )
 
 
@@ -118,28 +116,4 @@ def sampling_of(config: ConfigStore, temperature: float | None = None) -> Sampli
         temperature=inference.temperature if temperature is None else temperature,
         top_p=inference.top_p,
         top_k=inference.top_k,
-    )
-
-
-def _collector(
-    config: ConfigStore,
-    environment: BaseEnvironment,
-    chat: ChatRenderer,
-    images: ImageStore,
-    reward_fn: RewardFunction | None,
-) -> Collector:
-    rollout, settings = config.rollout, config.environment
-    return Collector(
-        environment=environment,
-        chat=chat,
-        parser=create_parser(environment.action_format),
-        images=images,
-        limits=EpisodeLimits(config.turn_limit, rollout.max_tokens, rollout.max_seconds),
-        window=ContextWindow(rollout.max_images, rollout.token_budget, rollout.image_block),
-        reward_fn=reward_fn,
-        parallel=rollout.parallel,
-        retries=rollout.retries if rollout.group_repair == "retry" else 0,
-        step_timeout=settings.step_timeout or math.inf,
-        reset_timeout=settings.reset_timeout or math.inf,
-        system_prompt=config.inference.system_prompt,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,10 +16,9 @@ from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.integrations.verl.config.settings import Settings
 from uirl.integrations.verl.trainer.coordinator import find_office, unpack
-from uirl.parsers import create_parser
 from uirl.rollout.collector import Collector
 from uirl.rollout.conversation import ContextWindow
-from uirl.rollout.episode import EpisodeLimits
+from uirl.rollout.episode import EpisodeLimits, EpisodeOptions
 from uirl.rollout.reward import RewardFunction
 from uirl.types import Trajectory
 
@@ -99,23 +97,10 @@ class World:
         return create_environment(name or settings.name, options, settings)
 
     def _make(self, environment: BaseEnvironment) -> Collector:
-        store, rollout = self.store, self.store.rollout
         chat = ChatRenderer(self.loaded, environment.tool_schemas())
         limits, window = self._limits(chat)
-        return Collector(
-            environment=environment,
-            chat=chat,
-            parser=create_parser(environment.action_format),
-            images=self.images,
-            limits=limits,
-            window=window,
-            reward_fn=self._reward_fn,
-            parallel=math.ceil(rollout.parallel / self._workers),
-            retries=rollout.retries if rollout.group_repair == "retry" else 0,
-            step_timeout=store.environment.step_timeout or math.inf,
-            reset_timeout=store.environment.reset_timeout or math.inf,
-            system_prompt=store.inference.system_prompt,
-        )
+        options = EpisodeOptions(limits, window, self._reward_fn, self.store.inference.system_prompt)
+        return Collector.from_config(self.store, environment, chat, self.images, options=options, workers=self._workers)
 
     def _limits(self, chat: ChatRenderer) -> tuple[EpisodeLimits, ContextWindow]:
         """Limits under which no sequence outgrows verl's. An episode that is one sequence ends before; one whose
