@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from uirl.errors import ContractError
 from uirl.runtime.event_loop import EventLoopThread, sigterm_as_ctrl_c
 
 PROGRAM = """
@@ -112,6 +114,44 @@ def test_a_coroutine_that_ends_when_asked_is_waited_for_and_a_second_ctrl_c_does
         loop.run(goes_on(), on_interrupt=again.set)
     assert loop.busy
     loop.close()
+
+
+def test_a_call_from_the_loops_own_thread_is_refused_and_one_after_the_end_too() -> None:
+    loop = EventLoopThread("test-loop")
+
+    async def name() -> str:
+        return threading.current_thread().name
+
+    async def waits_for_itself() -> str:
+        return loop.run(name())
+
+    assert loop.submit(name()).result() == "test-loop"
+    assert asyncio.run(loop.hand_over(name())) == "test-loop"
+    with pytest.raises(ContractError, match="waits for its own event loop"):
+        loop.run(waits_for_itself())
+    loop.close()
+    loop.close()
+    for call in (loop.run, loop.submit):
+        with pytest.raises(RuntimeError, match="the event loop is closed"):
+            call(name())
+
+
+def test_closing_waits_for_the_clean_up_of_what_still_runs() -> None:
+    loop, ended = EventLoopThread(), []
+    begun = threading.Event()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            await asyncio.sleep(0.01)
+            ended.append("cleaned up")
+
+    loop.submit(work())
+    assert begun.wait(20)
+    loop.close()
+    assert ended == ["cleaned up"]
 
 
 def test_sigterm_is_ctrl_c_and_somebody_elses_handler_stays() -> None:

@@ -11,7 +11,7 @@ from uirl.environments.base import BaseEnvironment
 from uirl.environments.results import STEP_SHAPES, read_reset, read_score, read_step
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
 from uirl.runtime.limits import shown
-from uirl.runtime.worker import TimedOut, Worker, within
+from uirl.runtime.time_limits import TimedOut, Worker, within
 from uirl.types import Action, Observation, StepResult, Task
 
 

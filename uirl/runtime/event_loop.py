@@ -1,4 +1,4 @@
-"""One event loop for the life of a trainer or an engine, on a thread of its own.
+"""Event loops on threads of their own, for callers that are not coroutines.
 
 Environments and engines hold sockets and tasks that belong to a loop, while `fit`, `generate` and the rest are plain
 calls, also in a notebook whose own loop is running.
@@ -10,31 +10,47 @@ import asyncio
 import contextlib
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from uirl.errors import ContractError
 
 T = TypeVar("T")
 
+_JOIN = 10.0
+"""Seconds that `close` waits for what is cancelled then."""
+_CLEAN_UP = 60.0
+"""Seconds after which the thread gives up on tasks that resist their cancellation."""
+
 
 class EventLoopThread:
-    """Runs coroutines for callers that are not coroutines."""
+    """An event loop on a daemon thread. The thread ends with `close`, or when the object is forgotten."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "uirl-loop") -> None:
         self._loop = asyncio.new_event_loop()
         self._calls = 0
-        self._thread = threading.Thread(target=self._serve, name="uirl-loop", daemon=True)
+        # The thread knows the loop alone, so that an object that nobody holds can be collected.
+        self._thread = threading.Thread(target=_serve, args=(self._loop,), name=name, daemon=True)
         self._thread.start()
+        weakref.finalize(self, _stop, self._loop).atexit = False
 
     def run(self, coroutine: Coroutine[Any, Any, T], *, on_interrupt: Callable[[], None] | None = None) -> T:
-        """What the coroutine returns. Ctrl-C cancels it, waits for its clean-up, and is raised here; a second Ctrl-C
-        does not wait.
+        """Return what the coroutine returns. Ctrl-C cancels it, waits for its clean-up, and is raised here; a second
+        Ctrl-C does not wait.
 
         `on_interrupt`: called in the loop's thread instead of the cancelling, for a coroutine that ends by itself when
-        it is asked to. What it raises then is raised here in place of the interrupt.
+        it is asked to. What it raises then is raised here in place of the interrupt. Raises ContractError on the loop's
+        own thread, which would wait for itself.
         """
-        if not self._thread.is_alive():
+        if threading.current_thread() is self._thread:
             coroutine.close()
-            raise RuntimeError("the event loop is closed; make a new trainer or engine")
+            raise ContractError(
+                "a call waits for its own event loop; code that is awaited awaits the asynchronous method instead "
+                "(of tools: await ToolRegistry.call)"
+            )
+        self._check_open(coroutine)
         running: list[asyncio.Task[Any] | None] = []
         failures: list[Exception] = []
         ended = threading.Event()
@@ -77,13 +93,15 @@ class EventLoopThread:
         """Whether something still runs: a caller that was interrupted twice did not wait for it."""
         return self._calls > 0
 
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start the coroutine on the loop; the future is safe to wait for on any other thread."""
+        self._check_open(coroutine)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
     async def hand_over(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine returns, for a caller on another loop, which goes on meanwhile. Cancelling the caller
-        cancels it."""
-        if not self._thread.is_alive():
-            coroutine.close()
-            raise RuntimeError("the event loop is closed; make a new trainer or engine")
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+        """Return what the coroutine returns, to a caller on another loop, which goes on meanwhile. Cancelling the
+        caller cancels it."""
+        return await asyncio.wrap_future(self.submit(coroutine))
 
     def close_after(self, coroutine: Coroutine[Any, Any, object]) -> None:
         """Run `coroutine`, then stop the loop, and wait for neither: for finalizers, which may run on any thread, this
@@ -92,36 +110,49 @@ class EventLoopThread:
             coroutine.close()
             return
         ended = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        ended.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._loop.stop))
+        ended.add_done_callback(lambda _: _stop(self._loop))  # holds `self`: a loop that is forgotten stops at once
 
     def close(self) -> None:
-        """Stops the loop. Calling it twice is fine."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(timeout=10)
+        """End the loop and its thread. What still runs on it is cancelled. A second call does nothing."""
+        _stop(self._loop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=_JOIN)
 
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-        finally:
-            # what still waits (a browser's socket, an engine's worker) ends in order, not with the interpreter
-            left = asyncio.all_tasks(self._loop)
-            for task in left:
-                task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
+    def _check_open(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        if not self._thread.is_alive():
+            coroutine.close()
+            raise RuntimeError("the event loop is closed; make a new trainer or engine")
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        # what still waits (a browser's socket, an engine's worker) ends in order, not with the interpreter
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            ended = asyncio.gather(*tasks, return_exceptions=True)
+            loop.run_until_complete(asyncio.wait([ended], timeout=_CLEAN_UP))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
+def _stop(loop: asyncio.AbstractEventLoop) -> None:
+    with contextlib.suppress(RuntimeError):  # it is closed
+        loop.call_soon_threadsafe(loop.stop)
 
 
 @contextlib.contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
-    """A context in which SIGTERM raises KeyboardInterrupt, as Ctrl-C does.
+    """Make SIGTERM raise KeyboardInterrupt, as Ctrl-C does.
 
     Does nothing outside the main thread, and where somebody else already handles the signal.
     """
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not is_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)

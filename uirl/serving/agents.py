@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -14,6 +12,7 @@ from uirl.errors import ContractError, EnvironmentFailure, EpisodeTimeout, Judge
 from uirl.inference.base import SamplingParams
 from uirl.rollout.attempts import play_all
 from uirl.rollout.episode import EpisodeLimits, EpisodeSpec
+from uirl.runtime.time_limits import Worker
 from uirl.serving.endpoint import ModelEndpoint
 from uirl.serving.session import AgentSession
 from uirl.types import Task, Trajectory, Verdict
@@ -149,28 +148,20 @@ async def _in_thread(agent: AgentProgram, given: dict[str, Any]) -> Any:
     A thread cannot be ended from outside. It is a daemon, so that a hanging agent does not keep the program alive, and
     its session is over, so that its next call fails.
     """
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-    context = contextvars.copy_context()
 
-    def tell(value: Any, error: BaseException | None) -> None:
-        if not ended.done():
-            ended.set_result((value, error))
-
-    def run() -> None:
-        value, raised = None, None
+    def call() -> Any:
         try:
-            value = context.run(agent, **given)
-        except BaseException as error:  # sys.exit() in an agent must not leave its episode waiting
-            raised = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(tell, value, raised)
+            return agent(**given)
+        except Exception:
+            raise
+        except BaseException as error:  # sys.exit() in an agent ends its episode, not the program
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
-    threading.Thread(target=run, name="uirl-agent", daemon=True).start()
-    value, error = await ended
-    if error is not None:
-        raise error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}") from error
-    return value
+    worker = Worker("uirl-agent")
+    try:
+        return await worker.run(call, None)
+    finally:
+        worker.stop()
 
 
 def _judgement(judged: Any) -> tuple[float | None, bool | None, Verdict | None]:

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from uirl.errors import ConfigError, EnvironmentFailure
-from uirl.tools.execution import LoopThread
+from uirl.runtime.event_loop import EventLoopThread
 
 _CLOSING = 15.0
 """Seconds that a server gets to end: the SDK asks, terminates and kills within six."""
@@ -47,7 +47,7 @@ class MCPConnection:
     def __init__(self, target: MCPTarget) -> None:
         _refuse_missing_package()
         self._target = target
-        self._thread = LoopThread("mcp-session")
+        self._thread = EventLoopThread("mcp-session")
         self._opened: Future[list[dict[str, Any]]] = Future()
         self._held: Future[None] | None = None
         self._client: Any = None
@@ -96,7 +96,7 @@ class MCPConnection:
             self._thread.submit(self._ask_to_stop()).result(_CLOSING)
             with suppress(Exception):  # how a session ends is told to those who wait for its answers
                 held.result(_CLOSING)
-        self._thread.stop()
+        self._thread.close()
 
     async def _hold(self) -> None:
         self._stop = asyncio.Event()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -17,10 +16,12 @@ from uirl.errors import (
     did_you_mean,
     without_addresses,
 )
+from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.limits import shown
+from uirl.runtime.time_limits import TimedOut, Worker
 from uirl.tools.base import FunctionTool, Tool, ToolError
 from uirl.tools.blame import is_failure, told
-from uirl.tools.execution import LoopThread, TimedOut, execute, runs_without_loop
+from uirl.tools.execution import execute, runs_without_loop
 from uirl.tools.results import cut, read_result
 from uirl.types import ToolCall, ToolResult
 
@@ -35,8 +36,8 @@ class ToolRegistry:
 
     def __init__(self, tools: Iterable[Tool | Callable[..., Any]] = ()) -> None:
         self._tools: dict[str, Tool] = {}
-        self._left_behind: dict[str, threading.Thread] = {}
-        self._front: LoopThread | None = None
+        self._left_behind: dict[str, Worker] = {}
+        self._front: EventLoopThread | None = None
         for tool in tools:
             self.register(tool)
 
@@ -99,7 +100,7 @@ class ToolRegistry:
         if tool is None or runs_without_loop(tool):
             result = _drive(coroutine, name)
         else:
-            self._front = self._front or LoopThread("tool-registry")
+            self._front = self._front or EventLoopThread("tool-registry")
             result = self._front.run(coroutine)
         return result.success, result.result
 
@@ -154,7 +155,7 @@ class ToolRegistry:
             except Exception as error:  # raised below, when the other tools are closed too
                 problems.append(f"tool {tool.definition.name!r}: close raised {type(error).__name__}: {error}")
         if self._front is not None:
-            self._front.stop()
+            self._front.close()
             self._front = None
         if problems:
             raise EnvironmentFailure("; ".join(problems))
@@ -185,7 +186,7 @@ class ToolRegistry:
         if self._is_occupied(name):
             raise ToolError(f"{name} is still busy with an earlier call")
         try:
-            return await execute(tool, arguments, lambda thread: self._left_behind.update({name: thread}))
+            return await execute(tool, arguments, lambda worker: self._left_behind.update({name: worker}))
         except (ToolError, RolloutFailure):
             raise
         except TimedOut:
@@ -203,8 +204,8 @@ class ToolRegistry:
 
     def _is_occupied(self, name: str) -> bool:
         """Whether a call that was given up still runs."""
-        thread = self._left_behind.get(name)
-        if thread is not None and not thread.is_alive():
+        worker = self._left_behind.get(name)
+        if worker is not None and not worker.busy:
             del self._left_behind[name]
         return name in self._left_behind
 
