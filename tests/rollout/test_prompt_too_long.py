@@ -12,10 +12,10 @@ from uirl import ContractError, MultiTurnInferenceEngine, TextEngine
 from uirl.errors import EngineFailure, PromptTooLong, RolloutFailure
 from uirl.inference import LoadedModel, SamplingParams, ScriptedInferenceEngine, TransformersInferenceEngine
 from uirl.inference.base import GenerationRequest
+from uirl.inference.http import HTTPClient
 from uirl.inference.vllm.requests import to_vllm_request
 from uirl.rollout import EpisodeLimits, samples_of
 from uirl.rollout.samples import samples_of_all
-from uirl.runtime.http_client import HTTPClient
 from uirl.training.evaluation.evaluation import require_evidence
 
 

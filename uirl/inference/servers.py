@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from uirl.errors import ContractError
 from uirl.inference.base import Weights
+from uirl.inference.http import HTTPClient
 from uirl.inference.models.loading import LoadedModel
 from uirl.inference.models.tiny import TINY_MODELS
 from uirl.inference.weight_files import WeightFiles, plain_parameters
-from uirl.runtime.http_client import HTTPClient
 
 if TYPE_CHECKING:
     from uirl.config import ConfigStore, InferenceConfig

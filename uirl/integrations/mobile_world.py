@@ -13,6 +13,7 @@ from uirl.environments.mobile_world.environment import MobileWorldEnvironment
 from uirl.errors import ConfigError, RolloutFailure, did_you_mean
 from uirl.images import ImageStore
 from uirl.inference.base import InferenceEngine, SamplingParams
+from uirl.inference.http import HTTPClient
 from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.inference.openai.engine import OPENAI, OpenAIInferenceEngine
@@ -21,7 +22,6 @@ from uirl.rollout.conversation import ContextWindow, style_of
 from uirl.rollout.episode import EngineAgent, EpisodeLimits, EpisodeOptions, EpisodeSpec, run_episode
 from uirl.rollout.reward import RewardFunction
 from uirl.runtime.event_loop import EventLoopThread
-from uirl.runtime.http_client import HTTPClient
 from uirl.types import Task, Trajectory
 
 AGENT_TYPES = {"mai_ui_agent": "mai_ui"}

@@ -15,6 +15,7 @@ import torch
 from uirl.config import ConfigStore, LoraConfig
 from uirl.errors import ConfigError, ContractError, EngineFailure
 from uirl.inference import GenerationRequest, LoadedModel, SamplingParams
+from uirl.inference.http import ServerFailure
 from uirl.inference.models.loading import load_model
 from uirl.inference.vllm.engine import VLLMInferenceEngine
 from uirl.inference.vllm.process import VLLMProcess
@@ -23,7 +24,6 @@ from uirl.inference.vllm.server import VLLMServer
 from uirl.inference.weight_files import WeightFiles
 from uirl.learner import Policy
 from uirl.learner.lora import peft_config, peft_weights
-from uirl.runtime.http_client import ServerFailure
 
 REQUEST = GenerationRequest((10, 11), (), SamplingParams(max_tokens=2, seed=1))
 

@@ -34,6 +34,7 @@ from uirl.inference.base import (
     Weights,
     max_reply_tokens,
 )
+from uirl.inference.http import HTTPClient
 from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.control_tokens import ControlTokens
 from uirl.inference.models.loading import LoadedModel
@@ -50,8 +51,8 @@ from uirl.inference.openai.probe import (
     text_probe,
 )
 from uirl.inference.openai.wire import reply_text, whole_characters, wire_messages
-from uirl.runtime.http_client import HTTPClient, Once
 from uirl.runtime.limits import is_finite
+from uirl.runtime.once import Once
 
 if TYPE_CHECKING:
     from uirl.config import ConfigStore

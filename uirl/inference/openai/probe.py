@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from uirl.errors import ConfigError, did_you_mean
+from uirl.inference.http import HTTPClient, ServerFailure
 from uirl.inference.models.loading import LoadedModel
-from uirl.runtime.http_client import HTTPClient, ServerFailure
 from uirl.runtime.limits import is_finite
 
 NEUTRAL: Mapping[str, tuple[float, ...]] = {

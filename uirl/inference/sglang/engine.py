@@ -37,6 +37,7 @@ from uirl.inference.base import (
     max_reply_tokens,
 )
 from uirl.inference.counters import Counters
+from uirl.inference.http import says_too_long
 from uirl.inference.models.loading import LoadedModel
 from uirl.inference.openai.wire import data_url
 from uirl.inference.servers import pushed_weights, server_client
@@ -44,7 +45,7 @@ from uirl.inference.sglang.arguments import engine_arguments
 from uirl.inference.sglang.process import SGLangProcess
 from uirl.inference.sglang.server import SGLangServer, json_object
 from uirl.inference.weight_files import WeightFiles
-from uirl.runtime.http_client import Once, says_too_long
+from uirl.runtime.once import Once
 
 if TYPE_CHECKING:
     from uirl.config import ConfigStore

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from uirl.errors import ConfigError, ContractError, EngineFailure, PromptTooLong
+from uirl.inference.http import says_too_long
 from uirl.runtime.event_loop import EventLoopThread
-from uirl.runtime.http_client import says_too_long
 
 _COMMANDS = {
     "update_weights_from_disk": "UpdateWeightFromDiskReqInput",

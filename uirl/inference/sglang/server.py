@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from uirl.errors import EngineFailure
-from uirl.runtime.http_client import HTTPClient
+from uirl.inference.http import HTTPClient
 
 _COMMAND_SECONDS = 1800.0
 """An update waits until the requests under way are done, and then reads the weights."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from uirl.errors import ConfigError, EngineFailure
+from uirl.inference.http import HTTPClient, ServerFailure
 from uirl.inference.vllm.arguments import OURS
 from uirl.inference.vllm.requests import Adapter, Picture, VLLMBackend, VLLMRequest, VLLMResponse
-from uirl.runtime.http_client import HTTPClient, ServerFailure
 
 _NEEDED = {
     "/inference/v1/generate": "--enable-scale-out",

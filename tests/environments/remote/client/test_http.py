@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tests.inference.stand_in_http import Answer, StandIn
 from uirl.environments.remote.client import http
 from uirl.environments.remote.client.http import EnvironmentClient, NoAnswer, Refused, ServerLost
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
+from uirl.runtime.http import HTTPTransport
 
 
 @pytest.fixture
@@ -136,7 +138,7 @@ async def test_connections_end_with_the_last_user(server: tuple[str, Faulty]) ->
     await client.release()
     assert await client.json("GET", f"{server[0]}/thing", timeout=30.0, again=True) == {"n": 1}
     await client.release()
-    assert not client._open
+    assert not client.transport._open
 
 
 async def test_both_ways_to_ask_take_the_proxy_of_the_environment(
@@ -213,7 +215,7 @@ async def test_an_encoding_that_is_none_is_a_failure_like_any(junk: StandIn, sta
 async def test_a_small_answer_that_unpacks_to_a_large_one_is_refused(
     junk: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "LARGEST", 2**20)
+    monkeypatch.setattr(http, "HTTPTransport", partial(HTTPTransport, max_bytes=2**20))
     packed = {"content-encoding": "gzip"}
     junk.faults += [Answer(gzip.compress(b" " * 2**24), 200, packed) for _ in range(2)]
     with pytest.raises(EnvironmentFailure, match="more than 1048576 bytes"):

@@ -219,7 +219,7 @@ def test_rewards_need_the_graders_token(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ({"url": "127.0.0.1:8000"}, "no address of a server"),
         ({"url": "ftp://host"}, "no address of a server"),
-        ({"url": "http://me:secret@host"}, "the token belongs in token_env"),
+        ({"url": "http://me:secret@host"}, "the credential in token_env"),
         ({"urls": "http://host"}, "urls and spares are lists"),
         ({"urls": ["http://a", "http://a/"]}, "named twice"),
         ({"token_env": "NO_SUCH_VARIABLE"}, "NO_SUCH_VARIABLE holds no token"),
@@ -261,6 +261,6 @@ def test_copies_share_servers_and_nothing_else(screen: Served) -> None:
         assert len({other._session for other in others}) == 3  # type: ignore[attr-defined]
         await asyncio.gather(*[other.close() for other in others])  # type: ignore[func-returns-value]
         assert [server.active for server in environment.pool.servers] == [0]
-        assert not environment.client._open, "connections are left open"
+        assert not environment.client.transport._open, "connections are left open"
 
     asyncio.run(run())

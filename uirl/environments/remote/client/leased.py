@@ -10,9 +10,10 @@ from contextlib import suppress
 from typing import Any
 
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.remote.client.http import EnvironmentClient, NoAnswer, Refused, ServerLost, checked_url
+from uirl.environments.remote.client.http import EnvironmentClient, NoAnswer, Refused, ServerLost
 from uirl.environments.remote.client.servers import Server, ServerPool
 from uirl.errors import ConfigError, RolloutFailure
+from uirl.runtime.http import checked_url
 from uirl.types import StepResult
 
 GOODBYE = 2.0
@@ -40,13 +41,17 @@ class RemoteEnvironment(BaseEnvironment):
         if isinstance(urls, str) or isinstance(spares, str):
             raise ConfigError(f"urls and spares are lists, got {urls or spares!r}; one server is url")
         addresses = [*([url] if url is not None else []), *urls] or ["http://127.0.0.1:8000"]
-        addresses = [checked_url(address) for address in addresses]
+        addresses = [checked_url(address, "token_env") for address in addresses]
         self.step_timeout, self.reset_timeout = timeouts
         for name, seconds in (("step_timeout", timeouts[0]), ("reset_timeout", timeouts[1])):
             if not isinstance(seconds, (int, float)) or not seconds > 0:
                 raise ConfigError(f"{name} must be positive seconds, got {seconds!r}")
         self.pool = ServerPool(
-            addresses, [checked_url(address) for address in spares], most=most, patience=patience, rest=rest
+            addresses,
+            [checked_url(address, "token_env") for address in spares],
+            most=most,
+            patience=patience,
+            rest=rest,
         )
         self.client = EnvironmentClient(token_env)
         self._server: Server | None = None

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from uirl.environments.remote.client.http import CONNECT, NoAnswer, Refused, ServerLost
+from uirl.environments.remote.client.http import NoAnswer, Refused, ServerLost
 from uirl.environments.remote.client.leased import GOODBYE, RemoteEnvironment
 from uirl.environments.remote.client.openenv_tools import ASK_FOR_TOOLS, read_tools, takes_tool_calls
 from uirl.environments.remote.client.servers import Server
@@ -17,6 +17,7 @@ from uirl.environments.remote.protocol.openenv import action_fields, check_field
 from uirl.environments.remote.protocol.pictures import whole
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
 from uirl.parsers import create_parser
+from uirl.runtime.http import CONNECT, MAX_BYTES
 from uirl.runtime.limits import shown
 from uirl.tools.definition import ToolDefinition
 from uirl.types import Action, Observation, StepResult, Task
@@ -24,8 +25,6 @@ from uirl.types import Action, Observation, StepResult, Task
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
-LARGEST = 100 * 2**20
-"""Bytes of a frame: some servers send pictures as lists of numbers."""
 REFUSALS = ("CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR")
 """What a server says instead of opening a session; any other error is one of the session that is open."""
 _NO_PROXY = ("localhost", "127.0.0.1", "::1")
@@ -214,7 +213,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
         local = any(address.startswith((f"ws://{name}", f"ws://[{name}]")) for name in _NO_PROXY)
         try:
             return await connect(
-                address, additional_headers=self.client.headers(), open_timeout=CONNECT, max_size=LARGEST,
+                address, additional_headers=self.client.headers(), open_timeout=CONNECT, max_size=MAX_BYTES,
                 proxy=None if local else True, close_timeout=GOODBYE,
             )  # fmt: skip
         except InvalidStatus as error:

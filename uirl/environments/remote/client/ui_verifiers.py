@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import unquote
 
-from uirl.environments.remote.client.http import SHOWN, Refused, text_of
+from uirl.environments.remote.client.http import SHOWN, Refused
 from uirl.environments.remote.client.leased import GOODBYE, RemoteEnvironment
 from uirl.environments.remote.client.servers import Server
 from uirl.environments.remote.protocol.native import WireError, loads
@@ -187,9 +187,9 @@ class UIVerifiersEnvironment(RemoteEnvironment):
     async def _open(self, server: Server) -> None:
         root = await self.client.send("GET", f"{server.url}/", timeout=self.step_timeout, again=True, retries=0)
         self._ours = root.headers.get("server") == "uirl"
-        single = text_of(root).startswith("UI Verifiers Session Server")
-        if not (single or text_of(root).startswith("UI Verifiers Server")):
-            raise EnvironmentFailure(f"{server.url} is no server of ui-verifiers: GET / said {text_of(root)[:80]!r}")
+        single = root.text.startswith("UI Verifiers Session Server")
+        if not (single or root.text.startswith("UI Verifiers Server")):
+            raise EnvironmentFailure(f"{server.url} is no server of ui-verifiers: GET / said {root.text[:80]!r}")
         if self.protocol != "auto" and single != (self.protocol == "S"):
             raise EnvironmentFailure(
                 f"{server.url} speaks protocol {'S' if single else 'M'}; expected {self.protocol} (option protocol)"
@@ -224,7 +224,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
             if refused.status != 404:
                 raise
             return
-        if text_of(root).startswith("UI Verifiers Session Server"):
+        if root.text.startswith("UI Verifiers Session Server"):
             self._base, self._mouse_only = base, False
 
     async def _leave(self, server: Server) -> None:
@@ -260,7 +260,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         try:
             said = loads(answer.content)
         except WireError as error:
-            raise EnvironmentFailure(f"{self._base}/progress answered {text_of(answer)[:SHOWN]!r}: {error}") from None
+            raise EnvironmentFailure(f"{self._base}/progress answered {answer.text[:SHOWN]!r}: {error}") from None
         rows = said.get("submitted_row_indices") if isinstance(said, dict) else None
         right = said.get("num_correct_submissions") if rows is None and isinstance(said, dict) else rows
         wrong = said.get("num_incorrect_submissions") if isinstance(said, dict) else None

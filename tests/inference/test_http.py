@@ -1,25 +1,19 @@
-"""The HTTP client against a real server that fails in every way: what is tried again, told, and kept secret."""
+"""The client of a model server that fails in every way: what is tried again, told, and kept secret."""
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import logging
 import pickle
 import socket
 import sys
-import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
-from types import SimpleNamespace
 
 import pytest
 
-from tests.inference.stand_in_http import Answer, Seen, StandIn
+from tests.inference.stand_in_http import Answer, StandIn
 from uirl.errors import ConfigError, EngineFailure
-from uirl.runtime import http_client
-from uirl.runtime.http_client import HTTPClient, Once, ServerFailure
+from uirl.inference.http import HTTPClient, ServerFailure
 
 KEY = "sk-very-secret-4711"
 
@@ -116,46 +110,6 @@ async def test_a_server_that_hangs_is_asked_once(server: StandIn) -> None:
     await client.close()
 
 
-async def test_pauses_grow_and_follow_the_server(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-
-    async def note(seconds: float) -> None:
-        pauses.append(seconds)
-
-    # the client's pauses alone, not those of everybody who uses asyncio
-    monkeypatch.setattr(http_client, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": note}))
-    client = client_of(server, backoff=1.0, retries=9)
-    asked = [None, None, None, None, None, None, "7", "4000"]
-    server.faults += [Answer("", 429, {} if a is None else {"retry-after": a}) for a in asked]
-    await client.post("/x", {})
-    # 1, 2, 4, 8, 16, then 32 cut to 30: each shortened by chance to at least half
-    for pause, full in zip(pauses[:6], [1, 2, 4, 8, 16, 30], strict=True):
-        assert full / 2 <= pause <= full
-    # what the server asks for is not undercut, and not followed beyond 30 s
-    assert pauses[6] >= 7
-    assert pauses[7] == 30
-    later = format_datetime(datetime.now(UTC) + timedelta(seconds=29), usegmt=True)
-    server.faults += [Answer("", 503, {"retry-after": later})]
-    await client.post("/x", {})
-    assert 5 <= pauses[8] <= 29  # by itself it would have waited a second
-    await client.close()
-
-
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [(None, 0), ("", 0), ("3", 3), ("0.5", 0.5), ("-3", 0), ("soon", 0), ("inf", 0), ("nan", 0)],
-)
-def test_retry_after(value: str | None, seconds: float) -> None:
-    assert http_client._retry_after(value) == seconds
-
-
-def test_retry_after_may_be_a_date() -> None:
-    later = format_datetime(datetime.now(UTC) + timedelta(seconds=100), usegmt=True)
-    assert 90 < http_client._retry_after(later) <= 100
-    assert http_client._retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0
-    assert http_client._retry_after("Wed, 21 Oct 2015 07:28:00 -0000") == 0
-
-
 async def test_the_key_is_read_at_the_call_and_shown_nowhere(
     server: StandIn, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -215,99 +169,19 @@ def test_what_is_no_address_is_refused_and_a_secret_in_it_not_repeated(address: 
     assert KEY not in str(caught.value)
 
 
-async def test_hundreds_of_requests_run_at_once(server: StandIn) -> None:
+async def test_calls_after_the_end_fail(server: StandIn) -> None:
     client = client_of(server, retries=0)
-    together = threading.Barrier(120)
-
-    def answer(seen: Seen) -> Answer:
-        together.wait(timeout=60)  # for all the others; one that waits for another's end would break it
-        return Answer({"n": seen.body["n"]})
-
-    server.answer = answer  # type: ignore[method-assign]
-    answers = await asyncio.gather(*[client.post("/x", {"n": n}, timeout=90) for n in range(120)])
-    assert answers == [{"n": n} for n in range(120)]
+    await client.get("/x")
     await client.close()
-
-
-def test_one_client_serves_many_loops(server: StandIn) -> None:
-    client = client_of(server, retries=0)
-    got: list[object] = []
-
-    async def ask(n: int) -> None:
-        got.extend(await asyncio.gather(*[client.post("/x", n_of(n)) for _ in range(8)]))
-
-    def n_of(n: int) -> dict[str, int]:
-        return {"n": n}
-
-    asyncio.run(ask(1))  # a loop that ends
-    threads = [threading.Thread(target=lambda n=n: asyncio.run(ask(n))) for n in (2, 3)]  # two at a time
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(answer["got"]["n"] for answer in got) == [1] * 8 + [2] * 8 + [3] * 8
-
-    async def end() -> None:
-        await ask(4)
-        assert len(client._clients) == 1  # those of loops that ended are forgotten
-        await client.close()
-        await client.close()
-        with pytest.raises(EngineFailure, match="closed"):
-            await client.get("/x")
-
-    asyncio.run(end())
-
-
-async def test_a_call_that_is_given_up_leaves_the_client_whole(server: StandIn) -> None:
-    client = client_of(server)
-    server.faults += [Answer({}, seconds=1.0)]
-    call = asyncio.ensure_future(client.post("/x", {}))
-    while not server.seen:
-        await asyncio.sleep(0.01)
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    assert await client.post("/x", {"n": 1}) == {"got": {"n": 1}}
     await client.close()
-
-
-async def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
-    server: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    client = client_of(server, retries=0)
-    assert await client.get("/x") == {"got": None}
-    await client.close()
+    with pytest.raises(EngineFailure, match=f"the client of {server.url} is closed"):
+        await client.get("/x")
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx", None)
     with pytest.raises(ConfigError, match=r"pip install 'uirl\[server\]'"):
         HTTPClient("http://127.0.0.1:1")
-
-
-async def test_once_is_made_once_and_fails_for_all_who_wait() -> None:
-    made = 0
-
-    async def make() -> int:
-        nonlocal made
-        made += 1
-        await asyncio.sleep(0.01)
-        if made == 1:
-            raise EngineFailure("not yet")
-        return 7
-
-    once = Once(make)
-    first = await asyncio.gather(*[once.get() for _ in range(5)], return_exceptions=True)
-    assert [type(e) for e in first] == [EngineFailure] * 5
-    given_up = asyncio.ensure_future(once.get())
-    others = [asyncio.ensure_future(once.get()) for _ in range(3)]
-    await asyncio.sleep(0)
-    given_up.cancel()
-    assert await asyncio.gather(*others) == [7, 7, 7]
-    assert await once.get() == 7
-    assert made == 2
 
 
 @pytest.mark.parametrize("status", [200, 400])
@@ -319,11 +193,13 @@ async def test_an_encoding_that_is_none_is_a_failure_like_any(server: StandIn, s
 
 
 async def test_a_small_answer_that_unpacks_to_a_large_one_is_refused(
-    server: StandIn, monkeypatch: pytest.MonkeyPatch
+    server: StandIn,
 ) -> None:
-    monkeypatch.setattr(http_client, "LARGEST", 2**20)
+    client = client_of(server)
+    client.transport.max_bytes = 2**20
     packed = {"content-encoding": "gzip"}
     server.faults += [Answer(gzip.compress(b" " * 2**24), 200, packed), Answer(gzip.compress(b'{"n": 7}'), 200, packed)]
     with pytest.raises(ServerFailure, match="more than 1048576 bytes"):
-        await client_of(server).post("/x", {})
-    assert await client_of(server).post("/x", {}) == {"n": 7}
+        await client.post("/x", {})
+    assert await client.post("/x", {}) == {"n": 7}
+    await client.close()
