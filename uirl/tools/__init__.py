@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from uirl.runtime.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from uirl.tools.base import FunctionTool, Tool, ToolError
@@ -46,8 +47,4 @@ __all__ = [
     "ToolRegistry",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_EXPORTS[name]), name)
+__getattr__ = lazy_exports(__name__, _EXPORTS)

@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.registry import create_environment
 from uirl.environments.session import EnvironmentSession
-from uirl.environments.tool_use.environment import ANSWER, ToolEnvironment
+from uirl.environments.tool_use.environment import ToolEnvironment
 from uirl.environments.ui.actions import ActionSpace
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
+from uirl.parsers import ANSWER
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.limits import shown
 from uirl.tools.definition import ToolDefinition

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from uirl.runtime.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from uirl.environments.data_entry.environment import DataEntryEnvironment
 
 __all__ = ["DataEntryEnvironment"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from uirl.environments.data_entry.environment import DataEntryEnvironment
-
-    return DataEntryEnvironment
+__getattr__ = lazy_exports(__name__, {"DataEntryEnvironment": "uirl.environments.data_entry.environment"})

@@ -15,13 +15,10 @@ from uirl.environments.results import read_step
 from uirl.environments.session import EnvironmentSession
 from uirl.environments.tool_use.acting import acting_on, bind, run
 from uirl.errors import ConfigError, ContractError
-from uirl.parsers import create_parser
+from uirl.parsers import ANSWER, create_parser
 from uirl.tools import ToolRegistry
 from uirl.tools.execution import runs_without_loop
 from uirl.types import Action, Observation, StepResult, Task, ToolCall, ToolResult
-
-ANSWER = "answer"
-"""In formats that have a final answer it is the call `ToolCall("answer", {"text": ...})`."""
 
 Describe = Literal["template", "prompt", "none"]
 
@@ -269,9 +266,8 @@ def _name_of(action_format: str | ActionFormat) -> str:
 
 
 def _how_to_call(action_format: str | ActionFormat) -> str:
-    if not isinstance(action_format, str):
-        return action_format.describe()
-    return create_parser(action_format).describe()
+    parser = create_parser(action_format) if isinstance(action_format, str) else action_format
+    return parser.describe()
 
 
 def _without_thought(action: Action) -> Action:

@@ -57,7 +57,7 @@ def opened(env: Any) -> Any:
 
     class Wire:
         async def send(self, *args: Any, **options: Any) -> Any:
-            return type("Root", (), {"content": b"UI Verifiers Server", "headers": {}, "encoding": "utf-8"})
+            return type("Root", (), {"text": "UI Verifiers Server", "headers": {}})
 
         async def json(self, *args: Any, **options: Any) -> Any:
             sent.append((args, options))
