@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -118,11 +119,32 @@ def test_what_numpy_makes_becomes_plain() -> None:
     assert as_plain(value, "it") == {"a": [0, 1, 2], "b": [0.5, 7, True]}
 
 
+def test_what_is_plain_for_a_store() -> None:
+    @dataclass
+    class Point:
+        x: float
+        tags: tuple[str, ...]
+
+    value = {"at": Point(math.inf, ("a",)), "n": np.int64(3), "zero": np.array(2.5)}
+    plain = as_plain(value, "it", finite=False, arrays=False, records={Point: ("x", "tags")})
+    assert plain == {"at": {"x": math.inf, "tags": ["a"]}, "n": 3, "zero": 2.5}
+    with pytest.raises(InputError, match=r"it\[0\] is array.* \(ndarray\); use \.tolist\(\)"):
+        as_plain([np.zeros(2)], "it", arrays=False)
+    with pytest.raises(InputError, match=r"it\.at is .*Point"):
+        as_plain(value, "it", finite=False)
+
+
+@pytest.mark.parametrize("flag", [True, np.bool_(True)])
+def test_a_flag_stays_a_flag(flag: Any) -> None:
+    assert as_plain([flag], "it") == [True]
+    assert type(as_plain(flag, "it")) is bool
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
         ({"a": [0, {"b": math.nan}]}, "it.a[1].b is nan (float); expected what JSON holds"),
-        ({"a": {1: 2}}, "it.a has the key 1; expected text"),
+        ({"a": {1: 2}}, "it.a has the key 1 (int); expected text keys"),
         ([object], "it[0] is <class 'object'>"),
         ({"x" * 1000: {1}}, "it.xxxx"),
         (np.zeros((1000, 1000)), "it holds too many values"),

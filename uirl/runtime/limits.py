@@ -14,8 +14,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from uirl.errors import UirlError, without_addresses
@@ -130,13 +131,30 @@ def _is_whole(text: str) -> bool:
     return True
 
 
-def as_plain(value: Any, where: str, limits: Limits = LIMITS, *, whole: bool = False) -> Any:
-    """`value` as JSON has it: tuples become lists, mappings dicts, arrays and numbers of NumPy Python's.
+def as_plain(
+    value: Any,
+    where: str,
+    limits: Limits = LIMITS,
+    *,
+    whole: bool = False,
+    finite: bool = True,
+    arrays: bool = True,
+    records: Mapping[type, Sequence[str]] = MappingProxyType({}),
+) -> Any:
+    """Return `value` as JSON has it: tuples become lists, mappings dicts, arrays and numbers of NumPy Python's.
 
-    Raises LimitError beyond `limits`, and InputError for what has no such form, with the path to it; `whole`: also for
-    text with half a character.
+    Raises LimitError beyond `limits`, and InputError for what has no such form, with the path to it.
+
+    Args:
+        value: nested data.
+        where: what messages call it.
+        limits: how much of it there may be.
+        whole: refuse text with half a character.
+        finite: refuse NaN and infinities, which Python's `json` writes and other readers do not take.
+        arrays: take arrays as lists; else numbers of NumPy and tensors alone.
+        records: class -> names of the attributes that make its instances a dict.
     """
-    return _Copy(limits, whole).of(value, (None, where), 0)
+    return _Copy(limits, whole, finite, arrays, records).of(value, (None, where), 0)
 
 
 @dataclass(slots=True)
@@ -145,38 +163,57 @@ class _Copy:
 
     limits: Limits
     whole: bool
+    finite: bool
+    arrays: bool
+    records: Mapping[type, Sequence[str]]
     items: int = 0
 
     def of(self, value: Any, path: tuple[Any, Any], depth: int) -> Any:
         self.items += 1
         if self.items > self.limits.items:
             raise _too_many(_written(path), self.limits.items)
-        if value is None or isinstance(value, bool):
+        if value is None or type(value) is bool or (type(value) is str and not self.whole):
             return value
         if isinstance(value, str):
             return self._text(value, path)
         if isinstance(value, int) and value.bit_length() <= MAX_BITS:
             return int(value)
-        if isinstance(value, float) and math.isfinite(value):
+        if isinstance(value, float) and (not self.finite or math.isfinite(value)):
             return float(value)
         if depth > self.limits.depth:
             raise _too_deep(_written(path), self.limits.depth)
         if isinstance(value, Mapping):
-            return {self._key(key, path): self.of(item, (path, key), depth + 1) for key, item in value.items()}
+            return {
+                key if type(key) is str and not self.whole else self._key(key, path): self.of(
+                    item, (path, key), depth + 1
+                )
+                for key, item in value.items()
+            }
         if isinstance(value, (list, tuple)):
             return [self.of(item, (path, i), depth + 1) for i, item in enumerate(value)]
+        if names := self.records.get(type(value)):
+            return {name: self.of(getattr(value, name), (path, name), depth + 1) for name in names}
         if hasattr(value, "tolist"):  # an array or a number of NumPy, without importing it
-            if getattr(value, "shape", None) and math.prod(value.shape) > self.limits.items:
-                raise _too_many(_written(path), self.limits.items)
-            return self.of(value.tolist(), path, depth + 1)
+            return self._array(value, path, depth)
+        expected = "text, finite numbers" if self.finite else "text, numbers"
         raise InputError(
-            f"{_written(path)} is {shown(value)} ({type(value).__name__}); expected what JSON holds: text, finite "
-            "numbers, True, False, None, lists, and dicts with text keys"
+            f"{_written(path)} is {shown(value)} ({type(value).__name__}); expected what JSON holds: {expected}, True, "
+            "False, None, lists, and dicts with text keys"
         )
+
+    def _array(self, value: Any, path: tuple[Any, Any], depth: int) -> Any:
+        shape = getattr(value, "shape", None)
+        if shape and not self.arrays:
+            raise InputError(f"{_written(path)} is {shown(value)} ({type(value).__name__}); use .tolist()")
+        if shape and math.prod(shape) > self.limits.items:
+            raise _too_many(_written(path), self.limits.items)
+        return self.of(value.tolist(), path, depth + 1)
 
     def _key(self, key: Any, path: tuple[Any, Any]) -> str:
         if not isinstance(key, str):
-            raise InputError(f"{_written(path)} has the key {shown(key, 40)}; expected text")
+            raise InputError(
+                f"{_written(path)} has the key {shown(key, 40)} ({type(key).__name__}); expected text keys"
+            )
         return self._text(key, path)
 
     def _text(self, text: str, path: tuple[Any, Any]) -> str:

@@ -10,49 +10,33 @@ from dataclasses import fields
 from typing import Any
 
 from uirl.errors import StorageError
+from uirl.runtime.limits import InputError, Limits, as_plain
 from uirl.types import Action, Failure, Observation, Task, ToolCall, ToolResult, Trajectory, Turn, Verdict
 
 _PACKED = ("context_ids", "response_ids", "rollout_log_probs")
 _HEADER_FIELDS = tuple(f.name for f in fields(Trajectory) if f.name != "turns")
 _TURN_FIELDS = tuple(f.name for f in fields(Turn) if f.name not in ("observation", "action", *_PACKED))
-_FIELDS = {kind: tuple(f.name for f in fields(kind)) for kind in (Task, Verdict, Failure, Action, ToolCall, ToolResult)}
-_JSON_TYPES = frozenset((str, int, float, bool, type(None)))
+_FIELDS: dict[type, tuple[str, ...]] = {
+    kind: tuple(f.name for f in fields(kind)) for kind in (Task, Verdict, Failure, Action, ToolCall, ToolResult)
+}
+_LIMITS = Limits(items=2**24, depth=200)
+"""Of one field of a turn or an episode: more than any input lets through, and less than what exhausts a process."""
 
 TurnRow = tuple[str, bytes, bytes, bytes]
 """JSON, context ids, response ids, log-probs."""
 
 
 def plain(value: Any, where: str) -> Any:
-    """`value` as data that JSON has. Tuples become lists, scalars of numpy and torch become Python numbers,
-    nouns become mappings; `where` names the place in the error.
+    """Return `value` as data that JSON has: tuples become lists, scalars of numpy and torch Python numbers, nouns
+    mappings; `where` names the place in the error.
 
-    Raises `StorageError` for everything else, keys that are not text included: JSON would turn them into text, and what
+    Raises StorageError for everything else, keys that are not text included: JSON would turn them into text, and what
     is read back would not be what was stored.
     """
-    kind = type(value)
-    if kind in _JSON_TYPES:
-        return value
-    if kind in _FIELDS:
-        return {name: plain(getattr(value, name), f"{where}.{name}") for name in _FIELDS[kind]}
-    if kind is dict or isinstance(value, Mapping):
-        return {_text_key(key, where): plain(item, f"{where}.{key}") for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        return plain(value.item(), where)
-    for base in (bool, int, float, str):
-        if isinstance(value, base):
-            return base(value)
-    raise StorageError(
-        f"{where} holds {kind.__module__}.{kind.__qualname__}, which cannot be stored; expected text, numbers, "
-        "booleans, None, lists and mappings with text keys (an array: use .tolist())"
-    )
-
-
-def _text_key(key: Any, where: str) -> str:
-    if not isinstance(key, str):
-        raise StorageError(f"{where} has the key {key!r} ({type(key).__name__}); expected text keys: use str(key)")
-    return key
+    try:
+        return as_plain(value, where, _LIMITS, finite=False, arrays=False, records=_FIELDS)
+    except InputError as error:
+        raise StorageError(f"{error}; this cannot be stored") from None
 
 
 def encode_header(trajectory: Trajectory) -> str:
