@@ -34,7 +34,7 @@ class Screenshot:
             object.__setattr__(self, "hash", hashlib.sha256(self.data).hexdigest()[:32])
 
     def open(self) -> Image:
-        """The picture as an RGB PIL image.
+        """Return the picture as an RGB PIL image.
 
         Raises InputError (a ValueError) where the bytes are no whole picture of `FORMATS`, and LimitError before
         anything is decoded where the header says more than `limits.MAX_PIXELS`.
@@ -42,17 +42,17 @@ class Screenshot:
         return _read(self, lambda picture: picture.convert("RGB"))
 
     def read_size(self) -> tuple[int, int]:
-        """Width and height in pixels, as the header says. Raises as `open` does, but for what stands behind it."""
+        """Return width and height in pixels, as the header says. Raises as `open` does for the header alone."""
         return _read(self, lambda picture: picture.size)
 
 
-def _read(shot: Screenshot, read: Callable[[Any], T]) -> T:
-    """What `read` makes of the picture, whose size was found fit."""
+def _read(image: Screenshot, read: Callable[[Any], T]) -> T:
+    """Return what `read` makes of the picture, whose size was found fit."""
     from PIL import Image as PILImage
 
-    where = f"picture {shot.hash[:12]}"
+    where = f"picture {image.hash[:12]}"
     try:
-        with PILImage.open(io.BytesIO(shot.data), formats=FORMATS) as picture:
+        with PILImage.open(io.BytesIO(image.data), formats=FORMATS) as picture:
             width, height = picture.size
             check_pixels(width, height, where)
             if width * height == 0:
@@ -63,14 +63,14 @@ def _read(shot: Screenshot, read: Callable[[Any], T]) -> T:
     except PILImage.DecompressionBombError as error:
         raise LimitError(f"{where}: {error}; expected at most {MAX_PIXELS} pixels: send it smaller") from None
     except PILImage.UnidentifiedImageError:
-        raise InputError(f"{where} ({len(shot.data)} bytes) is no PNG, JPEG or WEBP: {shot.data[:16]!r}") from None
+        raise InputError(f"{where} ({len(image.data)} bytes) is no PNG, JPEG or WEBP: {image.data[:16]!r}") from None
     except Exception as error:  # a decoder raises whatever the bytes lead it to
         problem = f"{type(error).__name__}: {error}"
-        raise InputError(f"{where} ({len(shot.data)} bytes) cannot be decoded: {clip(problem, 120)}") from error
+        raise InputError(f"{where} ({len(image.data)} bytes) cannot be decoded: {clip(problem, 120)}") from error
 
 
 def screenshot(picture: Any) -> Screenshot:
-    """A `Screenshot` of what an environment handed over: PIL image, encoded bytes, uint8 array [H, W, 3 or 1]
+    """Return a `Screenshot` of what an environment handed over: PIL image, encoded bytes, uint8 array [H, W, 3 or 1]
     or a screenshot. Raises TypeError for anything else."""
     if isinstance(picture, Screenshot):
         return picture
@@ -103,23 +103,23 @@ class ImageStore:
         self._holders = 0
 
     def put(self, picture: Any) -> Screenshot:
-        """The screenshot of `picture`, kept under its hash; the one that is there already, where there is one."""
-        shot = screenshot(picture)
-        shot = self._alive.setdefault(shot.hash, shot)
-        self._kept[shot.hash] = shot
-        self._kept.move_to_end(shot.hash)
+        """Keep the screenshot of `picture` under its hash and return it; the one that is there already, if any."""
+        image = screenshot(picture)
+        image = self._alive.setdefault(image.hash, image)
+        self._kept[image.hash] = image
+        self._kept.move_to_end(image.hash)
         self._shrink()
-        return shot
+        return image
 
     def get(self, hash: str) -> Screenshot:
-        shot = self._alive.get(hash)
-        if shot is None:
+        image = self._alive.get(hash)
+        if image is None:
             raise KeyError(f"image {hash} is not in the store ({len(self._kept)} kept)")
-        return shot
+        return image
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
-        """A context in which nothing is dropped: what is collected in it can be learned from in it."""
+        """Drop nothing in the context: what is collected in it can be learned from in it."""
         self._holders += 1
         try:
             yield
@@ -128,7 +128,7 @@ class ImageStore:
             self._shrink()
 
     def clear(self) -> None:
-        """Nothing; forgets every screenshot."""
+        """Forget every screenshot."""
         self._kept.clear()
         self._alive.clear()
 

@@ -251,14 +251,14 @@ def test_a_resume_removes_what_came_after(store):
 
 def test_a_thread_waits_for_the_transaction_of_another(store, monkeypatch):
     inside = threading.Event()
-    check = store._refuse_known
+    check = store._refuse_stored
 
     def slow_check(ids):
         inside.set()
         time.sleep(0.1)
         check(ids)
 
-    monkeypatch.setattr(store, "_refuse_known", slow_check)
+    monkeypatch.setattr(store, "_refuse_stored", slow_check)
     other = threading.Thread(target=store.add, args=(episode("a"),), kwargs={"step": 1})
     other.start()
     assert inside.wait(60)

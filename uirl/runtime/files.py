@@ -22,7 +22,7 @@ _REMEDIES = {
 
 @contextlib.contextmanager
 def storage_errors(what: str) -> Iterator[None]:
-    """A context in which an `OSError` becomes a `StorageError` that says what failed and what to do."""
+    """Turn an `OSError` of the context into a `StorageError` that says what failed and what to do."""
     try:
         yield
     except OSError as error:
@@ -31,7 +31,7 @@ def storage_errors(what: str) -> Iterator[None]:
 
 
 def write_atomically(path: str | os.PathLike[str], data: str | bytes | Iterable[str]) -> None:
-    """Replaces `path` by `data` (text as UTF-8), so that a reader or a crash sees the old file or the new one, whole.
+    """Replace `path` by `data` (text as UTF-8), so that a reader or a crash sees the old file or the new one, whole.
 
     `data` that is too much to be held at once comes in pieces, an iterable of texts. The bytes are on the disk before
     the name changes, and the folder is made where it is missing. Raises `StorageError` where that fails; the old file
@@ -58,7 +58,7 @@ def write_atomically(path: str | os.PathLike[str], data: str | bytes | Iterable[
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames and new names in `folder` survive a power cut."""
+    """Make renames and new names in `folder` survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

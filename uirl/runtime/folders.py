@@ -28,7 +28,7 @@ _REPLACED = ".replaced-"
 
 @contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A context that gives an empty folder to fill; when it ends well, that folder stands at `target`.
+    """Give an empty folder to fill; when the context ends well, that folder stands at `target`.
 
     A crash leaves at most a hidden folder beside it, which the next call for the same target removes. Raises
     CheckpointError where the disk is full or not writable; what stood at `target` before then still stands.
@@ -49,8 +49,8 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 def check_folder(folder: Path) -> None:
-    """Nothing, where every file of the manifest is there and unchanged. Raises CheckpointError that names the first
-    file which is not, and what to do."""
+    """Check that every file of the manifest is there and unchanged. Raises CheckpointError that names the first file
+    which is not, and what to do."""
     files = _listed_files(folder)
     for name, (size, digest) in files.items():
         path = folder / name
@@ -67,8 +67,8 @@ def check_folder(folder: Path) -> None:
 
 
 def _listed_files(folder: Path) -> dict[str, tuple[int, str]]:
-    """Name -> (size, sha256) of every file that the manifest lists. Raises CheckpointError that names the entry of a
-    damaged one."""
+    """Return name -> (size in bytes, sha256) of every file that the manifest lists. Raises CheckpointError that names
+    the entry of a damaged one."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -92,12 +92,12 @@ def _listed_files(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Named tensors as safetensors. Each is copied out of what it may share."""
+    """Write named tensors as safetensors. Each is copied out of what it may share."""
     save_file({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}, path)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, on the CPU. Raises CheckpointError for a damaged one."""
+    """Return the tensors of a safetensors file, on the CPU. Raises CheckpointError for a damaged one."""
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -106,12 +106,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`value` as JSON. Raises TypeError or ValueError where it is not plain data; NaN is not."""
+    """Write `value` as JSON. Raises TypeError or ValueError where it is not plain data; NaN is not."""
     path.write_text(json.dumps(value, indent=1, allow_nan=False), encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file. Raises CheckpointError for a damaged one."""
+    """Return the value in a JSON file. Raises CheckpointError for a damaged one."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -119,28 +119,28 @@ def read_json(path: Path) -> Any:
 
 
 def damaged(folder: Path, name: str, what: str) -> str:
-    """The message about a checkpoint whose file `name` is damaged, with the older ones to load instead."""
+    """Return the message about a checkpoint whose file `name` is damaged, with the older ones to load instead."""
     older = [p.name for p in finished_folders(folder.parent) if p.name != folder.name]
     remedy = f"load an older one: {', '.join(older[::-1][:3])}" if older else "there is no other one beside it"
     return f"checkpoint {folder} is damaged: {name} {what}; {remedy}"
 
 
 def finished_folders(directory: Path) -> list[Path]:
-    """The checkpoints in `directory`, oldest first, by the number at the end of their name; not checked."""
+    """Return the checkpoints in `directory`, oldest first, by the number at the end of their name; not checked."""
     if not directory.is_dir():
         return []
-    found = [p for p in directory.iterdir() if not p.name.startswith(".") and (p / MANIFEST).is_file()]
-    return sorted((p for p in found if number_of(p) is not None), key=lambda p: (number_of(p), p.name))
+    checkpoints = [p for p in directory.iterdir() if not p.name.startswith(".") and (p / MANIFEST).is_file()]
+    return sorted((p for p in checkpoints if number_of(p) is not None), key=lambda p: (number_of(p), p.name))
 
 
 def number_of(folder: Path) -> int | None:
-    """The number at the end of a folder's name; None where it ends otherwise."""
+    """Return the number at the end of a folder's name; None where it ends otherwise."""
     digits = folder.name[len(folder.name.rstrip("0123456789")) :]
     return int(digits) if digits else None
 
 
 def seal(work: Path) -> None:
-    """Writes the manifest and makes every file survive a power cut."""
+    """Write the manifest and make every file survive a power cut."""
     files = sorted(p for p in work.rglob("*") if p.is_file())
     listed = {p.relative_to(work).as_posix(): {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in files}
     write_json(work / MANIFEST, {"format": FORMAT, "files": listed})
@@ -152,7 +152,7 @@ def seal(work: Path) -> None:
 
 
 def _put(work: Path, target: Path) -> None:
-    """Renames `work` to `target`. A folder that stands there goes aside first and is deleted last."""
+    """Rename `work` to `target`. A folder that stands there goes aside first and is deleted last."""
     old = target.parent / f"{_REPLACED}{target.name}"
     if target.exists():
         os.rename(target, old)
@@ -162,7 +162,7 @@ def _put(work: Path, target: Path) -> None:
 
 
 def _sweep(target: Path) -> None:
-    """Removes what a crash left; brings back the old folder where the crash came between the two renames."""
+    """Remove what a crash left; bring back the old folder where the crash came between the two renames."""
     old = target.parent / f"{_REPLACED}{target.name}"
     if old.exists() and not target.exists():
         os.rename(old, target)
@@ -191,10 +191,10 @@ def _as_checkpoint_error(what: str) -> Iterator[None]:
 
 
 def tensor_text(tensor: Tensor) -> str:
-    """A byte tensor as hex, for JSON."""
+    """Return a byte tensor as hex, for JSON."""
     return bytes(tensor.to(torch.uint8).tolist()).hex()
 
 
 def text_tensor(text: str) -> Tensor:
-    """The inverse of `tensor_text`."""
+    """Return the inverse of `tensor_text`."""
     return torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)

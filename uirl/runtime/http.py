@@ -117,8 +117,8 @@ class RetryPolicy:
     def pause(self, tries: int, failure: BaseException | None, jitter: random.Random) -> float:
         """Return the seconds to wait after a number of `tries`, the last of which failed so."""
         pause = min(self.backoff * 2.0 ** min(tries - 1, 100), self.max_pause) * jitter.uniform(0.5, 1.0)
-        asked = failure.response.retry_after if isinstance(failure, ErrorStatus) else None
-        return max(pause, min(asked or 0.0, self.max_pause))
+        requested = failure.response.retry_after if isinstance(failure, ErrorStatus) else None
+        return max(pause, min(requested or 0.0, self.max_pause))
 
 
 @dataclass(slots=True)
@@ -149,7 +149,7 @@ class HTTPTransport:
     _closed: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ConfigError where the package httpx is missing."""
+        """Raise ConfigError where the package httpx is missing."""
         import_httpx(self.extra)
 
     async def send(

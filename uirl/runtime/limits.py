@@ -54,7 +54,7 @@ LIMITS = Limits()
 
 
 def read_json(text: bytes | bytearray | str, limits: Limits = LIMITS, where: str = "the JSON") -> Any:
-    """The value of a JSON text (bytes: UTF-8), within `limits` and fit to be kept (`check_plain`).
+    """Return the value of a JSON text (bytes: UTF-8), within `limits` and fit to be kept (`check_plain`).
 
     Raises LimitError for what is too long, too many or too deep, before it is parsed where that can be told, and
     InputError for what is no JSON: NaN and infinities included, and numbers that Python reads as infinite.
@@ -74,15 +74,15 @@ def read_json(text: bytes | bytearray | str, limits: Limits = LIMITS, where: str
     return value
 
 
-def check_size(text: bytes | bytearray | str, most: int, where: str) -> None:
-    """Raises LimitError for a text longer than `most`."""
-    if len(text) > most:
+def check_size(text: bytes | bytearray | str, max_length: int, where: str) -> None:
+    """Raise LimitError for a text longer than `max_length`."""
+    if len(text) > max_length:
         unit = "characters" if isinstance(text, str) else "bytes"
-        raise LimitError(f"{where} has {len(text)} {unit}; expected at most {most}")
+        raise LimitError(f"{where} has {len(text)} {unit}; expected at most {max_length}")
 
 
 def check_plain(value: Any, limits: Limits = LIMITS, where: str = "the JSON", *, whole: bool = False) -> None:
-    """Raises LimitError for more items or levels than `limits`, and InputError for infinite numbers; `whole`: also for
+    """Raise LimitError for more items or levels than `limits`, and InputError for infinite numbers; `whole`: also for
     text with half a character (`check_whole`).
 
     `value` is what `json.loads` makes; other kinds are not looked into (`as_plain` refuses them).
@@ -117,7 +117,7 @@ def check_plain(value: Any, limits: Limits = LIMITS, where: str = "the JSON", *,
 
 
 def check_whole(text: str, where: str) -> None:
-    """Raises InputError for half a character: a lone surrogate, which a JSON escape makes and which neither UTF-8 nor a
+    """Raise InputError for half a character: a lone surrogate, which a JSON escape makes and which neither UTF-8 nor a
     tokenizer takes."""
     if not _is_whole(text):
         raise InputError(f"{where} holds half a character (a lone \\ud800-\\udfff escape); expected whole characters")
@@ -222,16 +222,16 @@ class _Copy:
         return str(text)
 
 
-def check_pixels(width: int, height: int, where: str, most: int = MAX_PIXELS) -> None:
-    """Raises LimitError for a picture of more than `most` pixels. Call it with the size in the header, before the
+def check_pixels(width: int, height: int, where: str, max_pixels: int = MAX_PIXELS) -> None:
+    """Raise LimitError for a picture of more than `max_pixels` pixels. Call it with the size in the header, before the
     pixels are decoded."""
-    if width * height > most:
-        raise LimitError(f"{where} has {width} x {height} pixels; expected at most {most}: send it smaller")
+    if width * height > max_pixels:
+        raise LimitError(f"{where} has {width} x {height} pixels; expected at most {max_pixels}: send it smaller")
 
 
 def is_finite(value: Any) -> bool:
-    """Whether `value` is a finite number that fits a float: 1e400 written out as a whole number does not, and neither
-    True nor False is a number."""
+    """Return whether `value` is a finite number that fits a float: 1e400 written out as a whole number does not, and
+    neither True nor False is a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     try:
@@ -240,23 +240,23 @@ def is_finite(value: Any) -> bool:
         return False
 
 
-def clip(text: str, most: int = 60) -> str:
-    """`text` for a message: whole, or its beginning with dots, `most` characters long."""
-    return text if len(text) <= most else text[: most - 3] + "..."
+def clip(text: str, max_chars: int = 60) -> str:
+    """Return `text` for a message: whole, or its beginning with dots, `max_chars` characters long."""
+    return text if len(text) <= max_chars else text[: max_chars - 3] + "..."
 
 
-def shown(value: Any, most: int = 60) -> str:
-    """`repr(value)` without addresses, clipped to `most` characters; the rest of a large value is not written first."""
+def shown(value: Any, max_chars: int = 60) -> str:
+    """Return `repr(value)` without addresses, at most `max_chars` long; no more of a large value is written."""
     try:
-        return clip(without_addresses(repr(sample(value, most + 1))), most)
+        return clip(without_addresses(repr(sample(value, max_chars + 1))), max_chars)
     except Exception as error:  # somebody else's __repr__ may raise anything
         return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
 
 
-def sample(value: Any, most: int) -> Any:
-    """The beginning of nested data: enough that its first `most` characters, written by `repr` or `json.dumps`, are
-    those of the whole."""
-    return _Sample(most).of(value, 0)
+def sample(value: Any, max_chars: int) -> Any:
+    """Return the beginning of nested data: enough that its first `max_chars` characters, written by `repr` or
+    `json.dumps`, are those of the whole."""
+    return _Sample(max_chars).of(value, 0)
 
 
 @dataclass(slots=True)
@@ -301,18 +301,18 @@ class _Sample:
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
-def _check_structure(text: str, most: int, where: str) -> None:
-    """Raises LimitError for more than `most` values, before they are made."""
-    if _marks(text) < most:
+def _check_structure(text: str, max_items: int, where: str) -> None:
+    """Raise LimitError for more than `max_items` values, before they are made."""
+    if _marks(text) < max_items:
         return
     # Some of them may stand in strings, of which there are two to a value at most.
-    bare, strings = _STRING.subn("", text, 2 * most + 1)
-    if strings > 2 * most or _marks(bare) > 2 * most:
-        raise _too_many(where, most)
+    bare, strings = _STRING.subn("", text, 2 * max_items + 1)
+    if strings > 2 * max_items or _marks(bare) > 2 * max_items:
+        raise _too_many(where, max_items)
 
 
 def _marks(text: str) -> int:
-    """An upper bound of the values in a JSON text, less one: each but the first follows a comma or an opening."""
+    """Return at least the number of values in a JSON text, less one: all but the first follow a comma or an opening."""
     return text.count(",") + text.count("[") + text.count("{")
 
 
@@ -320,12 +320,12 @@ def _no_constant(name: str) -> NoReturn:
     raise InputError(f"{name} is not JSON; use a finite number")
 
 
-def _too_many(where: str, most: int) -> LimitError:
-    return LimitError(f"{where} holds too many values; expected at most {most}")
+def _too_many(where: str, max_items: int) -> LimitError:
+    return LimitError(f"{where} holds too many values; expected at most {max_items}")
 
 
-def _too_deep(where: str, most: int) -> LimitError:
-    return LimitError(f"{where} is nested too deep; expected at most {most} levels of lists and objects")
+def _too_deep(where: str, max_depth: int) -> LimitError:
+    return LimitError(f"{where} is nested too deep; expected at most {max_depth} levels of lists and objects")
 
 
 def _written(path: tuple[Any, Any]) -> str:

@@ -32,12 +32,12 @@ class ScratchFolder:
         self._gone = weakref.finalize(self, _remove, self.path, handle, os.getpid())
 
     def close(self) -> None:
-        """Removes the folder and all in it. Twice is fine."""
+        """Remove the folder and all in it. Twice is fine."""
         self._gone()
 
 
 def sweep(prefix: str, home: Path | None = None) -> None:
-    """Removes the folders of this user named `prefix...` in `home` whose process is gone."""
+    """Remove the folders of this user named `prefix...` in `home` whose process is gone."""
     for folder in (Path(tempfile.gettempdir()) if home is None else home).glob(prefix + "*"):
         try:
             handle = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)

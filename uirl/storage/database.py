@@ -42,7 +42,7 @@ _REMEDIES = {
 
 @contextlib.contextmanager
 def database_errors(what: str) -> Iterator[None]:
-    """A context in which an error of SQLite becomes a `StorageError` that says what failed and what to do."""
+    """Turn an error of SQLite in the context into a `StorageError` that says what failed and what to do."""
     try:
         yield
     except sqlite3.Error as error:
@@ -52,7 +52,7 @@ def database_errors(what: str) -> Iterator[None]:
 
 
 def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
-    """A connection to the store at `path`, which is created where it is missing (not with `read_only`).
+    """Return a connection to the store at `path`, which is created where it is missing (not with `read_only`).
 
     Raises `StorageError` for a missing file, another kind of file, or another version of the schema.
     """
@@ -73,7 +73,7 @@ def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """A context whose writes are all kept or, on any error, none."""
+    """Keep all writes of the context or, on any error, none."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

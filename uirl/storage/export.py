@@ -20,7 +20,7 @@ _SIGNATURES = ((b"\x89PNG", ".png"), (b"\xff\xd8\xff", ".jpg"), (b"RIFF", ".webp
 
 
 def solved(summary: TrajectorySummary) -> bool:
-    """Whether an episode is evidence and its task was solved."""
+    """Return whether an episode is evidence and its task was solved."""
     return summary.success is True and summary.failure is None
 
 
@@ -33,7 +33,7 @@ def export_sft(
     tools: Sequence[Mapping[str, Any]] = (),
     each_reply: bool = False,
 ) -> int:
-    """How many examples were written to `path`, one JSON object per line, each with the same fields of the same types.
+    """Write examples to `path`, one JSON object per line, each with the same fields of the same types; return how many.
 
     A line holds `messages` (role and content), `id`, `task` and `reward`. Where no chosen trajectory has a picture,
     content is a str. Where one has, content is everywhere a list of `{"type": "image"}` and `{"type": "text",
@@ -63,8 +63,8 @@ def export_sft(
     chosen = [summary.id for summary in store.list() if where(summary)]
     episodes = [one for name in chosen for one in _episodes(store.get(name), folder, system_prompt)]
     # loaders take the types of the fields from the first lines: a list of nothing would have none
-    episodes.sort(key=lambda episode: not _images(episode.said))
-    with_pictures = any(_images(episode.said) for episode in episodes[:1])
+    episodes.sort(key=lambda episode: not _images(episode.messages))
+    with_pictures = any(_images(episode.messages) for episode in episodes[:1])
     shown = {"tools": json.dumps(list(tools))} if tools else {}
     written = 0
 
@@ -80,7 +80,7 @@ def export_sft(
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Message:
     """One message: who, the paths of its pictures, and its text."""
 
     role: str
@@ -93,7 +93,7 @@ class _Episode:
     """The messages of a conversation, and what stands beside them in the file."""
 
     head: Mapping[str, Any]
-    said: tuple[_Said, ...]
+    messages: tuple[_Message, ...]
     replies: tuple[int, ...]
     """Where the replies stand that are to be learned: those of a branch, not of what it goes on from."""
 
@@ -102,72 +102,76 @@ class _Episode:
 class _Conversation:
     """One that grows turn by turn."""
 
-    said: list[_Said]
+    messages: list[_Message]
     replies: list[int] = field(default_factory=list)
 
 
-_Example = Mapping[str, Sequence[_Said]]
+_Example = Mapping[str, Sequence[_Message]]
 """Field of a line -> its messages, in the order in which they were said."""
 
 
 def _episodes(trajectory: Trajectory, folder: Path, system_prompt: str | None) -> list[_Episode]:
-    """The conversations of a trajectory: one, or one per segment of a recorded agent (`info["call"]`), which may have
-    branched or rewritten what was said; a reply that its client never saw is in none."""
-    begin = [] if system_prompt is None else [_Said("system", system_prompt)]
+    """Return the conversations of a trajectory: one, or one per segment of a recorded agent (`info["call"]`), which may
+    have branched or rewritten what was said; a reply that its client never saw is in none."""
+    begin = [] if system_prompt is None else [_Message("system", system_prompt)]
     turns = trajectory.turns
     recorded = all("call" in turn.info for turn in turns)
     # segments stand in the order in which they ended: what a branch goes on from may stand behind it
     order = sorted(range(len(turns)), key=lambda i: turns[i].info["call"] if recorded else i)
-    of: dict[int, _Conversation] = {}  # index of a turn -> where it belongs
-    until: dict[Any, list[_Said]] = {}  # number of a call -> the conversation up to its reply
+    conversations: dict[int, _Conversation] = {}  # by index of a turn
+    until: dict[Any, list[_Message]] = {}  # number of a call -> the conversation up to its reply
     for index in order:
         turn, where = turns[index], f"trajectory {trajectory.id}: turns[{index}]"
         if turn.info.get("sent") is False:
             continue
         goes_on = index > 0 and not (recorded and turn.starts_segment)
-        mine = of[index - 1] if goes_on else _Conversation(list(until.get(turn.info.get("after"), begin)))
-        mine.said += _seen(turn, folder, where)
-        mine.replies.append(len(mine.said))
-        mine.said.append(_Said("assistant", _reply(turn, where)))
-        of[index], until[turn.info.get("call")] = mine, mine.said[:]
-    made = list({id(of[index]): of[index] for index in sorted(of)}.values()) or [_Conversation(begin)]
+        conversation = (
+            conversations[index - 1] if goes_on else _Conversation(list(until.get(turn.info.get("after"), begin)))
+        )
+        conversation.messages += _seen(turn, folder, where)
+        conversation.replies.append(len(conversation.messages))
+        conversation.messages.append(_Message("assistant", _reply(turn, where)))
+        conversations[index], until[turn.info.get("call")] = conversation, conversation.messages[:]
+    distinct = {id(conversations[index]): conversations[index] for index in sorted(conversations)}
     head = {"id": trajectory.id, "task": trajectory.task.id, "reward": trajectory.total_reward()}
-    return [_Episode(head, tuple(one.said), tuple(one.replies)) for one in made]
+    return [
+        _Episode(head, tuple(one.messages), tuple(one.replies)) for one in distinct.values() or [_Conversation(begin)]
+    ]
 
 
-def _seen(turn: Turn, folder: Path, where: str) -> list[_Said]:
-    """What stands before the reply of a turn."""
+def _seen(turn: Turn, folder: Path, where: str) -> list[_Message]:
+    """Return what stands before the reply of a turn."""
     seen = turn.observation
     paths = tuple(_save(picture, folder, where) for picture in seen.images)
     if "messages" in turn.info:
         rest = iter(paths)
         return [
-            _Said(one["role"], one["text"], tuple(islice(rest, one["images"]))) for one in turn.info["messages"]
+            _Message(one["role"], one["text"], tuple(islice(rest, one["images"]))) for one in turn.info["messages"]
         ]  # fmt: skip
-    said = [_Said("tool", result.text) for result in seen.tool_results]
-    return said + ([_Said("user", seen.text, paths)] if seen.text or paths or not said else [])
+    results = [_Message("tool", result.text) for result in seen.tool_results]
+    return results + ([_Message("user", seen.text, paths)] if seen.text or paths or not results else [])
 
 
 def _whole(episode: _Episode) -> Iterator[_Example]:
-    yield {"messages": episode.said}
+    yield {"messages": episode.messages}
 
 
 def _per_reply(episode: _Episode) -> Iterator[_Example]:
     for i in episode.replies:
-        yield {"prompt": episode.said[:i], "completion": episode.said[i : i + 1]}
+        yield {"prompt": episode.messages[:i], "completion": episode.messages[i : i + 1]}
 
 
 def _line(episode: _Episode, example: _Example, with_pictures: bool) -> dict[str, Any]:
     line = dict(episode.head)
-    for name, said in example.items():
-        line[name] = [{"role": one.role, "content": _content(one, with_pictures)} for one in said]
+    for name, messages in example.items():
+        line[name] = [{"role": one.role, "content": _content(one, with_pictures)} for one in messages]
     if with_pictures:
-        line["images"] = [path for said in example.values() for path in _images(said)]
+        line["images"] = [path for messages in example.values() for path in _images(messages)]
     return line
 
 
-def _content(message: _Said, with_pictures: bool) -> str | list[dict[str, str]]:
-    """One type in the whole file: loaders of tables make something else of a column that has two."""
+def _content(message: _Message, with_pictures: bool) -> str | list[dict[str, str]]:
+    """Return content of one type in the whole file: loaders of tables make something else of a column that has two."""
     # half of a surrogate pair has no UTF-8: of a file with one, datasets makes other rows without a word
     text = message.text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if not with_pictures:
@@ -176,8 +180,8 @@ def _content(message: _Said, with_pictures: bool) -> str | list[dict[str, str]]:
     return parts + ([{"type": "text", "text": text}] if text or not parts else [])
 
 
-def _images(said: Iterable[_Said]) -> list[str]:
-    return [path for message in said for path in message.images]
+def _images(messages: Iterable[_Message]) -> list[str]:
+    return [path for message in messages for path in message.images]
 
 
 def _reply(turn: Turn, where: str) -> str:
@@ -190,7 +194,7 @@ def _reply(turn: Turn, where: str) -> str:
 
 
 def _save(picture: Any, folder: Path, where: str) -> str:
-    """The path of a picture, relative to the folder of the export; written where it is not there yet."""
+    """Return the path of a picture, relative to the folder of the export; written where it is not there yet."""
     if not isinstance(picture, Screenshot):
         raise StorageError(f"{where}: the image {picture} was not kept; store runs with logging.store_images=true")
     ending = next((end for start, end in _SIGNATURES if picture.data.startswith(start)), ".bin")

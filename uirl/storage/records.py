@@ -40,13 +40,13 @@ def plain(value: Any, where: str) -> Any:
 
 
 def encode_header(trajectory: Trajectory) -> str:
-    """JSON of everything but the turns."""
+    """Return the JSON of everything but the turns."""
     where = f"trajectory {trajectory.id}"
     return json.dumps({name: plain(getattr(trajectory, name), f"{where}: {name}") for name in _HEADER_FIELDS})
 
 
 def encode_turn(turn: Turn, images: Sequence[str], where: str) -> TurnRow:
-    """The row of one turn; `images` are the hashes that stand for the pictures of its observation."""
+    """Return the row of one turn; `images` are the hashes that stand for the pictures of its observation."""
     record = {name: plain(getattr(turn, name), f"{where}.{name}") for name in _TURN_FIELDS}
     info = plain(turn.observation.info, f"{where}.observation.info")
     record["observation"] = {"text": turn.observation.text, "images": list(images), "info": info}
@@ -61,7 +61,7 @@ def encode_turn(turn: Turn, images: Sequence[str], where: str) -> TurnRow:
 
 
 def decode_header(text: str, turns: list[Turn]) -> Trajectory:
-    """The inverse of `encode_header`, with `turns` put in."""
+    """Return the inverse of `encode_header`, with `turns` put in."""
     record = json.loads(text)
     record["task"] = Task(**record["task"])
     record["verdict"] = record["verdict"] and Verdict(**record["verdict"])
@@ -70,7 +70,7 @@ def decode_header(text: str, turns: list[Turn]) -> Trajectory:
 
 
 def decode_turn(row: TurnRow, picture: Callable[[str], Any]) -> Turn:
-    """The inverse of `encode_turn`; `picture` gives what stands in the observation for an image hash."""
+    """Return the inverse of `encode_turn`; `picture` gives what stands in the observation for an image hash."""
     record = json.loads(row[0])
     observation, action = record.pop("observation"), record.pop("action")
     observation["images"] = tuple(picture(hash) for hash in observation["images"])
@@ -98,7 +98,7 @@ def _pack_ids(ids: Sequence[int]) -> bytes:
 
 
 def _pack_floats(values: Sequence[float]) -> bytes:
-    """Four bytes each where every value is a float32, as engines give them; else eight."""
+    """Return four bytes each where every value is a float32, as engines give them; else eight."""
     single = array("f", values)
     return _little_endian(single if single.tolist() == list(values) else array("d", values))
 

@@ -8,7 +8,6 @@ import json
 import os
 import re
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from uirl.errors import StorageError
@@ -27,7 +26,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], config: str, *, resume: bool = False) -> Self:
-        """The directory at `path`, locked for this process, with `config` (YAML) as its config.yaml.
+        """Return the directory at `path`, locked for this process, with `config` (YAML) as its config.yaml.
 
         Args:
             path: Where; folders above it are made.
@@ -54,7 +53,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """The existing run at `path`, for reading. Raises `StorageError` where there is none."""
+        """Return the existing run at `path`, for reading. Raises `StorageError` where there is none."""
         run = cls(path)
         if not run.config_path.is_file():
             raise StorageError(f"{run.path} is no run directory: it has no config.yaml; expected runs/<name>")
@@ -89,17 +88,17 @@ class RunDirectory:
         return self.path / "tensorboard"
 
     def plot_path(self, name: str) -> Path:
-        """Where the picture `name` belongs, for example 'learning_curve'."""
+        """Return where the picture `name` belongs, for example 'learning_curve'."""
         return self.path / f"{name}.png"
 
     def write_text(self, name: str, text: str) -> Path:
-        """Path of the file `name` of this run, replaced by `text` in one step."""
+        """Replace the file `name` of this run by `text` in one step; return its path."""
         write_atomically(self.path / name, text)
         return self.path / name
 
     def write_json(self, name: str, data: Any) -> Path:
-        """Path of the file `name` of this run, replaced by `data` in one step. Raises `StorageError` for data that
-        JSON does not have; NaN and infinities too, since other programs cannot read them."""
+        """Replace the file `name` of this run by `data` in one step; return its path. Raises `StorageError` for data
+        that JSON does not have; NaN and infinities too, since other programs cannot read them."""
         try:
             text = json.dumps(data, indent=2, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -107,7 +106,7 @@ class RunDirectory:
         return self.write_text(name, text + "\n")
 
     def read_json(self, name: str) -> Any:
-        """What `write_json` wrote. Raises `StorageError` where the file is missing or damaged."""
+        """Return what `write_json` wrote. Raises `StorageError` where the file is missing or damaged."""
         path = self.path / name
         with storage_errors(f"cannot read {path}"):
             text = path.read_text(encoding="utf-8")
@@ -117,7 +116,7 @@ class RunDirectory:
             raise StorageError(f"{path} is not JSON: {error}") from error
 
     def close(self) -> None:
-        """Lets another process write here. Calling it twice is fine."""
+        """Let another process write here. Calling it twice is fine."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -125,13 +124,11 @@ class RunDirectory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _take_lock(self) -> None:
-        """The kernel frees the lock of a process that dies in any way."""
+        """Lock the directory for this process; the kernel frees the lock of one that dies in any way."""
         with storage_errors(f"cannot write to {self.path}"):
             self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -172,13 +169,13 @@ class RunDirectory:
 
 
 def run_of(path: str | os.PathLike[str]) -> Path | None:
-    """The run directory that `path` is, or that has the checkpoint `path`, from wherever it is named; None: neither."""
+    """Return the run directory that `path` is, or that has the checkpoint `path`; None: neither."""
     folders = (Path(path), Path(path).resolve().parent.parent)
     return next((folder for folder in folders if (folder / "checkpoints").is_dir()), None)
 
 
 def free_run_name(runs_dir: str | os.PathLike[str], stem: str, suffix: str = "") -> str:
-    """`stem`, or `stem-2`, `stem-3`, ...: the first that, with `suffix` behind it, is not in `runs_dir` yet. See
+    """Return `stem`, or `stem-2`, `stem-3`, ...: the first that, with `suffix` behind it, is not in `runs_dir` yet. See
     `clean_run_name`."""
     clean = clean_run_name(stem)
     number, name = 1, clean
@@ -189,5 +186,5 @@ def free_run_name(runs_dir: str | os.PathLike[str], stem: str, suffix: str = "")
 
 
 def clean_run_name(stem: str) -> str:
-    """`stem` with every character that does not belong in a folder's name as '-'."""
+    """Return `stem` with every character that does not belong in a folder's name as '-'."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.") or "run"

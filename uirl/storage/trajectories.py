@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from uirl.errors import StorageError
@@ -53,7 +52,7 @@ class TrajectoryStore:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False, keep_images: bool = True) -> None:
-        """Opens the file at `path`.
+        """Open the file at `path`.
 
         Args:
             path: The SQLite file, made where it is missing.
@@ -70,13 +69,13 @@ class TrajectoryStore:
         self._connection = connect(self.path, read_only=read_only)
 
     def add(self, trajectory: Trajectory, *, step: int, split: str = "train", images: ImageStore | None = None) -> None:
-        """Stores one trajectory, committed on return. See `add_many`."""
+        """Store one trajectory, committed on return. See `add_many`."""
         self.add_many([trajectory], step=step, split=split, images=images)
 
     def add_many(
         self, trajectories: Sequence[Trajectory], *, step: int, split: str = "train", images: ImageStore | None = None
     ) -> None:
-        """Stores all of them in one transaction, committed on return; on an error, none.
+        """Store all of them in one transaction, committed on return; on an error, none.
 
         Args:
             trajectories: Finished episodes, failures included.
@@ -100,26 +99,26 @@ class TrajectoryStore:
             self._write(headers, turns, pictures if self._keep_images else {}, int(step))
 
     def get(self, id: str) -> Trajectory:
-        """The trajectory as it was stored. Raises `StorageError` for an unknown id."""
+        """Return the trajectory as it was stored. Raises `StorageError` for an unknown id."""
         with self._lock, database_errors(f"cannot read {self.path}"):
-            found = self._connection.execute("SELECT number, record FROM trajectories WHERE id = ?", (id,)).fetchone()
-            if found is None:
+            row = self._connection.execute("SELECT number, record FROM trajectories WHERE id = ?", (id,)).fetchone()
+            if row is None:
                 raise StorageError(f"there is no trajectory {id!r} in {self.path}; list() shows what there is")
-            rows = self._connection.execute(
+            turns = self._connection.execute(
                 "SELECT record, context_ids, response_ids, log_probs FROM turns WHERE trajectory = ? ORDER BY position",
-                (found[0],),
+                (row[0],),
             ).fetchall()
-            return decode_header(found[1], [decode_turn(row, self._picture) for row in rows])
+            return decode_header(row[1], [decode_turn(turn, self._picture) for turn in turns])
 
     def image(self, hash: str) -> bytes:
-        """The encoded picture with this hash. Raises `StorageError` where it was not kept."""
+        """Return the encoded picture with this hash. Raises `StorageError` where it was not kept."""
         with self._lock, database_errors(f"cannot read {self.path}"):
-            found = self._connection.execute("SELECT data FROM images WHERE hash = ?", (hash,)).fetchone()
-        if found is None:
+            row = self._connection.execute("SELECT data FROM images WHERE hash = ?", (hash,)).fetchone()
+        if row is None:
             raise StorageError(
                 f"there is no image {hash!r} in {self.path}; were screenshots kept (logging.store_images)?"
             )
-        return bytes(found[0])
+        return bytes(row[0])
 
     def list(
         self,
@@ -132,7 +131,7 @@ class TrajectoryStore:
         limit: int | None = None,
         newest_first: bool = False,
     ) -> Sequence[TrajectorySummary]:
-        """Summaries of the trajectories that fit every condition given, in the order they were stored."""
+        """Return summaries of the trajectories that fit every condition given, in the order they were stored."""
         where, values = _conditions(step=step, split=split, success=success, task_id=task_id, group_id=group_id)
         order = "DESC" if newest_first else "ASC"
         query = f"SELECT {_SUMMARY} FROM trajectories{where} ORDER BY number {order} LIMIT ?"
@@ -141,19 +140,19 @@ class TrajectoryStore:
         return [_summary(row) for row in rows]
 
     def __iter__(self) -> Iterator[Trajectory]:
-        """Every trajectory, oldest first, one in memory at a time."""
+        """Return every trajectory, oldest first, one in memory at a time."""
         for summary in self.list():
             yield self.get(summary.id)
 
     def count(self, *, step: int | None = None, split: str | None = None, success: bool | None = None) -> int:
-        """How many trajectories fit every condition given."""
+        """Return how many trajectories fit every condition given."""
         where, values = _conditions(step=step, split=split, success=success)
         with self._lock, database_errors(f"cannot read {self.path}"):
             return int(self._connection.execute(f"SELECT count(*) FROM trajectories{where}", values).fetchone()[0])
 
     def truncate_after(self, step: int) -> int:
-        """How many trajectories of later steps were removed, with the images that only they show: a run that resumes
-        after `step` collects them again."""
+        """Remove the trajectories of later steps, with the images that only they show, and return how many: a run that
+        resumes after `step` collects them again."""
         with self._lock, database_errors(f"cannot remove trajectories from {self.path}"), transaction(self._connection):
             self._connection.execute(
                 "DELETE FROM turns WHERE trajectory IN (SELECT number FROM trajectories WHERE step > ?)", (step,)
@@ -162,7 +161,7 @@ class TrajectoryStore:
             return self._connection.execute("DELETE FROM trajectories WHERE step > ?", (step,)).rowcount
 
     def copy_to(self, path: str | os.PathLike[str]) -> None:
-        """Writes a store with everything that is in this one to `path`, where no file may be yet."""
+        """Write a store with everything that is in this one to `path`, where no file may be yet."""
         target = Path(path)
         if target.exists():
             raise StorageError(f"{target} exists already; choose another path for the copy")
@@ -174,20 +173,18 @@ class TrajectoryStore:
                 copy.close()
 
     def close(self) -> None:
-        """Closes the file. Calling it twice is fine."""
+        """Close the file. Calling it twice is fine."""
         with self._lock:
             self._connection.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _find(self, wanted: set[str], pictures: dict[str, bytes], images: ImageStore | None) -> None:
-        """Puts the bytes of images that no turn carries into `pictures`; those stored earlier need none."""
+        """Put the bytes of images that no turn carries into `pictures`; those stored earlier need none."""
         for hash in sorted(wanted):
             stored = self._connection.execute("SELECT 1 FROM images WHERE hash = ?", (hash,)).fetchone()
             if stored is not None:
@@ -205,7 +202,7 @@ class TrajectoryStore:
     def _write(self, headers: Rows, turns: Sequence[Sequence[TurnRow]], pictures: dict[str, bytes], step: int) -> None:
         with transaction(self._connection):
             first = self._connection.execute("SELECT coalesce(max(number), 0) + 1 FROM trajectories").fetchone()[0]
-            self._refuse_known([row[0] for row in headers])
+            self._refuse_stored([row[0] for row in headers])
             self._connection.executemany(
                 f"INSERT INTO trajectories (number, {_SUMMARY}, record) VALUES ({', '.join('?' * 14)})",
                 [(first + i, *row) for i, row in enumerate(headers)],
@@ -220,24 +217,24 @@ class TrajectoryStore:
                 [(hash, step, data) for hash, data in pictures.items()],
             )
 
-    def _refuse_known(self, ids: Sequence[str]) -> None:
+    def _refuse_stored(self, ids: Sequence[str]) -> None:
         seen: set[str] = set()
         for id in ids:
-            known = self._connection.execute("SELECT step FROM trajectories WHERE id = ?", (id,)).fetchone()
-            if known is not None or id in seen:
+            row = self._connection.execute("SELECT step FROM trajectories WHERE id = ?", (id,)).fetchone()
+            if row is not None or id in seen:
                 raise StorageError(
-                    f"trajectory {id!r} is stored already{f' (step {known[0]})' if known else ''}; every episode needs "
+                    f"trajectory {id!r} is stored already{f' (step {row[0]})' if row else ''}; every episode needs "
                     "an id of its own, and a resumed run calls truncate_after(step) first"
                 )
             seen.add(id)
 
     def _picture(self, hash: str) -> Screenshot | str:
-        found = self._connection.execute("SELECT data FROM images WHERE hash = ?", (hash,)).fetchone()
-        return hash if found is None else Screenshot(bytes(found[0]), hash)
+        row = self._connection.execute("SELECT data FROM images WHERE hash = ?", (hash,)).fetchone()
+        return hash if row is None else Screenshot(bytes(row[0]), hash)
 
 
 def _turn_row(trajectory: Trajectory, index: int, pictures: dict[str, bytes], wanted: set[str]) -> TurnRow:
-    """The row of a turn; the bytes it carries go into `pictures`, the hashes it only names into `wanted`."""
+    """Return the row of a turn; the bytes it carries go into `pictures`, the hashes it only names into `wanted`."""
     turn: Turn = trajectory.turns[index]
     where = f"trajectory {trajectory.id}: turns[{index}]"
     hashes = []
@@ -247,17 +244,17 @@ def _turn_row(trajectory: Trajectory, index: int, pictures: dict[str, bytes], wa
             hashes.append(picture)
             continue
         try:
-            shot = screenshot(picture)
+            image = screenshot(picture)
         except TypeError as error:
             raise StorageError(f"{where}.observation.images: {error}") from error
-        pictures[shot.hash] = shot.data
-        hashes.append(shot.hash)
+        pictures[image.hash] = image.data
+        hashes.append(image.hash)
     wanted.update(turn.context_images)
     return encode_turn(turn, hashes, where)
 
 
 def _header_row(trajectory: Trajectory, step: int, split: str) -> tuple[Any, ...]:
-    """The columns of `_SUMMARY`, then the record."""
+    """Return the columns of `_SUMMARY`, then the record."""
     reward = trajectory.total_reward()
     return (
         trajectory.id,
@@ -283,6 +280,6 @@ def _summary(row: tuple[Any, ...]) -> TrajectorySummary:
 
 
 def _conditions(**wanted: Any) -> tuple[str, tuple[Any, ...]]:
-    given = {name: value for name, value in wanted.items() if value is not None}
-    where = " AND ".join(f"{name} = ?" for name in given)
-    return (f" WHERE {where}" if where else ""), tuple(given.values())
+    conditions = {name: value for name, value in wanted.items() if value is not None}
+    where = " AND ".join(f"{name} = ?" for name in conditions)
+    return (f" WHERE {where}" if where else ""), tuple(conditions.values())

@@ -66,37 +66,37 @@ class Tool(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        given = cls.__dict__.get("definition")
-        if isinstance(given, ToolDefinition):
-            cls.name, cls.description = given.name, given.description
+        definition = cls.__dict__.get("definition")
+        if isinstance(definition, ToolDefinition):
+            cls.name, cls.description = definition.name, definition.description
 
     @abstractmethod
     def execute(self, *args: Any, **arguments: Any) -> Any:
         """What the call comes back with. May be `async def`."""
 
     def reset(self, seed: int | None = None) -> None:
-        """A new episode begins."""
+        """Begin a new episode."""
 
     async def is_well(self) -> bool:
-        """Asked where a call took longer than `timeout`: whether what the tool depends on answers at all. True: the
+        """Return, after a call took longer than `timeout`, whether what the tool depends on answers at all. True: the
         call itself was too much, which the policy is told; False: the episode is not evidence."""
         return True
 
     def spawn(self) -> Tool:
-        """Another, independent instance for a parallel episode. Default: a deep copy."""
+        """Return another, independent instance for a parallel episode. Default: a deep copy."""
         return copy.deepcopy(self)
 
     def close(self) -> Any:
-        """Frees what the instance holds; may be `async def`. Calling it twice is fine."""
+        """Free what the instance holds; may be `async def`. Calling it twice is fine."""
 
     def read_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """`arguments` as `execute` takes them. Raises `ToolError` for a value that no hint allows."""
+        """Return `arguments` as `execute` takes them. Raises `ToolError` for a value that no hint allows."""
         if inspect.getattr_static(self, "definition") is not _FROM_EXECUTE:
             return dict(arguments)
         return _convert(signature_of(type(self).execute), arguments)
 
     def check_signature(self) -> None:
-        """Raises ContractError where `execute` cannot be called with what the definition announces."""
+        """Raise ContractError where `execute` cannot be called with what the definition announces."""
         if inspect.getattr_static(self, "definition") is not _FROM_EXECUTE:
             _compare(self.definition, self.execute, f"{type(self).__name__}.execute")
 
@@ -130,7 +130,7 @@ class FunctionTool(Tool):
         return self.function(**arguments)
 
     def read_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """`arguments` as the hints of the function say."""
+        """Return `arguments` as the hints of the function say."""
         return _convert(self._signature, arguments)
 
 

@@ -22,7 +22,7 @@ _MISHAPS: Counter[tuple[str, str]] = Counter()
 
 
 def is_failure(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
-    """Whether something other than the call is at fault: an exception of `kinds` is raised, or is the cause of what is.
+    """Return whether something other than the call is at fault: `error` or one of its causes is of `kinds`.
 
     An OSError about a path or a time limit is the call's, whatever `kinds` say; an error of ours is not.
     """
@@ -30,7 +30,7 @@ def is_failure(error: BaseException, kinds: tuple[type[BaseException], ...]) -> 
 
 
 def told(tool: str, what: str, words: str) -> ToolError:
-    """What the policy is shown of a call that went wrong; the person is warned the first time, the 10th, the 100th."""
+    """Return what the policy is shown of a failed call; the person is warned the first time, the 10th, the 100th."""
     _MISHAPS[tool, what] += 1
     count = _MISHAPS[tool, what]
     if is_round(count):

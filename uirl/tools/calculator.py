@@ -118,9 +118,9 @@ def _power(base: Number, exponent: Number) -> Number:
 
 
 def _call(name: str, values: list[Number]) -> Number:
-    least, most, function = _FUNCTIONS[name]
-    if not least <= len(values) <= most:
-        count = f"{least}" if least == most else f"{least} or more" if most > 9 else f"{least} to {most}"
+    low, high, function = _FUNCTIONS[name]
+    if not low <= len(values) <= high:
+        count = f"{low}" if low == high else f"{low} or more" if high > 9 else f"{low} to {high}"
         raise ToolError(f"{name} got {len(values)} arguments, expected {count}")
     try:
         result: Number = function(*values)
@@ -139,7 +139,7 @@ def _bounded(value: Number) -> Number:
 
 
 def _trimmed(value: Number) -> Number:
-    """Without the dust of binary fractions: 0.1 + 0.2 is 0.3, and 6.0 is 6."""
+    """Return the number without the dust of binary fractions: 0.1 + 0.2 is 0.3, and 6.0 is 6."""
     if isinstance(value, int):
         return value
     short = float(f"{value:.12g}")

@@ -66,7 +66,7 @@ class ToolDefinition:
     def from_function(
         function: Callable[..., Any], name: str | None = None, description: str | None = None
     ) -> ToolDefinition:
-        """The definition of a function: arguments from its type hints, words from its Google docstring.
+        """Return the definition of a function: arguments from its type hints, words from its Google docstring.
 
         `name` None: the function's; `description` None: the docstring up to its first section. A parameter with a
         default need not be given. Raises ContractError where a hint is missing or has no JSON form.
@@ -77,12 +77,12 @@ class ToolDefinition:
         return ToolDefinition(name or own_name, words, signature.parameters)
 
     def schema(self) -> dict[str, Any]:
-        """The definition as chat templates (`tools=`) and servers take it."""
+        """Return the definition as chat templates (`tools=`) and servers take it."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
     def describe(self) -> str:
-        """The definition for a system prompt: `- name(argument: type, ...): description`."""
+        """Return the definition for a system prompt: `- name(argument: type, ...): description`."""
         properties, required = self.parameters.get("properties", {}), self.parameters.get("required", ())
         arguments = ", ".join(
             f"{name}: {_type_of(schema)}" + ("" if name in required else " (optional)")
@@ -94,7 +94,7 @@ class ToolDefinition:
         return "\n".join(lines)
 
     def check(self, arguments: Any) -> str | None:
-        """What is wrong with `arguments`, in words the policy can learn from; None: they fit.
+        """Return what is wrong with `arguments`, in words the policy can learn from; None: they fit.
 
         Stricter than JSON Schema in one point: an argument that `properties` does not name is wrong unless the schema
         speaks of others itself (`additionalProperties`, ...) or has no `properties` at all.
@@ -116,12 +116,12 @@ class ToolDefinition:
         return "; ".join(words) or None
 
     def _unexpected(self, arguments: Mapping[str, Any]) -> Iterator[_Problem]:
-        known = self.parameters.get("properties")
-        if known is None or _ELSEWHERE & set(self.parameters):
+        properties = self.parameters.get("properties")
+        if properties is None or _ELSEWHERE & set(self.parameters):
             return
         for name in arguments:
-            if name not in known:
-                yield partial(_unknown, "unexpected argument", str(name), known)
+            if name not in properties:
+                yield partial(_unknown, "unexpected argument", str(name), properties)
 
     def _misfits(self, arguments: dict[str, Any]) -> Iterator[_Problem]:
         validator = validator_of(json.dumps(self.parameters, sort_keys=True))
@@ -156,19 +156,19 @@ class ToolDefinition:
 
 
 def _explain(error: ValidationError, properties: Mapping[str, Any]) -> Iterator[_Problem]:
-    """The mistakes in one error of the validator, to be put in words where they are told."""
+    """Return the mistakes in one error of the validator, to be put in words where they are told."""
     if error.validator in ("additionalProperties", "unevaluatedProperties"):
-        known = error.schema.get("properties", {}) if isinstance(error.schema, Mapping) else {}
+        expected = error.schema.get("properties", {}) if isinstance(error.schema, Mapping) else {}
         path = _path(error)
         where = f"argument {path!r}: unexpected" if path else "unexpected"
-        for name in sorted(map(str, set(error.instance) - set(known))):
-            yield partial(_unknown, where, name, known)
+        for name in sorted(map(str, set(error.instance) - set(expected))):
+            yield partial(_unknown, where, name, expected)
     else:
         yield partial(_in_words, error, properties)
 
 
-def _unknown(what: str, name: str, known: Mapping[str, Any]) -> str:
-    return f"{what} {name[:40]!r}; " + (did_you_mean(name, known) if known else "it takes none")
+def _unknown(what: str, name: str, expected: Mapping[str, Any]) -> str:
+    return f"{what} {name[:40]!r}; " + (did_you_mean(name, expected) if expected else "it takes none")
 
 
 def _in_words(error: ValidationError, properties: Mapping[str, Any]) -> str:
@@ -192,7 +192,7 @@ def _path(error: ValidationError) -> str:
 
 
 def _expected(schema: Any) -> str:
-    """A schema in a few words."""
+    """Return a schema in a few words."""
     if not isinstance(schema, Mapping):
         return "nothing"
     if "enum" in schema:
@@ -207,7 +207,7 @@ def _expected(schema: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value and its JSON type."""
+    """Return a value and its JSON type."""
     return "null" if value is None else f"{_short(value)} ({_TYPES.get(type(value), type(value).__name__)})"
 
 

@@ -28,8 +28,11 @@ class EnvironmentStepTool(Tool):
     def __init__(
         self, environment: Any, name: str = "environment_step", description: str = "", takes_action: bool | None = None
     ) -> None:
-        """`takes_action`: `step` gets an `Action` with one call, made of `action` and `arguments`; False: a str.
-        None: as the environment's `action_format` says ('text' or none at all: a str)."""
+        """Wrap an environment.
+
+        `takes_action`: `step` gets an `Action` with one call, made of `action` and `arguments`; False: a str. None: as
+        the environment's `action_format` says ('text' or none at all: a str).
+        """
         if not callable(getattr(environment, "step", None)):
             raise ContractError(f"{shown(environment)} has no step(action); EnvironmentStepTool cannot act on it")
         self.environment = environment
@@ -50,18 +53,18 @@ class EnvironmentStepTool(Tool):
         """The observation after `action`, as text. Raises `ToolError` after the end of the episode."""
         if self.done:
             raise ToolError("the episode is over; no further action is possible")
-        made: Any = action
+        step_input: Any = action
         if self.takes_action:
-            made = Action(text=action, tool_calls=(ToolCall(action, dict(arguments or {})),))
-        step = self.environment.step(made)
+            step_input = Action(text=action, tool_calls=(ToolCall(action, dict(arguments or {})),))
+        step = self.environment.step(step_input)
         return self._later(step) if inspect.isawaitable(step) else self._take(step)
 
     def reset(self, seed: int | None = None) -> None:
-        """Forgets the episode; the environment itself is reset by its owner."""
+        """Forget the episode; the environment itself is reset by its owner."""
         self._clear()
 
     def spawn(self) -> EnvironmentStepTool:
-        """A tool on an environment of its own: the environment's `spawn()`, else a deep copy."""
+        """Return a tool on an environment of its own: the environment's `spawn()`, else a deep copy."""
         if not callable(getattr(self.environment, "spawn", None)):
             copied = super().spawn()
             assert isinstance(copied, EnvironmentStepTool)
@@ -89,7 +92,7 @@ class EnvironmentStepTool(Tool):
 
 
 def _read(step: Any, where: str) -> tuple[str, float, bool]:
-    """Observation as text, reward, and whether the episode is over."""
+    """Return the observation as text, reward, and whether the episode is over."""
     if isinstance(step, tuple) and len(step) in (4, 5):
         observation, reward, done = step[0], step[1], bool(step[2]) or (len(step) == 5 and bool(step[3]))
     elif not isinstance(step, tuple) and all(hasattr(step, name) for name in ("observation", "reward", "terminated")):

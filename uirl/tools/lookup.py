@@ -22,7 +22,7 @@ class LookupTool(Tool):
     runs_inline = True
 
     def __init__(self, table: Mapping[str, Any], name: str = "lookup", description: str = "") -> None:
-        """`table`: text keys and plain data. `description` empty: says only that it looks up keys."""
+        """Serve `table`: text keys and plain data. `description` empty: says only that it looks up keys."""
         wrong = [key for key in table if not isinstance(key, str)]
         if wrong:
             raise ConfigError(f"LookupTool got the key {shown(wrong[0], 40)}; expected text keys")

@@ -63,7 +63,7 @@ class MCPConnection:
         return self._held is None or self._held.done() or self._broken
 
     def connect(self) -> None:
-        """Returns when the server has listed its tools. Raises `EnvironmentFailure` where it does not."""
+        """Open the session, until the server has listed its tools. Raises `EnvironmentFailure` where it does not."""
         self._held = self._thread.submit(self._hold())
         try:
             self.listed = self._opened.result()
@@ -74,7 +74,7 @@ class MCPConnection:
             ) from error
 
     def call(self, name: str, arguments: dict[str, Any]) -> Future[dict[str, Any]]:
-        """The result of a tool, in the words of the protocol. Cancelling the future cancels the call."""
+        """Return the result of a tool, in the words of the protocol. Cancelling the future cancels the call."""
         if self.ended:
             failed: Future[dict[str, Any]] = Future()
             failed.set_exception(self._lost())
@@ -82,7 +82,7 @@ class MCPConnection:
         return self._thread.submit(self._call(name, arguments))
 
     def ask(self) -> Future[None]:
-        """Done when the server has answered a question that every server can answer: what its tools are."""
+        """Ask a question that every server can answer, what its tools are; the future is done with the answer."""
         if self.ended:
             failed: Future[None] = Future()
             failed.set_exception(self._lost())
@@ -90,12 +90,12 @@ class MCPConnection:
         return self._thread.submit(self._ask())
 
     def close(self) -> None:
-        """Ends session, process and thread. A second call does nothing."""
-        held, self._held = self._held, None
-        if held is not None:
+        """End session, process and thread. A second call does nothing."""
+        session, self._held = self._held, None
+        if session is not None:
             self._thread.submit(self._ask_to_stop()).result(_CLOSING)
             with suppress(Exception):  # how a session ends is told to those who wait for its answers
-                held.result(_CLOSING)
+                session.result(_CLOSING)
         self._thread.close()
 
     async def _hold(self) -> None:

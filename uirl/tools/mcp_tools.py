@@ -36,7 +36,7 @@ class MCPServer:
         connect_timeout: float = 30.0,
         call_timeout: float = 60.0,
     ) -> None:
-        """Either `command` (started and spoken to over stdio) or `url` (streamable HTTP).
+        """Name the server: either `command` (started and spoken to over stdio) or `url` (streamable HTTP).
 
         Args:
             command: Program and arguments, as a list or one line.
@@ -75,7 +75,7 @@ class MCPServer:
         return self._connection is not None and self._connection.ended
 
     def start(self) -> MCPServer:
-        """Connects, or connects again where the connection was lost; blocks until the server has listed its tools.
+        """Connect, or connect again where the connection was lost; block until the server has listed its tools.
 
         Raises `EnvironmentFailure` where the server does not answer, ConfigError where the `mcp` package is missing.
         """
@@ -95,13 +95,13 @@ class MCPServer:
         return self
 
     def close(self) -> None:
-        """Ends the session and, with stdio, the server's process and its children. A second call does nothing."""
+        """End the session and, with stdio, the server's process and its children. A second call does nothing."""
         with self._lock:
             self._connection = None
             self._disconnect()
 
     def tools(self) -> list[MCPTool]:
-        """What the server offered when it was connected.
+        """Return what the server offered when it was connected.
 
         Raises ContractError before `start`, or for a schema that is none.
         """
@@ -118,7 +118,7 @@ class MCPServer:
         return tools
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The server's result (`content`, `structuredContent`, `isError`), from any event loop.
+        """Return the server's result (`content`, `structuredContent`, `isError`), from any event loop.
 
         Raises `EnvironmentFailure` where the connection is lost.
         """
@@ -127,7 +127,7 @@ class MCPServer:
         return result
 
     async def answers(self) -> bool:
-        """Whether the server answers within `connect_timeout` seconds what its tools are."""
+        """Return whether the server answers within `connect_timeout` seconds what its tools are."""
         try:
             async with asyncio.timeout(self._target.connect_timeout):
                 await asyncio.wrap_future(self._connected().ask())
@@ -191,22 +191,22 @@ class MCPTool(Tool):
         return "\n".join(content) if content else result.get("structuredContent")
 
     async def is_well(self) -> bool:
-        """Whether the server answers another question."""
+        """Return whether the server answers another question."""
         return await self.server.answers()
 
     def reset(self, seed: int | None = None) -> None:
-        """A new episode; connects again where the connection was lost, and blocks until then."""
+        """Begin a new episode; connect again where the connection was lost, and block until then."""
         if self.server.lost:
             self.server.start()
         self._incarnation = self.server.incarnation
 
     def spawn(self) -> MCPTool:
-        """The same tool over the same connection."""
+        """Return the same tool over the same connection."""
         return MCPTool(self.server, self.remote_name, self.definition)
 
 
 def text_of(block: Mapping[str, Any]) -> str:
-    """A content block as text: what is no text becomes a note of its kind and size, since a result is text."""
+    """Return a content block as text: what is no text becomes a note of its kind and size, since a result is text."""
     kind = block.get("type")
     if kind == "text":
         return str(block["text"])

@@ -73,19 +73,19 @@ class Ended:
 
 
 def walls_to_try(limits: Limits) -> list[Walls]:
-    """What might stand around such a program on this machine, the strongest first."""
+    """Return what might stand around such a program on this machine, the strongest first."""
     if limits.allow_files:
         return ["none" if limits.allow_network else "this user"]
-    found: list[Walls] = ["this user"]
+    candidates: list[Walls] = ["this user"]
     if os.geteuid() == 0:
-        found.insert(0, "another user")
+        candidates.insert(0, "another user")
     if shutil.which("bwrap") is not None:
-        found.insert(0, "bubblewrap")
-    return found
+        candidates.insert(0, "bubblewrap")
+    return candidates
 
 
 def run_program(source: bytes, limits: Limits, walls: Walls, seed: int | None) -> Ended:
-    """Runs a program in a process of its own, of which nothing is left afterwards."""
+    """Run a program in a process of its own, of which nothing is left afterwards."""
     with _folder(walls, flat=not limits.allow_files) as folder, tempfile.TemporaryFile() as code, _pipe() as ready:
         code.write(source)
         code.seek(0)
@@ -133,7 +133,7 @@ class _Watch:
         return 0.0 if self.began is None else time.monotonic() - self.began
 
     def wait(self) -> None:
-        """Returns when the process has ended, or must be."""
+        """Wait until the process has ended, or must be ended."""
         assert self._process.stdout is not None
         waiting = select.poll()  # unlike select.select it takes descriptors beyond 1023
         waiting.register(self._process.stdout, select.POLLIN)
@@ -190,17 +190,17 @@ class _Watch:
 class _Disk:
     """How much disk a program holds in its working folder, files that it removed and keeps open included."""
 
-    def __init__(self, folder: str, process: int, most: int) -> None:
-        self._folder, self._process, self._most = folder, process, most
+    def __init__(self, folder: str, process: int, max_bytes: int) -> None:
+        self._folder, self._process, self._max_bytes = folder, process, max_bytes
         self._used = 0
 
     @property
     def full(self) -> bool:
         """More was held at the last look than is allowed."""
-        return self._used > self._most
+        return self._used > self._max_bytes
 
     def grew(self) -> bool:
-        """Looks again; whether it is more than at the last look."""
+        """Return whether it is more than at the last look."""
         before, self._used = self._used, self._visible() + self._removed()
         return self._used > before
 
@@ -213,24 +213,24 @@ class _Disk:
         return used
 
     def _removed(self) -> int:
-        found: dict[int, int] = {}
+        sizes: dict[int, int] = {}
         with suppress(OSError):
             task, maps = self._living_task()
             for name in os.listdir(f"{task}/fd"):
                 with suppress(OSError):
                     file = os.stat(f"{task}/fd/{name}")
                     if file.st_nlink == 0:
-                        found[file.st_ino] = _size(file)
+                        sizes[file.st_ino] = _size(file)
             for line in maps.split("\n"):  # splitlines would split in names of files as well
                 fields = line.split(maxsplit=5)
                 if len(fields) == 6 and fields[5].startswith(self._folder) and fields[5].endswith("(deleted)"):
                     begin, _, end = fields[0].partition("-")
-                    found.setdefault(int(fields[4]), int(end, 16) - int(begin, 16))
-        return sum(found.values())
+                    sizes.setdefault(int(fields[4]), int(end, 16) - int(begin, 16))
+        return sum(sizes.values())
 
     def _living_task(self) -> tuple[str, str]:
-        """The folder in /proc of a thread that has not ended, and its maps. All share memory and files, and the first
-        one may end before the others: then its folder shows neither. Raises OSError where all have ended."""
+        """Return the folder in /proc of a thread that has not ended, and its maps. All share memory and files, and the
+        first one may end before the others: then its folder shows neither. Raises OSError where all have ended."""
         threads = f"/proc/{self._process}/task"
         for name in os.listdir(threads):
             with suppress(OSError):
@@ -293,7 +293,7 @@ def _environment(folder: str) -> dict[str, str]:
 
 @contextmanager
 def _folder(walls: Walls, flat: bool) -> Iterator[str]:
-    """An empty working folder; its own parent holds the lock that says whose it is."""
+    """Return an empty working folder; its own parent holds the lock that says whose it is."""
     sweep(_FOLDER)
     scratch = ScratchFolder(_FOLDER, mode=0o711 if walls == "another user" else 0o700)
     try:

@@ -49,7 +49,7 @@ class PythonTool(Tool):
         allow_network: bool = False,
         allow_files: bool = False,
     ) -> None:
-        """Tries one run, and raises ConfigError where this machine cannot confine it.
+        """Try one run, and raise ConfigError where this machine cannot confine it.
 
         Args:
             cpu_seconds: Of all threads together.
@@ -101,11 +101,11 @@ class PythonTool(Tool):
         raise ToolError(f"{_with_end(output, self.max_result_chars)}\n{why}".strip())
 
     def reset(self, seed: int | None = None) -> None:
-        """From now on `random` starts from `seed` in every run; None: from nowhere."""
+        """Let `random` start from `seed` in every run from now on; None: from nowhere."""
         self._seed = seed
 
     def _why(self, ended: Ended) -> str | None:
-        """Which mistake of the program ended it, in words for the policy; None: none.
+        """Return which mistake of the program ended it, in words for the policy; None: none.
 
         Whatever ends a process that has begun with the code is the code's doing: it can end itself in many ways, and
         an episode that was excluded for it would be a way to lose without paying.
@@ -129,7 +129,7 @@ class PythonTool(Tool):
         return "" if ended.status == 1 and ended.output else f"the program ended with status {ended.status}"
 
     def _strongest_walls(self) -> Walls:
-        """The first that a small program gets through. Raises ConfigError where none is."""
+        """Return the first that a small program gets through. Raises ConfigError where none is."""
         for walls in walls_to_try(self.limits):
             ended = run_program(b"6 * 7", self.limits, walls, None)
             if ended.confined and ended.output.strip() == "42":
@@ -150,7 +150,7 @@ def _signal_name(number: int) -> str:
 
 
 def _with_end(output: str, limit: int | None) -> str:
-    """`output` within `limit`, its end kept: there stands what went wrong."""
+    """Return `output` within `limit`, its end kept: there stands what went wrong."""
     room = None if limit is None else max(limit - 200, limit // 2)  # for the reason and the words of the cut
     if room is None or len(output) <= room:
         return output

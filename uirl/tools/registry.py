@@ -42,22 +42,22 @@ class ToolRegistry:
             self.register(tool)
 
     def register(self, tool: Tool | Callable[..., Any]) -> Tool:
-        """The registered tool; a plain function becomes a `FunctionTool`.
+        """Register a tool and return it; a plain function becomes a `FunctionTool`.
 
         Raises ConfigError for a name that is taken and for what is no tool, ContractError for an `execute` that does
         not fit its definition.
         """
-        made = self._as_tool(tool)
-        made.check_signature()
-        name = made.definition.name
+        tool = self._as_tool(tool)
+        tool.check_signature()
+        name = tool.definition.name
         if name in self._tools:
             raise ConfigError(f"a tool named {name!r} is registered already; give one of them another name")
-        if made.timeout is not None and not made.timeout > 0:
-            raise ConfigError(f"the timeout of tool {name!r} is {made.timeout!r}; expected positive seconds, or None")
-        if made.max_result_chars is not None and made.max_result_chars < 1:
-            raise ConfigError(f"max_result_chars of tool {name!r} is {made.max_result_chars!r}; expected at least 1")
-        self._tools[name] = made
-        return made
+        if tool.timeout is not None and not tool.timeout > 0:
+            raise ConfigError(f"the timeout of tool {name!r} is {tool.timeout!r}; expected positive seconds, or None")
+        if tool.max_result_chars is not None and tool.max_result_chars < 1:
+            raise ConfigError(f"max_result_chars of tool {name!r} is {tool.max_result_chars!r}; expected at least 1")
+        self._tools[name] = tool
+        return tool
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,15 +83,15 @@ class ToolRegistry:
         return self._tools[name]
 
     def schemas(self) -> list[dict[str, Any]]:
-        """The definitions as a chat template takes them (`tools=`)."""
+        """Return the definitions as a chat template takes them (`tools=`)."""
         return [tool.definition.schema() for tool in self]
 
     def describe(self) -> str:
-        """The tools as a plain list for a system prompt: `- name(argument: type, ...): description`."""
+        """Return the tools as a plain list for a system prompt: `- name(argument: type, ...): description`."""
         return "\n".join(tool.definition.describe() for tool in self)
 
     def execute_tool(self, name: str, /, **arguments: Any) -> tuple[bool, Any]:
-        """(success, result) of one call, from code that does not await.
+        """Return (success, result) of one call, from code that does not await.
 
         Works where an event loop already runs, and then blocks it. Raises what `call` raises.
         """
@@ -105,7 +105,7 @@ class ToolRegistry:
         return result.success, result.result
 
     async def call(self, call: ToolCall) -> ToolResult:
-        """What came of `call`. Raises `EnvironmentFailure` or `EpisodeTimeout` where the fault is ours."""
+        """Return what came of `call`. Raises `EnvironmentFailure` or `EpisodeTimeout` where the fault is ours."""
         started = time.perf_counter()
         tool = self._tools.get(call.name)
         try:
@@ -117,7 +117,7 @@ class ToolRegistry:
         return ToolResult(call.name, call.arguments, success, result, call.id, seconds)
 
     def reset(self, seed: int | None = None) -> None:
-        """A new episode: resets every tool. Raises `EnvironmentFailure` where one cannot be."""
+        """Begin a new episode: reset every tool. Raises `EnvironmentFailure` where one cannot be."""
         for tool in self:
             name = tool.definition.name
             if self._is_occupied(name):
@@ -132,20 +132,20 @@ class ToolRegistry:
                 raise EnvironmentFailure(f"tool {name!r}: reset raised {type(error).__name__}: {error}") from error
 
     def spawn(self) -> ToolRegistry:
-        """The same tools as independent instances, for a parallel episode."""
-        made = ToolRegistry()
+        """Return the same tools as independent instances, for a parallel episode."""
+        copy = ToolRegistry()
         for tool in self:
             name = tool.definition.name
             try:
-                made.register(tool.spawn())
+                copy.register(tool.spawn())
             except (TypeError, AttributeError) as error:
                 raise ContractError(
                     f"tool {name!r} cannot be copied: {error}; write spawn() to say what parallel episodes share"
                 ) from error
-        return made
+        return copy
 
     async def close(self) -> None:
-        """Closes every tool, also where one of them fails; then raises `EnvironmentFailure` for those that did."""
+        """Close every tool, also where one of them fails; then raise `EnvironmentFailure` for those that did."""
         problems = []
         for tool in self:
             try:
@@ -170,10 +170,10 @@ class ToolRegistry:
         raise ConfigError(f"got {shown(tool)} ({type(tool).__name__}); expected a Tool or a function")
 
     async def _answer(self, tool: Tool | None, call: ToolCall) -> Any:
-        """The result as plain data. Raises `ToolError` for the policy's mistakes, failures for ours."""
+        """Return the result as plain data. Raises `ToolError` for the policy's mistakes, failures for ours."""
         if tool is None:
-            known = did_you_mean(call.name, self._tools) if self._tools else "there are none"
-            raise ToolError(f"unknown tool {call.name[:60]!r}; {known}")
+            suggestion = did_you_mean(call.name, self._tools) if self._tools else "there are none"
+            raise ToolError(f"unknown tool {call.name[:60]!r}; {suggestion}")
         problem = tool.definition.check(call.arguments)
         if problem is not None:
             raise ToolError(problem)
@@ -197,13 +197,13 @@ class ToolRegistry:
         except (Exception, SystemExit) as error:  # a tool must not end the run
             if isinstance(error.__cause__, StopIteration):
                 error = error.__cause__  # Python turns one that leaves a coroutine into a RuntimeError
-            said = f"{type(error).__name__}: {error}"
+            message = f"{type(error).__name__}: {error}"
             if is_failure(error, tool.failures):
-                raise EnvironmentFailure(f"tool {name!r} raised {said}") from error
-            raise told(name, f"raised {type(error).__name__}", f"the call failed: {said}") from error
+                raise EnvironmentFailure(f"tool {name!r} raised {message}") from error
+            raise told(name, f"raised {type(error).__name__}", f"the call failed: {message}") from error
 
     def _is_occupied(self, name: str) -> bool:
-        """Whether a call that was given up still runs."""
+        """Return whether a call that was given up still runs."""
         worker = self._left_behind.get(name)
         if worker is not None and not worker.busy:
             del self._left_behind[name]
@@ -216,7 +216,7 @@ class ToolRegistry:
 
 
 def _drive(coroutine: Any, name: str) -> ToolResult:
-    """The result of a coroutine that never waits."""
+    """Return the result of a coroutine that never waits."""
     try:
         coroutine.send(None)
     except StopIteration as done:

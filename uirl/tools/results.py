@@ -11,7 +11,7 @@ from uirl.tools.base import ToolError
 
 
 def read_result(value: Any, limit: int | None, where: str) -> Any:
-    """`value` as plain data (`as_plain`), cut to `limit` characters.
+    """Return `value` as plain data (`as_plain`), cut to `limit` characters.
 
     Data whose JSON is longer than `limit` becomes the beginning of that text. Raises `EnvironmentFailure`, beginning
     with `where`, for what JSON does not hold, and `ToolError` for data beyond the limits of `uirl.runtime.limits`:
@@ -28,7 +28,7 @@ def read_result(value: Any, limit: int | None, where: str) -> Any:
 
 
 def cut(text: str, limit: int | None) -> str:
-    """The first `limit` characters, and how many are missing; None: all of them."""
+    """Return the first `limit` characters, and how many are missing; None: all of them."""
     if limit is None or len(text) <= limit:
         return text
     return f"{text[:limit]}... (cut, {len(text) - limit} more characters)"

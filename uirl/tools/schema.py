@@ -45,7 +45,7 @@ _left: ContextVar[_Left] = ContextVar("what the check may still take")
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
-    """Raises SchemaError for what is no JSON Schema, patterns that cannot be compiled included, and for
+    """Raise SchemaError for what is no JSON Schema, patterns that cannot be compiled included, and for
     `unevaluatedProperties` beside `patternProperties`, which jsonschema matches without a time limit."""
     for pattern in _patterns(schema):
         if len(pattern) > MAX_PATTERN:
@@ -62,17 +62,17 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 
 @lru_cache(maxsize=1024)
 def validator_of(schema: str) -> Validator:
-    """The validator of a schema in JSON."""
+    """Return the validator of a schema in JSON."""
     read = json.loads(schema)
     kind: Any = extend(_class_of(read), _KEYWORDS)
     kind.evolve = _evolved
     # An empty registry: a reference to another document is an error, never a download.
-    made: Validator = kind(read, registry=Registry())
-    return made
+    validator: Validator = kind(read, registry=Registry())
+    return validator
 
 
 def errors_of(validator: Validator, value: Any) -> list[ValidationError]:
-    """What is wrong with `value`. Raises LimitError where that takes too long to tell."""
+    """Return what is wrong with `value`. Raises LimitError where that takes too long to tell."""
     token = _left.set(_Left(time.monotonic() + PATTERN_SECONDS, MAX_STEPS))
     try:
         return list(validator.iter_errors(value))
@@ -89,7 +89,7 @@ def _class_of(schema: Mapping[str, Any]) -> Any:
 
 
 def _evolved(self: Any, **changes: Any) -> Any:
-    """The validator of a part of a schema: jsonschema's `evolve`, which comes before every comparison.
+    """Return the validator of a part of a schema: jsonschema's `evolve`, which comes before every comparison.
 
     It stays of its class: jsonschema's own follows `$schema`, and forgets `_KEYWORDS` where a reference leads back to
     the root. Raises LimitError where the steps are used up.
@@ -111,7 +111,7 @@ def _evolved(self: Any, **changes: Any) -> Any:
 
 
 def _patterns(schema: Any) -> Iterator[str]:
-    """Every pattern of a schema, also those that only look like one."""
+    """Return every pattern of a schema, also those that only look like one."""
     left = [schema]
     while left:
         value = left.pop()
@@ -160,8 +160,10 @@ def _properties(validator: Any, patterns: Mapping[str, Any], value: Any, schema:
 def _additional(validator: Any, allowed: Any, value: Any, schema: Any) -> Iterator[ValidationError]:
     if not validator.is_type(value, "object"):
         return
-    known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-    extra = [name for name in value if name not in known and not any(_found(pattern, name) for pattern in patterns)]
+    properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    extra = [
+        name for name in value if name not in properties and not any(_found(pattern, name) for pattern in patterns)
+    ]
     if validator.is_type(allowed, "object"):
         for name in extra:
             yield from validator.descend(value[name], allowed, path=name)
@@ -175,7 +177,7 @@ def _unique(validator: Any, unique: bool, value: Any, schema: Any) -> Iterator[V
 
 
 def _hashable(value: Any) -> Any:
-    """Equal for what JSON Schema calls equal: 1 and 1.0, but not 1 and true.
+    """Return a key that is equal for what JSON Schema calls equal: 1 and 1.0, but not 1 and true.
 
     Numbers become text: theirs are hashes that anybody can make collide, and a set of such is quadratic.
     """

@@ -35,7 +35,7 @@ class SearchTool(Tool):
     runs_inline = True
 
     def __init__(self, documents: Iterable[Document], *, top_k: int = 3, snippet_chars: int = 300) -> None:
-        """Indexes `documents`: texts, (title, text) pairs, or mappings with 'text' and 'title'.
+        """Index `documents`: texts, (title, text) pairs, or mappings with 'text' and 'title'.
 
         `top_k`: results at most. `snippet_chars`: characters of a text that are shown, around the first word found.
         Raises ConfigError for documents of another form.
@@ -74,9 +74,9 @@ class SearchTool(Tool):
     def _scores(self, words: set[str]) -> dict[int, float]:
         scores: dict[int, float] = defaultdict(float)
         for word in sorted(words):  # a fixed order of summation, for equal digits in every process
-            found = self._postings.get(word, ())
-            idf = math.log(1 + (len(self._documents) - len(found) + 0.5) / (len(found) + 0.5))
-            for number, count in found:
+            postings = self._postings.get(word, ())
+            idf = math.log(1 + (len(self._documents) - len(postings) + 0.5) / (len(postings) + 0.5))
+            for number, count in postings:
                 length = 1 - B + B * self._lengths[number] / self._average
                 scores[number] += idf * count * (K1 + 1) / (count + K1 * length)
         return scores

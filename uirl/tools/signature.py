@@ -29,7 +29,7 @@ class CallSignature:
     """What a function takes: `parameters` (JSON Schema), `description` (its docstring), and `convert`."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        """Raises ContractError for a parameter whose hint is missing or has no JSON form, and says which."""
+        """Raise ContractError for a parameter whose hint is missing or has no JSON form, and say which."""
         self._function = function
         self._name = getattr(function, "__qualname__", type(function).__qualname__)
         target = function if inspect.isroutine(function) else type(function).__call__
@@ -53,7 +53,7 @@ class CallSignature:
         return CallSignature, (self._function,)  # converters do not travel to other processes; they are made again
 
     def convert(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as the hints say: an Enum for its value, a dataclass for an object, 3 for 3.0.
+        """Return the arguments as the hints say: an Enum for its value, a dataclass for an object, 3 for 3.0.
 
         Raises `UnfitArguments` where the schema could not tell (a validator of a pydantic model, a date that is none).
         """
@@ -127,12 +127,12 @@ class CallSignature:
 
 @lru_cache(maxsize=1024)
 def signature_of(function: Callable[..., Any]) -> CallSignature:
-    """The `CallSignature` of a function, made once."""
+    """Return the `CallSignature` of a function, made once."""
     return CallSignature(function)
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """The description (all before the first section) and the entries of `Args:` of a Google docstring."""
+    """Return the description (all before the first section) and the entries of `Args:` of a Google docstring."""
     text = inspect.cleandoc(text)
     parts = _SECTION.split(text)
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
@@ -169,7 +169,7 @@ def _named_parameters(target: Callable[..., Any], name: str) -> typing.Iterator[
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Any], open_names: tuple[str, ...], where: str) -> Any:
-    """`schema` without references and titles: chat templates show it as it is, and follow no `$ref`."""
+    """Return `schema` without references and titles: chat templates show it as it is, and follow no `$ref`."""
     if isinstance(schema, list):
         return [_inlined(item, definitions, open_names, where) for item in schema]
     if not isinstance(schema, dict):

@@ -191,7 +191,7 @@ class EnvironmentClient:
 
 
 def _said(answer: Response) -> dict[str, str]:
-    """Kind and message of an error answer: in the words of `uirl serve`, of FastAPI, or as it is."""
+    """Return kind and message of an error answer: in the words of `uirl serve`, of FastAPI, or as it is."""
     try:
         value = loads(answer.content)
     except WireError:
