@@ -346,17 +346,17 @@ def test_the_actions_are_described_where_asked() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"size": 40}, "size must be an int of at least 56"),
-        ({"size": 56.0}, "size must be an int"),
-        ({"level": 4}, "level must be one of [1, 2, 3], got 4"),
+        ({"size": 40}, "size must be at least 56"),
+        ({"size": 56.0}, "screen.size: got 56.0, expected whole number"),
+        ({"level": 4}, "screen.level: got 4, expected 1 or 2 or 3"),
         ({"palette": ["red", "blu"]}, "no colour 'blu' in the palette; did you mean 'blue'?"),
         ({"palette": ["red", "red", "blue"], "buttons": 2}, "twice"),
         ({"buttons": 5}, "got 5 buttons, 4 colours, 4 slots"),
         ({"slots": 1, "buttons": 1, "level": 3}, "level 3 needs at least 2 slots"),
-        ({"retries": -1}, "retries must be an int of at least 0"),
-        ({"jitter": True}, "jitter must be an int"),
+        ({"retries": -1}, "screen.retries: got -1, expected whole number >= 0"),
+        ({"jitter": True}, "screen.jitter: got True, expected whole number >= 0"),
         ({"demonstrator": "wise"}, "got 'wise'"),
-        ({"carelessness": 1.5}, "probability in [0, 1], got 1.5"),
+        ({"carelessness": 1.5}, "carelessness: got 1.5, expected number >= 0 and <= 1"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], words: str) -> None:

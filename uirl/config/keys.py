@@ -9,14 +9,21 @@ from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origi
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from uirl.errors import did_you_mean
+
 
 class KeyedModel(BaseModel):
     """A model that knows its place in the config."""
 
     key: ClassVar[str] = ""
     """Dotted name of the section in the tree; empty: the tree itself."""
-    tree: ClassVar[type[KeyedModel] | None] = None
+    config_tree: ClassVar[type[KeyedModel] | None] = None
     """The whole config (`ConfigTree`), whose keys an error may suggest; None before that class exists."""
+
+    @classmethod
+    def unknown_key(cls, name: str) -> str:
+        """Write the message for a key that this model does not have."""
+        return f"{dotted(cls.key, name)} does not exist; {did_you_mean(name, cls.model_fields)}"
 
 
 def dotted(*parts: str) -> str:
@@ -49,6 +56,8 @@ def describe(annotation: Any, metadata: Iterable[Any] = ()) -> str:
         return " or ".join(repr(choice) for choice in args)
     if origin in (Union, types.UnionType):
         return " or ".join(describe(arg) for arg in args)
+    if origin is tuple and args[1:] == (...,):
+        return f"list of {describe(args[0])}"
     if origin is tuple:
         return "[" + ", ".join(describe(arg) for arg in args) + "]"
     if origin is list:
@@ -62,6 +71,7 @@ _TYPE_NAMES = {
     bool: "true or false",
     str: "text",
     type(None): "null",
+    Any: "anything",
     dict: "mapping of plain data (text keys; text, finite numbers, true/false, null, lists, mappings)",
 }
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}

@@ -53,17 +53,16 @@ def config_error(section: type[KeyedModel], error: ValidationError, values: Any)
     for problem in error.errors(include_url=False, include_context=False):
         owner, name, rest = _locate(section, problem["loc"])
         if problem["type"] in ("extra_forbidden", "invalid_key"):
-            lines.setdefault(dotted(owner.key, str(rest[0] if rest else name)), unknown_key(owner, rest[0]))
+            lines.setdefault(dotted(owner.key, str(rest[0] if rest else name)), owner.unknown_key(str(rest[0])))
         else:
             key, got = _value_at(section, owner, name, rest, values)
             lines.setdefault(dotted(owner.key, name), f"{key}: got {got!r:.200}, expected {_expected(owner, name)}")
     return ConfigError("\n".join(lines.values()))
 
 
-def unknown_key(section: type[KeyedModel], name: object) -> str:
-    """Write the message for a key that `section` does not have."""
-    key = dotted(section.key, str(name))
-    return f"{key} is not a config key; {_probably_meant(section, str(name))}"
+def unknown_key(section: type[KeyedModel], name: str) -> str:
+    """Write the message for a key that `section`, a part of the config tree, does not have."""
+    return f"{dotted(section.key, name)} is not a config key; {_probably_meant(section, name)}"
 
 
 def _expected(section: type[KeyedModel], name: str) -> str:
@@ -104,7 +103,7 @@ def _value_at(
 
 
 def _probably_meant(section: type[KeyedModel], name: str) -> str:
-    tree_keys = [key for key, _ in walk(KeyedModel.tree or section)]
+    tree_keys = [key for key, _ in walk(KeyedModel.config_tree or section)]
     section_keys = {field: dotted(section.key, field) for field in section.model_fields}
     aliases = [*ALIASES, *{alias.partition(".")[0] for alias in ALIASES}]
     near = {a.rpartition(".")[2]: a for a in aliases if a.rpartition(".")[0] == section.key} | section_keys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from pydantic.fields import FieldInfo
 
@@ -17,9 +18,17 @@ combinations that cannot work are errors that say what to do. `null` means what 
 """
 
 
-def markdown(tree: type[KeyedModel]) -> str:
-    """Write the reference of all sections below `tree`, one table each."""
-    return _HEAD + "".join(_section(inner) for inner in _sections(tree)) + _aliases()
+_OPTIONS = """
+## Options of environments
+
+What stands below `environment.options`, by environment. In code the same names are keywords of the class.
+"""
+
+
+def markdown(tree: type[KeyedModel], options: Iterable[type[KeyedModel]] = ()) -> str:
+    """Write the reference of all sections below `tree`, one table each, and of the options of environments."""
+    tables = "".join(section_table(section, "###") for section in options)
+    return _HEAD + "".join(map(section_table, _sections(tree))) + (_OPTIONS + tables if tables else "") + _aliases()
 
 
 def _aliases() -> str:
@@ -37,17 +46,18 @@ def _sections(tree: type[KeyedModel]) -> list[type[KeyedModel]]:
     return [deeper for section in inner for deeper in (section, *_sections(section))]
 
 
-def _section(section: type[KeyedModel]) -> str:
+def section_table(section: type[KeyedModel], level: str = "##") -> str:
+    """Write a section as a Markdown table below a heading: key, kind of value, default and meaning."""
     rows = [_row(name, field) for name, field in section.model_fields.items() if nested_section(field) is None]
     about = " ".join((section.__doc__ or "").split())
-    head = f"\n## {section.key}\n\n{about}\n\n| key | value | default | meaning |\n|---|---|---|---|\n"
+    head = f"\n{level} {section.key}\n\n{about}\n\n| key | value | default | meaning |\n|---|---|---|---|\n"
     return head + "\n".join(rows) + "\n"
 
 
 def _row(name: str, field: FieldInfo) -> str:
-    default = json.dumps(field.get_default(call_default_factory=True))
+    default = "" if field.is_required() else f"`{json.dumps(field.get_default(call_default_factory=True))}`"
     meaning = (field.description or "").replace("None", "null")
-    return f"| `{name}` | {_cell(describe(field.annotation, field.metadata))} | `{default}` | {_cell(meaning)} |"
+    return f"| `{name}` | {_cell(describe(field.annotation, field.metadata))} | {default} | {_cell(meaning)} |"
 
 
 def _cell(text: str) -> str:

@@ -45,11 +45,16 @@ class Section(KeyedModel):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in type(self).model_fields:
-            raise ConfigError(unknown_key(type(self), name))
+            raise ConfigError(type(self).unknown_key(name))
         try:
             super().__setattr__(name, value)
         except ValidationError as error:
             raise config_error(type(self), error, {name: value}) from None
+
+    @classmethod
+    def unknown_key(cls, name: str) -> str:
+        """Write the message for a key that this section does not have."""
+        return unknown_key(cls, name)
 
     @classmethod
     def build(cls, values: Any) -> Self:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from uirl.config import yaml_text
 from uirl.config.aliases import translate_file
+from uirl.config.keys import KeyedModel
 from uirl.config.overrides import apply_overrides
 from uirl.config.reference import markdown
 from uirl.config.relations import broken_for_training, broken_relations
@@ -67,9 +68,13 @@ class ConfigStore(ConfigTree):
         return type(self).from_dict(values)
 
     @classmethod
-    def reference(cls) -> str:
-        """Write every key with its type, default and meaning, as Markdown."""
-        return markdown(cls)
+    def reference(cls, options: Iterable[type[KeyedModel]] = ()) -> str:
+        """Write every key with its type, default and meaning, as Markdown.
+
+        `options`: sections of the options of environments (`uirl.environments.registry.option_sections()`), which are
+        documented beside them.
+        """
+        return markdown(cls, options)
 
 
 def load_config(path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> ConfigStore:

@@ -47,4 +47,4 @@ class ConfigTree(Section):
         return self.training.use_kl_in_reward or self.algorithm.kl_loss_coef > 0
 
 
-KeyedModel.tree = ConfigTree
+KeyedModel.config_tree = ConfigTree

@@ -1,34 +1,39 @@
-"""The option `carelessness`: how often a demonstrator errs, and which demonstrators read it."""
+"""Options of environments whose demonstrator can err on purpose."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Literal, Self
 
+from pydantic import model_validator
+
+from uirl.config.section import Fraction
+from uirl.environments.options import EnvironmentOptions
 from uirl.errors import ConfigError
 
-DEMONSTRATORS = ("expert", "careless")
 CARELESSNESS = 0.5
 """That of a careless demonstrator where none is given."""
 
 
-def error_rate(
-    environment: str, demonstrator: str, carelessness: float | None, known: Sequence[str] = DEMONSTRATORS
-) -> float:
-    """The probability with which the demonstrator errs: `carelessness` for 'careless', 0 for the others.
+class DemonstratorOptions(EnvironmentOptions):
+    """What `expert_action` plays."""
 
-    Raises ConfigError for an unknown demonstrator, for what is no probability, and for a `carelessness` that the
-    demonstrator does not read.
-    """
-    if demonstrator not in known:
-        raise ConfigError(f"{environment}: demonstrator must be one of {tuple(known)}, got {demonstrator!r}")
-    if carelessness is None:
-        return CARELESSNESS if demonstrator == "careless" else 0.0
-    number = isinstance(carelessness, (int, float)) and not isinstance(carelessness, bool)
-    if not number or not 0 <= carelessness <= 1:
-        raise ConfigError(f"{environment}: carelessness must be a probability in [0, 1], got {carelessness!r}")
-    if demonstrator != "careless":
-        raise ConfigError(
-            f"{environment}: the demonstrator {demonstrator!r} does not read carelessness, got {carelessness!r}; set "
-            "demonstrator to 'careless', or leave carelessness out (null)"
-        )
-    return float(carelessness)
+    demonstrator: Literal["expert", "careless"] = "expert"
+    """'expert' does the right thing; 'careless' does so too, but errs with probability `carelessness`."""
+    carelessness: Fraction | None = None
+    """How often the careless demonstrator errs; None: 0.5."""
+
+    @model_validator(mode="after")
+    def _carelessness_is_read(self) -> Self:
+        if self.carelessness is not None and self.demonstrator != "careless":
+            raise ConfigError(
+                f"{self.key}: the demonstrator {self.demonstrator!r} does not read carelessness, got "
+                f"{self.carelessness!r}; set demonstrator to 'careless', or leave carelessness out (null)"
+            )
+        return self
+
+    @property
+    def error_rate(self) -> float:
+        """The probability with which the demonstrator errs."""
+        if self.demonstrator != "careless":
+            return 0.0
+        return CARELESSNESS if self.carelessness is None else self.carelessness

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from uirl.environments.base import BaseEnvironment
+from uirl.environments.options import ConfigurableEnvironment, EnvironmentOptions
 from uirl.errors import ConfigError, did_you_mean
 
 ENVIRONMENTS = {
@@ -53,18 +54,38 @@ def create_environment(name: str, options: Mapping[str, Any] | None = None, conf
     `config` (the environment section of a ConfigStore, or None) goes to the parameter called `config` where the class
     has one. Raises ConfigError for an unknown name or option, with the nearest known one, and for a missing option.
     """
-    cls, given = environment_class(name), dict(options or {})
+    cls, options = environment_class(name), dict(options or {})
+    names = option_names(cls)
+    for option in options:
+        if names is not None and option not in names:
+            if issubclass(cls, ConfigurableEnvironment):
+                raise ConfigError(cls.options_class.unknown_key(option, names))
+            raise ConfigError(f"environment {name!r} has no option {option!r}; {did_you_mean(option, names)}")
     signature = inspect.signature(cls)
-    known = {p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    names = {p.name for p in known} - {"config"}
-    if not any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()):
-        for option in given:
-            if option not in names:
-                raise ConfigError(f"environment {name!r} has no option {option!r}; {did_you_mean(option, names)}")
-    if any(p.name == "config" for p in known):
-        given = {"config": config, **given}
+    if "config" in signature.parameters:
+        options = {"config": config, **options}
     try:
-        signature.bind(**given)
+        signature.bind(**options)
     except TypeError as error:
-        raise ConfigError(f"environment {name!r}: {error}; options: {', '.join(sorted(names)) or 'none'}") from error
-    return cls(**given)
+        raise ConfigError(
+            f"environment {name!r}: {error}; options: {', '.join(sorted(names or ())) or 'none'}"
+        ) from error
+    return cls(**options)
+
+
+def option_names(cls: type[BaseEnvironment]) -> set[str] | None:
+    """The options that a class of environments takes: parameters of its constructor, and fields of `options_class`
+    where it passes keywords on. None: any, it does not say."""
+    parameters = inspect.signature(cls).parameters.values()
+    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} - {"config"}
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return names
+    if not issubclass(cls, ConfigurableEnvironment):
+        return None
+    return (names - {"options"}) | set(cls.options_class.model_fields)
+
+
+def option_sections() -> list[type[EnvironmentOptions]]:
+    """The options of every named environment that declares them, in the order of the table."""
+    classes = map(environment_class, ENVIRONMENTS)
+    return [cls.options_class for cls in classes if issubclass(cls, ConfigurableEnvironment)]

@@ -184,7 +184,7 @@ def test_a_space_without_a_text_form_is_named() -> None:
     [
         ({"env": "FrozenLak-v1"}, "FrozenLake"),
         ({"env": 3}, "expected an id, a function or a gymnasium.Env, got 3"),
-        ({"env": LAKE, "view": "rgbb"}, "did you mean 'rgb'?"),
+        ({"env": LAKE, "view": "rgbb"}, "gymnasium.view: got 'rgbb', expected 'auto' or"),
         ({"env": gymnasium.make(LAKE), "view": "rgb"}, "render_mode='rgb_array'"),
     ],
 )

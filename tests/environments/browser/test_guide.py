@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 import re
 import sys
@@ -14,7 +13,7 @@ import pytest
 import uirl
 from uirl.cli.main import main
 from uirl.environments import scripted_success
-from uirl.environments.browser.environment import PageEnvironment
+from uirl.environments.browser.options import PageOptions
 from uirl.environments.browser.web import WebEnvironment
 
 PAGE = (Path(uirl.__file__).parent.parent / "docs" / "your_own_web_app.md").read_text()
@@ -81,7 +80,7 @@ def test_an_environment_is_twenty_lines() -> None:
 
 
 def test_the_options_and_attributes_it_names_exist() -> None:
-    known = set(inspect.signature(PageEnvironment).parameters) | set(dir(WebEnvironment))
+    known = set(PageOptions.model_fields) | set(dir(WebEnvironment))
     rows = re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert len(named) >= 14

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from uirl.environments.browser.chromium.process import network_flags
+from uirl.environments.browser.options import PageOptions
 from uirl.environments.browser.page.accessibility import tree_text
 from uirl.environments.browser.page.acting import origin_of
 from uirl.environments.browser.page.marks import draw_marks
@@ -57,7 +58,7 @@ def test_a_crop_at_a_zoom_is_cut_where_the_browser_drew_it() -> None:
     ],
 )
 def test_what_needs_no_change_is_handed_on_as_it_was_captured(options: Any, untouched: bool) -> None:
-    assert Frame.of(160, 210, **options).is_capture == untouched  # 210 * 0.35 is no whole number
+    assert PageOptions(**options).frame((160, 210)).is_capture == untouched  # 210 * 0.35 is no whole number
 
 
 @given(
@@ -66,7 +67,7 @@ def test_what_needs_no_change_is_handed_on_as_it_was_captured(options: Any, unto
 def test_every_picture_pixel_leads_back_to_itself(w: int, h: int, zoom: float, size: int | None, data: Any) -> None:
     left, top = data.draw(st.integers(0, w - 1)), data.draw(st.integers(0, h - 1))
     crop = (left, top, data.draw(st.integers(1, w - left)), data.draw(st.integers(1, h - top)))
-    frame = Frame.of(w, h, zoom, crop, size)
+    frame = Frame.of(w, h, zoom, crop, size and (size, size))
     x, y = (data.draw(st.integers(0, side - 1)) for side in frame.size)
     assert frame.in_picture(*frame.on_page(x, y)) == (x, y)
 
@@ -74,19 +75,19 @@ def test_every_picture_pixel_leads_back_to_itself(w: int, h: int, zoom: float, s
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"width": 0}, "whole pixels"),
-        ({"width": 1.5}, "whole pixels"),
-        ({"zoom": 5}, "0.1 to 4"),
-        ({"zoom": True}, "0.1 to 4"),
-        ({"crop": (0, 0, 10)}, "left, top, width, height"),
-        ({"crop": (0, 0, 10.5, 1)}, "left, top, width, height"),
+        ({"width": 0}, "width: got 0, expected whole number >= 1"),
+        ({"width": 1.5}, "width: got 1.5, expected whole number"),
+        ({"zoom": 5}, "zoom: got 5, expected number >= 0.1 and <= 4"),
+        ({"zoom": True}, "zoom: got True, expected number"),
+        ({"crop": (0, 0, 10)}, r"crop: got \(0, 0, 10\), expected \[whole number"),
+        ({"crop": (0, 0, 10.5, 1)}, r"crop\[2\]: got 10.5, expected \[whole number"),
         ({"crop": (95, 0, 10, 10)}, "outside the page"),
         ({"image_size": (0, 5)}, "image_size"),
     ],
 )
 def test_frames_that_cannot_be(options: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        Frame.of(**{"width": 100, "height": 80, **options})
+        PageOptions(**options).frame((100, 80))
 
 
 def test_marks_are_drawn_on_a_copy_at_their_boxes() -> None:

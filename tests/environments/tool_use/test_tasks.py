@@ -111,7 +111,7 @@ def test_the_answer_is_what_python_says(name: str, options: dict[str, Any]) -> N
         problem = env.draw(random.Random(seed))
         assert problem.answer == str(eval(problem.written(), {"__builtins__": {}}, dict(problem.table)))
         operators |= set(problem.operators)
-    assert operators == set(env.operators)
+    assert operators == set(env.options.operators)
 
 
 @pytest.mark.parametrize(
@@ -184,18 +184,18 @@ def test_controls_fail(name: str, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("calculator", {"terms": 1}, "terms must be an int from 2 to 9, got 1"),
-        ("calculator", {"digits": 0}, "digits must be an int from 1 to 9, got 0"),
-        ("calculator", {"digits": True}, "digits must be an int from 1 to 9, got True"),
-        ("calculator", {"operators": "+/"}, "operators must be some of '+-*', got '+/'"),
-        ("calculator", {"operators": ""}, "operators must be some of"),
-        ("calculator", {"demonstrator": "wise"}, "demonstrator must be one of"),
-        ("calculator", {"carelessness": 1.5}, "carelessness must be a probability in [0, 1], got 1.5"),
-        ("calculator", {"spare_turns": -1}, "spare_turns must be an int from 0, got -1"),
+        ("calculator", {"terms": 1}, "calculator.terms: got 1, expected whole number >= 2 and <= 9"),
+        ("calculator", {"digits": 0}, "calculator.digits: got 0, expected whole number >= 1 and <= 9"),
+        ("calculator", {"digits": True}, "calculator.digits: got True, expected whole number"),
+        ("calculator", {"operators": "+/"}, "operators: got '+/', expected text like ^[-+*]+$"),
+        ("calculator", {"operators": ""}, "operators: got '', expected text like ^[-+*]+$"),
+        ("calculator", {"demonstrator": "wise"}, "got 'wise', expected 'expert' or 'careless'"),
+        ("calculator", {"carelessness": 1.5}, "calculator.carelessness: got 1.5, expected number >= 0 and <= 1"),
+        ("calculator", {"spare_turns": -1}, "spare_turns: got -1, expected whole number >= 0"),
         ("calculator", {"names": 3}, "no option 'names'"),
         ("lookup", {"lookups": 3}, "no option 'lookups'"),
-        ("lookup", {"names": 13}, "names must be an int from terms to 12, got 13"),
-        ("lookup", {"names": 3, "terms": 4}, "names must be an int from terms to 12, got 3"),
+        ("lookup", {"names": 13}, "lookup.names: got 13, expected whole number >= 2 and <= 12"),
+        ("lookup", {"names": 3, "terms": 4}, "lookup: names must be at least terms (4), got 3"),
     ],
 )
 def test_wrong_options_are_refused(name: str, options: dict[str, Any], words: str) -> None:

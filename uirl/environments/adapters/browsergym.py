@@ -6,7 +6,6 @@ For agents that were written against BrowserGym. Neither it nor Gymnasium is imp
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +16,7 @@ from uirl.environments.adapters.browsergym_actions import Unreadable, describe_a
 from uirl.environments.adapters.calls import CalledEpisode, EpisodeThread, environment_of
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.browser.environment import PageEnvironment
-from uirl.environments.registry import environment_class
+from uirl.environments.registry import environment_class, option_names
 from uirl.environments.ui.actions import ACTIONS, ActionSpace
 from uirl.errors import ConfigError, ContractError
 from uirl.images import screenshot
@@ -61,7 +60,7 @@ class BrowserGymEnvironment:
             ConfigError: an option does not fit, or the environment has no screen to act on.
         """
         if isinstance(environment, str):
-            taken = inspect.signature(environment_class(environment)).parameters
+            taken = option_names(environment_class(environment)) or set()
             defaults = {"actions": tuple(ACTIONS), "tree": TREE, "marks": bids}
             options = {name: value for name, value in defaults.items() if name in taken} | dict(options or {})
         env = environment_of(environment, options)

@@ -10,20 +10,53 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Literal, Self
 
-from uirl.environments.base import BaseEnvironment
-from uirl.errors import ConfigError, did_you_mean
+from pydantic import model_validator
+
+from uirl.config.section import Count
+from uirl.environments.options import ConfigurableEnvironment, EnvironmentOptions, Names, OptionsLike
+from uirl.errors import ConfigError
 from uirl.runtime.limits import shown
 from uirl.types import Observation
 
-VIEWS = ("auto", "text", "image", "ansi", "rgb")
-"""What the agent sees: the observation as text, the observation as an image, or one of the two renderings."""
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
 _COLOUR = re.compile(r"\x1b\[([0-9;]*)m")
 
 
-class GymnasiumEnvironment(BaseEnvironment):
+class GymnasiumOptions(EnvironmentOptions):
+    """An environment of the Gymnasium registry."""
+
+    key = "gymnasium"
+
+    env: Any
+    """Id of the environment, such as 'FrozenLake-v1'; in code also a function that makes one, or an environment."""
+    view: Literal["auto", "text", "image", "ansi", "rgb"] = "auto"
+    """What the agent sees: the observation as text, the observation as an image, or one of the two renderings. 'auto':
+    an image where the observation space is one, else text."""
+    action_names: Names | None = None
+    """The actions of a Discrete space in order."""
+    max_turns: Count | None = None
+    """Turns after which an episode is cut; None: the limit of the registry, if any."""
+    success_return: float | None = None
+    """An episode of at least this return is a success, where the environment itself says nothing about success."""
+    make_options: dict[str, Any] | None = None
+    """Arguments of `gymnasium.make`, so `env` is an id then."""
+    describe: bool = True
+    """A system prompt that says how to act."""
+
+    @model_validator(mode="after")
+    def _make_options_are_read(self) -> Self:
+        if self.make_options and not isinstance(self.env, str):
+            raise ConfigError(
+                "gymnasium: make_options go to gymnasium.make, which is not asked where env is "
+                f"{shown(self.env, 80)}, got {sorted(self.make_options)}; give the id of a registered environment, or "
+                "leave make_options out"
+            )
+        return self
+
+
+class GymnasiumEnvironment(ConfigurableEnvironment):
     """A Gymnasium environment played by text: an action name or number, a list of numbers, or free text.
 
     A reply that is no action is the model's mistake: the environment is not stepped, the answer says which actions
@@ -31,40 +64,21 @@ class GymnasiumEnvironment(BaseEnvironment):
     info), else whether the episode's return reached `success_return`; with neither, nothing is said.
     """
 
-    def __init__(
-        self,
-        env: Any,
-        config: Any = None,
-        *,
-        view: str = "auto",
-        action_names: Sequence[str] | None = None,
-        max_turns: int | None = None,
-        success_return: float | None = None,
-        make_options: Mapping[str, Any] | None = None,
-        describe: bool = True,
-    ) -> None:
-        """`env` is an id ('FrozenLake-v1'), a function that makes an environment, or an environment.
+    options_class = GymnasiumOptions
+    options: GymnasiumOptions
+
+    def __init__(self, env: Any = None, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
+        """`env` is an id ('FrozenLake-v1'), a function that makes an environment, or an environment; the other options:
+        see `GymnasiumOptions`.
 
         The underlying environment is made when it is first used. One handed over as an object serves this instance;
-        `spawn()` makes others from its spec, or copies it where it has none.
-        `view` 'auto': an image where the observation space is one, else text. `action_names` name the actions of a
-        Discrete space in order. `max_turns` None: the limit of the registry, if any. `make_options` go to
-        `gymnasium.make`, so `env` is an id then. `describe`: a system prompt that says how to act. Raises ConfigError.
+        `spawn()` makes others from its spec, or copies it where it has none. Raises ConfigError.
         """
-        super().__init__(config)
-        if view not in VIEWS:
-            raise ConfigError(f"gymnasium: view must be one of {VIEWS}, got {view!r}; {did_you_mean(str(view), VIEWS)}")
-        if max_turns is not None and (isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1):
-            raise ConfigError(f"gymnasium: max_turns must be a positive int or null, got {max_turns!r}")
-        if make_options and not isinstance(env, str):
-            raise ConfigError(
-                f"gymnasium: make_options go to gymnasium.make, which is not asked where env is {shown(env, 80)}, got "
-                f"{sorted(make_options)}; give the id of a registered environment, or leave make_options out"
-            )
-        self._make, self._env, spec = _read_source(env, view, dict(make_options or {}))
-        self.max_turns = max_turns if max_turns is not None else getattr(spec, "max_episode_steps", None)
-        self._view, self._names = view, tuple(action_names or ())
-        self._success_return, self._describe = success_return, describe
+        super().__init__(config, options, **(keys if env is None else {"env": env, **keys}))
+        chosen = self.options
+        self._make, self._env, spec = _read_source(chosen.env, chosen.view, dict(chosen.make_options or {}))
+        self.max_turns = chosen.max_turns or getattr(spec, "max_episode_steps", None)
+        self._names = chosen.action_names or ()
         self._return, self._turns = 0.0, 0
         self._last = Observation()
         if self._env is not None:
@@ -99,7 +113,7 @@ class GymnasiumEnvironment(BaseEnvironment):
         return self._last.text or f"turn {self._turns}"
 
     def get_prompt_prefix(self) -> str:
-        if not self._describe:
+        if not self.options.describe:
             return ""
         return f"You control an environment. Answer with {describe_actions(self._opened().action_space, self._names)}."
 
@@ -131,7 +145,7 @@ class GymnasiumEnvironment(BaseEnvironment):
 
     def _check_spaces(self, env: Any) -> None:
         seen = env.observation_space
-        if self._view == "image" and not (str(seen.dtype) == "uint8" and len(seen.shape or ()) in (2, 3)):
+        if self.options.view == "image" and not (str(seen.dtype) == "uint8" and len(seen.shape or ()) in (2, 3)):
             raise ConfigError(
                 f"gymnasium: view 'image' needs observations that are uint8 pictures, got {shown(seen, 80)}; 'rgb' "
                 "shows what the environment renders"
@@ -142,7 +156,7 @@ class GymnasiumEnvironment(BaseEnvironment):
             )
 
     def _see(self, value: Any) -> Observation:
-        view = self._view if self._view != "auto" else "image" if _is_image(value) else "text"
+        view = self.options.view if self.options.view != "auto" else "image" if _is_image(value) else "text"
         if view == "ansi":
             return Observation(_without_colours(str(self._opened().render())))
         if view == "rgb":
@@ -153,9 +167,9 @@ class GymnasiumEnvironment(BaseEnvironment):
         for key in ("success", "is_success"):
             if key in info:
                 return {"success": bool(info[key])}
-        if self._success_return is None or not ended:
+        if self.options.success_return is None or not ended:
             return {}
-        return {"success": self._return >= self._success_return}
+        return {"success": self._return >= self.options.success_return}
 
 
 class _NoAction(ValueError):

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, Self
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.browser.chromium.capacity import pages_that_fit
 from uirl.environments.browser.chromium.process import Chromium, find_executable
-from uirl.environments.browser.options import ImageFormat, capture_options, check_pointing
+from uirl.environments.browser.options import PageOptions
 from uirl.environments.browser.page.accessibility import acted_on, tree_text
 from uirl.environments.browser.page.acting import origin_of, perform
 from uirl.environments.browser.page.dialogs import Blocked
@@ -28,9 +28,9 @@ from uirl.environments.browser.page.looking import find_marks, numbers_of, tree_
 from uirl.environments.browser.page.marks import Mark, draw_marks
 from uirl.environments.browser.page.navigation import PageLost, TabClosed, Threw
 from uirl.environments.browser.page.page import Page
-from uirl.environments.browser.page.picture import Frame
 from uirl.environments.browser.page.tab import Tab
-from uirl.environments.ui.actions import ActionSpace, Answer, Click, Coordinates, Terminate, UIAction
+from uirl.environments.options import ConfigurableEnvironment, OptionsLike
+from uirl.environments.ui.actions import Answer, Click, Terminate, UIAction
 from uirl.errors import ConfigError
 from uirl.types import Action, Observation, StepResult, Task
 
@@ -50,7 +50,7 @@ class Judgement:
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
-class PageEnvironment(BaseEnvironment):
+class PageEnvironment(ConfigurableEnvironment):
     """One page in a real browser: a picture in, an action of the vocabulary out.
 
     A subclass writes `begin` and `judge`. A reply that cannot be read, an unknown action and a position outside of the
@@ -65,9 +65,9 @@ class PageEnvironment(BaseEnvironment):
     """
 
     action_format = "json"
-    page_size: ClassVar[tuple[int, int]] = (640, 480)
+    page_size: tuple[int, int] = (640, 480)
     """Width and height of the page in CSS pixels, where the options say nothing."""
-    actions: ClassVar[tuple[str, ...]] = ("click", "type", "keys", "scroll")
+    actions: tuple[str, ...] = ("click", "type", "keys", "scroll")
     """What is offered, where the options say nothing."""
     max_turns: int | None = 20
     origins: tuple[str, ...] = ()
@@ -81,68 +81,23 @@ class PageEnvironment(BaseEnvironment):
     keeps_downloads: ClassVar[bool] = False
     """Downloads are kept for the episode, see `downloads`. False: they are refused, and the policy is told."""
 
-    def __init__(
-        self,
-        config: Any = None,
-        *,
-        width: int | None = None,
-        height: int | None = None,
-        zoom: float = 1.0,
-        crop: Sequence[int] | None = None,
-        image_size: int | Sequence[int] | None = None,
-        image_format: ImageFormat = "png",
-        quality: int | None = None,
-        actions: Sequence[str] | None = None,
-        coordinates: Coordinates = "pixels",
-        say_target: bool = False,
-        marks: bool = False,
-        tree: int = 0,
-        max_turns: int | None = None,
-        settle: float = 0.0,
-    ) -> None:
-        """An environment that opens its page at the first reset.
+    options_class = PageOptions
+    options: PageOptions
 
-        Args:
-            config: the environment section of the run's configuration; not read.
-            width, height: of the page in CSS pixels; None: `page_size`.
-            zoom: pixels of the picture per CSS pixel: below 1 the browser draws the page small. Each value has a
-                browser of its own.
-            crop: part of the page that becomes the picture, as (left, top, width, height) in CSS pixels; None: all.
-            image_size: the picture is resized to this (width, height), or square of this side; None: as it is.
-                Positions are in pixels of the picture, whatever its size.
-            image_format, quality: 'png', or 'jpeg' of a quality from 1 to 100 (None: 80). A picture that is cropped,
-                resized or marked afterwards is handed on as it then is, without loss.
-            actions: names of the actions that are offered; None: those of the class.
-            coordinates: 'pixels', or 'grid_999': 0 to 999 along each side.
-            say_target: the prompt asks for the word `target` before the coordinates of a click, and demonstrators give
-                one where they know a word.
-            marks: numbers are drawn on what can be clicked, and `click` takes a mark in place of x and y.
-            tree: characters of the accessibility tree that follow the text of every observation; 0: none.
-            max_turns: actions after which an episode is cut ('truncated'); None: that of the class.
-            settle: seconds to wait after an action, for pages that move.
+    def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
+        """An environment that opens its page at the first reset. Options: see `PageOptions`.
 
-        Raises:
-            ConfigError: an option does not fit, or there is no browser.
+        Raises ConfigError for an option that does not fit, and where there is no browser.
         """
-        super().__init__(config)
+        super().__init__(config, options, **keys)
         find_executable()
-        own_width, own_height = self.page_size
-        self._frame = Frame.of(
-            own_width if width is None else width, own_height if height is None else height, zoom, crop, image_size
-        )
+        self._frame = self.options.frame(self.page_size)
         self.picture_size = self._frame.size
         """Width and height of the picture the agent sees."""
-        offered = tuple(self.actions if actions is None else actions)
-        if not offered:
-            raise ConfigError("actions is an empty list; expected names such as 'click'")
-        self.space = ActionSpace(*self.picture_size, offered, coordinates, marks, say_target, modifiers=True)
+        self.space = self.options.space(self.picture_size, tuple(self.actions))
         """The actions that are offered, and how they are written."""
-        check_pointing(self.space, say_target, coordinates)
-        if tree < 0 or settle < 0 or (max_turns is not None and max_turns < 1):
-            raise ConfigError(f"tree and settle are at least 0, max_turns 1; got {tree}, {settle}, {max_turns}")
-        self.max_turns = self.max_turns if max_turns is None else max_turns
-        self._capture = capture_options(image_format, quality)
-        self._tree, self._settle = tree, settle
+        if self.options.max_turns is not None:
+            self.max_turns = self.options.max_turns
         self._page: Page | None = None
         self._reach: frozenset[str] = frozenset()  # of that page
         self._turns = 0
@@ -246,8 +201,8 @@ class PageEnvironment(BaseEnvironment):
             problem = await perform(page, meant, self._frame, marks=self._named, origins=self.destinations())
             if problem is not None:
                 return self._tell(problem)
-            if self._settle:
-                await asyncio.sleep(self._settle)
+            if self.options.settle:
+                await asyncio.sleep(self.options.settle)
             return await self._outcome(page, meant)
         except TabClosed:
             return await self._outcome(page, meant)
@@ -338,7 +293,7 @@ class PageEnvironment(BaseEnvironment):
 
     async def _look(self, page: Page, words: Sequence[str], info: Mapping[str, Any]) -> Observation:
         """The picture, and what is to be read: words, and the accessibility tree where it is wanted."""
-        captured = await page.screenshot(**self._capture)
+        captured = await page.screenshot(**self.options.capture())
         picture: Any = captured
         if not self._frame.is_capture or self.space.marks:
             picture = self._frame.picture(captured)
@@ -348,7 +303,7 @@ class PageEnvironment(BaseEnvironment):
             from PIL import Image
 
             picture = Image.new("RGB", self.picture_size, "white")
-        tree = await self._read_tree(page.tabs.shown) if self._tree else ""
+        tree = await self._read_tree(page.tabs.shown) if self.options.tree else ""
         self._seen = Observation(tree, (picture,), dict(info))
         return Observation(_lines(*words, tree), (picture,), dict(info))
 
@@ -365,14 +320,14 @@ class PageEnvironment(BaseEnvironment):
         """The tree as text. With marks their numbers are in it, and further ones for what is not in the picture."""
         nodes = await tree_of(tab)
         if not self.space.marks:
-            return tree_text(nodes, self._tree)
+            return tree_text(nodes, self.options.tree)
         numbers = await numbers_of(tab, self._marked)
         for node in acted_on(nodes):
             key = (node["frame"], node["backendDOMNodeId"])
             if key not in numbers and len(self._named) < MOST_NAMED:
                 self._named.append(Element(node["frame"], node["session"], node=node["backendDOMNodeId"]))
                 numbers[key] = len(self._named)
-        return tree_text(nodes, self._tree, numbers)
+        return tree_text(nodes, self.options.tree, numbers)
 
     def _tell(self, problem: str, *said: str) -> StepResult:
         """The same state with a word on what was wrong, and on the dialog that is open."""

@@ -3,43 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from uirl.environments.browser.options import ImageFormat
 from uirl.environments.browser.web import State, WebEnvironment
+from uirl.environments.data_entry.options import DataEntryOptions
 from uirl.environments.data_entry.page import STATE, WATCH, render_page
-from uirl.environments.data_entry.rows import LABELS, Progress, distinct_rows, draw_rows
-from uirl.environments.ui.actions import Coordinates, Keys, Type
-from uirl.errors import ConfigError, did_you_mean
+from uirl.environments.data_entry.rows import LABELS, Progress, draw_rows
+from uirl.environments.options import OptionsLike
+from uirl.environments.ui.actions import Keys, Type
 from uirl.types import Action, Task
 
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """How much there is to copy, and how it looks."""
-
-    fields: tuple[str, ...]
-    rows: int
-    """To be copied."""
-    listed: int
-    """In the sheet."""
-    size: tuple[int, int]
-    """Width and height of the page."""
-    slip: bool = False
-    """The value stands on a slip above a large form, in place of a sheet; where things stand changes with the seed."""
-
-
-LEVELS = {
-    1: Level(("code",), 1, 1, (112, 112), slip=True),
-    2: Level(("code",), 3, 3, (112, 112), slip=True),
-    3: Level(("first",), 2, 3, (400, 240)),
-    4: Level(("first", "last", "email"), 3, 8, (960, 540)),
-    5: Level(("first", "last", "email"), 10, 100, (1280, 720)),
-}
-"""1: one digit; 2: three digits, one after the other; 3: first names; 4: three contacts; 5: ten of a hundred."""
-SMALLEST_SLIP = 56
 _OFFERED = {True: ("click", "type"), False: ("click", "type", "keys", "scroll")}
 """Whether there is a slip -> the actions."""
 WORDS = {"code": "field", "first": "first", "last": "last", "email": "email"}
@@ -58,77 +31,21 @@ class DataEntryEnvironment(WebEnvironment):
     state, watch = STATE, WATCH
     keeps_page = True
 
-    def __init__(
-        self,
-        config: Any = None,
-        *,
-        level: int = 4,
-        rows: int | None = None,
-        listed: int | None = None,
-        fields: Sequence[str] | None = None,
-        tell: bool = False,
-        penalty: float = 0.1,
-        patience: int | None = None,
-        width: int | None = None,
-        height: int | None = None,
-        zoom: float = 1.0,
-        image_size: int | Sequence[int] | None = None,
-        image_format: ImageFormat = "png",
-        quality: int | None = None,
-        actions: Sequence[str] | None = None,
-        coordinates: Coordinates = "pixels",
-        say_target: bool = False,
-        marks: bool = False,
-        tree: int = 0,
-        max_turns: int | None = None,
-    ) -> None:
-        """An environment that opens its page at the first reset. What is not listed: see `PageEnvironment`.
+    options_class = DataEntryOptions
+    options: DataEntryOptions
 
-        Args:
-            level: one of `LEVELS`: which fields, how many rows, how it looks.
-            rows: rows to copy; None: the level's.
-            listed: rows in the sheet, at least `rows`; None: the level's, or `rows` where that is more.
-            fields: of 'code', 'first', 'last' and 'email'; None: the level's. A slip holds one field.
-            tell: the goal says what to enter, for policies that cannot read pictures yet.
-            penalty: what a wrong submission costs, in rows.
-            patience: wrong submissions that end the episode; None: they never do.
-            actions: what is offered; None: click and type, and on levels with a sheet keys and scroll.
-            max_turns: actions per episode; None: half as many again as are needed, and one.
+    def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
+        """An environment that opens its page at the first reset. Options: see `DataEntryOptions`.
 
-        Raises:
-            ConfigError: an option does not fit, or there is no browser.
+        Raises ConfigError where an option does not fit, or there is no browser.
         """
-        if level not in LEVELS:
-            raise ConfigError(f"data_entry: level must be one of {list(LEVELS)}, got {level!r}")
-        base = LEVELS[level]
-        self._fields = _checked_fields(base.fields if fields is None else fields, base.slip)
-        self._rows = base.rows if rows is None else rows
-        self._listed = max(base.listed, self._rows) if listed is None else listed
-        most = min(1000, distinct_rows(self._fields))
-        if not 1 <= self._rows <= self._listed <= most:
-            raise ConfigError(f"data_entry: expected 1 <= rows <= listed <= {most}, got {self._rows}, {self._listed}")
-        if base.slip and min(width or base.size[0], height or base.size[1]) < SMALLEST_SLIP:
-            raise ConfigError(f"data_entry: a page with a slip has at least {SMALLEST_SLIP} pixels a side")
-        if not penalty >= 0 or (patience is not None and patience < 1):
-            raise ConfigError(f"data_entry: penalty is at least 0 and patience 1, got {penalty!r} and {patience!r}")
-        needed = 2 * len(self._fields) * self._rows
-        super().__init__(
-            config,
-            width=base.size[0] if width is None else width,
-            height=base.size[1] if height is None else height,
-            zoom=zoom,
-            image_size=image_size,
-            image_format=image_format,
-            quality=quality,
-            actions=_OFFERED[base.slip] if actions is None else actions,
-            coordinates=coordinates,
-            say_target=say_target,
-            marks=marks,
-            tree=tree,
-            max_turns=needed + needed // 2 + 1 if max_turns is None else max_turns,
-        )
-        self.level, self._slip, self._told = level, base.slip, tell
-        self._penalty, self._patience = penalty, patience
+        chosen = DataEntryOptions.read(options, keys)
+        level = chosen.base
+        needed = 2 * len(chosen.columns) * chosen.wanted
+        self.page_size, self.actions, self.max_turns = level.size, _OFFERED[level.slip], needed + needed // 2 + 1
+        super().__init__(config, chosen)
+        self.level, self._slip = chosen.level, level.slip
+        self._fields, self._rows, self._listed = chosen.columns, chosen.wanted, chosen.shown
         self._sheet: list[dict[str, str]] = []
         self._progress = Progress()
         self._counted = 0
@@ -145,7 +62,7 @@ class DataEntryEnvironment(WebEnvironment):
     def outcome(self, state: State) -> bool | None:
         if len(self._progress.done) >= self._rows:
             return True
-        spent = self._patience is not None and self._progress.num_incorrect_submissions >= self._patience
+        spent = self.options.patience is not None and self._progress.num_incorrect_submissions >= self.options.patience
         return False if spent else None
 
     def reward(self, before: State, now: State) -> float:
@@ -158,7 +75,7 @@ class DataEntryEnvironment(WebEnvironment):
             self._progress.add(sent, self._sheet)
         self._counted = len(state["sent"])
         new = min(len(self._progress.done), self._rows) - min(rows, self._rows)
-        self._gained = new - self._penalty * (self._progress.num_incorrect_submissions - wrong)
+        self._gained = new - self.options.penalty * (self._progress.num_incorrect_submissions - wrong)
         return {"progress": self.progress()}
 
     def progress(self) -> dict[str, Any]:
@@ -193,27 +110,17 @@ class DataEntryEnvironment(WebEnvironment):
         return self.act_at(x, y, "button")
 
     def _instruction(self) -> str:
-        if self._slip and self._told:
+        if self._slip and self.options.tell:
             values = ", then ".join(row[self._fields[0]] for row in self._sheet[: self._rows])
             return f"type {values} and submit"
         if self._slip:
             return "type the code and submit" if self._rows == 1 else f"type and submit {self._rows} codes"
         rows = "any row" if self._rows == 1 else f"{self._rows} different rows"
         goal = f"Copy {rows} of the sheet into the form and submit each."
-        if not self._told:
+        if not self.options.tell:
             return goal
         lines = (", ".join(f"{LABELS[name]} {value}" for name, value in row.items()) for row in self._sheet)
         return goal + "\n" + "\n".join(list(lines)[: self._rows])
-
-
-def _checked_fields(fields: Sequence[str], slip: bool) -> tuple[str, ...]:
-    for name in fields:
-        if name not in LABELS:
-            raise ConfigError(f"data_entry: no field {name!r}; {did_you_mean(str(name), LABELS)}")
-    ordered = tuple(name for name in LABELS if name in fields)
-    if len(ordered) != len(fields) or not ordered or (slip and len(ordered) != 1):
-        raise ConfigError(f"data_entry: fields are different and at least one, on a slip exactly one; got {fields!r}")
-    return ordered
 
 
 def _places(rng: random.Random, width: int, height: int) -> dict[str, list[int]]:

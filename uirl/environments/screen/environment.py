@@ -8,18 +8,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.demonstrators import error_rate
+from uirl.environments.options import ConfigurableEnvironment, OptionsLike
 from uirl.environments.screen.drawing import draw
 from uirl.environments.screen.layout import Grid
-from uirl.environments.screen.stages import COLOURS, ColourStage, ConfirmStage, DigitStage, Stage
+from uirl.environments.screen.options import LEVELS, ScreenOptions
+from uirl.environments.screen.stages import ColourStage, ConfirmStage, DigitStage, Stage
 from uirl.environments.ui.actions import ActionSpace
-from uirl.errors import ConfigError, did_you_mean
 from uirl.types import Action, Observation, StepResult, ToolCall
 
-LEVELS = {1: ("colour",), 2: ("colour", "confirm"), 3: ("colour", "digit", "confirm")}
 
-
-class ScreenEnvironment(BaseEnvironment):
+class ScreenEnvironment(ConfigurableEnvironment):
     """A form of one to three pages. Press the colour that the text names, (type the drawn digit,) press OK.
 
     Actions: `{"action":"click","target":"red","x":..,"y":..}` in pixels and `{"action":"type","text":".."}`. Where a
@@ -33,46 +31,23 @@ class ScreenEnvironment(BaseEnvironment):
     action_format = "json"
     runs_inline = True
 
-    def __init__(
-        self,
-        config: Any = None,
-        *,
-        size: int = 56,
-        level: int = 2,
-        palette: Sequence[str] = ("red", "green", "blue", "yellow"),
-        buttons: int = 3,
-        slots: int = 2,
-        jitter: int = 2,
-        retries: int = 0,
-        demonstrator: str = "expert",
-        carelessness: float | None = None,
-        blank_image: bool = False,
-        hide_instruction: bool = False,
-        describe: bool = False,
-    ) -> None:
-        """Raises ConfigError for an option that does not fit.
+    options_class = ScreenOptions
+    options: ScreenOptions
 
-        `size`: width and height in pixels; everything scales with it, and from about 100 pixels on buttons carry the
-        name of their colour. `buttons` of the colours in `palette` stand in `slots` x `slots` places, moved by up to
-        `jitter` (pixels of a 56-pixel screen). `demonstrator` 'careless' presses any button, with probability
-        `carelessness` (None: 0.5), where the instruction names one. `blank_image` and `hide_instruction` are the
-        controls that take away the picture or the words. `describe`: a system prompt that explains the actions, for
-        models that read; a tiny one would only pay for its tokens.
-        """
-        super().__init__(config)
-        palette = tuple(palette)
-        _check_options(size, level, palette, buttons, slots, jitter, retries)
-        self.size, self.retries = size, retries
-        self.max_turns = len(LEVELS[level]) + retries
-        self.picture_size = (size, size)
+    def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
+        """A form to fill in. Options: see `ScreenOptions`."""
+        super().__init__(config, options, **keys)
+        chosen = self.options
+        self.size, self.retries = chosen.size, chosen.retries
+        self.max_turns = len(LEVELS[chosen.level]) + chosen.retries
+        self.picture_size = (chosen.size, chosen.size)
         """Width and height of the picture the agent sees."""
-        self.space = ActionSpace(size, size, ("click", "type"))
+        self.space = ActionSpace(chosen.size, chosen.size, ("click", "type"))
         """What can be done, for those who call functions."""
-        self._grid = Grid(size, slots, jitter)
-        self._kinds, self._palette, self._buttons = LEVELS[level], palette, buttons
-        self._carelessness = error_rate("screen", demonstrator, carelessness)
+        self._grid = Grid(chosen.size, chosen.slots, chosen.jitter)
+        self._carelessness = chosen.error_rate
         self.demonstrator_may_fail = self._carelessness > 0
-        self._blank, self._hidden, self._describe = blank_image, hide_instruction, describe
+        self._blank, self._hidden = chosen.blank_image, chosen.hide_instruction
         self._begin(random.Random(0))
 
     def reset(self, *, seed: int | None = None) -> Observation:
@@ -106,7 +81,7 @@ class ScreenEnvironment(BaseEnvironment):
         return f"page {self._index + 1} of {len(self._stages)}: {self._instruction() or 'go on'}"
 
     def get_prompt_prefix(self) -> str:
-        if not self._describe:
+        if not self.options.describe:
             return ""
         return (
             f"You see a screen of {self.size} x {self.size} pixels; x grows to the right, y downwards. Answer with one "
@@ -131,7 +106,7 @@ class ScreenEnvironment(BaseEnvironment):
         return Action.of("click", x=middle, y=middle)
 
     def _begin(self, rng: random.Random) -> None:
-        self._stages = [self._create_stage(kind, rng) for kind in self._kinds]
+        self._stages = [self._create_stage(kind, rng) for kind in LEVELS[self.options.level]]
         # All pages are drawn by now: what the demonstrator draws later cannot change them.
         self._whims = rng
         self._index = 0
@@ -140,7 +115,7 @@ class ScreenEnvironment(BaseEnvironment):
 
     def _create_stage(self, kind: str, rng: random.Random) -> Stage:
         if kind == "colour":
-            return ColourStage.create(rng, self._grid, self._palette, self._buttons)
+            return ColourStage.create(rng, self._grid, self.options.palette, self.options.buttons)
         return DigitStage.create(rng, self._grid) if kind == "digit" else ConfirmStage.create(rng, self._grid)
 
     def _demonstrate(self) -> Action:
@@ -179,38 +154,3 @@ def _find_problem(calls: Sequence[ToolCall], size: int) -> str | None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _check_options(
-    size: int,
-    level: int,
-    palette: tuple[str, ...],
-    buttons: int,
-    slots: int,
-    jitter: int,
-    retries: int,
-) -> None:
-    for name, value, low in (
-        ("slots", slots, 1),
-        ("buttons", buttons, 1),
-        ("jitter", jitter, 0),
-        ("retries", retries, 0),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise ConfigError(f"screen: {name} must be an int of at least {low}, got {value!r}")
-    if isinstance(size, bool) or not isinstance(size, int) or size < 28 * slots:
-        raise ConfigError(f"screen: size must be an int of at least {28 * slots} (28 pixels per slot), got {size!r}")
-    if level not in LEVELS:
-        raise ConfigError(f"screen: level must be one of {list(LEVELS)}, got {level!r}")
-    for colour in palette:
-        if colour not in COLOURS:
-            raise ConfigError(f"screen: no colour {colour!r} in the palette; {did_you_mean(str(colour), COLOURS)}")
-    if buttons > min(len(set(palette)), slots**2):
-        raise ConfigError(
-            f"screen: buttons must not exceed the colours of the palette and the slots, got {buttons} buttons, "
-            f"{len(set(palette))} colours, {slots**2} slots"
-        )
-    if len(set(palette)) != len(palette):
-        raise ConfigError(f"screen: the palette names a colour twice: {palette}")
-    if level == 3 and slots < 2:
-        raise ConfigError("screen: level 3 needs at least 2 slots per side, for the digit and its field, got 1")

@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import random
 import re
-from typing import Any
+from typing import Any, Literal
 
-from uirl.environments import demonstrators
+from uirl.config.section import Count
 from uirl.environments.base import BaseEnvironment
-from uirl.errors import ConfigError
+from uirl.environments.demonstrators import DemonstratorOptions
+from uirl.environments.options import ConfigurableEnvironment, OptionsLike
 from uirl.types import Action
 
 _NUMBER = re.compile(r"\s*([0-9]{1,9})\s*", re.ASCII)
 
-DEMONSTRATORS = (*demonstrators.DEMONSTRATORS, "random")
+
+class GuessNumberOptions(DemonstratorOptions):
+    """Find a number, told "higher" or "lower"."""
+
+    key = "guess_number"
+
+    n: Count = 7
+    """The number is one of 1 to `n`."""
+    guesses: Count = 3
+    """Tries in an episode."""
+    demonstrator: Literal["expert", "careless", "random"] = "expert"  # type: ignore[assignment]
+    """'expert' halves the range; 'random' guesses anything and shows the format alone; 'careless' does the one or,
+    with probability `carelessness`, the other."""
+    describe: bool = False
+    """A system prompt with the rules, for models that read; a tiny one would only pay for its tokens."""
+
+    @property
+    def error_rate(self) -> float:
+        return 1.0 if self.demonstrator == "random" else super().error_rate
 
 
-class GuessNumberEnvironment(BaseEnvironment):
+class GuessNumberEnvironment(ConfigurableEnvironment):
     """A number from 1 to `n`, `guesses` tries. The reply is the guess, the answer "higher" or "lower"; a hit pays 1.
 
     A reply that is not a number costs the guess. With `guesses` >= log2(n + 1) halving always wins; the texts are as
@@ -25,29 +44,14 @@ class GuessNumberEnvironment(BaseEnvironment):
 
     runs_inline = True
 
-    def __init__(
-        self,
-        config: Any = None,
-        *,
-        n: int = 7,
-        guesses: int = 3,
-        demonstrator: str = "expert",
-        carelessness: float | None = None,
-        describe: bool = False,
-    ) -> None:
-        """`demonstrator` 'expert' halves the range; 'random' guesses anything and shows the format alone; 'careless'
-        does the one or, with probability `carelessness` (None: 0.5), the other.
+    options_class = GuessNumberOptions
+    options: GuessNumberOptions
 
-        `describe`: a system prompt with the rules, for models that read; a tiny one would only pay for its tokens.
-        """
-        super().__init__(config)
-        for name, value in (("n", n), ("guesses", guesses)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"guess_number: {name} must be a positive int, got {value!r}")
-        self.n, self.guesses, self.max_turns = n, guesses, guesses
-        errs = demonstrators.error_rate("guess_number", demonstrator, carelessness, DEMONSTRATORS)
-        self._describe = describe
-        self._carelessness = 1.0 if demonstrator == "random" else errs
+    def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
+        """A number to find. Options: see `GuessNumberOptions`."""
+        super().__init__(config, options, **keys)
+        self.n, self.guesses, self.max_turns = self.options.n, self.options.guesses, self.options.guesses
+        self._carelessness = self.options.error_rate
         self.demonstrator_may_fail = self._carelessness > 0
         self._begin(random.Random(0))
 
@@ -70,7 +74,7 @@ class GuessNumberEnvironment(BaseEnvironment):
         return f"{self._low}-{self._high}, {self.guesses - self._taken} left"
 
     def get_prompt_prefix(self) -> str:
-        if not self._describe:
+        if not self.options.describe:
             return ""
         return (
             f"Find a number from 1 to {self.n} in at most {self.guesses} guesses. Answer with one number and nothing "

@@ -6,9 +6,11 @@ import random
 import re
 from typing import Any
 
-from uirl.environments.base import BaseEnvironment
-from uirl.environments.text.world import DIRECTIONS, House, build_house
-from uirl.errors import ConfigError
+from pydantic import Field
+
+from uirl.config.section import Count
+from uirl.environments.options import ConfigurableEnvironment, EnvironmentOptions, OptionsLike
+from uirl.environments.text.world import DIRECTIONS, ROOM_NAMES, House, build_house
 
 REWARDS = {"key": 0.2, "door": 0.2, "chest": 0.2, "treasure": 0.4}
 """Paid once each; together 1."""
@@ -26,7 +28,18 @@ _FILLERS = frozenset(["the", "a", "an", "to", "up", "at", "around", "my", "throu
 _HELP = "Commands: go north, take key, open door, open chest, look, inventory."
 
 
-class SimpleGameEnvironment(BaseEnvironment):
+class SimpleGameOptions(EnvironmentOptions):
+    """A small text adventure. No house needs more than `2 * rooms + 3` turns."""
+
+    key = "simple_game"
+
+    rooms: int = Field(5, ge=3, le=len(ROOM_NAMES))
+    """Rooms of the house: start, key and vault at least."""
+    max_turns: Count = 30
+    """Turns after which the episode is truncated."""
+
+
+class SimpleGameEnvironment(ConfigurableEnvironment):
     """A house drawn from the seed, played in commands like "go north" or "take key".
 
     Unknown words are answered with help, and cost a turn. The treasure ends the episode as a success; after
@@ -35,14 +48,13 @@ class SimpleGameEnvironment(BaseEnvironment):
 
     runs_inline = True
 
-    def __init__(self, config: Any = None, *, rooms: int = 5, max_turns: int = 30) -> None:
-        """`rooms` from 3 (start, key, vault) to 12. No house needs more than `2 * rooms + 3` turns."""
-        super().__init__(config)
-        if isinstance(rooms, bool) or not isinstance(rooms, int) or not 3 <= rooms <= 12:
-            raise ConfigError(f"simple_game: rooms must be an int from 3 to 12, got {rooms!r}")
-        if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
-            raise ConfigError(f"simple_game: max_turns must be a positive int, got {max_turns!r}")
-        self._rooms, self._turn_limit, self.max_turns = rooms, max_turns, max_turns
+    options_class = SimpleGameOptions
+    options: SimpleGameOptions
+
+    def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
+        """A house to play in. Options: see `SimpleGameOptions`."""
+        super().__init__(config, options, **keys)
+        self.max_turns = self.options.max_turns
         self._begin(random.Random(0))
 
     def reset(self, *, seed: int | None = None) -> str:
@@ -57,7 +69,7 @@ class SimpleGameEnvironment(BaseEnvironment):
         answer = self._obey(action)
         reward = REWARDS[self._paid[-1]] if len(self._paid) > paid else 0.0
         success = "treasure" in self._paid
-        done = success or self._turns >= self._turn_limit
+        done = success or self._turns >= self.options.max_turns
         return answer, reward, done, {"success": success, "progress": len(self._paid) / len(REWARDS)}
 
     def get_state_description(self) -> str:
@@ -89,7 +101,7 @@ class SimpleGameEnvironment(BaseEnvironment):
         return f"{self._room} {sorted(self._paid)} {sorted(self._bag)}"
 
     def _begin(self, rng: random.Random) -> None:
-        self._house: House = build_house(rng, self._rooms)
+        self._house: House = build_house(rng, self.options.rooms)
         self._room = 0
         self._turns = 0
         # Milestones in the order in which they were reached: also the state of key, door, chest and treasure.

@@ -7,12 +7,15 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+from pydantic import Field
+
+from uirl.config.section import Index
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.demonstrators import error_rate
+from uirl.environments.demonstrators import DemonstratorOptions
+from uirl.environments.options import ConfigurableEnvironment, EnvironmentOptions, OptionsLike
 from uirl.environments.tool_use.environment import Describe, ToolEnvironment
-from uirl.errors import ConfigError
 from uirl.tools import CalculatorTool, Tool, ToolRegistry
 from uirl.types import Action, Task, ToolResult
 
@@ -43,49 +46,51 @@ class Problem:
         return str(CalculatorTool().execute(self.written([str(self.table.get(o, o)) for o in self.operands])))
 
 
-class ArithmeticEnvironment(ToolEnvironment):
+class ArithmeticOptions(DemonstratorOptions):
+    """A problem in arithmetic that tools solve."""
+
+    terms: int = Field(2, ge=2, le=9)
+    """Numbers in the expression."""
+    digits: int = Field(2, ge=1, le=9)
+    """Of each number."""
+    operators: str = Field(OPERATORS, pattern=r"^[-+*]+$")
+    """Some of '+-*', by which the numbers are combined."""
+    demonstrator: Literal["expert", "careless"] = "expert"
+    """'careless' makes a mistake in every call with probability `carelessness`: half the time he guesses the answer
+    instead, otherwise he gets one name or one character wrong."""
+    spare_turns: Index = 1
+    """Turns allowed beyond those that the solution needs."""
+    unplugged: bool = False
+    """A control: every call finds no tool."""
+    describe: Describe = "template"
+    """How the policy hears of its tools: from the chat template ('template'), in the system prompt together with how a
+    call is written ('prompt'), or not at all ('none')."""
+    action_format: str = "qwen"
+    """Name of the parser that reads the calls."""
+
+
+class ArithmeticEnvironment(ToolEnvironment, ConfigurableEnvironment):
     """A problem in arithmetic that tools solve. The right number as the answer pays 1, everything else nothing."""
 
     instructions: ClassVar[str]
     """The system prompt for models that read; unused with `describe='none'`."""
 
-    def __init__(
-        self,
-        config: Any = None,
-        *,
-        terms: int = 2,
-        digits: int = 2,
-        operators: str = OPERATORS,
-        demonstrator: str = "expert",
-        carelessness: float | None = None,
-        spare_turns: int = 1,
-        unplugged: bool = False,
-        describe: Describe = "template",
-        action_format: str = "qwen",
-    ) -> None:
-        """Raises ConfigError for an option that does not fit.
+    options_class: ClassVar[type[EnvironmentOptions]] = ArithmeticOptions
+    options: ArithmeticOptions
 
-        `terms` numbers of `digits` digits are combined by some of the `operators`. `demonstrator` 'careless' makes a
-        mistake in every call with probability `carelessness` (None: 0.5): half the time he guesses the answer
-        instead, otherwise he gets one name or one character wrong. `spare_turns` more than the solution needs are
-        allowed. `unplugged`: the control in which every call finds no tool. `describe` and `action_format`: see
-        `ToolEnvironment`.
-        """
-        instructions = "" if describe == "none" else self.instructions
-        super().__init__(config, describe=describe, action_format=action_format, instructions=instructions)
-        name = type(self).__name__
-        for option, value, least, most in (("terms", terms, 2, 9), ("digits", digits, 1, 9)):
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-                raise ConfigError(f"{name}: {option} must be an int from {least} to {most}, got {value!r}")
-        if isinstance(spare_turns, bool) or not isinstance(spare_turns, int) or spare_turns < 0:
-            raise ConfigError(f"{name}: spare_turns must be an int from 0, got {spare_turns!r}")
-        if not isinstance(operators, str) or not operators or set(operators) - set(OPERATORS):
-            raise ConfigError(f"{name}: operators must be some of {OPERATORS!r}, got {operators!r}")
-        self.terms, self.digits, self.operators = terms, digits, operators
-        self.unplugged = unplugged
-        self._carelessness = error_rate(name, demonstrator, carelessness)
+    def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
+        """A problem and the tools for it. Options: see `ArithmeticOptions`."""
+        chosen = self.options_class.read(options, keys)
+        assert isinstance(chosen, ArithmeticOptions)
+        instructions = "" if chosen.describe == "none" else self.instructions
+        super().__init__(
+            config, describe=chosen.describe, action_format=chosen.action_format, instructions=instructions
+        )
+        self.options = chosen
+        self.unplugged = chosen.unplugged
+        self._carelessness = chosen.error_rate
         self.demonstrator_may_fail = self._carelessness > 0
-        self.max_turns = len(self.draw(random.Random(0)).names) + 2 + spare_turns
+        self.max_turns = len(self.draw(random.Random(0)).names) + 2 + chosen.spare_turns
         self._computed: str | None = None
         self._begin(random.Random(0))
 
@@ -122,7 +127,7 @@ class ArithmeticEnvironment(ToolEnvironment):
         rng = random.Random(self._whim)
         careless = rng.random() < self._carelessness
         if careless and rng.random() < 0.5:
-            return Action(text=str(rng.randrange(10 ** (2 * self.digits))))
+            return Action(text=str(rng.randrange(10 ** (2 * self.options.digits))))
         names = self._problem.names
         if len(self._found) < len(names):
             key = names[len(self._found)]
@@ -153,10 +158,10 @@ class ArithmeticEnvironment(ToolEnvironment):
         return self._whims.getrandbits(32)
 
     def _number(self, rng: random.Random) -> int:
-        return rng.randrange(10 ** (self.digits - 1) if self.digits > 1 else 0, 10**self.digits)
+        return rng.randrange(10 ** (self.options.digits - 1) if self.options.digits > 1 else 0, 10**self.options.digits)
 
     def _operators(self, rng: random.Random) -> tuple[str, ...]:
-        return tuple(rng.choice(self.operators) for _ in range(self.terms - 1))
+        return tuple(rng.choice(self.options.operators) for _ in range(self.options.terms - 1))
 
 
 def _misread(expression: str, rng: random.Random) -> str:

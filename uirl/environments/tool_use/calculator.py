@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import random
 
-from uirl.environments.tool_use.arithmetic import ArithmeticEnvironment, Problem
+from uirl.environments.tool_use.arithmetic import ArithmeticEnvironment, ArithmeticOptions, Problem
 from uirl.tools import CalculatorTool, Tool
+
+
+class CalculatorOptions(ArithmeticOptions):
+    """Arithmetic with a calculator."""
+
+    key = "calculator"
 
 
 class CalculatorEnvironment(ArithmeticEnvironment):
@@ -14,11 +20,12 @@ class CalculatorEnvironment(ArithmeticEnvironment):
     Two turns solve it. The text is the expression alone, because a tiny model pays for every token.
     """
 
+    options_class = CalculatorOptions
     instructions = "Work out the expression with the calculator. Then answer with the number and nothing else."
 
     def draw(self, rng: random.Random) -> Problem:
         """A new problem."""
-        return Problem(tuple(str(self._number(rng)) for _ in range(self.terms)), self._operators(rng), {})
+        return Problem(tuple(str(self._number(rng)) for _ in range(self.options.terms)), self._operators(rng), {})
 
     def tools(self, problem: Problem) -> list[Tool]:
         """The calculator."""

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Self
 
-from uirl.environments.tool_use.arithmetic import OPERATORS, ArithmeticEnvironment, Problem
-from uirl.environments.tool_use.environment import Describe
+from pydantic import Field, model_validator
+
+from uirl.environments.tool_use.arithmetic import ArithmeticEnvironment, ArithmeticOptions, Problem
 from uirl.errors import ConfigError
 from uirl.tools import CalculatorTool, LookupTool, Tool
 
 NAMES = ("apple", "fig", "grape", "kiwi", "lemon", "lime", "mango", "melon", "olive", "peach", "pear", "plum")
+
+
+class LookupOptions(ArithmeticOptions):
+    """Arithmetic with the numbers in a table that has to be looked up."""
+
+    key = "lookup"
+
+    names: int = Field(len(NAMES), ge=2, le=len(NAMES))
+    """Entries of the table, of which `terms` different ones are asked for."""
+
+    @model_validator(mode="after")
+    def _names_suffice(self) -> Self:
+        if self.terms > self.names:
+            raise ConfigError(f"lookup: names must be at least terms ({self.terms}), got {self.names}")
+        return self
 
 
 class LookupEnvironment(ArithmeticEnvironment):
@@ -20,48 +36,17 @@ class LookupEnvironment(ArithmeticEnvironment):
     own, so nothing can be learned by heart.
     """
 
+    options_class = LookupOptions
+    options: LookupOptions
     instructions = (
         "Look up the value of every name, work out the expression with the calculator, then answer with the number and "
         "nothing else."
     )
 
-    def __init__(
-        self,
-        config: Any = None,
-        *,
-        terms: int = 2,
-        digits: int = 2,
-        operators: str = OPERATORS,
-        names: int = len(NAMES),
-        demonstrator: str = "expert",
-        carelessness: float | None = None,
-        spare_turns: int = 1,
-        unplugged: bool = False,
-        describe: Describe = "template",
-        action_format: str = "qwen",
-    ) -> None:
-        """`names`: entries of the table, of which `terms` different ones are asked for. The other options: see
-        `ArithmeticEnvironment`. Raises ConfigError for an option that does not fit."""
-        if isinstance(names, bool) or not isinstance(names, int) or not 2 <= names <= len(NAMES) or terms > names:
-            raise ConfigError(f"LookupEnvironment: names must be an int from terms to {len(NAMES)}, got {names!r}")
-        self.names = NAMES[:names]
-        super().__init__(
-            config,
-            terms=terms,
-            digits=digits,
-            operators=operators,
-            demonstrator=demonstrator,
-            carelessness=carelessness,
-            spare_turns=spare_turns,
-            unplugged=unplugged,
-            describe=describe,
-            action_format=action_format,
-        )
-
     def draw(self, rng: random.Random) -> Problem:
         """A new problem and its table."""
-        table = {name: self._number(rng) for name in self.names}
-        return Problem(tuple(rng.sample(self.names, self.terms)), self._operators(rng), table)
+        table = {name: self._number(rng) for name in NAMES[: self.options.names]}
+        return Problem(tuple(rng.sample(list(table), self.options.terms)), self._operators(rng), table)
 
     def tools(self, problem: Problem) -> list[Tool]:
         """The table and the calculator."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from uirl.environments.browser.chromium.cdp import Refused
 from uirl.environments.browser.environment import Judgement, PageEnvironment
-from uirl.environments.browser.miniwob.pages import AREA, BEGIN, RELOADED, STATE, guard, page_names, page_url
+from uirl.environments.browser.miniwob.options import MiniWobOptions
+from uirl.environments.browser.miniwob.pages import BEGIN, RELOADED, STATE, guard, page_names, page_url
 from uirl.environments.browser.miniwob.tags import HANDS, LEVELS, NEEDS, page_tags
-from uirl.environments.browser.options import ImageFormat
 from uirl.environments.browser.page.page import Page
-from uirl.environments.demonstrators import error_rate
-from uirl.environments.ui.actions import Click, Coordinates, UIAction
+from uirl.environments.options import OptionsLike
+from uirl.environments.ui.actions import Click, UIAction
 from uirl.errors import ConfigError, did_you_mean
 from uirl.types import Action, Observation, Task
 
@@ -34,73 +33,17 @@ class MiniWobEnvironment(PageEnvironment):
     actions = ("click",)
     max_turns = 5
 
-    def __init__(
-        self,
-        config: Any = None,
-        *,
-        task: str | Sequence[str] = "click-test",
-        tags: Sequence[str] = (),
-        width: int | None = None,
-        height: int | None = None,
-        zoom: float = 1.0,
-        crop: Literal["area"] | Sequence[int] | None = None,
-        image_size: int | Sequence[int] | None = None,
-        image_format: ImageFormat = "png",
-        quality: int | None = None,
-        actions: Sequence[str] | None = None,
-        coordinates: Coordinates = "pixels",
-        say_target: bool = False,
-        marks: bool = False,
-        tree: int = 0,
-        max_turns: int | None = None,
-        settle: float = 0.0,
-        reward: Literal["page", "success"] = "page",
-        demonstrator: Literal["expert", "careless"] = "expert",
-        carelessness: float | None = None,
-    ) -> None:
-        """An environment that opens its page at the first reset.
+    options_class = MiniWobOptions
+    options: MiniWobOptions
 
-        What is not listed is described at `PageEnvironment`; without options only `click` is offered.
+    def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
+        """An environment that opens its page at the first reset. Options: see `MiniWobOptions`.
 
-        Args:
-            task: page name, or several, or 'all': an episode without a given task then draws one by its seed.
-            tags: of these pages only those that carry every one of the tags, for example ('click', 'easy').
-            width, height: of the page in pixels; the pages are made for 160 x 210.
-            crop: 'area': the 160 x 160 below the instruction, which the text says anyway.
-            reward: 'page': what the page gives, in [-1, 1]; 'success': 1 for a success, else 0.
-            demonstrator: what `expert_action` plays: 'expert' clicks the right thing; 'careless' does so too, but with
-                probability `carelessness` (None: 0.5) it clicks any of the things the page offers (or
-                anywhere, where there is only one). With `say_target` both say the word of what they click,
-                where the page has one.
-
-        Raises:
-            ConfigError: an option does not fit, there is no such page, no browser, or no package `miniwob`.
+        Raises ConfigError where an option does not fit, or there is no such page, no browser, or no package `miniwob`.
         """
-        self._names = _chosen_pages(task, tags)
-        if crop == "area":
-            crop = AREA
-        elif isinstance(crop, str):
-            raise ConfigError(f"miniwob: crop must be 'area' or (left, top, width, height), got {crop!r}")
-        super().__init__(
-            config,
-            width=width,
-            height=height,
-            zoom=zoom,
-            crop=crop,
-            image_size=image_size,
-            image_format=image_format,
-            quality=quality,
-            actions=actions,
-            coordinates=coordinates,
-            say_target=say_target,
-            marks=marks,
-            tree=tree,
-            max_turns=max_turns,
-            settle=settle,
-        )
-        _check_choice("reward", reward, ("page", "success"))
-        self._reward_kind = reward
-        self._carelessness = error_rate("miniwob", demonstrator, carelessness)
+        super().__init__(config, options, **keys)
+        self._names = _chosen_pages(self.options.task, self.options.tags)
+        self._carelessness = self.options.error_rate
         self.demonstrator_may_fail = self._carelessness > 0
         self._shown: str | None = None  # name of the page that is loaded
         self._guard = ""
@@ -137,13 +80,13 @@ class MiniWobEnvironment(PageEnvironment):
         if action is None:
             return Judgement(info={"page": self._shown})
         raw = float(state["reward"]) if state["ended"] else 0.0
-        reward = float(raw > 0) if self._reward_kind == "success" else raw
+        reward = float(raw > 0) if self.options.reward == "success" else raw
         return Judgement(reward, state["ended"], raw > 0, {"raw_reward": raw, "reason": state["reason"]})
 
     def lost(self, reason: str) -> Judgement:
         """The worst that a page gives."""
         self._shown = None
-        return Judgement(0.0 if self._reward_kind == "success" else -1.0, True, info={"raw_reward": -1.0})
+        return Judgement(0.0 if self.options.reward == "success" else -1.0, True, info={"raw_reward": -1.0})
 
     def get_prompt_prefix(self) -> str:
         if self.space.names != ("click",) or self.space.marks or self.space.coordinates != "pixels":
@@ -180,14 +123,12 @@ class MiniWobEnvironment(PageEnvironment):
         return self._random.choice(self._names)
 
 
-def _chosen_pages(task: str | Sequence[str], tags: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(tags, str):
-        raise ConfigError(f"miniwob: tags is a list, got {tags!r}")
+def _chosen_pages(task: str | tuple[str, ...], tags: tuple[str, ...]) -> tuple[str, ...]:
     known = (*HANDS, *NEEDS, *LEVELS)
     for tag in tags:
         if tag not in known:
-            raise ConfigError(f"miniwob: no page has the tag {tag!r}; {did_you_mean(str(tag), known)}")
-    names = page_names() if task == "all" else (task,) if isinstance(task, str) else tuple(task)
+            raise ConfigError(f"miniwob: no page has the tag {tag!r}; {did_you_mean(tag, known)}")
+    names = page_names() if task == "all" else (task,) if isinstance(task, str) else task
     if not names:
         raise ConfigError("miniwob: task is an empty list; expected a page name such as 'click-test'")
     for name in names:
@@ -196,8 +137,3 @@ def _chosen_pages(task: str | Sequence[str], tags: Sequence[str]) -> tuple[str, 
     if not chosen:
         raise ConfigError(f"miniwob: none of the {len(names)} pages has all the tags {', '.join(tags)}")
     return chosen
-
-
-def _check_choice(option: str, value: str, known: tuple[str, str]) -> None:
-    if value not in known:
-        raise ConfigError(f"miniwob: {option} must be {known[0]!r} or {known[1]!r}, got {value!r}")

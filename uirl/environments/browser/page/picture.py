@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from uirl.errors import ConfigError
 from uirl.images import Screenshot
@@ -34,21 +33,15 @@ class Frame:
         width: int,
         height: int,
         zoom: float = 1.0,
-        crop: Sequence[int] | None = None,
-        image_size: int | Sequence[int] | None = None,
+        crop: Box | None = None,
+        image_size: tuple[int, int] | None = None,
     ) -> Frame:
-        """A frame from options. Raises ConfigError for one that does not fit."""
-        if not _is_size((width, height)):
-            raise ConfigError(f"a page has a width and a height in whole pixels, got {width!r} x {height!r}")
-        if isinstance(zoom, bool) or not isinstance(zoom, (int, float)) or not 0.1 <= zoom <= 4:
-            raise ConfigError(f"zoom is the number of picture pixels per page pixel, 0.1 to 4, got {zoom!r}")
-        box = _crop(crop, width, height)
-        if image_size is None:
-            return Frame((width, height), zoom, box, (_scaled(box[2], zoom), _scaled(box[3], zoom)))
-        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-        if not _is_size(size):
-            raise ConfigError(f"image_size must be one side or (width, height) in pixels, got {image_size!r}")
-        return Frame((width, height), zoom, box, (size[0], size[1]))
+        """A frame of a page of this size. Raises ConfigError for a crop that reaches outside."""
+        box = (0, 0, width, height) if crop is None else crop
+        left, top, right, bottom = box[0], box[1], box[0] + box[2], box[1] + box[3]
+        if min(left, top) < 0 or right > width or bottom > height:
+            raise ConfigError(f"crop {box} reaches outside the page of {width} x {height} pixels")
+        return Frame((width, height), zoom, box, image_size or (_scaled(box[2], zoom), _scaled(box[3], zoom)))
 
     @property
     def is_capture(self) -> bool:
@@ -91,22 +84,6 @@ class Frame:
             min(max(columns[1], 0), last_column),
             min(max(rows[1], 0), last_row),
         )
-
-
-def _crop(crop: Sequence[int] | None, width: int, height: int) -> Box:
-    if crop is None:
-        return 0, 0, width, height
-    box = tuple(crop)
-    if len(box) != 4 or not all(isinstance(part, int) for part in box):
-        raise ConfigError(f"crop must be (left, top, width, height) in page pixels, got {crop!r}")
-    left, top, w, h = box
-    if left < 0 or top < 0 or w < 1 or h < 1 or left + w > width or top + h > height:
-        raise ConfigError(f"crop {box} reaches outside the page of {width} x {height} pixels")
-    return left, top, w, h
-
-
-def _is_size(size: Any) -> bool:
-    return len(size) == 2 and all(isinstance(side, int) and not isinstance(side, bool) and side > 0 for side in size)
 
 
 def _scaled(side: int, zoom: float) -> int:
