@@ -63,15 +63,10 @@ FOLDER_RINGS_LEFT: set[str] = {
 }
 PARAMETERS_LEFT: set[str] = {
     "environments/adapters/gym_env.py:GymEnv.__init__",
-    "environments/browser/environment.py:PageEnvironment.__init__",
-    "environments/browser/miniwob/environment.py:MiniWobEnvironment.__init__",
-    "environments/data_entry/environment.py:DataEntryEnvironment.__init__",
     "environments/mobile_world/environment.py:MobileWorldEnvironment.__init__",
     "environments/remote/client/native.py:NativeRemoteEnvironment.__init__",
     "environments/remote/client/openenv.py:OpenEnvEnvironment.__init__",
     "environments/remote/client/ui_verifiers.py:UIVerifiersEnvironment.__init__",
-    "environments/screen/environment.py:ScreenEnvironment.__init__",
-    "environments/tool_use/lookup.py:LookupEnvironment.__init__",
     "integrations/mobile_world.py:MobileWorldAgentLoop.__init__",
     "integrations/verl/tasks/dataset.py:CustomEnvironmentDataset.__init__",
     "rollout/task_runner.py:TaskRunner.__init__",
