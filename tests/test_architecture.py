@@ -45,20 +45,12 @@ OPTIONAL: dict[str, str | tuple[str, ...]] = {
 """Optional package -> where it may be imported."""
 LONGEST, ALMOST_ALL, FILE, PARAMETERS = 80, 40, 400, 10
 
-RINGS_LEFT: set[str] = {
-    "uirl.serving.endpoint - uirl.serving.server",
-}
+RINGS_LEFT: set[str] = set()
 FOLDER_RINGS_LEFT: set[str] = {
     "uirl.environments.browser.chromium - uirl.environments.browser.page",
     "uirl.environments.remote.client - uirl.environments.remote.protocol",
     "uirl.integrations.verl.rollout - uirl.integrations.verl.tasks - uirl.integrations.verl.trainer",
-    "uirl.serving.endpoint - uirl.serving.server",
-    "uirl.serving.lengths - "
-    "uirl.serving.protocol - "
-    "uirl.serving.service - "
-    "uirl.serving.session - "
-    "uirl.serving.tool_choice - "
-    "uirl.serving.transcript",
+    "uirl.serving.protocol - uirl.serving.tool_choice",
     "uirl.training.assembly - uirl.training.checks - uirl.training.evaluation - uirl.training.record",
 }
 PARAMETERS_LEFT: set[str] = {
@@ -70,7 +62,6 @@ PARAMETERS_LEFT: set[str] = {
     "integrations/mobile_world.py:MobileWorldAgentLoop.__init__",
     "integrations/verl/tasks/dataset.py:CustomEnvironmentDataset.__init__",
     "rollout/task_runner.py:TaskRunner.__init__",
-    "serving/endpoint.py:ModelEndpoint.__init__",
 }
 SHAPES_LEFT: set[str] = {
     "integrations/verl/rollout/packing.py:PackedPixels.unpack",

@@ -111,8 +111,8 @@ def _printed() -> Iterator[None]:
 async def test_every_route_of_the_model_endpoint(lm: LoadedModel, body: str) -> None:
     loaded = with_tools(lm)
     endpoint = ModelEndpoint(says(loaded, "yes"), loaded, api_key="k", remote_sessions=True)
-    endpoint._url = "http://127.0.0.1:1"  # nothing listens: the application is called as it is
-    app = build_app(endpoint)
+    endpoint.sessions.address = "http://127.0.0.1:1"  # nothing listens: the application is called as it is
+    app = build_app(endpoint.service, endpoint.sessions, endpoint.options)
     paths = sorted(route.path for route in app.routes if "POST" in (getattr(route, "methods", None) or ()))
     assert len(paths) >= 6
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:

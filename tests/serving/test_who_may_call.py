@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import uirl
 from tests.serving.worlds import ask, client_of, says, user
 from uirl.errors import ConfigError
 from uirl.inference import LoadedModel
-from uirl.serving import ModelEndpoint
+from uirl.serving import EndpointOptions, ModelEndpoint
 from uirl.serving.server import build_app
 
 HI = [user("hi")]
@@ -161,7 +162,11 @@ async def test_a_secret_opens_the_doors_of_its_holder_alone(lm: LoadedModel) -> 
         ModelEndpoint(says(lm, "yes"), lm, api_key="secret", remote_sessions=True, any_model=True) as endpoint,
         httpx.AsyncClient(base_url=endpoint.url) as plain,
     ):
-        routes = {(m, r.path) for r in build_app(endpoint).routes for m in r.methods}  # type: ignore[attr-defined]
+        routes = {
+            (m, r.path)
+            for r in build_app(endpoint.service, endpoint.sessions, endpoint.options).routes
+            for m in r.methods
+        }  # type: ignore[attr-defined]
         assert routes == set(table)
 
         async def opened(method: str, path: str, who: str, foreign: bool) -> bool:
@@ -206,13 +211,36 @@ async def test_an_agent_cannot_reward_itself(lm: LoadedModel) -> None:
 
 
 async def test_a_package_that_is_missing_is_named(lm: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
-        raise ModuleNotFoundError(f"No module named {lacks!r}", name=lacks)
+    import uirl.serving
 
-    monkeypatch.setattr("uirl.serving.endpoint.import_module", missing)
-    for lacks in ("fastapi", "starlette.routing", "uvicorn"):
-        with pytest.raises(ConfigError, match=f"the endpoint needs {lacks}: pip install"):
-            await ModelEndpoint(says(lm, "x"), lm).start()
-    lacks = "something_of_ours"
-    with pytest.raises(ModuleNotFoundError, match=lacks):
+    monkeypatch.delitem(sys.modules, "uirl.serving.server")
+    monkeypatch.delattr(uirl.serving, "server")
+    for lacks in ("fastapi", "starlette.exceptions", "uvicorn"):
+        with monkeypatch.context() as patched:
+            patched.setitem(sys.modules, lacks, None)
+            with pytest.raises(ConfigError, match=f"the endpoint needs {lacks}: pip install"):
+                await ModelEndpoint(says(lm, "x"), lm).start()
+    monkeypatch.setitem(sys.modules, "uirl.serving.lengths", None)
+    with pytest.raises(ModuleNotFoundError, match=r"uirl\.serving\.lengths"):
         await ModelEndpoint(says(lm, "x"), lm).start()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"max_bdy": 1}, "did you mean 'max_body'"),
+        ({"port": "8000"}, "expected whole number"),
+        ({"idle_seconds": 0.0}, "expected number > 0"),
+    ],
+)
+def test_an_option_that_is_none_is_named(lm: LoadedModel, options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        ModelEndpoint(says(lm, "x"), lm, **options)
+
+
+def test_options_come_as_an_object_or_by_name(lm: LoadedModel) -> None:
+    shared = EndpointOptions(port=8000, any_model=True)
+    endpoint = ModelEndpoint(says(lm, "x"), lm, shared, port=8001, model_name="mine")
+    assert (endpoint.options.port, endpoint.options.any_model, endpoint.model_name) == (8001, True, "mine")
+    assert ModelEndpoint(says(lm, "x"), lm, shared).model_name == lm.name
+    assert "secret" not in repr(EndpointOptions(api_key="secret"))

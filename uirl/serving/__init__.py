@@ -2,7 +2,16 @@
 
 from uirl.serving.agents import AgentCollector, AgentProgram, run_agent
 from uirl.serving.endpoint import ModelEndpoint
+from uirl.serving.options import EndpointOptions
 from uirl.serving.problems import APIProblem
 from uirl.serving.session import AgentSession
 
-__all__ = ["APIProblem", "AgentCollector", "AgentProgram", "AgentSession", "ModelEndpoint", "run_agent"]
+__all__ = [
+    "APIProblem",
+    "AgentCollector",
+    "AgentProgram",
+    "AgentSession",
+    "EndpointOptions",
+    "ModelEndpoint",
+    "run_agent",
+]

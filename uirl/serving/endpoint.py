@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
-import logging
-import secrets
-import uuid
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from types import ModuleType, TracebackType
-from typing import Self
+from typing import Any, Self
 
-from uirl.errors import ConfigError, ContractError, EngineFailure, EpisodeTimeout, UirlError
+from uirl.errors import ConfigError
 from uirl.images import ImageStore
 from uirl.inference.base import InferenceEngine, SamplingParams
 from uirl.inference.models.loading import LoadedModel
-from uirl.inference.models.token_bytes import TokenBytes
 from uirl.parsers import ActionParser, create_parser
 from uirl.rollout.episode import EpisodeLimits
-from uirl.serving.problems import APIProblem
+from uirl.serving.options import EndpointOptions
 from uirl.serving.renderers import Renderers
 from uirl.serving.service import ModelService
 from uirl.serving.session import NO_LIMITS, AgentSession
+from uirl.serving.sessions import OpenSessions
 from uirl.types import Task, Trajectory
-
-_AS_ASKED = SamplingParams()
-_log = logging.getLogger("uirl.endpoint")
 
 
 class ModelEndpoint:
@@ -41,89 +33,67 @@ class ModelEndpoint:
         self,
         engine: InferenceEngine,
         loaded: LoadedModel,
+        options: EndpointOptions | None = None,
         *,
         parser: str | ActionParser = "qwen",
         images: ImageStore | None = None,
-        model_name: str | None = None,
-        sampling: SamplingParams = _AS_ASKED,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        api_key: str | None = None,
-        max_context: int | None = None,
-        max_body: int = 64 << 20,
-        max_pending: int = 1024,
-        max_sessions: int = 4096,
-        max_tool_sets: int = 64,
-        idle_seconds: float = 600.0,
-        any_model: bool = False,
-        remote_sessions: bool = False,
-        for_training: bool = True,
+        sampling: SamplingParams = SamplingParams(),  # noqa: B008 (it is frozen)
         on_finished: Callable[[Trajectory], None] | None = None,
+        **settings: Any,
     ) -> None:
         """Nothing is opened before `start`.
 
         Args:
             engine: Whatever keeps the engine contract.
             loaded: The model, for its tokenizer, chat template and pictures.
+            options: How it is reached and what it accepts; None: the defaults.
             parser: Reads the tool calls in replies to requests with `tools`.
             images: Where pictures are kept for the learner; None: a store of its own, `endpoint.images`.
-            model_name: What clients call the model; None: the model's own name.
             sampling: What holds where a client asks for nothing.
-            host: Address to bind. Others than this machine's own need an `api_key`.
-            port: 0 takes a free one.
-            api_key: The operator's: it opens the model, every session's too, and opens sessions. Agents get the key of
-                their session instead. None: nothing is asked, and only this machine is answered.
-            max_context: Tokens of prompt and reply; None: what the model's positions allow.
-            max_body: Bytes of a request; more is a 413.
-            max_pending: Calls on their way at a time; more are a 429.
-            max_sessions: Open at a time; more are a 429.
-            max_tool_sets: Different `tools` whose templates are kept.
-            idle_seconds: A session without a call for so long expires: its record is a failure.
-            any_model: Answer whatever model a client names, also outside of sessions.
-            remote_sessions: Let the operator open sessions over HTTP (`POST /sessions`), and graders finish them; needs
-                an `api_key`, for whoever opens sessions gives rewards.
-            for_training: Sessions refuse replies without log-probs.
             on_finished: Hears of every record when it is finished, expired ones included.
+            settings: Fields of `EndpointOptions` by name (`port=8000`), in place of those of `options`.
 
         Raises:
-            ConfigError: A public address or remote sessions without a key, an unknown parser.
+            ConfigError: A public address or remote sessions without a key, an unknown parser, an unknown option.
         """
-        self.loaded, self.api_key = loaded, api_key
-        self.token_bytes = TokenBytes(loaded)
+        given = {} if options is None else options.model_dump(exclude_unset=True)
+        options = EndpointOptions(**{"model_name": loaded.name} | given | settings)
+        if options.api_key == "":
+            raise ConfigError("the API key is empty; give one, or None for none")
+        if options.api_key is None and options.remote_sessions:
+            raise ConfigError(
+                "sessions over HTTP are rewarded by whoever opens them, and no API key is set: an agent could do so "
+                "itself. Give an api_key (uirl serve-model: --api-key-env NAME) that agents do not know"
+            )
+        self.loaded, self.options = loaded, options
         self.images = images if images is not None else ImageStore()
-        self.model_name = model_name or loaded.name
-        self.max_body, self.any_model, self.remote_sessions = max_body, any_model, remote_sessions
         self.service = ModelService(
             engine=engine,
             loaded=loaded,
             parser=create_parser(parser) if isinstance(parser, str) else parser,
             images=self.images,
             sampling=sampling,
-            max_context=min(max_context or 1 << 30, _positions(loaded)),
-            max_pending=max_pending,
-            renderers=Renderers(loaded, max_tool_sets),
+            max_context=min(options.max_context or 1 << 30, _positions(loaded)),
+            max_pending=options.max_pending,
+            renderers=Renderers(loaded, options.max_tool_sets),
         )
-        self._host, self._port = host, port
-        self._max_sessions, self._idle_seconds, self._for_training = max_sessions, idle_seconds, for_training
-        self._hear = on_finished
-        self._sessions: dict[str, AgentSession] = {}
+        self.sessions = OpenSessions(options, lambda cache: engine.release(cache), on_finished)
         self._stack: AsyncExitStack | None = None
-        self._url: str | None = None
-        if api_key == "":
-            raise ConfigError("the API key is empty; give one, or None for none")
-        if api_key is None and remote_sessions:
-            raise ConfigError(
-                "sessions over HTTP are rewarded by whoever opens them, and no API key is set: an agent could do so "
-                "itself. Give an api_key (uirl serve-model: --api-key-env NAME) that agents do not know"
-            )
-        self._grading = secrets.token_bytes(32)
+
+    @property
+    def api_key(self) -> str | None:
+        """The operator's key; None: none is asked for."""
+        return self.options.api_key
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        return self.options.model_name or self.loaded.name
 
     @property
     def url(self) -> str:
         """Where the server listens, e.g. 'http://127.0.0.1:41234'. Raises ContractError before `start`."""
-        if self._url is None:
-            raise ContractError("the endpoint is not started; use 'async with endpoint:' or await endpoint.start()")
-        return self._url
+        return self.sessions.url
 
     @property
     def base_url(self) -> str:
@@ -133,24 +103,24 @@ class ModelEndpoint:
     async def start(self) -> None:
         """Begins to listen. Raises ConfigError for an address that cannot be had, or must not be without a key."""
         server = _server()
-        if self.api_key is None and not server.is_loopback(self._host):
+        options = self.options
+        if options.api_key is None and not server.is_loopback(options.host):
             raise ConfigError(
-                f"{self._host} can be reached by others, and no API key is set: anybody could use the model. Give an "
+                f"{options.host} can be reached by others, and no API key is set: anybody could use the model. Give an "
                 "api_key (uirl serve-model: --api-key-env NAME), or bind to 127.0.0.1"
             )
         stack = AsyncExitStack()
-        port = await stack.enter_async_context(server.serving(server.build_app(self), self._host, self._port))
-        self._stack, self._url = stack, f"http://{_reachable(self._host)}:{port}"
+        app = server.build_app(self.service, self.sessions, options)
+        port = await stack.enter_async_context(server.serving(app, options.host, options.port))
+        self._stack, self.sessions.address = stack, f"http://{_reachable(options.host)}:{port}"
         sweeper = asyncio.create_task(self._sweep())
         stack.callback(sweeper.cancel)
 
     async def close(self) -> None:
         """Ends open sessions as failures and stops listening. Calling it twice is fine."""
-        for session in list(self._sessions.values()):
-            session.fail(EngineFailure("the endpoint was closed before the session was finished"))
-            self._end(session)
+        self.sessions.end_all()
         if self._stack is not None:
-            stack, self._stack, self._url = self._stack, None, None
+            stack, self._stack, self.sessions.address = self._stack, None, None
             await stack.aclose()
 
     async def __aenter__(self) -> Self:
@@ -186,65 +156,33 @@ class ModelEndpoint:
                 one temperature. None: the agent's wishes.
             limits: Calls and tokens after which the agent is refused with a 400 (`max_seconds` is for `run_agent`).
         """
-        if len(self._sessions) >= self._max_sessions:
-            raise APIProblem(
-                429,
-                f"{len(self._sessions)} sessions are open, which is the limit; finish some",
-                code="too_many_sessions",
-            )
-        session = AgentSession(
-            id or uuid.uuid4().hex,
-            task if isinstance(task, Task) else Task(task or "agent"),
-            self.url,
+        return self.sessions.open(
+            id,
+            task,
             group_id=group_id,
             environment_seed=environment_seed,
             sampling_seed=sampling_seed,
             sampling=sampling,
             limits=limits,
-            for_training=self._for_training,
         )
-        self._sessions[session.token] = session
-        session.on_finished(self._finished)
-        return session
 
     @property
     def open_sessions(self) -> list[AgentSession]:
         """The sessions that nobody has finished."""
-        return list(self._sessions.values())
-
-    def open_session(self, token: str) -> AgentSession | None:
-        """The session with that token in its address; None: it is over or never was."""
-        return self._sessions.get(token)
+        return self.sessions.all()
 
     def grader_key(self, token: str) -> str:
         """The secret that finishes the session with that token in its address, and opens nothing else."""
-        return hmac.new(self._grading, token.encode(), hashlib.sha256).hexdigest()
+        return self.sessions.grader_key(token)
 
     def end_idle_sessions(self) -> None:
         """Ends, as failures, the sessions that nobody has used for `idle_seconds`. A started endpoint does so by itself
         several times in that span."""
-        for session in list(self._sessions.values()):
-            if session.idle_seconds > self._idle_seconds:
-                session.fail(EpisodeTimeout(f"no call for {self._idle_seconds:g} s, and nobody finished the session"))
-                self._end(session)
-
-    def _finished(self, session: AgentSession, record: Trajectory) -> None:
-        self._sessions.pop(session.token, None)
-        for cache in session.cache_ids:
-            self.service.engine.release(cache)
-        if self._hear is not None:
-            self._hear(record)
-
-    def _end(self, session: AgentSession) -> None:
-        """Finishes a session that nobody waits for; what goes wrong is told in the log."""
-        try:
-            session.end()
-        except UirlError as error:
-            _log.error("session %s ended badly: %s", session.id, error)
+        self.sessions.end_idle()
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(min(self._idle_seconds / 4, 30.0))
+            await asyncio.sleep(min(self.options.idle_seconds / 4, 30.0))
             self.end_idle_sessions()
 
 
@@ -256,6 +194,7 @@ def _server() -> ModuleType:
         if (error.name or "").partition(".")[0] not in ("fastapi", "starlette", "uvicorn"):
             raise
         raise ConfigError(f"the endpoint needs {error.name}: pip install 'uirl[server]'") from error
+    return server
     return server
 
 

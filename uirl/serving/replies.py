@@ -42,6 +42,19 @@ class Reply:
         return "tool_calls" if self.calls else self.generation.finish_reason
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one call came to."""
+
+    prompt_ids: tuple[int, ...]
+    replies: tuple[Reply, ...]
+
+    @property
+    def version(self) -> int:
+        """The oldest policy version that sampled a reply."""
+        return min(reply.generation.policy_version for reply in self.replies)
+
+
 def cut_at_stop(
     made: Generation, decode: Callable[[Sequence[int]], str], stops: Sequence[str]
 ) -> tuple[Generation, str]:

@@ -9,7 +9,7 @@ import ipaddress
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from fastapi import Depends, FastAPI, Request, Response
@@ -22,16 +22,16 @@ from uirl.environments.remote.server.connections import PROVE, most_connections,
 from uirl.errors import ConfigError, EngineFailure, RolloutFailure
 from uirl.runtime.limits import shown
 from uirl.serving.lengths import beside_the_loop
+from uirl.serving.options import EndpointOptions
 from uirl.serving.problems import APIProblem, bad_request
 from uirl.serving.protocol.chat_answers import Writer
 from uirl.serving.protocol.chat_requests import read_chat_call, read_completion_call
 from uirl.serving.protocol.fields import Fields, read_json
 from uirl.serving.protocol.responses_answers import ResponsesWriter
 from uirl.serving.protocol.responses_requests import read_responses_call
+from uirl.serving.service import ModelService
 from uirl.serving.session import AgentSession
-
-if TYPE_CHECKING:
-    from uirl.serving.endpoint import ModelEndpoint
+from uirl.serving.sessions import OpenSessions
 
 T = TypeVar("T")
 
@@ -45,9 +45,9 @@ ANYBODY, AGENT, GRADER, OPERATOR = "anybody", "agent", "grader", "operator"
 """Who a route is for. A secret opens the routes of its holder and no other: an agent's key grades nothing."""
 
 
-def build_app(endpoint: ModelEndpoint) -> FastAPI:
+def build_app(service: ModelService, sessions: OpenSessions, options: EndpointOptions) -> FastAPI:
     """The web application of an endpoint."""
-    routes = _Routes(endpoint)
+    routes = _Routes(service, sessions, options)
     app = FastAPI(title="uirl", docs_url=None, redoc_url=None, openapi_url=None)
     for method, path, handler, who in routes.table():
         app.add_api_route(path, handler, methods=[method], dependencies=[Depends(routes.guard(who))])
@@ -61,8 +61,9 @@ def build_app(endpoint: ModelEndpoint) -> FastAPI:
 class _Routes:
     """One method per address."""
 
-    def __init__(self, endpoint: ModelEndpoint) -> None:
-        self._endpoint = endpoint
+    def __init__(self, service: ModelService, sessions: OpenSessions, options: EndpointOptions) -> None:
+        self._service, self._sessions, self._options = service, sessions, options
+        self._model_name = options.model_name or service.loaded.name
 
     def table(self) -> Iterator[tuple[str, str, Callable[..., Any], str]]:
         """(method, path, handler, who may) of every route; docs/endpoint.md says the same."""
@@ -73,7 +74,7 @@ class _Routes:
             yield "POST", f"{prefix}/completions", self.complete, who
             yield "GET", f"{prefix}/models", self.models, who
             yield "GET", f"{prefix}/models/{{name:path}}", self.model, who
-        if self._endpoint.remote_sessions:
+        if self._options.remote_sessions:
             yield "POST", "/sessions", self.begin, OPERATOR
             yield "POST", "/sessions/{token}/finish", self.finish, GRADER
 
@@ -89,34 +90,34 @@ class _Routes:
 
     def _keys(self, who: str, token: str) -> list[str] | None:
         """The secrets that open a route for `who`; None: none is asked for."""
-        endpoint = self._endpoint
         if who == GRADER:
-            return [endpoint.grader_key(token)]
-        if endpoint.api_key is None:
+            return [self._sessions.grader_key(token)]
+        operator = self._options.api_key
+        if operator is None:
             return None
-        session = endpoint.open_session(token) if who == AGENT else None
-        return [endpoint.api_key] if session is None else [endpoint.api_key, session.api_key]
+        session = self._sessions.get(token) if who == AGENT else None
+        return [operator] if session is None else [operator, session.api_key]
 
     async def chat(self, request: Request) -> Response:
         session = self._session(request)
         call = await self._read(request, read_chat_call)
         self._check_model(call.options.model, session)
-        answer = await _unless_gone(request, self._endpoint.service.chat(call, session))
-        return _written(Writer(self._endpoint.token_bytes, self._endpoint.model_name, call.options, answer, chat=True))
+        answer = await _unless_gone(request, self._service.chat(call, session))
+        return _written(Writer(self._service.token_bytes, self._model_name, call.options, answer, chat=True))
 
     async def respond(self, request: Request) -> Response:
         session = self._session(request)
         call = await self._read(request, read_responses_call)
         self._check_model(call.chat.options.model, session)
-        answer = await _unless_gone(request, self._endpoint.service.chat(call.chat, session))
-        return _written(ResponsesWriter(self._endpoint.token_bytes, self._endpoint.model_name, call, answer))
+        answer = await _unless_gone(request, self._service.chat(call.chat, session))
+        return _written(ResponsesWriter(self._service.token_bytes, self._model_name, call, answer))
 
     async def complete(self, request: Request) -> Response:
         session = self._session(request)
         call = await self._read(request, read_completion_call)
         self._check_model(call.options.model, session)
-        answer = await _unless_gone(request, self._endpoint.service.complete(call, session))
-        return _written(Writer(self._endpoint.token_bytes, self._endpoint.model_name, call.options, answer, chat=False))
+        answer = await _unless_gone(request, self._service.complete(call, session))
+        return _written(Writer(self._service.token_bytes, self._model_name, call.options, answer, chat=False))
 
     async def models(self, request: Request) -> dict[str, Any]:
         self._session(request)
@@ -127,8 +128,7 @@ class _Routes:
         return self._model()
 
     async def health(self) -> dict[str, Any]:
-        endpoint = self._endpoint
-        return {"status": "ok", "model": endpoint.model_name, "policy_version": endpoint.service.engine.policy_version}
+        return {"status": "ok", "model": self._model_name, "policy_version": self._service.engine.policy_version}
 
     async def begin(self, request: Request) -> dict[str, Any]:
         """Opens a session for an agent on another machine."""
@@ -136,12 +136,12 @@ class _Routes:
         task = fields.take("task", str, "")
         asked = {"group_id": fields.take("group_id", str, ""), "sampling_seed": fields.take("seed", int, None)}
         fields.close()
-        session = self._endpoint.session(task=task or None, **asked)
+        session = self._sessions.open(None, task or None, **asked)
         # the address by which the caller found us, not the one we are bound to
         url = str(request.base_url).rstrip("/") + urlsplit(session.base_url).path
         finish = url.removesuffix("v1") + "finish"
         agent = {"base_url": url, "api_key": session.api_key}
-        return {"id": session.id, **agent, "finish_url": finish, "grader_key": self._endpoint.grader_key(session.token)}
+        return {"id": session.id, **agent, "finish_url": finish, "grader_key": self._sessions.grader_key(session.token)}
 
     async def finish(self, request: Request) -> dict[str, Any]:
         """Closes a session, with what its agent scored."""
@@ -155,22 +155,22 @@ class _Routes:
         return {"id": record.id, "turns": len(record), "stop_reason": record.stop_reason, "failure": failure}
 
     def _model(self) -> dict[str, Any]:
-        return {"id": self._endpoint.model_name, "object": "model", "created": 0, "owned_by": "uirl"}
+        return {"id": self._model_name, "object": "model", "created": 0, "owned_by": "uirl"}
 
     def _session(self, request: Request) -> AgentSession | None:
         """The session of the address; None: the address has none. Raises a 404 where it is over or never was."""
         token = request.path_params.get("token")
-        session = None if token is None else self._endpoint.open_session(token)
+        session = None if token is None else self._sessions.get(token)
         if token is not None and session is None:
             raise APIProblem(404, "this session is over or never was", code="session_over", retry=False)
         return session
 
     def _check_model(self, name: str, session: AgentSession | None) -> None:
         """An agent in a session may call the policy what it likes; others must mean the model that is here."""
-        if session is None and not self._endpoint.any_model and name != self._endpoint.model_name:
+        if session is None and not self._options.any_model and name != self._model_name:
             raise APIProblem(
                 404,
-                f"there is no model {shown(name)} here; this is {self._endpoint.model_name!r}",
+                f"there is no model {shown(name)} here; this is {self._model_name!r}",
                 code="model_not_found",
                 param="model",
             )
@@ -189,8 +189,8 @@ class _Routes:
         try:
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > self._endpoint.max_body:
-                    most = self._endpoint.max_body
+                if len(body) > self._options.max_body:
+                    most = self._options.max_body
                     raise APIProblem(413, f"the body is longer than {most} bytes", code="body_too_large")
         except ClientDisconnect as error:
             raise _gone() from error

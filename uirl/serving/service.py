@@ -14,31 +14,19 @@ from uirl.inference.base import Generation, GenerationRequest, InferenceEngine, 
 from uirl.inference.messages import Message
 from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.loading import LoadedModel
+from uirl.inference.models.token_bytes import TokenBytes
 from uirl.parsers.base import ActionParser
 from uirl.rollout.episode import derive_seed
 from uirl.serving.lengths import SMALL, LengthCheck, beside_the_loop, texts_of
 from uirl.serving.problems import APIProblem, bad_request
 from uirl.serving.protocol.chat_requests import CallOptions, ChatCall, CompletionCall
 from uirl.serving.renderers import Renderers, rendering
-from uirl.serving.replies import Reply, cut_at_stop, text_reply, tool_reply
+from uirl.serving.replies import Answer, Reply, cut_at_stop, text_reply, tool_reply
 from uirl.serving.session import TOO_LONG, AgentSession
 from uirl.serving.tool_choice import AS_IT_LIKES, ToolChoice
 from uirl.serving.transcript import Prompt, Transcript
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What one call came to."""
-
-    prompt_ids: tuple[int, ...]
-    replies: tuple[Reply, ...]
-
-    @property
-    def version(self) -> int:
-        """The oldest policy version that sampled a reply."""
-        return min(reply.generation.policy_version for reply in self.replies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +76,13 @@ class ModelService:
     """Calls on their way; the next is told to come back."""
     renderers: Renderers
     lengths: LengthCheck = field(init=False)
+    token_bytes: TokenBytes = field(init=False)
     _pending: int = 0
     _stop_ids: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.lengths = LengthCheck(self.loaded.tokenizer, self.max_context)
+        self.token_bytes = TokenBytes(self.loaded)
 
     async def chat(self, call: ChatCall, session: AgentSession | None) -> Answer:
         """The answer to a chat call, recorded in `session` (None: nowhere)."""

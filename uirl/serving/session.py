@@ -101,33 +101,34 @@ class AgentSession:
         one whose reward is not a finite number. Raises ContractError where the session is over already, and whatever
         mistake of the program a call ran into.
         """
-        record = self.end(reward, success, verdict, reward_fn)
+        value = verdict.score if reward is None and verdict is not None else reward
+        record = self._finish(success, verdict, reward_fn if value is None else _always(value))
         if self.error is not None:
             raise self.error
         return record
 
-    def end(
-        self,
-        reward: float | None = None,
-        success: bool | None = None,
-        verdict: Verdict | None = None,
-        reward_fn: Callable[[Trajectory], float] | None = None,
+    def end(self, reward: float | None = None) -> Trajectory:
+        """The record, whatever a call ran into; `reward` None: nobody judged. Raises ContractError where the session is
+        over."""
+        return self._finish(None, None, None if reward is None else _always(reward))
+
+    def _finish(
+        self, success: bool | None, verdict: Verdict | None, reward_fn: Callable[[Trajectory], float] | None
     ) -> Trajectory:
-        """`finish` for those who only want the record, whatever a call ran into."""
         if self._record is not None:
             raise ContractError(f"session {self.id} is over ({self._record.stop_reason}); a record is finished once")
         if not self._transcript.exchanges and self.overlong:
             self.fail(PromptTooLong("the agent's first prompt leaves no room for a reply in the model's context"))
         if not self._transcript.exchanges:
             self.fail(EnvironmentFailure("the agent made no call that was answered; is its client given base_url?"))
-        value = verdict.score if reward is None and verdict is not None else reward
         self._record = record = self._trajectory(success, verdict)
         for call in self._calls:
             if call is not None:
                 call.cancel()
-        if record.failure is None:
+        if record.failure is None and reward_fn is not None:
             try:
-                _judge(record, value, reward_fn)
+                # the total reward goes on the last turn; there is no environment to look at
+                apply_reward(record, reward_fn, None)  # type: ignore[arg-type]
             except RolloutFailure as error:
                 self.fail(error)
                 record.failure, record.stop_reason = self.failure, "failure"
@@ -270,9 +271,5 @@ class AgentSession:
         )
 
 
-def _judge(record: Trajectory, reward: float | None, reward_fn: Callable[[Trajectory], float] | None) -> None:
-    """Puts the total reward on the last turn. Raises JudgeFailure where it is not a finite number."""
-    if reward is None and reward_fn is None:
-        return
-    rewarded = reward_fn if reward is None else (lambda record: reward)
-    apply_reward(record, rewarded, None)  # type: ignore[arg-type]  # there is no environment to look at
+def _always(reward: float) -> Callable[[Trajectory], float]:
+    return lambda record: reward

@@ -12,8 +12,7 @@ from typing import Any
 
 from uirl.inference.models.token_bytes import TokenBytes
 from uirl.serving.protocol.chat_requests import CallOptions
-from uirl.serving.replies import Reply
-from uirl.serving.service import Answer
+from uirl.serving.replies import Answer, Reply
 from uirl.types import ToolCall
 
 _PIECES = re.compile(r"\S+\s*|\s+")

@@ -11,7 +11,7 @@ from typing import Any
 from uirl.inference.models.token_bytes import TokenBytes
 from uirl.serving.protocol.chat_answers import pieces_of, token_entries, written_arguments
 from uirl.serving.protocol.responses_requests import ResponsesCall
-from uirl.serving.service import Answer
+from uirl.serving.replies import Answer
 
 _Event = dict[str, Any]
 

@@ -1,0 +1,101 @@
+"""The open sessions of an endpoint: their addresses, their secrets, and how they end when nobody finishes them."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from uirl.errors import ContractError, EngineFailure, EpisodeTimeout, RolloutFailure, UirlError
+from uirl.serving.options import EndpointOptions
+from uirl.serving.problems import APIProblem
+from uirl.serving.session import AgentSession
+from uirl.types import Task, Trajectory
+
+_log = logging.getLogger("uirl.endpoint")
+
+
+class OpenSessions:
+    """Sessions by the token in their address."""
+
+    def __init__(
+        self,
+        options: EndpointOptions,
+        release: Callable[[str], None],
+        on_finished: Callable[[Trajectory], None] | None,
+    ) -> None:
+        """`release` frees a cache of the engine by its name; `on_finished` hears of every record."""
+        self._options, self._release, self._on_finished = options, release, on_finished
+        self._sessions: dict[str, AgentSession] = {}
+        self._grading_secret = secrets.token_bytes(32)
+        self.address: str | None = None
+        """Where the server listens; None: it does not."""
+
+    @property
+    def url(self) -> str:
+        """Where the server listens. Raises ContractError before it does."""
+        if self.address is None:
+            raise ContractError("the endpoint is not started; use 'async with endpoint:' or await endpoint.start()")
+        return self.address
+
+    def open(self, id: str | None, task: Task | str | None, **options: Any) -> AgentSession:
+        """A new session; `options` are those of `AgentSession`. Raises a 429 where too many are open."""
+        if len(self._sessions) >= self._options.max_sessions:
+            raise APIProblem(
+                429,
+                f"{len(self._sessions)} sessions are open, which is the limit; finish some",
+                code="too_many_sessions",
+            )
+        session = AgentSession(
+            id or uuid.uuid4().hex,
+            task if isinstance(task, Task) else Task(task or "agent"),
+            self.url,
+            for_training=self._options.for_training,
+            **options,
+        )
+        self._sessions[session.token] = session
+        session.on_finished(self._finished)
+        return session
+
+    def all(self) -> list[AgentSession]:
+        """The sessions that nobody has finished."""
+        return list(self._sessions.values())
+
+    def get(self, token: str) -> AgentSession | None:
+        """The session with that token in its address; None: it is over or never was."""
+        return self._sessions.get(token)
+
+    def grader_key(self, token: str) -> str:
+        """The secret that finishes the session with that token in its address, and opens nothing else."""
+        return hmac.new(self._grading_secret, token.encode(), hashlib.sha256).hexdigest()
+
+    def end_all(self) -> None:
+        """End every session as a failure."""
+        for session in self.all():
+            self._end(session, EngineFailure("the endpoint was closed before the session was finished"))
+
+    def end_idle(self) -> None:
+        """End, as failures, the sessions that nobody has used for `idle_seconds`."""
+        limit = self._options.idle_seconds
+        for session in self.all():
+            if session.idle_seconds > limit:
+                self._end(session, EpisodeTimeout(f"no call for {limit:g} s, and nobody finished the session"))
+
+    def _finished(self, session: AgentSession, record: Trajectory) -> None:
+        self._sessions.pop(session.token, None)
+        for cache in session.cache_ids:
+            self._release(cache)
+        if self._on_finished is not None:
+            self._on_finished(record)
+
+    def _end(self, session: AgentSession, failure: RolloutFailure) -> None:
+        """Finish a session that nobody waits for; what goes wrong is told in the log."""
+        session.fail(failure)
+        try:
+            session.end()
+        except UirlError as error:
+            _log.error("session %s ended badly: %s", session.id, error)
