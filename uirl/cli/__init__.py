@@ -1,1 +1,1 @@
-
+"""The commands of `uirl`, one file each."""

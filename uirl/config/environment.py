@@ -11,7 +11,7 @@ from uirl.config.section import Options, PathText, Positive, Section
 from uirl.errors import ConfigError
 
 OBJECT = "object:"
-"""Begins `environment.name` where the environment was an object."""
+"""Prefix of `environment.name` if the environment was an object."""
 
 
 class EnvironmentConfig(Section):
@@ -20,11 +20,11 @@ class EnvironmentConfig(Section):
     key: ClassVar[str] = "environment"
 
     name: str = "screen"
-    """Name in the table of environments, or 'package.module:Class', from a module beside the config, in the current
+    """Name in the registry of environments, or 'package.module:Class', from a module beside the config, in the current
     folder or in PYTHONPATH. A run whose environment was an object from code writes
     'object:package.module:Class' here; such a config cannot be played by name until another one is set."""
     options: Options = Field(default_factory=dict)
-    """Arguments of the environment, which checks them itself. Your own parameters go here."""
+    """Arguments of the environment, which checks them itself. Put your own parameters here."""
     eval_options: Options = Field(default_factory=dict)
     """Entries that replace those of `options` in evaluation, such as another set of tasks."""
     tasks: PathText | None = None
@@ -34,30 +34,30 @@ class EnvironmentConfig(Section):
     """JSON file of the tasks of evaluations. None: those that `eval_options` choose, else the training tasks on
     held-out instances."""
     step_timeout: Positive | None = 30.0
-    """Longest `step`, in seconds; then the episode is a recorded failure. None: wait for ever."""
+    """Time limit of a `step`, in seconds; beyond it the episode is a recorded failure. None: no limit."""
     reset_timeout: Positive | None = 120.0
-    """Longest `reset`, in seconds; None: wait for ever."""
+    """Time limit of a `reset`, in seconds; None: no limit."""
 
     @property
     def is_object(self) -> bool:
-        """Whether the environment was an object from code, of which no more than the class is known here."""
+        """Whether the environment was an object from code, of which the config has only the class."""
         return self.name.startswith(OBJECT)
 
     @property
     def label(self) -> str:
-        """The environment in the names of files: 'screen', or 'drawer' of 'my.module:DrawerEnvironment'."""
+        """Name of the environment in file names: 'screen', or 'drawer' of 'my.module:DrawerEnvironment'."""
         if ":" not in self.name:
             return self.name
         kind = re.split(r"[:.]", self.name)[-1].removesuffix("Environment") or "own"
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).lower()
 
     def note_object(self, environment: object) -> None:
-        """Notes that the environment is this object and not the one that is named."""
+        """Record that the environment is this object and not the one that is named."""
         kind = type(environment)
         self.name = f"{OBJECT}{kind.__module__}:{kind.__qualname__}"
 
     def require_named(self) -> None:
-        """Raises ConfigError where the environment was an object."""
+        """Raise ConfigError if the environment was an object."""
         if self.is_object:
             raise ConfigError(
                 f"the environment of this run was an object of {self.name.removeprefix(OBJECT)}, handed over in code, "
@@ -66,5 +66,5 @@ class EnvironmentConfig(Section):
             )
 
     def options_for(self, split: str) -> Options:
-        """The options of the environments of `split`: 'eval' has `eval_options` on top."""
+        """Return the options of the environments of `split`: 'eval' has `eval_options` on top."""
         return {**self.options, **self.eval_options} if split == "eval" else dict(self.options)

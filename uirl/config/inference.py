@@ -23,9 +23,9 @@ class InferenceConfig(Section):
     server_model: str | None = None
     """Name under which the server knows the model; None: the only one it serves, or `model.model_name`."""
     api_key_env: str = "OPENAI_API_KEY"
-    """Environment variable with the server's key. The key itself never stands in a config or a log."""
+    """Environment variable with the server's key. The key itself is in no config and no log."""
     request_timeout: Positive = 120.0
-    """Longest answer of a server, in seconds."""
+    """Time limit of a request to a server, in seconds."""
     request_retries: Index = 3
     """How often a request is sent again, with growing pauses, after a lost connection, a 429 or a 5xx."""
     weights_dir: PathText | None = None
@@ -34,7 +34,7 @@ class InferenceConfig(Section):
     engine_options: Options = Field(default_factory=dict)
     """Further arguments of the engine's own constructor ('vllm': AsyncEngineArgs; 'sglang': ServerArgs)."""
     max_tokens: Count = 64
-    """Longest response of one turn, in tokens."""
+    """Maximum length of the response of one turn, in tokens."""
     temperature: NonNegative = 1.0
     """Softmax temperature; 0 is greedy. Rollouts for training need more than 0."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -44,11 +44,11 @@ class InferenceConfig(Section):
     multi_turn: bool = True
     """An episode has several turns; false: one reply ends it."""
     max_turns: Count = 16
-    """Most turns of a conversation or, where `rollout.max_turns` is null, of an episode."""
+    """Maximum number of turns of a conversation or, where `rollout.max_turns` is null, of an episode."""
     max_batch_size: Count = 256
-    """Most sequences that decode together; further requests wait their turn."""
+    """Maximum number of sequences that decode together; further requests wait."""
     max_context: Count | None = None
-    """Most tokens of prompt and response together; None: what the model's positions allow."""
+    """Maximum number of tokens of prompt and response together; None: what the model's positions allow."""
     kv_cache: bool = True
     """Keep an episode's attention cache between its turns, so that only new tokens are computed."""
     system_prompt: str | None = None

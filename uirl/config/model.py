@@ -68,7 +68,7 @@ class ModelConfig(Section):
     key: ClassVar[str] = "model"
 
     model_name: str = "uirl/tiny-vlm"
-    """'uirl/tiny-vlm' (sees pictures) or 'uirl/tiny-lm' (text): built locally with random weights. Anything else: a
+    """'uirl/tiny-vlm' (vision and text) or 'uirl/tiny-lm' (text): built locally with random weights. Anything else: a
     HuggingFace id or a folder."""
     local_path: PathText | None = None
     """Folder to load instead of `model_name`; None: load `model_name`."""

@@ -21,7 +21,7 @@ combinations that cannot work are errors that say what to do. `null` means what 
 _OPTIONS = """
 ## Options of environments
 
-What stands below `environment.options`, by environment. In code the same names are keywords of the class.
+The keys below `environment.options`, by environment. In code they are keyword arguments of the class.
 """
 
 
@@ -34,9 +34,9 @@ def markdown(tree: type[KeyedModel], options: Iterable[type[KeyedModel]] = ()) -
 def _aliases() -> str:
     rows = [f"| `{key}` | {_cell(alias.meaning)} |" for key, alias in ALIASES.items()]
     head = (
-        "\n## Other words\n\nThe YAML of the project's founding documents is read as it stands: in files and on the "
-        "command line these\nkeys are translated into ours, which is said once in the log. Beside our own key of that "
-        "meaning they are an error.\n\n| key | is read as |\n|---|---|\n"
+        "\n## Aliases\n\nThe YAML of the project's founding documents is accepted: in files and on the command "
+        "line these keys\nare translated into ours, and one line of the log says so. Together with our own key of the "
+        "same meaning they\nare an error.\n\n| key | is read as |\n|---|---|\n"
     )
     return head + "\n".join(rows) + "\n"
 

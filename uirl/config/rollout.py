@@ -13,7 +13,7 @@ class RolloutConfig(Section):
     key: ClassVar[str] = "rollout"
 
     parallel: Count = 256
-    """Most episodes played at the same time. An environment whose instances are costly may hold fewer
+    """Maximum number of episodes at the same time. An environment whose instances are costly may hold fewer
     (`max_parallel`): a browser opens the pages for which the machine has memory and cores."""
     max_turns: Count | None = None
     """Turns after which an episode is cut; None: `inference.max_turns` (1 where `inference.multi_turn` is false). An
@@ -30,7 +30,7 @@ class RolloutConfig(Section):
     `max_images - image_block + 1` and `max_images`. More than 1: fewer and longer training sequences; with 3 of 3 an
     episode of 16 turns is 6 instead of 14, and each picture stands in one of them instead of three."""
     token_budget: Count | None = None
-    """Most tokens of history a generation sees, the oldest turns are dropped first; None: no limit."""
+    """Maximum number of history tokens that a generation sees; the oldest turns are dropped first; None: no limit."""
     retries: Index = 2
     """How often a failed episode (environment, engine, judge, time-out) is played again before its group shrinks."""
     group_repair: Literal["retry", "shrink"] = "retry"

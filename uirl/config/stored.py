@@ -1,4 +1,4 @@
-"""Configs that lie with weights, which may be somebody else's: what in them would run code needs the person's word."""
+"""Configs stored with weights of possibly unknown origin: what would run code needs the user's consent."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _PROGRAMS = ("command", "executable", "executable_path")
 
 
 def override_stored(stored: ConfigStore, overrides: Sequence[str], folder: Path) -> ConfigStore:
-    """`stored`, the config that was found at `folder`, with the changes that the person typed.
+    """Return `stored`, the config that was found at `folder`, with the changes that the user typed.
 
-    Raises ConfigError, with what to type, where the config would run code and the person has not asked for it: Python
+    Raises ConfigError, with what to type, if the config would run code and the user has not asked for it: Python
     that lies with the model (`model.trust_remote_code`), an environment inside the folder, a program in an option of
     the environment, an option of the engine that is no number.
     """
@@ -51,7 +51,7 @@ def override_stored(stored: ConfigStore, overrides: Sequence[str], folder: Path)
 
 
 def _harmless(stored: ConfigStore) -> ConfigStore:
-    """`stored` without what could run code: what a person typed on top of it is theirs."""
+    """Return `stored` without what could run code. What the user types on top of it is allowed."""
     copy = stored.model_copy(deep=True)
     copy.model.trust_remote_code = False
     copy.environment.name, copy.environment.options, copy.environment.eval_options = "screen", {}, {}
@@ -64,7 +64,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _lies_in(folder: Path, name: str) -> bool:
-    """Whether the module of 'package.module:Class' would be found inside `folder`. Nothing is imported."""
+    """Return whether the module of 'package.module:Class' would be found inside `folder`. Nothing is imported."""
     module, colon, _ = name.partition(":")
     if not colon:
         return False
@@ -79,7 +79,7 @@ def _lies_in(folder: Path, name: str) -> bool:
 
 
 def _programs(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of every option at any depth that names a program."""
+    """Yield (dotted key, value) of every option at any depth that names a program."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if name in _PROGRAMS and inner:

@@ -31,9 +31,9 @@ class WarmStartConfig(Section):
     enabled: bool = True
     """Warm-start where the environment has a demonstrator; false: begin with reinforcement learning."""
     demonstrations: Count = 25_600
-    """Most demonstrated episodes, each with a seed of its own."""
+    """Maximum number of demonstrated episodes, each with its own seed."""
     steps: Count = 500
-    """Most optimiser steps."""
+    """Maximum number of optimiser steps."""
     batch_size: Count = 64
     """Demonstrations per step."""
     learning_rate: Positive = 1e-3
@@ -70,16 +70,16 @@ class TrainingConfig(Section):
     """Episodes per update."""
     group_size: Count | None = None
     """Episodes of the same task that are compared with each other; None: 8 where `adv_estimator` compares within a
-    group, 1 otherwise. `episodes_per_group` is the number that holds."""
+    group, 1 otherwise. `episodes_per_group` is the resolved number."""
     minibatches: Count = 2
     """Optimiser steps per pass over the episodes of an update."""
     update_epochs: Count = 1
     """Passes over the episodes of an update."""
     micro_batch_tokens: Count = 32_768
-    """Most tokens, padding included, of one forward and backward pass. Changes memory, not the gradient."""
+    """Maximum number of tokens, with padding, of one forward and backward pass. Changes memory, not the gradient."""
 
     learning_rate: Positive = 4e-4
-    """Peak learning rate of AdamW. Adapters and tiny models bear 1e-4 to 1e-3, full 7B models about 1e-6."""
+    """Peak learning rate of AdamW. Usual: 1e-4 to 1e-3 for adapters and tiny models, about 1e-6 for full 7B models."""
     betas: Pair = (0.9, 0.99)
     """AdamW's decay rates of the first and second moment."""
     weight_decay: NonNegative = 0.01

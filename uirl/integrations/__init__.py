@@ -1,1 +1,1 @@
-"""The house under other people's roofs."""
+"""Runs that other frameworks drive (verl), and an agent on phones without a trainer."""
