@@ -634,7 +634,7 @@ def test_what_users_say_may_be_parts() -> None:
     shot = ImageStore().put(picture(1))
     talk = [Message("system", "s"), Message("user", "u"), Message("user", "", (shot,)), Message("assistant", "a")]
     sent = wire_messages([*talk, Message("user", "")], text_parts=True)
-    url = data_url(shot)
+    url = data_url(shot.data)
     assert [message["content"] for message in sent] == [
         "s",
         [{"type": "text", "text": "u"}],

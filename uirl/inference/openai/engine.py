@@ -35,6 +35,7 @@ from uirl.inference.base import (
     max_reply_tokens,
 )
 from uirl.inference.http import HTTPClient
+from uirl.inference.counters import Counters
 from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.control_tokens import ControlTokens
 from uirl.inference.models.loading import LoadedModel
@@ -51,6 +52,7 @@ from uirl.inference.openai.probe import (
     text_probe,
 )
 from uirl.inference.openai.wire import reply_text, whole_characters, wire_messages
+from uirl.inference.servers import server_client
 from uirl.runtime.limits import is_finite
 from uirl.runtime.once import Once
 
@@ -94,7 +96,7 @@ class OpenAIInferenceEngine(InferenceEngine):
         self.loaded = loaded
         self.policy_version = 0
         self.tools = [dict(tool) for tool in tools]
-        self._client, self._asked_model, self._max_context = client, model, max_context
+        self._client, self._named_model, self._max_context = client, model, max_context
         self._text_parts = text_parts
         self._model = Once(self._choose_model)
         self._tokens = Once(self._probe_tokens)
@@ -103,7 +105,7 @@ class OpenAIInferenceEngine(InferenceEngine):
         self._neutral = {path: Once(partial(self._probe_neutral, path)) for path in (_COMPLETIONS, _CHAT)}
         self._renderer: ChatRenderer | None = None
         self._controls = ControlTokens(loaded)
-        self._stats: dict[str, float] = {}
+        self._counters = Counters()
 
     @classmethod
     def from_config(cls, config: ConfigStore, loaded: LoadedModel, *, shared: bool) -> OpenAIInferenceEngine:
@@ -112,12 +114,7 @@ class OpenAIInferenceEngine(InferenceEngine):
         url = settings.server_url or OPENAI
         if urlsplit(url).path in ("", "/"):
             url = url.rstrip("/") + "/v1"
-        client = HTTPClient(
-            url,
-            api_key_env=settings.api_key_env,
-            timeout=settings.request_timeout,
-            retries=settings.request_retries,
-        )
+        client = server_client(settings, url)
         return cls(loaded, client, model=settings.server_model, max_context=settings.max_context)
 
     # -- the contract ------------------------------------------------------------------------------------------
@@ -126,13 +123,13 @@ class OpenAIInferenceEngine(InferenceEngine):
         ability = None if request.images else await self._tokens.get()
         started = time.perf_counter()
         if ability is not None:
-            made = await self._from_ids(request, ability)
+            generation = await self._from_ids(request, ability)
         else:
-            made = await self._from_words(request)
-        self._count("generated_tokens", len(made.token_ids))
-        self._count("prefill_tokens", len(request.prompt_ids) - made.cached_tokens)
-        self._count("request_seconds", time.perf_counter() - started)
-        return made
+            generation = await self._from_words(request)
+        self._counters.add("generated_tokens", len(generation.token_ids))
+        self._counters.add("prefill_tokens", len(request.prompt_ids) - generation.cached_tokens)
+        self._counters.add("request_seconds", time.perf_counter() - started)
+        return generation
 
     async def update_weights(
         self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None
@@ -143,8 +140,7 @@ class OpenAIInferenceEngine(InferenceEngine):
         )
 
     def stats(self) -> dict[str, float]:
-        out, self._stats = self._stats, {}
-        return out
+        return self._counters.take()
 
     async def close(self) -> None:
         await self._client.close()
@@ -158,7 +154,7 @@ class OpenAIInferenceEngine(InferenceEngine):
         body = {
             "model": await self._model.get(),
             "prompt": list(request.prompt_ids),
-            "max_tokens": self._room(request),
+            "max_tokens": self._max_tokens(request),
             "logprobs": 1,
             "return_token_ids": True,
             **await self._sampling(sampling, _COMPLETIONS),
@@ -221,7 +217,7 @@ class OpenAIInferenceEngine(InferenceEngine):
         body = {
             "model": await self._model.get(),
             "messages": wire_messages(request.messages, text_parts=self._text_parts),
-            limit: self._room(request),
+            limit: self._max_tokens(request),
             **await self._sampling(request.sampling, _CHAT),
             **self._stop_words(request.sampling),
         }
@@ -231,7 +227,7 @@ class OpenAIInferenceEngine(InferenceEngine):
         return {
             "model": await self._model.get(),
             "prompt": self._as_text(request.prompt_ids),
-            "max_tokens": self._room(request),
+            "max_tokens": self._max_tokens(request),
             **await self._sampling(request.sampling, _COMPLETIONS),
             **self._stop_words(request.sampling),
         }
@@ -273,7 +269,7 @@ class OpenAIInferenceEngine(InferenceEngine):
         extra = [token for token in params.stop_token_ids if token not in self.loaded.end_ids]
         return {"stop": [self.loaded.tokenizer.decode([token]) for token in extra]} if extra else {}
 
-    def _room(self, request: GenerationRequest) -> int:
+    def _max_tokens(self, request: GenerationRequest) -> int:
         wanted = request.sampling.max_tokens
         if self._max_context is None:
             return wanted
@@ -287,23 +283,23 @@ class OpenAIInferenceEngine(InferenceEngine):
         return choices[0]
 
     def _finish_reason(self, choice: Mapping[str, Any]) -> str:
-        said = choice.get("finish_reason")
-        if not isinstance(said, str) or said not in _FINISHED:
+        reason = choice.get("finish_reason")
+        if not isinstance(reason, str) or reason not in _FINISHED:
             raise self._misshapen(f"a finish_reason ({', '.join(_FINISHED)})", choice)
-        return _FINISHED[said]
+        return _FINISHED[reason]
 
     def _misshapen(self, expected: str, got: Any) -> EngineFailure:
         return EngineFailure(f"{self._client.base_url}: expected {expected}, got {self._client.shown(str(got))}")
 
     async def _choose_model(self) -> str:
-        return self._asked_model or await choose_model(self._client, self.loaded.name)
+        return self._named_model or await choose_model(self._client, self.loaded.name)
 
     async def _probe_tokens(self) -> TokenAbility | None:
         neutral = await self._neutral[_COMPLETIONS].get()
-        found = await probe_tokens(self._client, await self._model.get(), self.loaded, neutral)
-        how = found or "text only: replies have no log-probs"
+        ability = await probe_tokens(self._client, await self._model.get(), self.loaded, neutral)
+        how = ability or "text only: replies have no log-probs"
         _LOG.info("%s serves %s: %s", self._client.base_url, await self._model.get(), how)
-        return found
+        return ability
 
     async def _probe_neutral(self, path: str) -> dict[str, float]:
         model = await self._model.get()
@@ -319,9 +315,6 @@ class OpenAIInferenceEngine(InferenceEngine):
 
     async def _probe_chat(self) -> str | None:
         return await probe_chat(self._client, await self._model.get())
-
-    def _count(self, name: str, value: float) -> None:
-        self._stats[name] = self._stats.get(name, 0.0) + value
 
 
 def _prompt_tokens(answer: Mapping[str, Any]) -> int | None:

@@ -14,44 +14,53 @@ import json
 import re
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from uirl.errors import EngineFailure
-from uirl.images import Screenshot
 from uirl.inference.messages import Message
 from uirl.runtime.limits import MAX_CALLS, shown
+
+if TYPE_CHECKING:
+    from openai.types.chat import (
+        ChatCompletionAssistantMessageParam,
+        ChatCompletionContentPartParam,
+        ChatCompletionMessageParam,
+    )
 
 _BEGIN, _END = "<tool_call>\n", "\n</tool_call>"
 _CALL = re.compile(r'\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)\}', re.DOTALL)
 
 
-def wire_messages(messages: Sequence[Message], *, text_parts: bool = False) -> list[dict[str, Any]]:
+def wire_messages(messages: Sequence[Message], *, text_parts: bool = False) -> list[ChatCompletionMessageParam]:
     """The conversation as the chat API takes it. `text_parts`: what users say is a list of parts, text alone too, as
     some agents send it.
 
     A tool result that answers no structured call becomes a user message between `<tool_response>` tags: servers refuse
     results of calls that they do not see.
     """
-    out: list[dict[str, Any]] = []
+    out: list[ChatCompletionMessageParam] = []
     waiting: list[str] = []
     for number, message in enumerate(messages):
         if message.role == "assistant":
-            said = _assistant(message, number)
-            made = len(said.get("tool_calls", ()))
-            if made and not message.tool_calls and _results_after(messages, number) < made:
+            reply = _assistant(message, number)
+            calls = list(reply.get("tool_calls", ()))
+            if not message.tool_calls and _results_after(messages, number) < len(calls):
                 # servers refuse calls that nobody answered: these stay the text they were, as formats such as MAI-UI's
                 # want it
-                said = {"role": "assistant", "content": message.text}
-            waiting = [call["id"] for call in said.get("tool_calls", ())]
-            out.append(said)
+                reply, calls = {"role": "assistant", "content": message.text}, []
+            waiting = [call["id"] for call in calls]
+            out.append(reply)
         elif message.role == "tool" and waiting:
             id = message.call_id if message.call_id in waiting else waiting[0]
             waiting.remove(id)
             out.append({"role": "tool", "tool_call_id": id, "content": message.text})
         elif message.role == "tool":
             out.append({"role": "user", "content": f"<tool_response>\n{message.text}\n</tool_response>"})
+        elif message.role == "user":
+            out.append({"role": "user", "content": _content(message, text_parts)})
         else:
-            out.append({"role": message.role, "content": _content(message, text_parts and message.role == "user")})
+            # the API's own types know no pictures here, nor the roles of others; some servers do
+            out.append(cast("Any", {"role": message.role, "content": _content(message, False)}))
     return out
 
 
@@ -69,15 +78,14 @@ def reply_text(message: Any) -> str:
     content = message.get("content") or message.get("refusal") or ""
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    given = message.get("tool_calls") or ()
-    if not isinstance(content, str) or not isinstance(given, (list, tuple)):
+    calls = message.get("tool_calls") or []
+    if not isinstance(content, str) or not isinstance(calls, list):
         raise EngineFailure(
             f"the server's answer holds {shown(message, 200)}; expected content as text or parts, and tool calls as a "
             "list"
         )
-    calls = list(given)
     if message.get("function_call"):
-        calls.append({"function": message["function_call"]})
+        calls = [*calls, {"function": message["function_call"]}]
     try:
         blocks = [write_call(call["function"]["name"], call["function"].get("arguments")) for call in calls]
     except (TypeError, KeyError, AttributeError) as error:
@@ -95,27 +103,23 @@ def whole_characters(text: str) -> str:
 
 def write_call(name: str, arguments: Any) -> str:
     """One structured call as text."""
-    given = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-    return (
-        f'<tool_call>\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {given.strip() or "{}"}}}\n'
-        "</tool_call>"
-    )
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+    return f'{_BEGIN}{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {text.strip() or "{}"}}}{_END}'
 
 
-def data_url(shot: Screenshot) -> str:
-    """A picture as a URL that holds it."""
-    kind = "jpeg" if shot.data[:2] == b"\xff\xd8" else "png"
-    return f"data:image/{kind};base64,{base64.b64encode(shot.data).decode()}"
+def data_url(data: bytes) -> str:
+    """A URL that holds a picture, the bytes of a PNG or JPEG file."""
+    kind = "jpeg" if data[:2] == b"\xff\xd8" else "png"
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
-def _assistant(message: Message, number: int) -> dict[str, Any]:
+def _assistant(message: Message, number: int) -> ChatCompletionAssistantMessageParam:
     """A reply with its calls structured: those that stand beside its text, else those that stand in it as blocks."""
     calls = [(call.id, call.name, json.dumps(dict(call.arguments), ensure_ascii=False)) for call in message.tool_calls]
     text = message.text
     if not calls:
-        found, rest = _split(text)
-        if found:
-            calls, text = [("", *call) for call in found], rest
+        blocks, text = _split(text)
+        calls = [("", *call) for call in blocks]
     if not calls:
         return {"role": "assistant", "content": text}
     return {
@@ -158,9 +162,13 @@ def _read_call(block: str) -> tuple[str, str] | None:
     return name, match[2]
 
 
-def _content(message: Message, as_parts: bool) -> Any:
+def _content(message: Message, as_parts: bool) -> str | list[ChatCompletionContentPartParam]:
     """Pictures first, as for chat templates; text alone is a string, which every server takes, unless `as_parts`."""
     if not message.images and not as_parts:
         return message.text
-    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": data_url(s)}} for s in message.images]
-    return parts + ([{"type": "text", "text": message.text}] if message.text or not parts else [])
+    parts: list[ChatCompletionContentPartParam] = []
+    for image in message.images:
+        parts.append({"type": "image_url", "image_url": {"url": data_url(image.data)}})
+    if message.text or not parts:
+        parts.append({"type": "text", "text": message.text})
+    return parts

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import io
-from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uirl.errors import ConfigError, EngineFailure
 from uirl.inference.http import HTTPClient, ServerFailure
 from uirl.inference.vllm.arguments import OURS
 from uirl.inference.vllm.requests import Adapter, Picture, VLLMBackend, VLLMRequest, VLLMResponse
+from uirl.inference.openai.wire import data_url
+from uirl.runtime.bounded_cache import BoundedCache
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _NEEDED = {
     "/inference/v1/generate": "--enable-scale-out",
@@ -22,8 +25,8 @@ _NEEDED = {
 }
 _NEEDED_FOR_ADAPTERS = {"/v1/load_lora_adapter": "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora"}
 _REMEDY = "; start the server as `uirl.vllm_server_command(config)` says"
-_ENCODED = 512
-"""Pictures whose encoding is kept: an episode sends its history again with every turn."""
+_ENCODED_BYTES = 256 * 2**20
+"""Of the encodings that are kept: an episode sends its pictures again with every turn."""
 
 
 class VLLMServer(VLLMBackend):
@@ -36,7 +39,7 @@ class VLLMServer(VLLMBackend):
         self._lora_rank = lora_rank
         self._limit: int | None = None
         self._starting = asyncio.Lock()
-        self._encoded: OrderedDict[str, str] = OrderedDict()
+        self._encoded: BoundedCache[str] = BoundedCache(_ENCODED_BYTES)
 
     async def start(self) -> int:
         async with self._starting:
@@ -55,12 +58,12 @@ class VLLMServer(VLLMBackend):
         }
         if call.pictures:
             body["content_parts"] = [{"type": "image_url", "url": self._address(p)} for p in call.pictures]
-        said = await self._client.post("/inference/v1/generate", body)
+        answer = await self._client.post("/inference/v1/generate", body)
         try:
-            choice = said["choices"][0]
-            details = (said.get("usage") or {}).get("prompt_tokens_details") or {}
+            choice = answer["choices"][0]
+            details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
             return VLLMResponse(
-                prompt_ids=said["prompt_token_ids"],
+                prompt_ids=answer["prompt_token_ids"],
                 token_ids=choice["token_ids"],
                 log_probs=[entry["logprob"] for entry in choice["logprobs"]["content"]],
                 finish_reason=choice["finish_reason"],
@@ -104,32 +107,32 @@ class VLLMServer(VLLMBackend):
         await self._client.post("/v1/unload_lora_adapter", {"lora_name": adapter.name}, text=True, retries=0)
 
     async def _forget(self) -> None:
-        said = await self._client.post("/reset_prefix_cache")
-        if not said["success"]:
+        answer = await self._client.post("/reset_prefix_cache")
+        if not answer["success"]:
             raise EngineFailure("the vLLM server kept the KV cache of older weights; start it again")
         await self._client.post("/reset_encoder_cache", text=True)
 
     async def _call(self, method: str, *arguments: str) -> dict[str, Any]:
-        said = await self._client.post("/collective_rpc", {"method": method, "args": list(arguments)}, retries=0)
-        return said["results"][0]
+        answer = await self._client.post("/collective_rpc", {"method": method, "args": list(arguments)}, retries=0)
+        return answer["results"][0]
 
     async def _check_routes(self) -> None:
-        known = (await self._client.get("/openapi.json"))["paths"]
+        routes = (await self._client.get("/openapi.json"))["paths"]
         needed = _NEEDED | (_NEEDED_FOR_ADAPTERS if self._lora_rank is not None else {})
         for path, setting in needed.items():
-            if path not in known:
+            if path not in routes:
                 raise ConfigError(f"the server at {self._client.base_url} was started without {setting}{_REMEDY}")
 
     async def _served_model(self) -> str:
         cards = (await self._client.get("/v1/models"))["data"]
         names = [card["id"] for card in cards if card.get("parent") is None]
-        asked = names[0] if self._model is None and len(names) == 1 else self._model
-        if asked is None or asked not in names:
+        model = names[0] if self._model is None and len(names) == 1 else self._model
+        if model is None or model not in names:
             raise ConfigError(
-                f"inference.server_model is {asked!r}, but the server at {self._client.base_url} serves "
+                f"inference.server_model is {model!r}, but the server at {self._client.base_url} serves "
                 f"{', '.join(names)}"
             )
-        return asked
+        return model
 
     async def _check_settings(self) -> int:
         """The server's context, where it was started as training needs it."""
@@ -148,21 +151,17 @@ class VLLMServer(VLLMBackend):
                 f"the server gives {settings['logprobs_mode']}, which are not those of what it samples; expected "
                 f"--logprobs-mode {OURS['logprobs_mode']}{_REMEDY}"
             )
-        rank, most = self._lora_rank, settings["max_lora_rank"]
-        if rank is not None and (most is None or most < rank):
-            raise ConfigError(f"the server takes adapters up to rank {most}, but model.lora.r is {rank}{_REMEDY}")
+        rank, max_rank = self._lora_rank, settings["max_lora_rank"]
+        if rank is not None and (max_rank is None or max_rank < rank):
+            raise ConfigError(f"the server takes adapters up to rank {max_rank}, but model.lora.r is {rank}{_REMEDY}")
         return int(settings["max_model_len"])
 
     def _address(self, picture: Picture) -> str:
         """The picture as a data URL: PNG, which loses nothing."""
-        known = self._encoded.get(picture.key)
-        if known is not None:
-            self._encoded.move_to_end(picture.key)
-            return known
-        buffer = io.BytesIO()
-        picture.image.save(buffer, format="PNG", compress_level=1)
-        address = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
-        self._encoded[picture.key] = address
-        if len(self._encoded) > _ENCODED:
-            self._encoded.popitem(last=False)
-        return address
+        return self._encoded.get(picture.key, lambda: _png_url(picture.image), len)
+
+
+def _png_url(image: Image) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", compress_level=1)
+    return data_url(buffer.getvalue())
