@@ -77,10 +77,12 @@ class Generation:
         log-probs would pass for a token that nobody sampled."""
         if not all(type(token) is int and token >= 0 for token in self.token_ids):
             raise EngineFailure(f"the engine answered with the token ids {shown(self.token_ids, 200)}; expected ints")
-        given = self.log_probs
-        if given is not None and not (len(given) == len(self.token_ids) and all(is_finite(v) and v < 1 for v in given)):
+        values = self.log_probs
+        if values is not None and not (
+            len(values) == len(self.token_ids) and all(is_finite(v) and v < 1 for v in values)
+        ):
             raise EngineFailure(
-                f"the engine answered with the log-probs {shown(given, 200)}; expected {len(self.token_ids)} numbers, "
+                f"the engine answered with the log-probs {shown(values, 200)}; expected {len(self.token_ids)} numbers, "
                 "one for each token, finite and not positive"
             )
         if type(self.cached_tokens) is not int or not is_finite(self.cached_tokens):

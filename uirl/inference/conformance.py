@@ -23,15 +23,15 @@ def recompute_with(loaded: LoadedModel) -> Recompute:
 
     @torch.no_grad()
     def recompute(
-        ids: Sequence[int], shots: Sequence[Screenshot], length: int, sampling: SamplingParams
+        ids: Sequence[int], images: Sequence[Screenshot], length: int, sampling: SamplingParams
     ) -> list[float]:
-        input_ids, positions = pad_sequences(loaded, [ids], [shots])
-        logits = project(loaded, hidden_states(loaded, input_ids, positions, shots))[0, -length - 1 : -1]
+        input_ids, positions = pad_sequences(loaded, [ids], [images])
+        logits = project(loaded, hidden_states(loaded, input_ids, positions, images))[0, -length - 1 : -1]
         batch = BatchSampling([sampling] * length, loaded.device)
         log_probs = sampling_log_probs(logits, batch.temperature, batch.top_p, batch.top_k)
         chosen = torch.tensor(ids[-length:], device=loaded.device)
-        said: list[float] = log_probs.gather(-1, chosen[:, None])[:, 0].tolist()
-        return said
+        reply: list[float] = log_probs.gather(-1, chosen[:, None])[:, 0].tolist()
+        return reply
 
     return recompute
 
@@ -64,46 +64,49 @@ async def check_engine(
     """
     sampling = SamplingParams(max_tokens=max_tokens)
     requests = [
-        GenerationRequest(tuple(ids), tuple(shots), replace(sampling, seed=100 + i))
-        for i, (ids, shots) in enumerate(prompts)
+        GenerationRequest(tuple(ids), tuple(images), replace(sampling, seed=100 + i))
+        for i, (ids, images) in enumerate(prompts)
     ]
     together = list(await asyncio.gather(*[engine.generate(r) for r in requests]))
     gap, tokens = 0.0, 0
-    for request, made in zip(requests, together, strict=True):
-        _check_shape(engine, request, made, banned_ids)
-        gap = max(gap, _gap(request, made, recompute))
-        tokens += len(made.token_ids)
+    for request, generation in zip(requests, together, strict=True):
+        _check_shape(engine, request, generation, banned_ids)
+        gap = max(gap, _gap(request, generation, recompute))
+        tokens += len(generation.token_ids)
     _expect(gap <= tolerance, f"log-probs differ from the learner's by up to {gap:.2e}, expected at most {tolerance:g}")
     await _check_independence(engine, requests, together, tolerance)
     filtered = replace(sampling, temperature=0.7, top_p=0.8, top_k=20)
     for request in requests:
-        made = await engine.generate(replace(request, sampling=replace(filtered, seed=request.sampling.seed)))
-        asked = replace(request, sampling=filtered)
-        gap = max(gap, _gap(asked, made, recompute))
+        generation = await engine.generate(replace(request, sampling=replace(filtered, seed=request.sampling.seed)))
+        same = replace(request, sampling=filtered)
+        gap = max(gap, _gap(same, generation, recompute))
     _expect(gap <= tolerance, f"with temperature, top-p and top-k the log-probs differ by up to {gap:.2e}")
     cached = await _check_cache(engine, requests[0], continuation, recompute, tolerance)
     return EngineReport(gap, tokens, cached)
 
 
-def _check_shape(engine: InferenceEngine, request: GenerationRequest, made: Generation, banned: Sequence[int]) -> None:
-    n, limit = len(made.token_ids), request.sampling.max_tokens
+def _check_shape(
+    engine: InferenceEngine, request: GenerationRequest, generation: Generation, banned: Sequence[int]
+) -> None:
+    n, limit = len(generation.token_ids), request.sampling.max_tokens
     _expect(1 <= n <= limit, f"got {n} tokens, expected 1 to {limit} (max_tokens)")
-    _expect(made.finish_reason in ("stop", "length"), f"got finish_reason {made.finish_reason!r}")
-    _expect(made.finish_reason == "stop" or n == limit, f"finish_reason 'length' after {n} of {limit} tokens")
-    _expect(made.policy_version == engine.policy_version, f"got policy_version {made.policy_version}")
-    seen = sorted(set(made.token_ids) & set(banned))
+    _expect(generation.finish_reason in ("stop", "length"), f"got finish_reason {generation.finish_reason!r}")
+    _expect(generation.finish_reason == "stop" or n == limit, f"finish_reason 'length' after {n} of {limit} tokens")
+    _expect(generation.policy_version == engine.policy_version, f"got policy_version {generation.policy_version}")
+    seen = sorted(set(generation.token_ids) & set(banned))
     _expect(not seen, f"sampled tokens that the policy may not emit: {seen}")
 
 
-def _gap(request: GenerationRequest, made: Generation, recompute: Recompute) -> float:
-    if made.log_probs is None:
+def _gap(request: GenerationRequest, generation: Generation, recompute: Recompute) -> float:
+    n = len(generation.token_ids)
+    if generation.log_probs is None:
         raise ContractError("the engine returned no log-probs; it can serve evaluation, not training")
     _expect(
-        len(made.log_probs) == len(made.token_ids),
-        f"got {len(made.log_probs)} log-probs for {len(made.token_ids)} tokens; is the stop token's missing?",
+        len(generation.log_probs) == n,
+        f"got {len(generation.log_probs)} log-probs for {n} tokens; is the stop token's missing?",
     )
-    theirs = recompute([*request.prompt_ids, *made.token_ids], request.images, len(made.token_ids), request.sampling)
-    return max(abs(a - b) for a, b in zip(made.log_probs, theirs, strict=True))
+    learned = recompute([*request.prompt_ids, *generation.token_ids], request.images, n, request.sampling)
+    return max(abs(a - b) for a, b in zip(generation.log_probs, learned, strict=True))
 
 
 async def _check_independence(

@@ -36,11 +36,13 @@ class ScriptedInferenceEngine(InferenceEngine):
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self.requests.append(request)
-        room = request.sampling.max_tokens
+        max_tokens = request.sampling.max_tokens
         if self._max_context is not None:
-            room = min(room, max_reply_tokens(request.prompt_ids, self._max_context, "max_context of the script"))
+            max_tokens = min(
+                max_tokens, max_reply_tokens(request.prompt_ids, self._max_context, "max_context of the script")
+            )
         ids = tuple(self._script(request)) if self._script else self._next()
-        cut = ids[:room]
+        cut = ids[:max_tokens]
         ended = not self._end_ids or (bool(cut) and cut[-1] in self._end_ids)
         reason = "stop" if ended and len(cut) == len(ids) else "length"
         return Generation(cut, (0.0,) * len(cut), reason, self.policy_version)

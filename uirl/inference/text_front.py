@@ -68,8 +68,8 @@ class TextEngine:
         conversation. `images[i]`, a picture or None, makes prompt i a user message with that picture."""
         requests = []
         for i, prompt in enumerate(prompts):
-            own = None if seed is None else seed + i
-            params = SamplingParams(max_tokens, temperature, top_p, top_k, seed=own)
+            own_seed = None if seed is None else seed + i
+            params = SamplingParams(max_tokens, temperature, top_p, top_k, seed=own_seed)
             requests.append(self._request(prompt, images[i] if images else None, params))
         return self._output(self.run(self._all(requests)))
 
@@ -92,26 +92,26 @@ class TextEngine:
         return list(await asyncio.gather(*[self.engine.generate(r) for r in requests]))
 
     def _request(self, prompt: Any, picture: Any, params: SamplingParams) -> GenerationRequest:
-        shots = () if picture is None else (screenshot(picture),)
-        if isinstance(prompt, str) and not shots:
+        images = () if picture is None else (screenshot(picture),)
+        if isinstance(prompt, str) and not images:
             ids = self.loaded.tokenizer(prompt)["input_ids"]
             return GenerationRequest(tuple(ids), (), params, messages=(Message("user", prompt),))
-        messages = [Message("user", prompt, shots)] if isinstance(prompt, str) else list(prompt)
-        pictures = tuple(shot for message in messages for shot in message.images)
-        return GenerationRequest(tuple(self.chat.whole(messages)), pictures, params, messages=tuple(messages))
+        messages = [Message("user", prompt, images)] if isinstance(prompt, str) else list(prompt)
+        shown = tuple(image for message in messages for image in message.images)
+        return GenerationRequest(tuple(self.chat.whole(messages)), shown, params, messages=tuple(messages))
 
-    def _output(self, made: list[Generation]) -> GenerationOutput:
+    def _output(self, generations: list[Generation]) -> GenerationOutput:
         pad = self.loaded.tokenizer.pad_token_id
         pad = self.loaded.end_ids[0] if pad is None else pad
-        longest = max((len(g.token_ids) for g in made), default=0)
-        tokens = np.full((len(made), longest), pad, np.int64)
-        log_probs = np.full((len(made), longest), np.nan, np.float32)
-        for i, g in enumerate(made):
+        longest = max((len(g.token_ids) for g in generations), default=0)
+        tokens = np.full((len(generations), longest), pad, np.int64)
+        log_probs = np.full((len(generations), longest), np.nan, np.float32)
+        for i, g in enumerate(generations):
             tokens[i, : len(g.token_ids)] = g.token_ids
             if g.log_probs is not None:
                 log_probs[i, : len(g.token_ids)] = g.log_probs
-        texts = [self.loaded.tokenizer.decode(g.token_ids, skip_special_tokens=True) for g in made]
-        return GenerationOutput(texts, tokens, log_probs, made, pad)
+        texts = [self.loaded.tokenizer.decode(g.token_ids, skip_special_tokens=True) for g in generations]
+        return GenerationOutput(texts, tokens, log_probs, generations, pad)
 
 
 class BatchInferenceManager:
@@ -124,8 +124,8 @@ class BatchInferenceManager:
 
     def generate_batch(self, prompts: Sequence[str], **options: Any) -> GenerationOutput:
         """The responses to all prompts; `options` are those of `TextEngine.generate`."""
-        made = [g for output in self.batches(prompts, **options) for g in output.generations]
-        return self.engine._output(made)
+        generations = [g for output in self.batches(prompts, **options) for g in output.generations]
+        return self.engine._output(generations)
 
     def batches(self, prompts: Sequence[str], **options: Any) -> Iterator[GenerationOutput]:
         """The responses batch by batch, as they come."""
@@ -155,10 +155,8 @@ def create_inference_engine(
         name = {"max_model_len": "max_context"}.get(key, key)
         section = next((s for s in (store.model, store.inference) if name in type(s).model_fields), None)
         if section is None:
-            known = [*type(store.model).model_fields, *type(store.inference).model_fields]
-            raise ConfigError(
-                f"unknown engine option {key!r}; expected a key of model or inference: {', '.join(known)}"
-            )
+            keys = [*type(store.model).model_fields, *type(store.inference).model_fields]
+            raise ConfigError(f"unknown engine option {key!r}; expected a key of model or inference: {', '.join(keys)}")
         setattr(section, name, value)
     # the other engines load the weights themselves, in a process of their own
     loaded = load_model(store.model, weights=store.inference.backend == "transformers")

@@ -39,11 +39,10 @@ class WeightFiles:
     """
 
     def __init__(self, parent: str | Path | None, *, size: int = 0) -> None:
-        own = parent is None
         home = _home(size) if parent is None else Path(parent)
         with storage_errors(f"cannot make a folder for weights in {home} (inference.weights_dir)"):
             home.mkdir(parents=True, exist_ok=True)
-            if own:
+            if parent is None:
                 sweep(_PREFIX, home)
             # a server of another user must be able to read what stands in here
             self._folder = ScratchFolder(_PREFIX, home, mode=0o755)
@@ -108,20 +107,20 @@ class WeightFiles:
 def checked(weights: Weights, loaded: LoadedModel) -> dict[str, Tensor]:
     """`weights` by name, where they are all of the model's and fit it; else ContractError."""
     shapes = {name: p.shape for name, p in plain_parameters(loaded, duplicates=True)}
-    given: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, tensor in weights:
         if name not in shapes:
             raise ContractError(f"weight update holds {name!r}, which {loaded.name} does not have")
         if shapes[name] != tensor.shape:
             raise ContractError(f"{name}: got shape {tuple(tensor.shape)}, expected {tuple(shapes[name])}")
-        given[name] = tensor.detach()
-    missing = [name for name, _ in plain_parameters(loaded) if name not in given]
+        tensors[name] = tensor.detach()
+    missing = [name for name, _ in plain_parameters(loaded) if name not in tensors]
     if missing:
         raise ContractError(
             f"weight update lacks {len(missing)} of {len(shapes)} weights of {loaded.name}, the first {missing[0]!r}; "
             "this engine takes whole models"
         )
-    return given
+    return tensors
 
 
 def plain_parameters(loaded: LoadedModel, *, duplicates: bool = False) -> Iterator[tuple[str, Tensor]]:

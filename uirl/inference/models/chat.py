@@ -160,20 +160,20 @@ class ChatRenderer:
         closed = self._text([*_PROBES[0], Message("assistant", _PROBE_REPLY)], prompt=False)
         tail = closed[closed.rfind(_PROBE_REPLY) + len(_PROBE_REPLY) :]
         ends = [self._tokenizer.convert_ids_to_tokens(i) for i in self._loaded.end_ids]
-        found = [word for word in ends if word in tail]
-        if not found:
+        closing = [word for word in ends if word in tail]
+        if not closing:
             raise ContractError(
                 f"the chat template closes a reply with {tail!r}, which holds none of the model's end tokens {ends}; "
                 "sampling could not know when to stop"
             )
-        end = min(found, key=tail.index)
+        end = min(closing, key=tail.index)
         self.end_text = tail[: tail.index(end) + len(end)]
         return self.end_text, closed.startswith(prompt + _PROBE_REPLY) and self._suffixes_agree()
 
     def _suffixes_agree(self) -> bool:
-        asked = [Message("user", "next words\nand more")]
-        answered = [Message("tool", "12", name=_names(self._tools)[0]) for _ in range(2)] if self._tools else []
-        return all(self._grows_alike(following) for following in (asked, answered) if following)
+        from_user = [Message("user", "next words\nand more")]
+        from_tool = [Message("tool", "12", name=_names(self._tools)[0]) for _ in range(2)] if self._tools else []
+        return all(self._grows_alike(following) for following in (from_user, from_tool) if following)
 
     def _grows_alike(self, following: list[Message]) -> bool:
         """Whether `following` adds the same text after every history, and changes nothing before it."""
@@ -201,9 +201,9 @@ def _controls_of(loaded: LoadedModel) -> ControlTokens:
         except (TemplateError, TypeError):  # not every template takes every role
             return ""
 
-    asked = (Message("user", "1"), Message("assistant", _PROBE_REPLY))
-    turns = rendered(Message("system", "1"), *asked, Message("user", "2")) or rendered(*asked)
-    result = rendered(*asked, Message("tool", "12", name="probe", call_id="probe1234")).rpartition(_PROBE_REPLY)[2]
+    exchange = (Message("user", "1"), Message("assistant", _PROBE_REPLY))
+    turns = rendered(Message("system", "1"), *exchange, Message("user", "2")) or rendered(*exchange)
+    result = rendered(*exchange, Message("tool", "12", name="probe", call_id="probe1234")).rpartition(_PROBE_REPLY)[2]
     # a tokenizer may also keep words, runs of spaces or tags of HTML as tokens of their own: they are no control tokens
     added = [token.content for token in loaded.tokenizer.added_tokens_decoder.values()]
     words = [word for word in added if any(map(str.isalpha, word)) and not word.strip().isalnum()]

@@ -47,13 +47,13 @@ class ControlTokens:
 
     def __init__(self, loaded: LoadedModel, extra: Iterable[str] = (), wrappers: Iterable[str] = ()) -> None:
         self._tokenizer = loaded.tokenizer
-        known: Mapping[int, Any] = loaded.tokenizer.added_tokens_decoder
+        added: Mapping[int, Any] = loaded.tokenizer.added_tokens_decoder
         typed = {*loaded.end_ids, *loaded.banned_ids}
-        control = {t.content for i, t in known.items() if t.special or i in typed or t.content in {*extra}}
+        control = {t.content for i, t in added.items() if t.special or i in typed or t.content in {*extra}}
         wrapping = {*wrappers} - control
         self._words = sorted(word for word in control | wrapping if word)
         self._numbers = {word: i for i, word in enumerate(self._words)}
-        self._ids = {token.content: i for i, token in known.items() if token.content in self._numbers}
+        self._ids = {token.content: i for i, token in added.items() if token.content in self._numbers}
         # letters that a vocabulary does not have become this one, and that controls nothing
         unknown = {loaded.tokenizer.unk_token_id} - typed
         self._guarded = frozenset(self._ids.values()) - unknown

@@ -94,11 +94,11 @@ class LoadedModel:
         """Nothing for a reply that can stand in a sequence. Raises EngineFailure for one with a token that the model
         does not have, and for one with the placeholder of a picture, which no picture belongs to: an engine that bans
         `banned_ids` does not sample it."""
-        known = self.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-        if ids and not 0 <= min(ids) <= max(ids) < known:
+        vocabulary = self.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+        if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
             raise EngineFailure(
-                f"the engine sampled the tokens {min(ids)} to {max(ids)}, and {self.name} has {known}; does it serve "
-                "the same model?"
+                f"the engine sampled the tokens {min(ids)} to {max(ids)}, and {self.name} has {vocabulary}; does it "
+                "serve the same model?"
             )
         if self.vision is not None and self.vision.image_token_id in ids:
             raise EngineFailure(

@@ -21,7 +21,7 @@ class TokenBytes:
         self._tokenizer = loaded.tokenizer
         self._literal = {i: token.content for i, token in loaded.tokenizer.added_tokens_decoder.items()}
         self._kinds = _decoders(loaded.tokenizer)
-        self._known: dict[int, bytes] = {}
+        self._bytes_of: dict[int, bytes] = {}
         self._byte_of: dict[str, int] = {}
         if "ByteLevel" in self._kinds:
             from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -30,12 +30,12 @@ class TokenBytes:
 
     def of(self, token: int) -> bytes:
         """The bytes of a token; those of a part of a character are no UTF-8 on their own."""
-        found = self._known.get(token)
-        if found is None:  # asking a tokenizer costs a tenth of a millisecond and more
-            found = self._known[token] = self._looked_up(token)
-        return found
+        token_bytes = self._bytes_of.get(token)
+        if token_bytes is None:  # asking a tokenizer costs a tenth of a millisecond and more
+            token_bytes = self._bytes_of[token] = self._look_up(token)
+        return token_bytes
 
-    def _looked_up(self, token: int) -> bytes:
+    def _look_up(self, token: int) -> bytes:
         if token in self._literal:
             return self._literal[token].encode()
         word = self._tokenizer.convert_ids_to_tokens(token)

@@ -34,8 +34,8 @@ from uirl.inference.base import (
     Weights,
     max_reply_tokens,
 )
-from uirl.inference.http import HTTPClient
 from uirl.inference.counters import Counters
+from uirl.inference.http import HTTPClient
 from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.control_tokens import ControlTokens
 from uirl.inference.models.loading import LoadedModel

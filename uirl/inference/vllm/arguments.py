@@ -113,10 +113,10 @@ def check_heads(size: int) -> None:
         return
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-    known = CPUAttentionBackend.get_supported_head_sizes()
-    if size not in known:
+    sizes = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in sizes:
         raise ConfigError(
-            f"the model's attention heads have {size} numbers each; vLLM on a CPU knows {', '.join(map(str, known))}. "
+            f"the model's attention heads have {size} numbers each; vLLM on a CPU knows {', '.join(map(str, sizes))}. "
             "For a built-in model, model.tiny.hidden_size / model.tiny.num_heads must be one of these"
         )
 
@@ -143,10 +143,12 @@ def _check_options(options: dict[str, Any]) -> None:
         from vllm.engine.arg_utils import AsyncEngineArgs
     except ImportError:
         return
-    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    options_of_vllm = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     for name in options:
-        if name not in known:
-            raise ConfigError(f"inference.engine_options: vLLM has no option {name!r}; {did_you_mean(name, known)}")
+        if name not in options_of_vllm:
+            raise ConfigError(
+                f"inference.engine_options: vLLM has no option {name!r}; {did_you_mean(name, options_of_vllm)}"
+            )
 
 
 def _flag(name: str, value: Any) -> list[str]:

@@ -62,14 +62,17 @@ class VLLMProcess(VLLMBackend):
         params = vllm.SamplingParams(**call.sampling, output_kind=vllm.FINAL_ONLY)
         with self._failures("the request"):
             name = f"uirl-{next(self._numbers)}"
-            said = self._engine.generate(prompt, params, name, lora_request=self._lora(adapter))
-            last = [output async for output in said][-1]
-        made = last.outputs[0]
+            outputs = self._engine.generate(prompt, params, name, lora_request=self._lora(adapter))
+            last = [output async for output in outputs][-1]
+        completion = last.outputs[0]
         return VLLMResponse(
             prompt_ids=last.prompt_token_ids,
-            token_ids=made.token_ids,
-            log_probs=[said[token].logprob for token, said in zip(made.token_ids, made.logprobs, strict=True)],
-            finish_reason=made.finish_reason,
+            token_ids=completion.token_ids,
+            log_probs=[
+                likeliest[token].logprob
+                for token, likeliest in zip(completion.token_ids, completion.logprobs, strict=True)
+            ],
+            finish_reason=completion.finish_reason,
             cached_tokens=last.num_cached_tokens or 0,
         )
 

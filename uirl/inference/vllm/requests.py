@@ -89,11 +89,11 @@ class VLLMBackend(ABC):
         """Frees everything; `adapter` is the one in use."""
 
 
-def to_vllm_request(request: GenerationRequest, loaded: LoadedModel, limit: int) -> VLLMRequest:
-    """The request for a vLLM that takes `limit` tokens. Raises PromptTooLong where no token is left for a reply, and
+def to_vllm_request(request: GenerationRequest, loaded: LoadedModel, max_context: int) -> VLLMRequest:
+    """The request for a vLLM of `max_context` tokens. Raises PromptTooLong where no token is left for a reply, and
     AlignmentError where placeholders and images do not match."""
-    room = max_reply_tokens(request.prompt_ids, limit, "the server's max_model_len, inference.max_context")
-    sampling = sampling_fields(request.sampling, loaded, room)
+    limit = max_reply_tokens(request.prompt_ids, max_context, "the server's max_model_len, inference.max_context")
+    sampling = sampling_fields(request.sampling, loaded, limit)
     if loaded.vision is None and not request.images:
         return VLLMRequest(list(request.prompt_ids), [], sampling)
     vision = loaded.vision_for(request.images)
@@ -101,7 +101,7 @@ def to_vllm_request(request: GenerationRequest, loaded: LoadedModel, limit: int)
     return VLLMRequest(vision.one_placeholder_each(request.prompt_ids, request.images), pictures, sampling)
 
 
-def sampling_fields(params: SamplingParams, loaded: LoadedModel, room: int) -> dict[str, Any]:
+def sampling_fields(params: SamplingParams, loaded: LoadedModel, limit: int) -> dict[str, Any]:
     """Fields of vLLM's `SamplingParams`. Everything is said: a server's own defaults must not reach into a rollout."""
     if params.temperature != 0 and not COLDEST <= params.temperature <= HOTTEST:
         raise SamplingRefused(
@@ -110,7 +110,7 @@ def sampling_fields(params: SamplingParams, loaded: LoadedModel, room: int) -> d
         )
     greedy = params.temperature == 0
     return {
-        "max_tokens": min(params.max_tokens, room),
+        "max_tokens": min(params.max_tokens, limit),
         "temperature": params.temperature,
         # a greedy response reports the plain distribution; vLLM would filter it where others in its batch sample
         "top_p": 1.0 if greedy else params.top_p,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from uirl.errors import ConfigError, EngineFailure
 from uirl.inference.http import HTTPClient, ServerFailure
+from uirl.inference.openai.wire import data_url
 from uirl.inference.vllm.arguments import OURS
 from uirl.inference.vllm.requests import Adapter, Picture, VLLMBackend, VLLMRequest, VLLMResponse
-from uirl.inference.openai.wire import data_url
 from uirl.runtime.bounded_cache import BoundedCache
 
 if TYPE_CHECKING:
