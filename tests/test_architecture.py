@@ -51,7 +51,6 @@ FOLDER_RINGS_LEFT: set[str] = {
     "uirl.environments.remote.client - uirl.environments.remote.protocol",
     "uirl.integrations.verl.rollout - uirl.integrations.verl.tasks - uirl.integrations.verl.trainer",
     "uirl.serving.protocol - uirl.serving.tool_choice",
-    "uirl.training.assembly - uirl.training.checks - uirl.training.evaluation - uirl.training.record",
 }
 PARAMETERS_LEFT: set[str] = {
     "environments/adapters/gym_env.py:GymEnv.__init__",

@@ -66,7 +66,8 @@ _HOME = {
     ),
     "uirl.integrations.mobile_world": "MobileWorldAgentLoop",
     "uirl.training": (
-        "Channel EvaluationReport LocalChannel RayPPOTrainer TaskSource Trainer UniformTasks measure preflight"
+        "Channel EvaluationReport LocalChannel RLTrainer RayPPOTrainer TaskSource Trainer UniformTasks "
+        "measure preflight"
     ),
 }
 _NAMES = {name: module for module, names in _HOME.items() for name in names.split()}

@@ -202,7 +202,7 @@ def _how_to_go_on(trainer: RayPPOTrainer) -> str:
 def _eval(options: argparse.Namespace) -> int:
     from uirl.training.evaluation.measure import free_record, measure
     from uirl.training.record.progress import lines_on_stderr, say
-    from uirl.training.record.summary import warn_of_excluded
+    from uirl.training.summary import warn_of_excluded
 
     words = [word for word in (options.checkpoint, options.path) if word is not None]
     if not words:
@@ -236,7 +236,7 @@ def _eval(options: argparse.Namespace) -> int:
 
 def _tell_report(what: str, report: EvaluationReport, record: str | Path) -> None:
     from uirl.training.record.progress import percent, report_table
-    from uirl.training.record.summary import excluded_rows, warn_of_excluded
+    from uirl.training.summary import excluded_rows, warn_of_excluded
 
     rows: dict[str, object] = {
         "success": percent(report.success, report.interval),

@@ -4,7 +4,7 @@ from uirl.training.channels.local import Channel, Group, LocalChannel
 from uirl.training.checks.preflight import Finding, preflight
 from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, report_on
 from uirl.training.evaluation.measure import measure
-from uirl.training.loop import RayPPOTrainer
+from uirl.training.loop import RayPPOTrainer, RLTrainer
 from uirl.training.tasks.sources import TaskSource, UniformTasks, tasks_of
 from uirl.training.trainer import Trainer
 
@@ -14,6 +14,7 @@ __all__ = [
     "Finding",
     "Group",
     "LocalChannel",
+    "RLTrainer",
     "RayPPOTrainer",
     "TaskSource",
     "Trainer",

@@ -17,7 +17,7 @@ from uirl.learner import Learner, Policy
 from uirl.rollout.collector import Collector, MakeAgent, options_of
 from uirl.rollout.episode import EngineAgent
 from uirl.rollout.reward import RewardFunction
-from uirl.training.checks.reach import require_shared_instances, require_tasks_arrive
+from uirl.training.tasks.reach import require_shared_instances, require_tasks_arrive
 from uirl.training.tasks.task_sets import TaskSets, task_sets
 
 

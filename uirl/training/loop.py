@@ -14,7 +14,7 @@ import torch
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment
 from uirl.errors import CheckpointError, ConfigError
-from uirl.learner import Policy, load_checkpoint, save_checkpoint
+from uirl.learner import Learner, Policy, load_checkpoint, save_checkpoint
 from uirl.metrics import plain_row
 from uirl.rollout.reward import RewardFunction
 from uirl.rollout.samples import anchors_of, samples_of_all
@@ -28,17 +28,17 @@ from uirl.training.interrupt import Interrupt, Interrupted
 from uirl.training.record.history import fold_row
 from uirl.training.record.progress import doing, percent, say, step_line
 from uirl.training.record.record import RunRecord, row_of
-from uirl.training.record.summary import summary_of, summary_of_finished, tell
+from uirl.training.record.run_state import RunState
 from uirl.training.resume import checkpoint_to_continue, naming_the_way_back
-from uirl.training.run_state import count_groups, fresh_state, place, stop_reason
 from uirl.training.saving import SaveClock
+from uirl.training.summary import summary_of, summary_of_finished, tell
 from uirl.training.tasks.sources import TaskSource, UniformTasks
 from uirl.training.tasks.task_sets import EVAL_TASKS
 from uirl.training.warm_start import WarmStart
 from uirl.types import Trajectory
 
 
-class RayPPOTrainer:
+class RLTrainer:
     """Trains a policy in an environment, as the config says; the algorithm is `training.adv_estimator`.
 
     `environment` None: the one the config names. `reward_fn(trajectory)` or `reward_fn(trajectory, environment)` gives
@@ -72,14 +72,15 @@ class RayPPOTrainer:
             config, environment, reward_fn, dataset, policy, eval_dataset, for_training=True
         )
         draws = config.training.seed if config.inference.seed is None else config.inference.seed
-        own = UniformTasks(self._parts.tasks.train, seed=draws, instance_seed=config.training.seed)
-        self.tasks: TaskSource = tasks or own
+        self.tasks: TaskSource = tasks or UniformTasks(
+            self._parts.tasks.train, seed=draws, instance_seed=config.training.seed
+        )
         self._loop = EventLoopThread()
         self._record: RunRecord | None = None
         self._interrupt = Interrupt()
         self._clock = SaveClock(config.checkpoint.save_seconds)
-        self._state = fresh_state()
-        self._saved: tuple[Path, dict[str, Any]] | None = None
+        self._state = RunState()
+        self._saved: tuple[Path, RunState] | None = None
         """The newest checkpoint and the state in it: it holds the run as it is where that is still the state."""
         self._restored = False
         self._closed = False
@@ -89,7 +90,7 @@ class RayPPOTrainer:
         `policy_loss` is None where no update of the epoch took a step."""
 
     @property
-    def learner(self) -> Any:
+    def learner(self) -> Learner:
         """The learner: policy, optimiser, version."""
         return self._parts.learner
 
@@ -127,7 +128,7 @@ class RayPPOTrainer:
             raise CheckpointError(f"{path} holds no state of a run; expected one that a trainer saved")
         try:
             self.tasks.load_state_dict(extra["tasks"])
-            self._state = fresh_state() | extra["state"]
+            self._state = RunState.from_dict(extra["state"])
             self.metrics_history = list(extra["history"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path} holds no valid state of a run: {error!r}") from error
@@ -161,8 +162,8 @@ class RayPPOTrainer:
         say(f"run directory {record.path}")
         say(parts.tasks.told)
         if self._restored and self._saved is not None:
-            say(f"resumed at {place(self._state)}, from {self._saved[0]}")
-            reason = stop_reason(self._state, self.config.training, goal)
+            say(f"resumed at {self._state.place()}, from {self._saved[0]}")
+            reason = self._state.stop_reason(self.config.training, goal)
             if (summary := summary_of_finished(self._state, record, reason)) is not None:
                 return summary
         await self._publish(channel)
@@ -178,14 +179,14 @@ class RayPPOTrainer:
     async def _train(self, channel: Channel, goal: int, per_epoch: int) -> dict[str, Any]:
         """The run to its end. Wherever it raises Interrupted, state, learner and tasks are those of a boundary."""
         await self._begin()
-        state, started, earlier = self._state, time.perf_counter(), self._state["seconds"]
+        state, started, earlier = self._state, time.perf_counter(), self._state.seconds
         reason = None
-        while state["pending"] is not None or (reason := stop_reason(self._state, self.config.training, goal)) is None:
-            if state["pending"] is None:
+        while state.pending is not None or (reason := self._state.stop_reason(self.config.training, goal)) is None:
+            if state.pending is None:
                 with self._parts.images.holding():  # from the first episode of an update to its last gradient
                     row = await self._step(channel, per_epoch, earlier + time.perf_counter() - started)
-                state["pending"] = plain_row(row)
-                state["seconds"] = earlier + time.perf_counter() - started
+                state.pending = plain_row(row)
+                state.seconds = earlier + time.perf_counter() - started
             await self._after_step(goal, per_epoch)
         return await self._finish(reason)
 
@@ -204,17 +205,16 @@ class RayPPOTrainer:
         self.tasks.report(everything)
         collected = time.perf_counter()
         anchors = anchors_of(played) if self.learner.settings.spec.needs_anchors else None
-        with doing(f"update {self._state['step'] + 1}"):
+        with doing(f"update {self._state.step + 1}"):
             update = self.learner.update(samples_of_all(played), anchors=anchors)
             updated = time.perf_counter()
             await self._publish(channel)
-        self._state["step"] += 1
-        self._state["episodes"] += len(everything)
+        self._state.step += 1
         attempts = [t for group in groups + replaced for t in group.attempts]
+        self._state.add(everything, attempts)
         row = row_of(everything, update, self._parts.engine.stats(), attempts)
-        count_groups(self._state, groups + replaced)
-        row["epoch"] = (self._state["step"] - 1) // per_epoch
-        row["episodes_total"] = self._state["episodes"]
+        row["epoch"] = (self._state.step - 1) // per_epoch
+        row["episodes_total"] = self._state.episodes
         row["count/replaced_groups"] = len(replaced)
         row["time/collect"], row["time/update"] = collected - clock, updated - collected
         row["time/record"] = time.perf_counter() - updated
@@ -249,15 +249,15 @@ class RayPPOTrainer:
     async def _begin(self) -> None:
         """The warm start and the evaluation before reinforcement learning, as far as no checkpoint holds them."""
         state = self._state
-        if state["before"] is not None:
+        if state.before is not None:
             return
-        if state["warm"] is None and state["warming"] is None:
+        if state.warm is None and state.warming is None:
             torch.manual_seed(self.config.training.seed)
-        if self.config.training.warm_start.enabled and self._has_demonstrator() and state["warm"] is None:
+        if self.config.training.warm_start.enabled and self._has_demonstrator() and state.warm is None:
             await self._warm_start()
         episodes = self.config.training.eval_episodes
         before = await self._interrupt.give_up(self._evaluate(episodes, "test", label="before"))
-        state["before"] = before.to_dict()
+        state.before = before.to_dict()
         say(
             f"before reinforcement learning: success {percent(before.success, before.interval)}, reward {before.reward}"
         )
@@ -268,35 +268,36 @@ class RayPPOTrainer:
     async def _warm_start(self) -> None:
         record, state = self._open_record(), self._state
         warm = WarmStart(self._parts, self._interrupt, lambda step, row: record.log(step, row, "warm_start"))
-        if state["warming"] is not None:
-            warm.load_state_dict(state["warming"])
+        if state.warming is not None:
+            warm.load_state_dict(state.warming)
 
         def keep() -> None:
-            state["warming"] = warm.state_dict()
+            state.warming = warm.state_dict()
             if self._clock.due():
                 self._save()
 
         try:
-            state["warm"] = await warm.run(keep)
+            state.warm = await warm.run(keep)
         except Interrupted:
-            state["warming"] = warm.state_dict()
+            state.warming = warm.state_dict()
             raise
-        state["warming"] = None
+        state.warming = None
 
     async def _after_step(self, goal: int, per_epoch: int) -> None:
         """Evaluates, logs and saves where it is time to."""
-        training, state, row = self.config.training, self._state, self._state["pending"]
-        step = state["step"]
+        training, state = self.config.training, self._state
+        step, row = state.step, state.pending
+        assert row is not None
         if training.eval_every is not None and (step % training.eval_every == 0 or step == goal):
             clock = time.perf_counter()
             report = await self._interrupt.give_up(self._evaluate(training.eval_episodes, "eval", label=f"eval@{step}"))
             row |= {"eval/success": report.success, "eval/reward": report.reward, "eval/turns": report.turns}
             row["time/evaluate"] = time.perf_counter() - clock
-            state["held_out"] = report.success
+            state.held_out = report.success
         written = self._open_record().log(step, row)
-        state["counts"] = fold_row(self.metrics_history, state["counts"], written)
-        state["pending"] = None
-        if step % self.config.logging.print_every == 0 or stop_reason(state, training, goal) is not None:
+        state.counts = fold_row(self.metrics_history, state.counts, written)
+        state.pending = None
+        if step % self.config.logging.print_every == 0 or state.stop_reason(training, goal) is not None:
             say(step_line(step, goal, written))
         interval = self.config.checkpoint.save_interval
         if (interval is not None and step % (interval * per_epoch) == 0) or self._clock.due():
@@ -305,7 +306,7 @@ class RayPPOTrainer:
     async def _finish(self, reason: str) -> dict[str, Any]:
         """The last evaluation, the controls, the picture, the checkpoint and the summary."""
         record, episodes = self._open_record(), self.config.training.eval_episodes
-        label = f"after@{self._state['step']}"
+        label = f"after@{self._state.step}"
         after = await self._interrupt.give_up(self._evaluate(episodes, "test", label=label))
         with doing("the controls"):
             controls = await self._interrupt.give_up(play_controls(self._parts, episodes=episodes))
@@ -337,12 +338,12 @@ class RayPPOTrainer:
             )
             parts.engine.stats()
             if label is not None and not self._open_record().holds(label):
-                self._open_record().add(report.trajectories, step=self._state["step"], split=split)
+                self._open_record().add(report.trajectories, step=self._state.step, split=split)
         return report
 
     def _write_down(self, trajectory: Trajectory) -> None:
         """Every training episode is on the disk the moment it ends."""
-        self._open_record().add([trajectory], step=self._state["step"] + 1, split="train")
+        self._open_record().add([trajectory], step=self._state.step + 1, split="train")
 
     def _has_demonstrator(self) -> bool:
         return type(self._parts.environment).expert_action is not BaseEnvironment.expert_action
@@ -371,11 +372,12 @@ class RayPPOTrainer:
         return self._record
 
     def _extra(self) -> dict[str, Any]:
-        return {"state": dict(self._state), "tasks": self.tasks.state_dict(), "history": self.metrics_history}
+        state = copy.deepcopy(self._state.to_dict())
+        return {"state": state, "tasks": self.tasks.state_dict(), "history": self.metrics_history}
 
     def _save(self) -> Path:
         """The checkpoint of the run as it is; where one holds that already, that."""
-        folder = self._open_record().checkpoints / f"step_{self._state['step']:06d}"
+        folder = self._open_record().checkpoints / f"step_{self._state.step:06d}"
         if self._saved == (folder, self._state):
             return folder
         settings, started = self.config.checkpoint, time.monotonic()
@@ -390,5 +392,9 @@ class RayPPOTrainer:
     def _keep_interrupted(self) -> None:
         """Saves the run at the boundary where it was interrupted, and forgets the episodes that came after it."""
         record, folder = self._open_record(), self._save()
-        record.forget_after(self._state["step"])
-        say(f"interrupted at {place(self._state)}, saved in {folder}")
+        record.forget_after(self._state.step)
+        say(f"interrupted at {self._state.place()}, saved in {folder}")
+
+
+RayPPOTrainer = RLTrainer
+"""The class under its public name."""

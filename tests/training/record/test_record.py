@@ -11,10 +11,11 @@ from tests.training.test_loop import settings
 from uirl import TrajectoryStore, read_metrics
 from uirl.images import ImageStore
 from uirl.training.record.record import RunRecord
+from uirl.training.record.run_state import RunState
 from uirl.types import Observation, Trajectory, Turn
 
 
-def opened(folder: Path, state: dict[str, Any] | None, *, resume: bool = True) -> RunRecord:
+def opened(folder: Path, state: RunState | None, *, resume: bool = True) -> RunRecord:
     config = settings(folder)
     config.checkpoint.resume = resume
     record = RunRecord.open(config, ImageStore())
@@ -45,15 +46,15 @@ def left(tmp_path: Path) -> Path:
     [
         # killed before the first checkpoint
         (None, [], [], []),
-        ({"step": 2, "pending": None, "warming": None}, [1, 2], [1, 2], [0, 1, 2]),
+        (RunState(step=2), [1, 2], [1, 2], [0, 1, 2]),
         # the row of the last step is written down once more
-        ({"step": 2, "pending": {"reward": 1.0}, "warming": None}, [1, 2], [1], [0, 1, 2]),
-        ({"step": 0, "pending": None, "warming": {"step": 1, "row": None}}, [1], [], [0]),
-        ({"step": 0, "pending": None, "warming": {"step": 2, "row": {"loss": 0.5}}}, [1], [], [0]),
+        (RunState(step=2, pending={"reward": 1.0}), [1, 2], [1], [0, 1, 2]),
+        (RunState(warming={"step": 1, "row": None}), [1], [], [0]),
+        (RunState(warming={"step": 2, "row": {"loss": 0.5}}), [1], [], [0]),
     ],
 )
 def test_what_a_run_will_do_again_is_dropped(
-    left: Path, state: dict[str, Any] | None, warm: list[int], steps: list[int], episodes: list[int]
+    left: Path, state: RunState | None, warm: list[int], steps: list[int], episodes: list[int]
 ) -> None:
     record = opened(left, state)
     record.close()
@@ -72,7 +73,7 @@ def test_the_curve_begins_before_the_first_update(
     monkeypatch.setattr(
         "uirl.training.record.record.draw_curve", lambda path, rows, **said: drawn.append((path, rows, said))
     )
-    record = opened(left, {"step": 3, "pending": None, "warming": None})
+    record = opened(left, RunState(step=3))
     summary = {"model": "tiny", "algorithm": "grpo", "seed": 3, "controls": {"blind": 0.5}}
     record.finish(summary | {"success_before": success, "reward_before": 0.75})
     record.close()

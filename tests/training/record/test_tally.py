@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from uirl.training.channels.local import Group
-from uirl.training.record.summary import excluded_rows, warn_of_excluded
+from uirl.training.record.run_state import RunState
 from uirl.training.record.tally import Tally, tally_of
-from uirl.training.run_state import count_groups, fresh_state
+from uirl.training.summary import excluded_rows, warn_of_excluded
 from uirl.types import Failure, Task, Trajectory, Verdict
 
 
@@ -70,10 +71,19 @@ def test_a_failed_episode_is_no_evidence_whatever_its_verdict_says() -> None:
     assert (tally.judged, tally.wins, tally.success) == (2, 1, 0.5)
 
 
-def test_a_run_counts_the_attempts_of_its_groups_apart_from_their_episodes() -> None:
-    state = fresh_state()
-    group = Group("g", episodes(1, 1, engine=1), episodes(0, 0, timeout=3))
+def test_a_run_counts_the_attempts_apart_from_the_episodes() -> None:
+    state = RunState()
     for _ in range(2):
-        count_groups(state, [group])
-    report = Tally.from_dict(state["tally"]).report()
+        state.add(episodes(1, 1, engine=1), episodes(0, 0, timeout=3))
+    assert state.episodes == 6
+    report = state.tally.report()
     assert (report["episodes"], report["excluded"], report["failed_attempts"]) == (6, {"engine": 2}, {"timeout": 6})
+
+
+def test_a_state_is_plain_data_and_back() -> None:
+    state = RunState(step=3, warming={"step": 2}, held_out=0.5, pending={"reward": None})
+    state.add(episodes(1, 1, engine=1), [])
+    again = RunState.from_dict(json.loads(json.dumps(state.to_dict())))
+    assert again == state
+    assert RunState.from_dict({"step": 3}) == RunState(step=3)
+    assert (again.place(), RunState(step=3).place()) == ("step 3 (after 2 steps of the warm start)", "step 3")

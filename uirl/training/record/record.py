@@ -15,6 +15,7 @@ from uirl.metrics import Metrics, MetricsLogger, TensorBoardTracker, Tracker, Wa
 from uirl.storage import RunDirectory, TrajectoryStore
 from uirl.training.record.curve import draw_curve
 from uirl.training.record.progress import say
+from uirl.training.record.run_state import RunState
 from uirl.training.resume import (
     changed_keys,
     checkpoints_of,
@@ -73,7 +74,7 @@ class RunRecord:
     def curve_path(self) -> Path:
         return self.directory.plot_path("learning_curve")
 
-    def start(self, state: Mapping[str, Any] | None) -> None:
+    def start(self, state: RunState | None) -> None:
         """Opens store and log for a run that goes on from `state` (that of a checkpoint; None: from the start).
 
         What steps after it left is dropped, since they are taken again; where a later checkpoint stands the run goes
@@ -84,9 +85,9 @@ class RunRecord:
             # a run that was killed before its first checkpoint begins again
             after, phases = (-1, {"warm_start": 0}) if self.directory.metrics_path.exists() else (None, {})
         else:
-            kept = state["step"]
-            after = kept - (state["pending"] is not None)  # a pending row is written down once more
-            if (warming := state["warming"]) is not None:
+            kept = state.step
+            after = kept - (state.pending is not None)  # a pending row is written down once more
+            if (warming := state.warming) is not None:
                 phases = {"warm_start": warming["step"] - (warming["row"] is not None)}
             aside = set_later_aside(self.directory, self.checkpoints, kept)
             if aside is not None:

@@ -23,10 +23,10 @@ from uirl.rollout.reward import RewardFunction
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.files import write_atomically
 from uirl.storage import RunDirectory, free_run_name
-from uirl.training.checks.reach import require_shared_instances, require_tasks_arrive
 from uirl.training.record.progress import say
-from uirl.training.record.summary import excluded_rows, warn_of_excluded
 from uirl.training.record.tally import Tally
+from uirl.training.summary import excluded_rows, warn_of_excluded
+from uirl.training.tasks.reach import require_shared_instances, require_tasks_arrive
 from uirl.training.tasks.sources import tasks_of
 
 HOOKS = {

@@ -10,11 +10,12 @@ from uirl.learner import Policy
 from uirl.training.evaluation.evaluation import EvaluationReport
 from uirl.training.record.progress import percent, report_table, say
 from uirl.training.record.record import RunRecord
+from uirl.training.record.run_state import RunState
 from uirl.training.record.tally import NOTEWORTHY, Tally, kinds
 
 
 def summary_of(
-    state: Mapping[str, Any],
+    state: RunState,
     after: EvaluationReport,
     controls: Mapping[str, float | None],
     *,
@@ -23,7 +24,7 @@ def summary_of(
     policy: Policy,
 ) -> dict[str, Any]:
     """The content of summary.json: `state` is that of the run, `after` its last evaluation."""
-    before = state["before"] or {}
+    before = state.before or {}
     return {
         "success_before": before.get("success"),
         "success_after": after.success,
@@ -31,12 +32,12 @@ def summary_of(
         "reward_before": before.get("reward"),
         "reward_after": after.reward,
         "controls": controls,
-        "episodes": state["episodes"],
-        "steps": state["step"],
-        "train_seconds": state["seconds"] + (state["warm"] or {}).get("seconds", 0.0),
-        "warm_start": state["warm"],
+        "episodes": state.episodes,
+        "steps": state.step,
+        "train_seconds": state.seconds + (state.warm or {}).get("seconds", 0.0),
+        "warm_start": state.warm,
         "excluded": {
-            "training": Tally.from_dict(state["tally"]).report(),
+            "training": state.tally.report(),
             "before": before.get("excluded"),
             "after": after.tally.report(),
         },
@@ -48,10 +49,10 @@ def summary_of(
     }
 
 
-def summary_of_finished(state: Mapping[str, Any], record: RunRecord, reason: str | None) -> dict[str, Any] | None:
+def summary_of_finished(state: RunState, record: RunRecord, reason: str | None) -> dict[str, Any] | None:
     """The stored summary of a resumed run that has nothing left to do, for `reason`; None: it has."""
     summary = record.summary()
-    if state["pending"] is not None or reason is None or summary is None or summary.get("steps") != state["step"]:
+    if state.pending is not None or reason is None or summary is None or summary.get("steps") != state.step:
         return None
     say(
         f"this run is finished: {reason}. It is left as it is. To train it on, raise training.num_epochs (or "
@@ -60,9 +61,9 @@ def summary_of_finished(state: Mapping[str, Any], record: RunRecord, reason: str
     return summary
 
 
-def tell(summary: Mapping[str, Any], state: Mapping[str, Any], after: EvaluationReport, record: RunRecord) -> None:
+def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, record: RunRecord) -> None:
     """Prints the summary, and last that many episodes are no evidence, where that is so."""
-    training = Tally.from_dict(state["tally"])
+    training = state.tally
     checkpoint = record.checkpoints / f"step_{summary['steps']:06d}"
     rows = {
         "success before": percent(summary["success_before"]),

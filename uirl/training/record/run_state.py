@@ -1,0 +1,71 @@
+"""Where a run stands: what its checkpoints hold beside weights and data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from uirl.config import TrainingConfig
+from uirl.training.record.tally import Tally
+from uirl.types import Trajectory
+
+Row = dict[str, float | None]
+"""Metric -> its value; None is no evidence."""
+
+
+@dataclass(slots=True)
+class RunState:
+    """The progress of a run. A fresh one is that of a run that has not begun."""
+
+    step: int = 0
+    """Updates that are done."""
+    episodes: int = 0
+    seconds: float = 0.0
+    """Of reinforcement learning."""
+    tally: Tally = field(default_factory=Tally)
+    """Of the training episodes."""
+    warming: dict[str, Any] | None = None
+    """The state of an unfinished warm start."""
+    warm: dict[str, Any] | None = None
+    """What the warm start did."""
+    before: dict[str, Any] | None = None
+    """The evaluation before the first update."""
+    held_out: float | None = None
+    """Success in the newest evaluation."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Of the newest entry of the history: see `fold_row`."""
+    pending: Row | None = None
+    """The row of the newest update, until it is evaluated and written down."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, from which `from_dict` makes an equal state."""
+        return {one.name: getattr(self, one.name) for one in fields(self)} | {"tally": self.tally.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`. What `values` lack is as in a fresh state."""
+        known = {one.name: values[one.name] for one in fields(cls) if one.name in values}
+        if "tally" in known:
+            known["tally"] = Tally.from_dict(known["tally"])
+        return cls(**known)
+
+    def add(self, played: Sequence[Trajectory], attempts: Sequence[Trajectory]) -> None:
+        """Counts the episodes of an update, and the attempts at them that failed and were repeated."""
+        self.episodes += len(played)
+        self.tally.add(played, attempts)
+
+    def place(self) -> str:
+        """'step 12', 'step 0 (after 40 steps of the warm start)'."""
+        if self.warming is None:
+            return f"step {self.step}"
+        return f"step {self.step} (after {self.warming['step']} steps of the warm start)"
+
+    def stop_reason(self, training: TrainingConfig, goal: int) -> str | None:
+        """Why the run ends here; None: it goes on. `goal`: updates in all."""
+        wanted, reached = training.stop_at_success, self.held_out
+        if wanted is not None and reached is not None and reached >= wanted:
+            return f"held-out success reached {wanted}"
+        if training.max_seconds is not None and self.seconds >= training.max_seconds:
+            return f"the time limit of {training.max_seconds:g} s was reached"
+        return "all epochs are done" if self.step >= goal else None
