@@ -19,6 +19,7 @@ from tests.stretches import BOUND, TRIES, note, table, watching
 from tests.stretches import call as call_within
 from uirl.environments.adapters.browsergym_actions import read_actions
 from uirl.environments.remote.protocol import native as wire
+from uirl.environments.remote.protocol.wire import loads
 from uirl.environments.remote.server.app import create_app
 from uirl.environments.remote.server.settings import ServerSettings
 from uirl.environments.ui.actions import ActionSpace
@@ -97,7 +98,7 @@ def test_parsers(name: str, text: str) -> None:
 @pytest.mark.parametrize("text", TEXTS)
 def test_action_strings(text: str) -> None:
     within("actions of BrowserGym", text, lambda: read_actions(TEXTS[text]))
-    within("JSON of the environment server", text, lambda: wire.loads(TEXTS[text]))
+    within("JSON of the environment server", text, lambda: loads(TEXTS[text]))
     within("JSON of the model endpoint", text, lambda: fields.read_json(TEXTS[text].encode()))
 
 

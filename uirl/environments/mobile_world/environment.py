@@ -28,8 +28,8 @@ from uirl.environments.mobile_world.prompt import system_prompt
 from uirl.environments.mobile_world.server import SUITE, PhoneServer, Suite, Timeouts
 from uirl.environments.mobile_world.state import Episode, Known
 from uirl.environments.mobile_world.tools import ToolServers
+from uirl.environments.remote.client.base import RemoteEnvironment
 from uirl.environments.remote.client.http import NoAnswer, Refused, ServerLost
-from uirl.environments.remote.client.leased import RemoteEnvironment
 from uirl.environments.remote.client.servers import Server
 from uirl.environments.remote.protocol.pictures import resized
 from uirl.errors import EnvironmentFailure, RolloutFailure, did_you_mean

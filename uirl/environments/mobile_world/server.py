@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from uirl.environments.remote.client.http import EnvironmentClient, Refused, ServerLost
-from uirl.environments.remote.protocol.native import WireError, from_base64
 from uirl.environments.remote.protocol.pictures import whole
+from uirl.environments.remote.protocol.wire import WireError, from_base64
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.images import Screenshot
 from uirl.runtime.limits import is_finite, shown

@@ -12,19 +12,16 @@ from hypothesis import strategies as st
 
 from tests.inference.pictures import picture
 from uirl.environments.remote.protocol.native import (
-    WireError,
-    dumps,
-    loads,
-    plain,
+    StepAnswer,
+    WireObservation,
     read_action,
     read_observation,
     read_task,
     write_action,
-    write_observation,
-    write_step,
     write_task,
 )
 from uirl.environments.remote.protocol.pictures import as_png, media_type, whole
+from uirl.environments.remote.protocol.wire import WireError, dumps, loads, plain
 from uirl.errors import EnvironmentFailure
 from uirl.images import Screenshot, screenshot
 from uirl.runtime.limits import LIMITS, MAX_CALLS
@@ -50,6 +47,10 @@ def sent(value: Any) -> Any:
     return loads(dumps(value))
 
 
+def written(observation: Observation, *, info: bool) -> dict[str, Any]:
+    return WireObservation.of(observation, info=info).write()
+
+
 @settings(max_examples=60, deadline=None)
 @given(actions)
 def test_actions_come_back_as_they_were(action: Action) -> None:
@@ -67,34 +68,34 @@ def test_tasks_come_back_as_they_were(task: Task) -> None:
 @given(words, objects, st.lists(results, max_size=2).map(tuple))
 def test_observations_come_back_as_they_were(text: str, info: dict[str, Any], results: tuple[ToolResult, ...]) -> None:
     observation = Observation(text, (SHOT, SHOT), info, results)
-    assert read_observation(sent(write_observation(observation, info=True))) == observation
-    assert read_observation(sent(write_observation(observation, info=False))).info == {}
+    assert read_observation(sent(written(observation, info=True))) == observation
+    assert read_observation(sent(written(observation, info=False))).info == {}
 
 
 def test_the_key_of_a_state_travels_to_a_trainer_alone() -> None:
     seen = Observation("look", state_key="room 3")
-    assert read_observation(sent(write_observation(seen, info=True))) == seen
-    assert "state_key" not in write_observation(seen, info=False)
-    assert "state_key" not in write_observation(Observation("look"), info=True), "older readers know no such field"
+    assert read_observation(sent(written(seen, info=True))) == seen
+    assert "state_key" not in written(seen, info=False)
+    assert "state_key" not in written(Observation("look"), info=True), "older readers know no such field"
 
 
 def test_what_an_agent_must_not_see_is_not_written() -> None:
     result = StepResult(Observation("x", (), {"answer": 42}), 1.0, True)
-    assert write_step(result, graded=True)["reward"] == 1.0
-    hidden = write_step(result, graded=False)
+    assert StepAnswer.of(result, 1, graded=True).write()["reward"] == 1.0
+    hidden = StepAnswer.of(result, 1, graded=False).write()
     assert hidden["reward"] is None
     assert "info" not in hidden["observation"]
 
 
 def test_a_picture_that_was_damaged_on_the_way() -> None:
-    written = write_observation(Observation("", (SHOT,)), info=False)
+    message = written(Observation("", (SHOT,)), info=False)
     other = base64.b64encode(SHOT.data[:-1] + b"?").decode()
-    written["images"][0]["base64"] = other
+    message["images"][0]["base64"] = other
     with pytest.raises(WireError, match="it was damaged on the way"):
-        read_observation(written)
-    written["images"][0]["base64"] = "not base64!"
+        read_observation(message)
+    message["images"][0]["base64"] = "not base64!"
     with pytest.raises(WireError, match=r"images\[0\].base64 is no base64"):
-        read_observation(written)
+        read_observation(message)
 
 
 def test_values_that_are_not_pythons_own() -> None:

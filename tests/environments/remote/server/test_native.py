@@ -12,7 +12,7 @@ import pytest
 
 from tests.environments.remote.running import Served, serving, until
 from uirl.environments import BaseEnvironment, ScreenEnvironment
-from uirl.environments.remote.protocol.native import dumps
+from uirl.environments.remote.protocol.wire import dumps
 from uirl.types import Observation, StepResult, Task, ToolResult
 
 HUNG = 1.0

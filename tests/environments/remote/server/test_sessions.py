@@ -10,7 +10,7 @@ import pytest
 
 from tests.environments.remote.running import PATIENCE
 from uirl.environments import BaseEnvironment
-from uirl.environments.remote.protocol.native import WireError
+from uirl.environments.remote.protocol.wire import WireError
 from uirl.environments.remote.server.counters import Counters
 from uirl.environments.remote.server.sessions import Lease, Sessions
 from uirl.environments.remote.server.settings import ServerSettings

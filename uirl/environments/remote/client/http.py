@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from uirl.environments.remote.protocol.native import WireError, dumps, loads
+from uirl.environments.remote.protocol.wire import WireError, dumps, loads
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.http import (

@@ -4,37 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from uirl.environments.base import BaseEnvironment
+from uirl.environments.remote.client.base import GOODBYE, RemoteEnvironment, understood
 from uirl.environments.remote.client.http import Refused, ServerLost
-from uirl.environments.remote.client.leased import GOODBYE, RemoteEnvironment
 from uirl.environments.remote.client.servers import Server
 from uirl.environments.remote.protocol.native import (
-    Fields,
-    WireError,
-    read_action,
-    read_observation,
-    read_task,
-    write_action,
-    write_task,
+    PROTOCOL,
+    EnvironmentDescription,
+    ExpertAnswer,
+    LeaseAnswer,
+    Observed,
+    OpenRequest,
+    ResetRequest,
+    ScoreAnswer,
+    SessionOpened,
+    StateAnswer,
+    StepAnswer,
+    StepRequest,
+    TaskList,
+    WireAction,
+    WireObservation,
+    WireTask,
 )
 from uirl.environments.remote.protocol.pictures import whole
+from uirl.environments.remote.protocol.wire import WireAnswer, WireError, WireModel
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
 from uirl.runtime.limits import shown
 from uirl.types import Action, Observation, StepResult, Task
 
-PROTOCOL = 1
+A = TypeVar("A", bound=WireAnswer)
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _Known:
-    """What the servers say of their environment: the same for all sessions."""
+class _Servers:
+    """What all instances know of the servers."""
 
-    description: dict[str, Any] = field(default_factory=dict)
+    description: EnvironmentDescription | None = None
+    """None: nobody asked yet."""
 
 
 class NativeRemoteEnvironment(RemoteEnvironment):
@@ -80,11 +92,11 @@ class NativeRemoteEnvironment(RemoteEnvironment):
             most=sessions_per_server, patience=patience, rest=rest, timeouts=timeouts,
         )  # fmt: skip
         self._blind, self._variant = blind, variant
-        self._known = _Known()
-        self._episode: dict[str, Any] = {}
+        self._servers = _Servers()
+        self._episode = ResetRequest()
         """Task and seed of the episode that begins."""
-        self._opening: Any = None
-        """What the server said as it opened the session: the first observation."""
+        self._first: WireObservation | None = None
+        """The observation that a session began with."""
         self._turn, self._state = 0, ""
         self._forget()
 
@@ -95,57 +107,57 @@ class NativeRemoteEnvironment(RemoteEnvironment):
 
     @property
     def action_format(self) -> str:  # type: ignore[override]
-        return str(self._described("action_format"))
+        return self.description.action_format
 
     @property
     def max_turns(self) -> int | None:  # type: ignore[override]
-        limit: int | None = self._described("max_turns")
-        return limit
+        return self.description.max_turns
 
     @property
     def scored_at_end(self) -> bool:  # type: ignore[override]
-        return bool(self._described("scored_at_end"))
+        return self.description.scored_at_end
 
     @property
     def message_style(self) -> str:  # type: ignore[override]
-        return str(self._described("message_style"))
+        return self.description.message_style
 
     @property
     def demonstrator_may_fail(self) -> bool:  # type: ignore[override]
-        return bool(self._described("demonstrator_may_fail"))
+        return self.description.demonstrator_may_fail
 
     def get_prompt_prefix(self) -> str:
-        return str(self._described("prompt_prefix"))
+        return self.description.prompt_prefix
 
     def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
-        return tuple(self._described("tool_schemas"))
+        return tuple(self.description.tool_schemas)
 
     def callable_tools(self) -> Sequence[Mapping[str, Any]]:
-        return tuple(self._described("callable_tools"))
+        tools = self.description.callable_tools
+        return self.tool_schemas() if tools is None else tuple(tools)
 
     def tasks(self) -> Sequence[Task] | None:
         """The tasks of the served environment, with their checks where the token may see them."""
-        given = self._ask("/v1/tasks").get("tasks")
-        return None if given is None else [read_task(task) for task in given]
+        tasks = self._ask("/v1/tasks", lambda value: TaskList.read(value, "answer")).tasks
+        return None if tasks is None else [task.to_task() for task in tasks]
 
     def controls(self) -> dict[str, BaseEnvironment | Action | str]:
         """The controls of the served environment: actions as they are, variants as sessions of that variant."""
-        found: dict[str, BaseEnvironment | Action | str] = {}
-        for name, control in self._described("controls").items():
-            if "action" in control:
-                found[name] = read_action(control["action"])
-            elif "text" in control:
-                found[name] = str(control["text"])
+        controls: dict[str, BaseEnvironment | Action | str] = {}
+        for name, control in self.description.controls.items():
+            if control.action is not None:
+                controls[name] = control.action.to_action()
+            elif control.text is not None:
+                controls[name] = control.text
             elif self._variant is None:
                 variant = self.spawn()
                 assert isinstance(variant, NativeRemoteEnvironment)
                 variant._variant = name
-                found[name] = variant
-        return found
+                controls[name] = variant
+        return controls
 
     def spawn(self) -> BaseEnvironment:
         """Another session on the same servers. Raises EnvironmentFailure where none of them ever answered."""
-        self._described("protocol")
+        _ = self.description
         return super().spawn()
 
     # -- an episode ------------------------------------------------------------------------------------------------
@@ -153,21 +165,26 @@ class NativeRemoteEnvironment(RemoteEnvironment):
     async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
         """The first observation. Nothing is lost with a session between two episodes: one that ran out, or whose server
         is gone, is replaced."""
-        self._episode = {"task": None if task is None else write_task(task), "seed": seed}
-        said: dict[str, Any] | None = None
+        wire_task = None if task is None else WireTask.of(task)
+        self._episode = ResetRequest.model_construct(task=wire_task, seed=seed)
+        first: WireObservation | None = None
         if self._server is not None:
             try:
-                said = await self._call("POST", "/reset", self._episode, timeout=self.reset_timeout, again=True)
+                answer = await self._call(
+                    "POST", "/reset", self._episode, Observed, timeout=self.reset_timeout, again=True
+                )
+                first = answer.observation
             except (Refused, ServerLost) as error:
                 if isinstance(error, Refused) and error.status not in (404, 410):
                     raise
                 await self.close()
-        if said is None:
+        if first is None:
             await self._lease()
-            said = self._opening
+            first = self._first
+        if first is None:
+            raise EnvironmentFailure(f"{self.url} opened a session and did not reset it; expected an observation")
         self._turn, self._state = 0, ""
-        with understood(self.url):
-            return await self._seen(Fields(said, "answer").take("observation", dict))
+        return await self._seen(first, self.url)
 
     async def step(self, action: Action | str) -> StepResult:
         """What the served environment answers. An act whose outcome is unknown raises, and is never sent again."""
@@ -176,72 +193,72 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         limit = self.max_turns
         # the session ends with the episode: others may be waiting for one
         close = "after" if limit is not None and self._turn + 1 >= limit else "done"
-        body = {"action": write_action(action), "turn": self._turn, "close": close}
+        request = StepRequest.model_construct(action=WireAction.of(action), turn=self._turn, close=close)
         url = self.url
-        said = await self._call("POST", "/step", body, timeout=self.step_timeout, again=False)
+        answer = await self._call("POST", "/step", request, StepAnswer, timeout=self.step_timeout, again=False)
         self._turn += 1
-        if "state" in said:
-            self._state, self._session = str(said["state"]), ""
+        if answer.state is not None:
+            self._state, self._session = answer.state, ""
             await self.close()
-        with understood(url):
-            fields = Fields(said, "answer")
-            reward = fields.take("reward", (int, float), None)
-            if reward is None and not self._blind:
-                raise EnvironmentFailure(f"{url} shows no rewards to this token any more")
-            return StepResult(
-                observation=await self._seen(fields.take("observation", dict), url),
-                reward=0.0 if reward is None else float(reward),
-                terminated=fields.take("terminated", bool),
-                truncated=fields.take("truncated", bool),
+        if answer.turn != self._turn:
+            raise EnvironmentFailure(
+                f"{url} counts {answer.turn} steps of the episode and this client {self._turn}: somebody else plays "
+                "the same session"
             )
+        if answer.reward is None and not self._blind:
+            raise EnvironmentFailure(f"{url} shows no rewards to this token any more")
+        return StepResult(
+            observation=await self._seen(answer.observation, url),
+            reward=answer.reward or 0.0,
+            terminated=answer.terminated,
+            truncated=answer.truncated,
+        )
 
     async def get_state_description(self) -> str:  # type: ignore[override]
         """The state as the served environment describes it: the last one of an episode that is over, empty before the
         first."""
         if self._server is None:
             return self._state
-        said = await self._call("GET", "/state", None, timeout=self.step_timeout, again=True)
-        return str(said.get("text", ""))
+        answer = await self._call("GET", "/state", None, StateAnswer, timeout=self.step_timeout, again=True)
+        return answer.text
 
     async def expert_action(self) -> Action | None:  # type: ignore[override]
         """What the served environment's demonstrator would do; needs a token with grader rights."""
         if self._server is None:
             return None
-        said = await self._call("POST", "/expert", {}, timeout=self.step_timeout, again=True)
-        given = said.get("action")
-        with understood(self.url):
-            return None if given is None else read_action(given)
+        answer = await self._call("POST", "/expert", WireModel(), ExpertAnswer, timeout=self.step_timeout, again=True)
+        return None if answer.action is None else answer.action.to_action()
 
     async def score_now(self) -> tuple[float, dict[str, Any]] | None:
         """What the served environment says of an episode that the run ends here; None: it does not know, its server is
         of a version without this call, or the token sees no rewards. The session ends with it."""
-        if self._server is None or self._blind or not self._described("scores_now", False):
+        if self._server is None or self._blind or not self.description.scores_now:
             return None
-        url = self.url
-        said = await self._call("POST", "/score", {}, timeout=self.reset_timeout, again=False)
+        answer = await self._call("POST", "/score", WireModel(), ScoreAnswer, timeout=self.reset_timeout, again=False)
         self._session = ""
         await self.close()
-        with understood(url):
-            given = Fields(said, "answer").take("score", dict, None)
-            if given is None:
-                return None
-            fields = Fields(given, "answer.score")
-            return float(fields.take("reward", (int, float))), fields.take("info", dict, {})
+        return None if answer.score is None else (answer.score.reward, answer.score.info)
 
     # -- the session -----------------------------------------------------------------------------------------------
 
     async def _open(self, server: Server) -> None:
-        body = {"variant": self._variant, "reset": True, **self._episode}
-        said = self._opening = await self.client.json(
-            "POST", f"{server.url}/v1/sessions", json=body, timeout=self.reset_timeout, again=False, retries=0
+        request = OpenRequest.model_construct(
+            variant=self._variant, reset=True, task=self._episode.task, seed=self._episode.seed
+        )
+        answer = await self.client.json(
+            "POST",
+            f"{server.url}/v1/sessions",
+            json=request.write(),
+            timeout=self.reset_timeout,
+            again=False,
+            retries=0,
         )
         with understood(server.url):
-            fields = Fields(said, "answer")
-            self._session = fields.take("session", str)
-            lease, fingerprint = float(fields.take("lease_seconds", (int, float))), fields.take("fingerprint", str)
+            opened = SessionOpened.read(answer, "answer")
+        self._session, self._first = opened.session, opened.observation
         # a lost heartbeat or two must not end the session
-        self._heart = asyncio.create_task(_beat(weakref.ref(self), self._session, lease / 4))
-        if fingerprint != self._described("fingerprint"):
+        self._heart = asyncio.create_task(_beat(weakref.ref(self), self._session, opened.lease_seconds / 4))
+        if opened.fingerprint != self.description.fingerprint:
             raise EnvironmentFailure(
                 f"{server.url} serves another environment than the rest of the pool, or with other options; start all "
                 "servers alike"
@@ -257,60 +274,66 @@ class NativeRemoteEnvironment(RemoteEnvironment):
     def _forget(self) -> None:
         self._session, self._heart = "", None
 
-    async def _call(self, method: str, path: str, body: Any, *, timeout: float, again: bool) -> dict[str, Any]:
+    async def _call(
+        self, method: str, path: str, request: WireModel | None, answer: type[A], *, timeout: float, again: bool
+    ) -> A:
+        """Return the answer to a request about the session."""
         if self._server is None:
             raise EnvironmentFailure(f"{type(self).__name__} has no session; reset it first")
         url = f"{self._server.url}/v1/sessions/{self._session}{path}"
+        body = None if request is None else request.write()
         try:
-            said = await self.client.json(method, url, json=body, timeout=timeout, again=again)
+            value = await self.client.json(method, url, json=body, timeout=timeout, again=again)
         except RolloutFailure as error:
             self._blame(error)
             raise
-        if not isinstance(said, dict):
-            raise EnvironmentFailure(f"{url} answered {shown(said)}; expected an object")
-        return said
+        with understood(url):
+            return answer.read(value, "answer")
 
-    async def _seen(self, value: Any, url: str = "") -> Observation:
-        observation = read_observation(value)
-        for shot in observation.images:
-            await whole(shot.data, url or self.url)
+    async def _seen(self, wire: WireObservation, url: str) -> Observation:
+        observation = wire.to_observation()
+        for image in observation.images:
+            await whole(image.data, url)
         return observation
 
     # -- before there is a session -----------------------------------------------------------------------------------
 
-    def _described(self, name: str, default: Any = ...) -> Any:
-        """One entry of what the servers say of their environment; asked once. `default`: of servers that do not say."""
-        if not self._known.description:
-            said = self._ask("/v1/environment")
-            if said.get("protocol") != PROTOCOL:
-                raise ConfigError(
-                    f"the server speaks protocol {shown(said.get('protocol'), 20)} and this client {PROTOCOL}; install "
-                    "the same version of uirl on both sides"
-                )
-            if not said.get("grades") and not self._blind:
-                raise ConfigError(
-                    "the servers show no rewards to this token; give token_env the grader's token, or set blind to go "
-                    "without rewards"
-                )
-            self._known.description = {"callable_tools": said.get("tool_schemas", ()), **said}
-        found = self._known.description.get(name, default)
-        if found is ...:
+    @property
+    def description(self) -> EnvironmentDescription:
+        """What the servers say of their environment; asked once. Raises ConfigError for another version."""
+        if self._servers.description is None:
+            self._servers.description = self._read_description(self._ask("/v1/environment", _object))
+        return self._servers.description
+
+    def _read_description(self, value: dict[str, Any]) -> EnvironmentDescription:
+        same_version = "install the same version of uirl on both sides"
+        if value.get("protocol") != PROTOCOL:
             raise ConfigError(
-                f"the servers do not say {name} of their environment; install the same version of uirl on both sides"
+                f"the server speaks protocol {shown(value.get('protocol'), 20)} and this client {PROTOCOL}; "
+                f"{same_version}"
             )
-        return found
+        try:
+            description = EnvironmentDescription.read(value, "environment")
+        except WireError as error:
+            raise ConfigError(f"the server's description cannot be used: {error}; {same_version}") from None
+        if not (description.grades or self._blind):
+            raise ConfigError(
+                "the servers show no rewards to this token; give token_env the grader's token, or set blind to go "
+                "without rewards"
+            )
+        return description
 
-    def _ask(self, path: str) -> dict[str, Any]:
-        """What the first server that answers says; waits for it, event loop or not. Raises EnvironmentFailure."""
-
-        def read(said: Any) -> dict[str, Any]:
-            if isinstance(said, dict):
-                return said
-            raise WireError(f"it said {shown(said)}; expected an object")
-
+    def _ask(self, path: str, read: Callable[[Any], T]) -> T:
+        """Return what the first server that answers says; waits for it, event loop or not."""
         problem = f"no server says what it serves (GET {path})"
         remedy = "Does `uirl serve` run there, and is token_env right?"
         return self.client.first_answer([server.url for server in self.pool.servers], path, read, problem, remedy)
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    raise WireError(f"it said {shown(value)}; expected an object")
 
 
 async def _beat(owner: weakref.ref[NativeRemoteEnvironment], session: str, pause: float) -> None:
@@ -321,14 +344,5 @@ async def _beat(owner: weakref.ref[NativeRemoteEnvironment], session: str, pause
         if environment is None or environment._session != session or environment._server is None:
             return
         with suppress(RolloutFailure):  # the next step finds out, and says so where it counts
-            await environment._call("POST", "/heartbeat", {}, timeout=pause, again=True)
+            await environment._call("POST", "/heartbeat", WireModel(), LeaseAnswer, timeout=pause, again=True)
         del environment
-
-
-@contextmanager
-def understood(url: str) -> Iterator[None]:
-    """A context in which an answer that makes no sense is a failure of the server that gave it."""
-    try:
-        yield
-    except WireError as error:
-        raise EnvironmentFailure(f"{url} answered something else than was asked for: {error}") from None

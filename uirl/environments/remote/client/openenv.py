@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from uirl.environments.remote.client.base import GOODBYE, RemoteEnvironment, understood
 from uirl.environments.remote.client.http import NoAnswer, Refused, ServerLost
-from uirl.environments.remote.client.leased import GOODBYE, RemoteEnvironment
-from uirl.environments.remote.client.openenv_tools import ASK_FOR_TOOLS, read_tools, takes_tool_calls
 from uirl.environments.remote.client.servers import Server
-from uirl.environments.remote.protocol.native import WireError, dumps, loads, write_task
+from uirl.environments.remote.protocol.native import write_task
 from uirl.environments.remote.protocol.openenv import action_fields, check_fields, read_frame
+from uirl.environments.remote.protocol.openenv_messages import ErrorData, Message, Schemas
+from uirl.environments.remote.protocol.openenv_tools import ASK_FOR_TOOLS, read_tools, takes_tool_calls
 from uirl.environments.remote.protocol.pictures import whole
+from uirl.environments.remote.protocol.wire import WireError, dumps, loads
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
 from uirl.parsers import create_parser
 from uirl.runtime.http import CONNECT, MAX_BYTES
@@ -30,15 +32,14 @@ REFUSALS = ("CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR")
 _NO_PROXY = ("localhost", "127.0.0.1", "::1")
 
 
-class ServerSaid(EnvironmentFailure):
+class ErrorFrame(EnvironmentFailure):
     """An error frame."""
 
     code = ""
-    kind_said = ""
 
 
 @dataclass(slots=True)
-class _Known:
+class _Servers:
     """What all instances know of the servers."""
 
     schema: dict[str, Any] | None = None
@@ -114,7 +115,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
         self._fields = {"name": name_field, "text": text_field}
         self._reset_options, self._prompt, self._blind = dict(reset_options or {}), prompt, blind
         self._describe = describe
-        self._known = _Known()
+        self._servers = _Servers()
         self._forget()
 
     def get_prompt_prefix(self) -> str:
@@ -147,8 +148,8 @@ class OpenEnvEnvironment(RemoteEnvironment):
         if self._server is not None:
             try:
                 said = await self._begin(task, seed)
-            except (ServerLost, ServerSaid) as error:
-                if isinstance(error, ServerSaid) and error.code != "SESSION_ERROR":
+            except (ServerLost, ErrorFrame) as error:
+                if isinstance(error, ErrorFrame) and error.code != "SESSION_ERROR":
                     raise
                 await self.close()
         if said is None:
@@ -162,13 +163,13 @@ class OpenEnvEnvironment(RemoteEnvironment):
         """What the server answers. An act whose outcome is unknown raises, and is never sent again."""
         if isinstance(action, str):
             action = Action(text=action)
-        schema = self._known.schema or {}
+        schema = self._servers.schema or {}
         data = action_fields(action, schema, self._fields, self.action_format)
         if isinstance(data, str):
             return await self._end(StepResult(Observation(data, self._last.images)))
         try:
             said = await self._ask("step", data)
-        except ServerSaid as error:
+        except ErrorFrame as error:
             if error.code != "VALIDATION_ERROR":
                 raise
             words = f"this action is not possible: {error}"
@@ -190,15 +191,15 @@ class OpenEnvEnvironment(RemoteEnvironment):
     # -- the connection --------------------------------------------------------------------------------------------
 
     async def _open(self, server: Server) -> None:
-        if self._known.schema is None:
+        if self._servers.schema is None:
             said = await self.client.json("GET", f"{server.url}/schema", timeout=CONNECT, again=True, retries=0)
-            self._known.schema = _read_schema(said, f"{server.url}/schema")
-        check_fields(self._known.schema, self._fields, self.action_format)
+            self._servers.schema = _read_schema(said, f"{server.url}/schema")
+        check_fields(self._servers.schema, self._fields, self.action_format)
         self._socket = await self._connected(server.url)
         try:
             # a full server says so only when it is spoken to
             await self._ask("state", None, url=server.url)
-        except ServerSaid as error:
+        except ErrorFrame as error:
             if error.code not in REFUSALS:
                 return  # it has a session, and no state before the first reset
             full = Refused(str(error))
@@ -227,7 +228,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
             raise ServerLost(f"{address} cannot be reached: {type(error).__name__}: {error}") from None
 
     async def _ask(self, kind: str, data: Any, url: str = "") -> dict[str, Any]:
-        """The data of the answer to one frame. Raises ServerSaid for an error frame."""
+        """The data of the answer to one frame. Raises ErrorFrame for an error frame."""
         url = url or self.url
         socket = self._socket
         if socket is None:
@@ -243,12 +244,12 @@ class OpenEnvEnvironment(RemoteEnvironment):
     async def _exchange(self, socket: ClientConnection, kind: str, data: Any, limit: float, url: str) -> dict[str, Any]:
         from websockets.exceptions import ConnectionClosed
 
-        frame = {"type": kind} if data is None else {"type": kind, "data": data}
+        frame = Message(type=kind) if data is None else Message(type=kind, data=data)
         try:
             async with asyncio.timeout(limit):
                 with contextlib.suppress(ConnectionClosed):  # why it closed may be the next thing to read
-                    await socket.send(dumps(frame).decode("ascii"))
-                answer = loads(await socket.recv())
+                    await socket.send(dumps(frame.write()).decode("ascii"))
+                answer = Message.read(loads(await socket.recv()), "the frame")
         except (TimeoutError, asyncio.CancelledError) as error:
             # an answer that comes late must not be taken for that to the next frame
             socket.transport.abort()
@@ -260,11 +261,11 @@ class OpenEnvEnvironment(RemoteEnvironment):
             raise ServerLost(f"{url}/ws broke off during {kind}: {error}") from None
         except WireError as error:
             raise EnvironmentFailure(f"{url}/ws answered nonsense to {kind}: {error}") from None
-        body = answer.get("data") if isinstance(answer, dict) else None
+        body = answer.data
         if not isinstance(body, dict):
-            raise EnvironmentFailure(f"{url}/ws answered {shown(answer, 80)} to {kind}; expected an object with data")
-        if answer.get("type") == "error":
-            raise _said(url, kind, body)
+            raise EnvironmentFailure(f"{url}/ws answered {shown(body, 80)} to {kind}; expected an object with data")
+        if answer.type == "error":
+            raise _failure(url, kind, body)
         return body
 
     async def _leave(self, server: Server) -> None:
@@ -288,30 +289,32 @@ class OpenEnvEnvironment(RemoteEnvironment):
     @property
     def _ours(self) -> bool:
         """Whether the server is a `uirl serve`, which takes whole actions and tasks."""
-        return "tool_calls" in (self._known.schema or {}).get("properties", {})
+        return "tool_calls" in (self._servers.schema or {}).get("properties", {})
 
     def _tools(self) -> tuple[ToolDefinition, ...]:
         if self.action_format == "text":
             return ()
-        known, urls = self._known, [server.url for server in self.pool.servers]
+        servers, urls = self._servers, [server.url for server in self.pool.servers]
         remedy = "Do the servers run, and are they OpenEnv's?"
-        if known.schema is None:
-            known.schema = self.client.first_answer(
+        if servers.schema is None:
+            servers.schema = self.client.first_answer(
                 urls, "/schema", lambda said: _read_schema(said, "/schema"), "no OpenEnv server says its schema", remedy
             )
-        if known.tools is None and takes_tool_calls(known.schema):
-            known.tools = self.client.first_answer(
+        if servers.tools is None and takes_tool_calls(servers.schema):
+            servers.tools = self.client.first_answer(
                 urls, "/mcp", lambda said: read_tools(said, "/mcp"), "no OpenEnv server lists its tools", remedy,
                 ASK_FOR_TOOLS,
             )  # fmt: skip
-        return known.tools or ()
+        return servers.tools or ()
 
 
-def _read_schema(said: Any, where: str) -> dict[str, Any]:
-    schema = said.get("action") if isinstance(said, dict) else None
-    if not isinstance(schema, dict):
-        raise EnvironmentFailure(f"{where} answered {shown(said, 80)}; expected the schema of actions")
-    return schema
+def _read_schema(value: Any, where: str) -> dict[str, Any]:
+    try:
+        return Schemas.read(value, "answer").action
+    except WireError as error:
+        raise EnvironmentFailure(
+            f"{where} answered {shown(value, 80)}, {error}; expected the schema of actions"
+        ) from None
 
 
 def _require_websockets() -> None:
@@ -322,13 +325,16 @@ def _require_websockets() -> None:
         raise ConfigError("OpenEnv needs the package websockets: pip install 'uirl[client]'") from error
 
 
-def _said(url: str, kind: str, body: Mapping[str, Any]) -> RolloutFailure:
-    code = str(body.get("code", ""))
-    message = "; ".join([str(body.get("message", "")), *_details(body.get("errors"))])[:1000]
-    if body.get("kind") == "timeout":
+def _failure(url: str, kind: str, body: dict[str, Any]) -> RolloutFailure:
+    with understood(f"{url}/ws"):
+        said = ErrorData.read(body, "error")
+    message = "; ".join([said.message, *_details(said.errors)])[:1000]
+    if said.kind == "timeout":
         return EpisodeTimeout(f"{url}: {message}")
-    error = ServerSaid(message if code == "VALIDATION_ERROR" else f"{url}/ws answered {kind} with {code}: {message}")
-    error.code = code
+    error = ErrorFrame(
+        message if said.code == "VALIDATION_ERROR" else f"{url}/ws answered {kind} with {said.code}: {message}"
+    )
+    error.code = said.code
     return error
 
 

@@ -12,11 +12,22 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import unquote
 
+from uirl.environments.remote.client.base import GOODBYE, RemoteEnvironment, understood
 from uirl.environments.remote.client.http import SHOWN, Refused
-from uirl.environments.remote.client.leased import GOODBYE, RemoteEnvironment
 from uirl.environments.remote.client.servers import Server
-from uirl.environments.remote.protocol.native import WireError, loads
 from uirl.environments.remote.protocol.pictures import whole
+from uirl.environments.remote.protocol.ui_verifiers import (
+    CUT,
+    DONE,
+    ROOT_M,
+    ROOT_S,
+    SINCE,
+    TEXT,
+    CountedSubmissions,
+    SessionIds,
+    SubmittedRows,
+)
+from uirl.environments.remote.protocol.wire import WireError, loads
 from uirl.environments.ui.actions import (
     ActionSpace,
     Click,
@@ -45,12 +56,29 @@ _KEYS = {"meta": "win", "escape": "esc"}
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a server counted."""
+    """What a server counted of the session so far."""
 
-    right: int
-    """Different rows (S), or right submissions (M, which cannot tell a row that was sent twice)."""
-    wrong: int
-    said: dict[str, Any]
+    correct: int
+    """Different rows (S), or correct submissions (M, which cannot tell a row that was sent twice)."""
+    incorrect: int
+    rows: frozenset[int]
+    """The rows (S); empty: M."""
+    counts: dict[str, Any]
+    """As the server wrote them."""
+
+    @classmethod
+    def read(cls, value: Any) -> Progress:
+        """Read the answer of either protocol. Raises WireError."""
+        if isinstance(value, dict) and "submitted_row_indices" in value:
+            submitted = SubmittedRows.read(value, "progress")
+            rows = frozenset(submitted.submitted_row_indices)
+            return cls(len(rows), submitted.num_incorrect_submissions, rows, value)
+        counted = CountedSubmissions.read(value, "progress")
+        return cls(counted.num_correct_submissions, counted.num_incorrect_submissions, frozenset(), value)
+
+    def follows(self, before: Progress) -> bool:
+        """Whether a session that had come to `before` can have come to this: counts only grow."""
+        return self.correct >= before.correct and self.incorrect >= before.incorrect and self.rows >= before.rows
 
 
 class UIVerifiersEnvironment(RemoteEnvironment):
@@ -130,7 +158,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         return f"You use a computer. Answer each screenshot with one JSON action:\n{self.space.describe()}"
 
     def get_state_description(self) -> str:
-        return str(self._progress.said) if self._progress else ""
+        return str(self._progress.counts) if self._progress else ""
 
     # -- an episode ------------------------------------------------------------------------------------------------
 
@@ -141,12 +169,12 @@ class UIVerifiersEnvironment(RemoteEnvironment):
             await self.close()
         if self._server is None:
             await self._lease()
-        said = await self._get(self._screenshot_path(), self._screenshot_query(), again=True)
-        self._since = _since(said)
-        shot = self._shot = await self._picture(said)
+        answer = await self._get(self._screenshot_path(), self._screenshot_query(), again=True)
+        self._since = _since(answer)
+        shot = self._shot = await self._picture(answer)
         self._progress = await self._count()
         goal = (task.goal if task else "") or self.prompt
-        return Observation("\n".join(filter(None, [goal, _words(said)])), (shot,))
+        return Observation("\n".join(filter(None, [goal, _words(answer)])), (shot,))
 
     async def step(self, action: Action) -> StepResult:
         """The next screenshot. An act whose outcome is unknown raises, and is never sent again."""
@@ -163,20 +191,26 @@ class UIVerifiersEnvironment(RemoteEnvironment):
             return await self._end(StepResult(Observation("", (self._shot,), info), terminated=True))
         looks = isinstance(wanted, (Wait, LookAgain))
         path = self._screenshot_path() if looks else f"{self._base}/act"
-        said = await self._get(path, query, again=looks)
-        if _since(said) != self._since:
+        answer = await self._get(path, query, again=looks)
+        if _since(answer) != self._since:
             raise EnvironmentFailure(
                 f"{self._base} is another session than before: the server was restarted, and counts from 1 again"
             )
-        shot = self._shot = await self._picture(said)
+        shot = self._shot = await self._picture(answer)
         before, now = self._progress, await self._count()
+        if not now.follows(before):
+            raise EnvironmentFailure(
+                f"{self._base} counted {shown(before.counts, 120)} before and {shown(now.counts, 120)} now: counts "
+                "only grow, so it was restarted, or somebody else began a session there"
+            )
         self._progress = now
-        info, over = self._info(now), said.headers.get("x-uirl-done")
-        if over == "truncated" and said.headers.get("x-uirl-cut") == "out_of_turns":
+        info, over = self._info(now), answer.headers.get(DONE)
+        if over == "truncated" and answer.headers.get(CUT) == "out_of_turns":
             info = {**info, "out_of_turns": True}
+        gained, wasted = now.correct - before.correct, now.incorrect - before.incorrect
         result = StepResult(
-            observation=Observation(_words(said), (shot,), info),
-            reward=now.right - before.right - self.wrong_cost * (now.wrong - before.wrong),
+            observation=Observation(_words(answer), (shot,), info),
+            reward=gained - self.wrong_cost * wasted,
             terminated=over == "terminated" or info.get("success") is True,
             truncated=over == "truncated",
         )
@@ -187,8 +221,8 @@ class UIVerifiersEnvironment(RemoteEnvironment):
     async def _open(self, server: Server) -> None:
         root = await self.client.send("GET", f"{server.url}/", timeout=self.step_timeout, again=True, retries=0)
         self._ours = root.headers.get("server") == "uirl"
-        single = root.text.startswith("UI Verifiers Session Server")
-        if not (single or root.text.startswith("UI Verifiers Server")):
+        single = root.text.startswith(ROOT_S)
+        if not (single or root.text.startswith(ROOT_M)):
             raise EnvironmentFailure(f"{server.url} is no server of ui-verifiers: GET / said {root.text[:80]!r}")
         if self.protocol != "auto" and single != (self.protocol == "S"):
             raise EnvironmentFailure(
@@ -202,13 +236,14 @@ class UIVerifiersEnvironment(RemoteEnvironment):
                 raise full
             self._base = server.url
             return
-        said = await self.client.json(
+        answer = await self.client.json(
             "POST", f"{server.url}/session", params={"type": self.session_type, "n": 1, "seed": self._seed},
             timeout=self.reset_timeout, again=False, retries=0,
         )  # fmt: skip
-        ids = said.get("session_ids") if isinstance(said, dict) else None
-        if not isinstance(ids, list) or len(ids) != 1 or not isinstance(ids[0], int):
-            raise EnvironmentFailure(f"{server.url} answered {shown(said, 80)}; expected one session id")
+        with understood(server.url):
+            ids = SessionIds.read(answer, "answer").session_ids
+        if len(ids) != 1:
+            raise EnvironmentFailure(f"{server.url} answered {shown(answer, 80)}; expected one session id")
         self._session = ids[0]
         self._base = f"{server.url}/session/{self._session}"
         self._mouse_only = True
@@ -224,7 +259,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
             if refused.status != 404:
                 raise
             return
-        if root.text.startswith("UI Verifiers Session Server"):
+        if root.text.startswith(ROOT_S):
             self._base, self._mouse_only = base, False
 
     async def _leave(self, server: Server) -> None:
@@ -252,30 +287,22 @@ class UIVerifiersEnvironment(RemoteEnvironment):
     def _screenshot_query(self) -> dict[str, Any]:
         return {} if self._mouse_only else {"action_type": "screenshot"}
 
-    async def _picture(self, said: Any) -> Screenshot:
-        return await whole(said.content, str(said.url))
+    async def _picture(self, answer: Any) -> Screenshot:
+        return await whole(answer.content, str(answer.url))
 
     async def _count(self) -> Progress:
         answer = await self._get(f"{self._base}/progress", {}, again=True)
         try:
-            said = loads(answer.content)
+            return Progress.read(loads(answer.content))
         except WireError as error:
-            raise EnvironmentFailure(f"{self._base}/progress answered {answer.text[:SHOWN]!r}: {error}") from None
-        rows = said.get("submitted_row_indices") if isinstance(said, dict) else None
-        right = said.get("num_correct_submissions") if rows is None and isinstance(said, dict) else rows
-        wrong = said.get("num_incorrect_submissions") if isinstance(said, dict) else None
-        if isinstance(rows, list):
-            right = len(set(rows))
-        if not (isinstance(right, int) and isinstance(wrong, int)):
             raise EnvironmentFailure(
-                f"{self._base}/progress answered {shown(said, 120)}; expected counts of submissions"
-            )
-        return Progress(right, wrong, said)
+                f"{self._base}/progress answered {answer.text[:SHOWN]!r}: {error}; expected counts of submissions"
+            ) from None
 
     def _info(self, progress: Progress) -> dict[str, Any]:
         """What the log and a verifier may know."""
-        info = dict(progress.said)
-        return info if self.rows is None else {**info, "success": progress.right >= self.rows}
+        info = dict(progress.counts)
+        return info if self.rows is None else {**info, "success": progress.correct >= self.rows}
 
     def _query(self, action: UIAction) -> dict[str, Any] | str:
         """The action as parameters of `/act`; a str where this server cannot do it: why, in words for the policy."""
@@ -314,11 +341,11 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         return "" if self._ours or not corner else "the outermost pixel of a corner cannot be used; aim a bit inside"
 
 
-def _since(said: Any) -> str:
-    """When the session began that gave a picture; empty: the original does not say."""
-    return str(said.headers.get("x-uirl-since", ""))
+def _since(answer: Any) -> str:
+    """Return when the session began that gave a picture; empty: the original does not say."""
+    return str(answer.headers.get(SINCE, ""))
 
 
-def _words(said: Any) -> str:
-    """The text of an observation, which `uirl serve` adds to the picture."""
-    return unquote(said.headers.get("x-uirl-text", ""))
+def _words(answer: Any) -> str:
+    """Return the text of an observation, which `uirl serve` adds to the picture."""
+    return unquote(answer.headers.get(TEXT, ""))

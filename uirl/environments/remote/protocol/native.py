@@ -1,253 +1,395 @@
-"""The nouns as JSON: the one place that knows how tasks, actions and observations travel.
-
-What is read is checked: a wrong field is a `WireError` that names it. Text goes as ASCII escapes, because half a
-surrogate pair, which a policy can well say, has no UTF-8.
-"""
+"""The native protocol, `/v1`: the nouns as JSON, and every request and answer that holds them."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PrivateAttr, model_validator
 
 from uirl.environments.remote.protocol.pictures import media_type
-from uirl.errors import EnvironmentFailure, did_you_mean
+from uirl.environments.remote.protocol.wire import (
+    Base64,
+    Count,
+    Items,
+    Object,
+    Plain,
+    Text,
+    WireAnswer,
+    WireModel,
+    plain,
+)
 from uirl.images import Screenshot
-from uirl.runtime.limits import MAX_CALLS, InputError, as_plain, read_json, shown
+from uirl.runtime.limits import MAX_CALLS
 from uirl.types import Action, Observation, StepResult, Task, ToolCall, ToolResult
 
+PROTOCOL = 1
 
-class WireError(ValueError):
-    """JSON that does not say what it should; the message names the field."""
-
-
-def dumps(value: Any) -> bytes:
-    """Compact JSON in ASCII. Raises ValueError for NaN and infinities, which JSON does not have."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
+# -- the nouns ------------------------------------------------------------------------------------------------------
 
 
-def loads(data: bytes | str) -> Any:
-    """The value of a JSON text, within the limits of `uirl.runtime.limits`. Raises WireError for what is none, NaN and
-    infinities included, so that whatever was read can be written again."""
-    try:
-        return read_json(data, where="the text")
-    except InputError as error:
-        raise WireError(str(error)) from None
+class WireToolCall(WireModel):
+    """A `ToolCall`."""
+
+    name: Text
+    arguments: Object = Field(default_factory=dict)
+    id: Text = ""
+
+    @classmethod
+    def of(cls, call: ToolCall) -> Self:
+        return cls.model_construct(
+            name=call.name, arguments=plain(call.arguments, f"{call.name}.arguments"), id=call.id
+        )
+
+    def to_call(self) -> ToolCall:
+        return ToolCall(self.name, self.arguments, self.id)
 
 
-def plain(value: Any, where: str) -> Any:
-    """`value` as JSON has it: tuples become lists, numbers of NumPy become Python's.
+class WireAction(WireModel):
+    """An `Action`."""
 
-    Raises EnvironmentFailure for what has no such form, with the path to it.
-    """
-    try:
-        return as_plain(value, where)
-    except InputError as error:
-        raise EnvironmentFailure(str(error)) from None
+    text: Text = ""
+    tool_calls: Annotated[Items[WireToolCall], Field(max_length=MAX_CALLS)] = Field(default_factory=list)
+    thought: Text = ""
+    parse_error: Text | None = None
 
+    @classmethod
+    def of(cls, action: Action) -> Self:
+        calls = [WireToolCall.of(call) for call in action.tool_calls]
+        return cls.model_construct(
+            text=action.text, tool_calls=calls, thought=action.thought, parse_error=action.parse_error
+        )
 
-# -- reading --------------------------------------------------------------------------------------------------------
-
-
-class Fields:
-    """The fields of one JSON object, taken one by one; `done` refuses those that nobody took."""
-
-    def __init__(self, value: Any, where: str) -> None:
-        if not isinstance(value, Mapping):
-            raise WireError(f"{where} is {shown(value)}; expected an object")
-        self._left, self._where = dict(value), where
-        self._known: list[str] = []
-
-    def take(self, name: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
-        """The value of `name`; absent or null: `default`, where there is one."""
-        self._known.append(name)
-        value = self._left.pop(name, None)
-        if value is None:
-            if default is ...:
-                raise WireError(f"{self._where}.{name} is missing")
-            return default
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        # a bool is an int to Python, and nobody means it as one
-        if not isinstance(value, kinds) or (isinstance(value, bool) and not {bool, object} & set(kinds)):
-            wanted = " or ".join(k.__name__ for k in kinds)
-            raise WireError(f"{self._where}.{name} is {shown(value)}; expected {wanted}")
-        return value
-
-    def items(self, name: str, read: Callable[[Any, str], Any], most: int | None = None) -> tuple[Any, ...]:
-        """What `read` makes of every item of a list, of `most` at most; an absent list is empty."""
-        given = self.take(name, list, [])
-        if most is not None and len(given) > most:
-            raise WireError(f"{self._where}.{name} has {len(given)} items; expected at most {most}")
-        return tuple(read(item, f"{self._where}.{name}[{i}]") for i, item in enumerate(given))
-
-    def done(self, *also: str) -> None:
-        """Raises WireError for the first field that nobody took; `also`: names it may offer instead."""
-        for name in self._left:
-            known = [*self._known, *also]
-            raise WireError(f"{self._where} has an unknown field {shown(name, 40)}; {did_you_mean(name, known)}")
+    def to_action(self) -> Action:
+        calls = tuple(call.to_call() for call in self.tool_calls)
+        return Action(text=self.text, tool_calls=calls, thought=self.thought, parse_error=self.parse_error)
 
 
-def read_action(value: Any, where: str = "action", *, also: tuple[str, ...] = ()) -> Action:
-    """The action of its JSON form. `also`: fields that the caller took out of it, for the error that names them."""
-    fields = Fields(value, where)
-    action = Action(
-        text=fields.take("text", str, ""),
-        tool_calls=fields.items("tool_calls", _read_call, most=MAX_CALLS),
-        thought=fields.take("thought", str, ""),
-        parse_error=fields.take("parse_error", str, None),
-    )
-    fields.done(*also)
-    return action
+class WireTask(WireModel):
+    """A `Task`; without its checks for those who must not see them."""
+
+    id: Text
+    environment: Text = ""
+    goal: Text = ""
+    tags: Items[Text] = Field(default_factory=list)
+    seed: int | None = None
+    checks: Object = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_task(self) -> Self:
+        try:
+            self.to_task()
+        except ValueError as error:
+            raise ValueError(f"cannot be used: {error}") from None
+        return self
+
+    @classmethod
+    def of(cls, task: Task, *, checks: bool = True) -> Self:
+        shown = {"checks": plain(task.checks, "task.checks")} if checks else {}
+        return cls.model_construct(
+            id=task.id, environment=task.environment, goal=task.goal, tags=list(task.tags), seed=task.seed, **shown
+        )
+
+    def to_task(self) -> Task:
+        return Task(self.id, self.environment, self.goal, self.checks, tuple(self.tags), self.seed)
+
+
+class WireToolResult(WireModel):
+    """A `ToolResult`."""
+
+    name: Text
+    arguments: Object = Field(default_factory=dict)
+    success: bool = True
+    result: Plain = None
+    id: Text = ""
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, result: ToolResult) -> Self:
+        return cls.model_construct(
+            name=result.name,
+            arguments=plain(result.arguments, f"{result.name}.arguments"),
+            success=result.success,
+            result=plain(result.result, f"{result.name}.result"),
+            id=result.id,
+            seconds=result.seconds,
+        )
+
+    def to_result(self) -> ToolResult:
+        return ToolResult(self.name, self.arguments, self.success, self.result, self.id, self.seconds)
+
+
+class WireImage(WireModel):
+    """A `Screenshot`: its hash, and its bytes as base64 unless the reader fetches them on their own."""
+
+    hash: Text = ""
+    media_type: Text = ""
+    base64: Base64
+
+    _screenshot: Screenshot = PrivateAttr()
+
+    @model_validator(mode="after")
+    def _compare_hash(self) -> Self:
+        self._screenshot = Screenshot(self.base64)
+        if self.hash and self.hash != self._screenshot.hash:
+            raise ValueError(
+                f"has the hash {self._screenshot.hash}; expected {self.hash:.40}: it was damaged on the way"
+            )
+        return self
+
+    def to_screenshot(self) -> Screenshot:
+        """Return the picture as it was captured, byte for byte."""
+        return self._screenshot
+
+
+class WireObservation(WireModel):
+    """An `Observation`; state key and info, which the agent must not see, for graders alone."""
+
+    text: Text = ""
+    images: Items[WireImage] = Field(default_factory=list)
+    tool_results: Items[WireToolResult] = Field(default_factory=list)
+    state_key: Text | None = None
+    info: Object = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, observation: Observation, *, info: bool, inline: bool = True) -> Self:
+        """`info`: with what the agent must not see. `inline`: with the bytes of the pictures."""
+        hidden: dict[str, Any] = {}
+        if info and observation.state_key is not None:
+            hidden["state_key"] = observation.state_key
+        if info:
+            hidden["info"] = plain(observation.info, "info")
+        return cls.model_construct(
+            text=observation.text,
+            images=[_image(image, inline=inline) for image in observation.images],
+            tool_results=[WireToolResult.of(result) for result in observation.tool_results],
+            **hidden,
+        )
+
+    def to_observation(self) -> Observation:
+        images = tuple(image.to_screenshot() for image in self.images)
+        results = tuple(result.to_result() for result in self.tool_results)
+        return Observation(self.text, images, self.info, results, self.state_key)
+
+
+def _image(image: Screenshot, *, inline: bool) -> WireImage:
+    data: dict[str, Any] = {"base64": image.data} if inline else {}
+    return WireImage.model_construct(hash=image.hash, media_type=media_type(image.data), **data)
+
+
+# -- requests -------------------------------------------------------------------------------------------------------
+
+
+class ResetRequest(WireModel):
+    """`POST /v1/sessions/{id}/reset`."""
+
+    task: WireTask | None = None
+    seed: int | None = None
+
+
+class OpenRequest(WireModel):
+    """`POST /v1/sessions`: a session of a variant, reset at once where it says so or names a task or a seed."""
+
+    variant: Text | None = None
+    reset: bool = False
+    task: WireTask | None = None
+    seed: int | None = None
+
+
+class StepRequest(WireModel):
+    """`POST /v1/sessions/{id}/step`."""
+
+    action: WireAction
+    turn: Count | None = None
+    """Steps of the episode that the client knows of."""
+    close: Literal["never", "done", "after"] = "never"
+    """'done' ends the session with the episode, 'after' with this step."""
+
+
+# -- answers --------------------------------------------------------------------------------------------------------
+
+
+class WireControl(WireAnswer):
+    """A control: one action, one text, or the name of a variant of the environment."""
+
+    variant: Literal[True] | None = None
+    action: WireAction | None = None
+    text: Text | None = None
+
+
+class EnvironmentDescription(WireAnswer):
+    """`GET /v1/environment`: what a client must know to stand in for the environment."""
+
+    protocol: int
+    name: Text
+    action_format: Text
+    max_turns: Annotated[int, Field(ge=1)] | None = None
+    scored_at_end: bool
+    message_style: Text
+    prompt_prefix: Text
+    tool_schemas: Items[Object]
+    callable_tools: Items[Object] | None = None
+    """None: a server that does not tell them from `tool_schemas`."""
+    demonstrator: bool
+    demonstrator_may_fail: bool
+    controls: dict[str, WireControl]
+    fingerprint: Text = ""
+    """Of all before it: servers with the same one serve the same."""
+    grades: bool = False
+    """Whether the caller may see rewards."""
+    scores_now: bool = False
+    """Whether the server knows `POST /v1/sessions/{id}/score`."""
+
+
+class TaskList(WireAnswer):
+    """`GET /v1/tasks`; None: there is one task, whose instances are made by seeds."""
+
+    tasks: Items[WireTask] | None = None
+
+
+class SessionOpened(WireAnswer):
+    """The answer to an `OpenRequest`."""
+
+    session: Text
+    number: Count
+    lease_seconds: Annotated[float, Field(gt=0)]
+    idle_seconds: Annotated[float, Field(gt=0)]
+    fingerprint: Text
+    observation: WireObservation | None = None
+    """None: it was not reset."""
+
+
+class Observed(WireAnswer):
+    """An answer with what the agent sees; `turn`: steps of the episode so far, where it was asked what it sees now."""
+
+    observation: WireObservation
+    turn: Count | None = None
+
+
+class StepAnswer(WireAnswer):
+    """The answer to a `StepRequest`."""
+
+    observation: WireObservation
+    reward: float | None = None
+    """None: the caller may not see rewards."""
+    terminated: bool
+    truncated: bool
+    turn: Count
+    """Steps of the episode so far, this one included."""
+    state: Text | None = None
+    """The last state of a session that ended with the step."""
+
+    @classmethod
+    def of(cls, result: StepResult, turn: int, *, graded: bool, inline: bool = True) -> Self:
+        return cls.model_construct(
+            observation=WireObservation.of(result.observation, info=graded, inline=inline),
+            reward=result.reward if graded else None,
+            terminated=result.terminated,
+            truncated=result.truncated,
+            turn=turn,
+        )
+
+
+class WireScore(WireAnswer):
+    """What an episode that ends here is worth."""
+
+    reward: float
+    info: Object = Field(default_factory=dict)
+
+
+class ScoreAnswer(WireAnswer):
+    """`POST /v1/sessions/{id}/score`; None: the environment does not know."""
+
+    score: WireScore | None = None
+
+
+class StateAnswer(WireAnswer):
+    """`GET /v1/sessions/{id}/state`."""
+
+    text: Text
+
+
+class ExpertAnswer(WireAnswer):
+    """`POST /v1/sessions/{id}/expert`; None: there is no demonstrator."""
+
+    action: WireAction | None = None
+
+
+class LeaseAnswer(WireAnswer):
+    """`POST /v1/sessions/{id}/heartbeat`."""
+
+    lease_seconds: Annotated[float, Field(gt=0)]
+
+
+class SessionSummary(WireAnswer):
+    """A session at a glance; its id, its seed, whose it is and what it earned for graders alone."""
+
+    number: Count
+    door: Text
+    """The protocol it was opened over."""
+    opened: Text
+    episodes: Count
+    turns: Count
+    task: Text | None = None
+    seed: int | None = None
+    terminated: bool
+    truncated: bool
+    broken: bool
+    hash: Text | None = None
+    """Of the last picture."""
+    text: Text
+    session: Text | None = None
+    opened_by: Literal["grader", "agent"] | None = None
+    total_reward: float | None = None
+    success: bool | None = None
+
+
+class Overview(WireAnswer):
+    """`GET /v1/sessions`."""
+
+    sessions: Items[SessionSummary]
+
+
+class LiveOverview(Overview):
+    """`GET /view/sessions`."""
+
+    capacity: Count
+
+
+class Verdict(SessionSummary):
+    """`GET /v1/sessions/{id}/verdict`: how the episode stands."""
+
+    info: Object
+
+
+class ClosedAnswer(WireAnswer):
+    """`DELETE /v1/sessions/{id}`."""
+
+    closed: Text
+
+
+# -- between nouns and JSON -----------------------------------------------------------------------------------------
+
+
+def read_action(value: Any, where: str = "action") -> Action:
+    """Read the JSON form of an action. Raises WireError."""
+    return WireAction.read(value, where).to_action()
 
 
 def read_task(value: Any, where: str = "task") -> Task:
-    """The task of its JSON form."""
-    fields = Fields(value, where)
-    try:
-        task = Task(
-            id=fields.take("id", str),
-            environment=fields.take("environment", str, ""),
-            goal=fields.take("goal", str, ""),
-            checks=fields.take("checks", dict, {}),
-            tags=fields.items("tags", _read_text),
-            seed=fields.take("seed", int, None),
-        )
-    except WireError:
-        raise
-    except ValueError as error:
-        raise WireError(f"{where}: {error}") from None
-    fields.done()
-    return task
+    """Read the JSON form of a task. Raises WireError."""
+    return WireTask.read(value, where).to_task()
 
 
 def read_observation(value: Any, where: str = "observation") -> Observation:
-    """The observation of its JSON form, its pictures as they were captured, byte for byte."""
-    fields = Fields(value, where)
-    observation = Observation(
-        text=fields.take("text", str, ""),
-        images=fields.items("images", _read_image),
-        info=fields.take("info", dict, {}),
-        tool_results=fields.items("tool_results", read_result),
-        state_key=fields.take("state_key", str, None),
-    )
-    fields.done()
-    return observation
-
-
-def _read_call(value: Any, where: str) -> ToolCall:
-    fields = Fields(value, where)
-    call = ToolCall(fields.take("name", str), fields.take("arguments", dict, {}), fields.take("id", str, ""))
-    fields.done()
-    return call
-
-
-def read_result(value: Any, where: str) -> ToolResult:
-    """The result of a tool of its JSON form."""
-    fields = Fields(value, where)
-    result = ToolResult(
-        name=fields.take("name", str),
-        arguments=fields.take("arguments", dict, {}),
-        success=fields.take("success", bool, True),
-        result=fields.take("result", object, None),
-        id=fields.take("id", str, ""),
-        seconds=float(fields.take("seconds", (int, float), 0.0)),
-    )
-    fields.done()
-    return result
-
-
-def _read_text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise WireError(f"{where} is {shown(value)}; expected text")
-    return value
-
-
-def _read_image(value: Any, where: str) -> Screenshot:
-    fields = Fields(value, where)
-    said = fields.take("hash", str, "")
-    fields.take("media_type", str, "")
-    shot = Screenshot(from_base64(fields.take("base64", str), f"{where}.base64"))
-    fields.done()
-    if said and said != shot.hash:
-        raise WireError(f"{where} has the hash {shot.hash}; expected {said:.40}: it was damaged on the way")
-    return shot
-
-
-def from_base64(text: str, where: str) -> bytes:
-    """The bytes of base64 text, with or without a `data:` prefix. Raises WireError for what is none."""
-    body = text.partition(",")[2] if text.startswith("data:") else text
-    try:
-        return base64.b64decode(body, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise WireError(f"{where} is no base64: {error}") from None
-
-
-# -- writing --------------------------------------------------------------------------------------------------------
+    """Read the JSON form of an observation, its pictures as they were captured, byte for byte. Raises WireError."""
+    return WireObservation.read(value, where).to_observation()
 
 
 def write_action(action: Action) -> dict[str, Any]:
-    """The JSON form of an action."""
-    return {
-        "text": action.text,
-        "tool_calls": [
-            {"name": call.name, "arguments": plain(call.arguments, f"{call.name}.arguments"), "id": call.id}
-            for call in action.tool_calls
-        ],
-        "thought": action.thought,
-        "parse_error": action.parse_error,
-    }
+    """Return the JSON form of an action."""
+    return WireAction.of(action).write()
 
 
 def write_task(task: Task, *, checks: bool = True) -> dict[str, Any]:
-    """The JSON form of a task; without its checks for those who must not see them."""
-    written = {"id": task.id, "environment": task.environment, "goal": task.goal}
-    written |= {"tags": list(task.tags), "seed": task.seed}  # type: ignore[dict-item]
-    return written | ({"checks": plain(task.checks, "task.checks")} if checks else {})
-
-
-def write_observation(observation: Observation, *, info: bool, inline: bool = True) -> dict[str, Any]:
-    """The JSON form of an observation. `info`: with what the agent must not see. `inline`: pictures as base64, else by
-    their hash alone."""
-    written: dict[str, Any] = {
-        "text": observation.text,
-        "images": [write_image(image, inline=inline) for image in observation.images],
-        "tool_results": [write_result(result) for result in observation.tool_results],
-    }
-    if info and observation.state_key is not None:
-        written["state_key"] = observation.state_key
-    return written | ({"info": plain(observation.info, "info")} if info else {})
-
-
-def write_step(result: StepResult, *, graded: bool, inline: bool = True) -> dict[str, Any]:
-    """The JSON form of a step; `graded`: with reward and info."""
-    return {
-        "observation": write_observation(result.observation, info=graded, inline=inline),
-        "reward": result.reward if graded else None,
-        "terminated": result.terminated,
-        "truncated": result.truncated,
-    }
-
-
-def write_image(image: Screenshot, *, inline: bool) -> dict[str, Any]:
-    """The JSON form of a picture: its hash, and its bytes as base64 where `inline`."""
-    written = {"hash": image.hash, "media_type": media_type(image.data)}
-    return written | ({"base64": base64.b64encode(image.data).decode("ascii")} if inline else {})
-
-
-def write_tasks(tasks: Sequence[Task] | None, *, checks: bool) -> list[dict[str, Any]] | None:
-    """The JSON form of an environment's tasks; None stays None."""
-    return None if tasks is None else [write_task(task, checks=checks) for task in tasks]
-
-
-def write_result(result: ToolResult) -> dict[str, Any]:
-    """The JSON form of a tool's result."""
-    return {
-        "name": result.name,
-        "arguments": plain(result.arguments, f"{result.name}.arguments"),
-        "success": result.success,
-        "result": plain(result.result, f"{result.name}.result"),
-        "id": result.id,
-        "seconds": result.seconds,
-    }
+    """Return the JSON form of a task; without its checks for those who must not see them."""
+    return WireTask.of(task, checks=checks).write()

@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from uirl.environments.remote.client.openenv_tools import read_tool_answer, takes_tool_calls, tool_action
-from uirl.environments.remote.protocol.native import WireError, from_base64, plain, read_result, write_action
+from uirl.environments.remote.protocol.native import write_action
+from uirl.environments.remote.protocol.openenv_messages import Ends, FrameData
+from uirl.environments.remote.protocol.openenv_tools import read_tool_answer, takes_tool_calls, tool_action
+from uirl.environments.remote.protocol.wire import WireError, from_base64, plain
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.images import Screenshot, screenshot
-from uirl.runtime.limits import is_finite, shown
+from uirl.runtime.limits import shown
 from uirl.types import Action, Observation, ToolCall
 
 NAME_FIELDS = ("action_type", "action", "name", "tool_name", "type", "command")
@@ -113,38 +115,27 @@ def _resolved(kind: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str
     return found if isinstance(found, Mapping) else kind
 
 
-def read_frame(data: Mapping[str, Any], where: str, call: ToolCall | None = None) -> Frame:
-    """One answer. Servers of several ages are understood: ends beside the observation or in it, or `done` alone; and
-    metadata likewise. `call`: the call of a tool that it answers. Raises EnvironmentFailure for what makes no sense."""
-    seen = data.get("observation")
-    if not isinstance(seen, Mapping):
-        raise EnvironmentFailure(f"{where} sent {shown(data, 80)}; expected an observation")
-    ends = {name: _flag(data, seen, name, where) for name in ("done", "terminated", "truncated")}
-    reward = data.get("reward")
-    number = isinstance(reward, bool) or is_finite(reward)
-    if reward is not None and not number:
-        raise EnvironmentFailure(f"{where} sent the reward {shown(reward)}; expected a finite number or null")
+def read_frame(data: Any, where: str, call: ToolCall | None = None) -> Frame:
+    """Read an answer. `call`: the call of a tool that it answers. Raises EnvironmentFailure where it makes no sense."""
     try:
-        observation = _observation(data, seen, call)
+        frame = FrameData.read(data, "data")
+        ends = Ends.read(frame.observation, "data.observation")
+        observation = _observation(frame, ends, call)
     except WireError as error:
-        raise EnvironmentFailure(f"{where} sent an observation that cannot be read: {error}") from None
-    over = bool(ends["done"]) and not ends["truncated"]
-    terminated = over if ends["terminated"] is None else ends["terminated"]
-    return Frame(observation, None if reward is None else float(reward), terminated, bool(ends["truncated"]))
+        raise EnvironmentFailure(f"{where} sent {shown(data, 80)}; expected an observation: {error}") from None
+    done, terminated, truncated = (
+        getattr(frame if getattr(frame, name) is not None else ends, name)
+        for name in ("done", "terminated", "truncated")
+    )
+    over = bool(done) and not truncated
+    return Frame(observation, frame.reward, over if terminated is None else terminated, bool(truncated))
 
 
-def _flag(data: Mapping[str, Any], seen: Mapping[str, Any], name: str, where: str) -> bool | None:
-    value = data[name] if data.get(name) is not None else seen.get(name)
-    if value is None or isinstance(value, bool):
-        return value
-    raise EnvironmentFailure(f"{where} sent {name}={shown(value, 40)}; expected true or false")
-
-
-def _observation(data: Mapping[str, Any], seen: Mapping[str, Any], call: ToolCall | None) -> Observation:
-    info = next((m for m in (data.get("metadata"), seen.get("metadata")) if isinstance(m, Mapping)), {})
-    info = dict(info)
-    if isinstance(seen.get("success"), bool):
-        info["success"] = seen["success"]
+def _observation(frame: FrameData, ends: Ends, call: ToolCall | None) -> Observation:
+    seen = frame.observation
+    info = dict(next((m for m in (frame.metadata, ends.metadata) if isinstance(m, Mapping)), {}))
+    if isinstance(ends.success, bool):
+        info["success"] = ends.success
     answer = None if call is None else read_tool_answer(seen, call)
     if answer is not None:
         return Observation("", answer[1], info, (answer[0],))
@@ -160,8 +151,7 @@ def _observation(data: Mapping[str, Any], seen: Mapping[str, Any], call: ToolCal
     text = words.get("text")
     if not isinstance(text, str):
         text = _described(words)
-    results = tuple(read_result(one, f"tool_results[{i}]") for i, one in enumerate(seen.get("tool_results") or ()))
-    return Observation(text, tuple(images), info, results)
+    return Observation(text, tuple(images), info, tuple(result.to_result() for result in ends.tool_results))
 
 
 def _described(words: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
-from uirl.environments.remote.protocol.native import dumps
+from uirl.environments.remote.protocol.wire import dumps
 from uirl.environments.remote.server.connections import PROVE
 from uirl.environments.remote.server.counters import Counters
 from uirl.environments.remote.server.problems import HeadersTooLarge, NotAllowed, NoToken, Refusal, TooLarge, body

@@ -17,10 +17,11 @@ from starlette.requests import ClientDisconnect
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.registry import create_environment
-from uirl.environments.remote.protocol.native import WireError, dumps
+from uirl.environments.remote.protocol.wire import WireError, dumps
 from uirl.environments.remote.server.access import HEADER_LIMIT, Guard
 from uirl.environments.remote.server.connections import most_connections, patient
 from uirl.environments.remote.server.counters import Counters
+from uirl.environments.remote.server.health import Health
 from uirl.environments.remote.server.live_view import LiveView
 from uirl.environments.remote.server.native import Native
 from uirl.environments.remote.server.openenv import OpenEnv
@@ -28,7 +29,6 @@ from uirl.environments.remote.server.problems import Refusal, body, describe
 from uirl.environments.remote.server.sessions import Sessions
 from uirl.environments.remote.server.settings import ServerSettings, read_tokens
 from uirl.environments.remote.server.ui_verifiers import PodNotFound, UIVerifiers
-from uirl.environments.remote.server.vitals import Vitals
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure, RolloutFailure
 
 GRACE = 5
@@ -72,7 +72,7 @@ def create_app(settings: ServerSettings, environment: BaseEnvironment | None = N
         # with a token a proxy may stand before the server and call it by another name
         local_names_only=tokens.agent is None,
     )
-    for room in (Vitals(sessions), Native(sessions), OpenEnv(sessions), LiveView(sessions), verifiers):
+    for room in (Health(sessions), Native(sessions), OpenEnv(sessions), LiveView(sessions), verifiers):
         app.include_router(room.router())
     for error in (Refusal, RolloutFailure, ContractError, WireError):
         app.add_exception_handler(error, _refuse)

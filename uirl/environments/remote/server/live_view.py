@@ -7,6 +7,7 @@ from html import escape
 
 from fastapi import APIRouter, Request, Response
 
+from uirl.environments.remote.protocol.native import LiveOverview, SessionSummary
 from uirl.environments.remote.protocol.pictures import media_type
 from uirl.environments.remote.server.access import may_grade
 from uirl.environments.remote.server.native import answer, describe_lease
@@ -127,10 +128,11 @@ class LiveView:
 
     async def listing(self, request: Request) -> Response:
         """The sessions without their ids; what they earned for graders alone."""
-        shown = [describe_lease(lease, graded=may_grade(request)) for lease in self.sessions.active]
-        for one in shown:
-            one.pop("session", None)
-        return answer({"sessions": shown, "capacity": self.sessions.settings.sessions})
+        leases = [describe_lease(lease, graded=may_grade(request)) for lease in self.sessions.active]
+        for fields in leases:
+            fields.pop("session", None)
+        sessions = [SessionSummary.model_construct(**fields) for fields in leases]
+        return answer(LiveOverview.model_construct(sessions=sessions, capacity=self.sessions.settings.sessions))
 
     async def screen(self, number: int) -> Response:
         """The last picture of a session."""

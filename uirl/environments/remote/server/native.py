@@ -8,22 +8,43 @@ an agent who is told its id, and is reset and closed by graders alone.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.remote.protocol import native as wire
-from uirl.environments.remote.protocol.native import Fields, plain, read_action, read_task, write_action
+from uirl.environments.remote.protocol.native import (
+    PROTOCOL,
+    ClosedAnswer,
+    EnvironmentDescription,
+    ExpertAnswer,
+    LeaseAnswer,
+    Observed,
+    OpenRequest,
+    Overview,
+    ResetRequest,
+    ScoreAnswer,
+    SessionOpened,
+    SessionSummary,
+    StateAnswer,
+    StepAnswer,
+    StepRequest,
+    TaskList,
+    Verdict,
+    WireAction,
+    WireControl,
+    WireObservation,
+    WireScore,
+    WireTask,
+)
 from uirl.environments.remote.protocol.pictures import media_type
+from uirl.environments.remote.protocol.wire import WireError, WireModel, dumps, loads, plain
 from uirl.environments.remote.server.access import may_grade, require_grader, require_owner
 from uirl.environments.remote.server.problems import NoSession, NotAllowed, OutOfTurn
 from uirl.environments.remote.server.sessions import Lease, Sessions
-from uirl.runtime.limits import shown
 from uirl.types import Action, Task
 
-PROTOCOL = 1
+M = TypeVar("M", bound=WireModel)
 
 
 class Native:
@@ -58,67 +79,65 @@ class Native:
 
     async def environment(self, request: Request) -> Response:
         """What is served, and whether the caller may see rewards."""
-        return answer({**self.description, "grades": may_grade(request), "scores_now": True})
+        return answer(self.description.model_copy(update={"grades": may_grade(request), "scores_now": True}))
 
     async def tasks(self, request: Request) -> Response:
         """The environment's tasks; their checks for graders alone."""
-        return answer({"tasks": wire.write_tasks(self.sessions.environment.tasks(), checks=may_grade(request))})
+        tasks, graded = self.sessions.environment.tasks(), may_grade(request)
+        wire = None if tasks is None else [WireTask.of(task, checks=graded) for task in tasks]
+        return answer(TaskList.model_construct(tasks=wire))
 
     async def create(self, request: Request) -> Response:
         """A new session; reset at once where `reset` is true or `task` or `seed` is given."""
-        fields = Fields(await _body(request), "body")
-        variant, reset = fields.take("variant", str, None), fields.take("reset", bool, False)
-        task, seed = self._episode_of(fields, request)
-        lease = self.sessions.open("native", graders=may_grade(request), variant=variant)
-        said: dict[str, Any] = {
+        wanted = await _read(OpenRequest, request)
+        task = self._task_of(wanted.task, request)
+        lease = self.sessions.open("native", graders=may_grade(request), variant=wanted.variant)
+        opened: dict[str, Any] = {
             "session": lease.id,
             "number": lease.number,
             "lease_seconds": self.sessions.settings.lease,
             "idle_seconds": self.sessions.settings.idle,
-            "fingerprint": self.description["fingerprint"],
+            "fingerprint": self.description.fingerprint,
         }
-        if reset or task is not None or seed is not None:
+        if wanted.reset or task is not None or wanted.seed is not None:
             try:
-                await self.sessions.reset(lease, task, seed)
-                said["observation"] = self._shown(lease, request)
+                await self.sessions.reset(lease, task, wanted.seed)
+                opened["observation"] = self._shown(lease, request)
             except BaseException:  # nobody is told its id: it would only wait for its lease to run out
                 await self.sessions.close(lease, "reset: it failed")
                 raise
-        return answer(said, 201)
+        return answer(SessionOpened.model_construct(**opened), 201)
 
     async def overview(self, request: Request) -> Response:
         """The sessions; their ids, with which one could play them, and what they earned for graders alone."""
         graded = may_grade(request)
-        return answer({"sessions": [describe_lease(lease, graded=graded) for lease in self.sessions.active]})
+        sessions = [
+            SessionSummary.model_construct(**describe_lease(lease, graded=graded)) for lease in self.sessions.active
+        ]
+        return answer(Overview.model_construct(sessions=sessions))
 
     async def reset(self, id: str, request: Request) -> Response:
         """The first observation of a new episode."""
         lease = self._lease(id)
         require_owner(request, lease.graders)
-        fields = Fields(await _body(request), "body")
-        task, seed = self._episode_of(fields, request)
-        await self.sessions.reset(lease, task, seed)
-        return answer({"observation": self._shown(lease, request)})
+        wanted = await _read(ResetRequest, request)
+        await self.sessions.reset(lease, self._task_of(wanted.task, request), wanted.seed)
+        return answer(Observed.model_construct(observation=self._shown(lease, request)))
 
     async def step(self, id: str, request: Request) -> Response:
         """What the environment answers to an action. `close`: 'never' (default), 'done' ends the session with the
         episode, 'after' with this step; the answer then has the last `state`."""
         lease = self._lease(id)
-        fields = Fields(await _body(request), "body")
-        action: Action = read_action(fields.take("action", dict), "body.action")
-        turn, close = fields.take("turn", int, None), fields.take("close", str, "never")
-        fields.done()
-        if close not in ("never", "done", "after"):
-            raise wire.WireError(f"body.close is {shown(close, 40)}; expected 'never', 'done' or 'after'")
-        if close != "never":
+        wanted = await _read(StepRequest, request)
+        if wanted.close != "never":
             require_owner(request, lease.graders)
         inline = _inline(request)
-        result = await self.sessions.step(lease, action, turn)
-        said = {**wire.write_step(result, graded=may_grade(request), inline=inline), "turn": lease.turns}
-        if close == "after" or (close == "done" and result.done):
-            said["state"] = await self.sessions.state_description(lease)
+        result = await self.sessions.step(lease, wanted.action.to_action(), wanted.turn)
+        stepped = StepAnswer.of(result, lease.turns, graded=may_grade(request), inline=inline)
+        if wanted.close == "after" or (wanted.close == "done" and result.done):
+            stepped = stepped.model_copy(update={"state": await self.sessions.state_description(lease)})
             await self.sessions.close(lease, "client")
-        return answer(said)
+        return answer(stepped)
 
     async def score(self, id: str, request: Request) -> Response:
         """Ends the episode where it stands, and its session: `score` has `reward` and `info`, or is null where the
@@ -126,20 +145,20 @@ class Native:
         require_grader(request)
         lease = self._lease(id)
         scored = await self.sessions.score(lease)
-        said = None if scored is None else {"reward": scored[0], "info": plain(scored[1], "info")}
+        score = None if scored is None else WireScore.model_construct(reward=scored[0], info=plain(scored[1], "info"))
         await self.sessions.close(lease, "client")
-        return answer({"score": said})
+        return answer(ScoreAnswer.model_construct(score=score))
 
     async def heartbeat(self, id: str) -> Response:
         """Renews the lease."""
         self._lease(id)
-        return answer({"lease_seconds": self.sessions.settings.lease})
+        return answer(LeaseAnswer.model_construct(lease_seconds=self.sessions.settings.lease))
 
     async def observation(self, id: str, request: Request) -> Response:
         """What the agent sees now, again."""
         lease = self._lease(id)
         self.sessions.touch(lease)
-        return answer({"observation": self._shown(lease, request), "turn": lease.turns})
+        return answer(Observed.model_construct(observation=self._shown(lease, request), turn=lease.turns))
 
     async def image(self, id: str, hash: str) -> Response:
         """The bytes of a picture of the current observation."""
@@ -152,80 +171,78 @@ class Native:
 
     async def state(self, id: str) -> Response:
         """The environment's state as text."""
-        return answer({"text": await self.sessions.state_description(self._lease(id))})
+        return answer(StateAnswer.model_construct(text=await self.sessions.state_description(self._lease(id))))
 
     async def expert(self, id: str, request: Request) -> Response:
         """What a demonstrator would do now."""
         require_grader(request)
         action = await self.sessions.expert_action(self._lease(id))
-        return answer({"action": None if action is None else write_action(action)})
+        return answer(ExpertAnswer.model_construct(action=None if action is None else WireAction.of(action)))
 
     async def verdict(self, id: str, request: Request) -> Response:
         """How the episode stands."""
         require_grader(request)
         lease = self._lease(id)
         info = lease.observation.info if lease.observation else {}
-        said = {**describe_lease(lease, graded=True), "info": plain(info, "info")}
-        return answer(said)
+        return answer(Verdict.model_construct(**describe_lease(lease, graded=True), info=plain(info, "info")))
 
     async def close(self, id: str, request: Request) -> Response:
         """Ends a session."""
         lease = self._lease(id)
         require_owner(request, lease.graders)
         await self.sessions.close(lease, "client")
-        return answer({"closed": id})
+        return answer(ClosedAnswer.model_construct(closed=id))
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _lease(self, id: str) -> Lease:
         lease = self.sessions.find(id)
-        if lease.door != "native":
+        if lease.protocol != "native":
             raise NoSession("no such session")
         return lease
 
-    def _episode_of(self, fields: Fields, request: Request) -> tuple[Task | None, int | None]:
-        given, seed = fields.take("task", dict, None), fields.take("seed", int, None)
-        fields.done()
-        task = None if given is None else read_task(given, "body.task")
+    def _task_of(self, wire: WireTask | None, request: Request) -> Task | None:
+        task = None if wire is None else wire.to_task()
         if task is not None and task.checks and not may_grade(request):
             raise NotAllowed("a task with checks needs the grader's token: who sets the checks grades itself")
-        return task, seed
+        return task
 
-    def _shown(self, lease: Lease, request: Request) -> dict[str, Any]:
+    def _shown(self, lease: Lease, request: Request) -> WireObservation:
         if lease.observation is None:
             raise OutOfTurn("there is no observation yet; reset the session first")
-        return wire.write_observation(lease.observation, info=may_grade(request), inline=_inline(request))
+        return WireObservation.of(lease.observation, info=may_grade(request), inline=_inline(request))
 
 
-def answer(value: Mapping[str, Any], status: int = 200) -> Response:
-    """An answer in JSON."""
-    return Response(wire.dumps(value), status, media_type="application/json")
+def answer(model: WireModel, status: int = 200) -> Response:
+    """Return an answer in JSON."""
+    return Response(dumps(model.write()), status, media_type="application/json")
 
 
-def describe_environment(name: str, environment: BaseEnvironment) -> dict[str, Any]:
-    """What a client must know to stand in for the environment."""
-    said: dict[str, Any] = {
-        "protocol": PROTOCOL,
-        "name": name,
-        "action_format": environment.action_format,
-        "max_turns": environment.max_turns,
-        "scored_at_end": environment.scored_at_end,
-        "message_style": environment.message_style,
-        "prompt_prefix": environment.get_prompt_prefix(),
-        "tool_schemas": plain(list(environment.tool_schemas()), "tool_schemas"),
-        "callable_tools": plain(list(environment.callable_tools()), "callable_tools"),
-        "demonstrator": type(environment).expert_action is not BaseEnvironment.expert_action,
-        "demonstrator_may_fail": environment.demonstrator_may_fail,
-        "controls": {key: _control(value) for key, value in environment.controls().items()},
-    }
-    return {**said, "fingerprint": hashlib.sha256(wire.dumps(said)).hexdigest()[:16]}
+def describe_environment(name: str, environment: BaseEnvironment) -> EnvironmentDescription:
+    """Say what a client must know to stand in for the environment."""
+    description = EnvironmentDescription.model_construct(
+        protocol=PROTOCOL,
+        name=name,
+        action_format=environment.action_format,
+        max_turns=environment.max_turns,
+        scored_at_end=environment.scored_at_end,
+        message_style=environment.message_style,
+        prompt_prefix=environment.get_prompt_prefix(),
+        tool_schemas=plain(list(environment.tool_schemas()), "tool_schemas"),
+        callable_tools=plain(list(environment.callable_tools()), "callable_tools"),
+        demonstrator=type(environment).expert_action is not BaseEnvironment.expert_action,
+        demonstrator_may_fail=environment.demonstrator_may_fail,
+        controls={key: _control(value) for key, value in environment.controls().items()},
+    )
+    fingerprint = hashlib.sha256(dumps(description.write())).hexdigest()[:16]
+    return description.model_copy(update={"fingerprint": fingerprint})
 
 
 def describe_lease(lease: Lease, *, graded: bool) -> dict[str, Any]:
-    """A session at a glance; `graded`: with its id, its seed, whose it is and what it earned."""
-    said: dict[str, Any] = {
+    """Return the fields of a `SessionSummary`; `graded`: with its id, its seed, whose it is and what it earned."""
+    fields: dict[str, Any] = {
         "number": lease.number,
-        "door": lease.door,
+        "door": lease.protocol,
         "opened": lease.opened.isoformat(timespec="seconds"),
         "episodes": lease.episodes,
         "turns": lease.turns,
@@ -238,25 +255,29 @@ def describe_lease(lease: Lease, *, graded: bool) -> dict[str, Any]:
         "text": lease.observation.text[:500] if lease.observation else "",
     }
     if graded:
-        said |= {"session": lease.id, "opened_by": "grader" if lease.graders else "agent"}
-        said |= {"total_reward": lease.total_reward, "success": lease.success}
-    return said
+        fields |= {"session": lease.id, "opened_by": "grader" if lease.graders else "agent"}
+        fields |= {"total_reward": lease.total_reward, "success": lease.success}
+    return fields
 
 
-def _control(control: Any) -> Any:
-    """A control as clients play it: an action as it is, an environment as the name of a variant."""
+def _control(control: BaseEnvironment | Action | str) -> WireControl:
+    """Return a control as clients play it: an action as it is, an environment as the name of a variant."""
     if isinstance(control, BaseEnvironment):
-        return {"variant": True}
-    return {"action": write_action(control)} if isinstance(control, Action) else {"text": control}
+        return WireControl.model_construct(variant=True)
+    return (
+        WireControl.model_construct(action=WireAction.of(control))
+        if isinstance(control, Action)
+        else WireControl.model_construct(text=control)
+    )
 
 
-async def _body(request: Request) -> Any:
-    data = await request.body()
-    return wire.loads(data) if data.strip() else {}
+async def _read(model: type[M], request: Request) -> M:
+    body = await request.body()
+    return model.read(loads(body) if body.strip() else {}, "body")
 
 
 def _inline(request: Request) -> bool:
     wanted = request.query_params.get("images", "base64")
     if wanted not in ("base64", "hash"):
-        raise wire.WireError(f"images={wanted[:40]!r}; expected 'base64', or 'hash' to fetch the bytes on their own")
+        raise WireError(f"images={wanted[:40]!r}; expected 'base64', or 'hash' to fetch the bytes on their own")
     return wanted == "base64"

@@ -7,70 +7,34 @@ new environment with every call. A session that the reaper closes takes its sock
 from __future__ import annotations
 
 import asyncio
-import base64
 import secrets
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+from fastapi import APIRouter, Response, WebSocket, WebSocketDisconnect
 
-from uirl.environments.remote.protocol.native import (
-    Fields,
-    WireError,
-    dumps,
-    loads,
-    plain,
-    read_action,
-    read_task,
-    write_result,
+from uirl.environments.remote.protocol.openenv_messages import (
+    ACTION_SCHEMA,
+    OBSERVATION_SCHEMA,
+    STATE_SCHEMA,
+    ErrorData,
+    FrameData,
+    Message,
+    Metadata,
+    NoTools,
+    ResetData,
+    Schemas,
+    StateData,
+    StepData,
 )
+from uirl.environments.remote.protocol.wire import WireError, WireModel, dumps, loads
 from uirl.environments.remote.server.access import may_grade
-from uirl.environments.remote.server.native import describe_environment
+from uirl.environments.remote.server.native import answer, describe_environment
 from uirl.environments.remote.server.problems import Full, NotAllowed, Refusal, SessionOver
 from uirl.environments.remote.server.sessions import Lease, Sessions
 from uirl.errors import ContractError, RolloutFailure
 from uirl.runtime.limits import shown
-from uirl.types import Action, Observation, Task, ToolCall
-
-_CALL = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "arguments": {"type": "object"}, "id": {"type": "string"}},
-    "required": ["name"],
-}
-ACTION_SCHEMA: dict[str, Any] = {
-    "title": "UirlAction",
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        "text": {"type": "string", "description": "the reply as text: all there is for environments that take text"},
-        "name": {"type": "string", "description": "one call, in short for tool_calls with one item"},
-        "arguments": {"type": "object"},
-        "tool_calls": {"type": "array", "items": _CALL},
-        "thought": {"type": "string"},
-        "parse_error": {"type": ["string", "null"]},
-        "metadata": {"type": "object"},
-    },
-}
-OBSERVATION_SCHEMA: dict[str, Any] = {
-    "title": "UirlObservation",
-    "type": "object",
-    "properties": {
-        "text": {"type": "string"},
-        "images": {"type": "array", "items": {"type": "string", "contentEncoding": "base64"}},
-        "tool_results": {"type": "array", "items": {"type": "object"}},
-        "done": {"type": "boolean"},
-        "terminated": {"type": "boolean"},
-        "truncated": {"type": "boolean"},
-        "reward": {"type": ["number", "null"]},
-        "metadata": {"type": "object"},
-    },
-}
-STATE_SCHEMA: dict[str, Any] = {
-    "title": "UirlState",
-    "type": "object",
-    "properties": {"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer"}},
-}
+from uirl.types import Task
 
 
 class OpenEnv:
@@ -87,13 +51,17 @@ class OpenEnv:
         router.add_api_websocket_route("/ws", self.socket)
         return router
 
-    async def metadata(self) -> dict[str, Any]:
-        said = describe_environment(self.sessions.settings.environment, self.sessions.environment)
+    async def metadata(self) -> Response:
+        description = describe_environment(self.sessions.settings.environment, self.sessions.environment)
         words = (type(self.sessions.environment).__doc__ or "").strip().split("\n")[0]
-        return {"name": said["name"], "description": words, "version": str(said["protocol"]), "uirl": said}
+        return answer(
+            Metadata.model_construct(
+                name=description.name, description=words, version=str(description.protocol), uirl=description
+            )
+        )
 
-    async def schema(self) -> dict[str, Any]:
-        return {"action": ACTION_SCHEMA, "observation": OBSERVATION_SCHEMA, "state": STATE_SCHEMA}
+    async def schema(self) -> Response:
+        return answer(Schemas(action=ACTION_SCHEMA, observation=OBSERVATION_SCHEMA, state=STATE_SCHEMA))
 
     async def socket(self, socket: WebSocket) -> None:
         """One session, from the first frame to the end of the connection."""
@@ -175,37 +143,34 @@ class Connection:
         except (RolloutFailure, ContractError, Refusal) as error:
             await _fail(self._socket, "EXECUTION_ERROR", str(error), kind=getattr(error, "kind", "order"))
         else:
-            await _send(self._socket, {"type": "observation" if kind in ("reset", "step") else kind, "data": reply})
+            kind = "observation" if kind in ("reset", "step") else str(kind)
+            await _send(self._socket, kind, reply)
         return True
 
-    async def _reset(self, data: Any) -> dict[str, Any]:
-        if not isinstance(data, Mapping):
-            raise WireError(f"data is {shown(data)}; expected an object")
-        wanted = Fields({key: data.get(key) for key in ("seed", "episode_id", "task", "task_id", "task_name")}, "data")
-        seed = wanted.take("seed", int, None)
-        self._episode = wanted.take("episode_id", str, None) or secrets.token_hex(8)
-        task = self._task(wanted)
-        observation = await self._sessions.reset(self._lease, task, seed)
-        return self._shown(observation, None, False, False)
+    async def _reset(self, data: Any) -> WireModel:
+        wanted = ResetData.read(data, "data")
+        self._episode = wanted.episode_id or secrets.token_hex(8)
+        observation = await self._sessions.reset(self._lease, self._task(wanted), wanted.seed)
+        return FrameData.of(observation, None, (False, False), graded=self._graded)
 
-    async def _step(self, data: Any) -> dict[str, Any]:
-        result = await self._sessions.step(self._lease, _read_action(data))
-        return self._shown(result.observation, result.reward, result.terminated, result.truncated)
+    async def _step(self, data: Any) -> WireModel:
+        result = await self._sessions.step(self._lease, StepData.read(data, "data").to_action())
+        ends = (result.terminated, result.truncated)
+        return FrameData.of(result.observation, result.reward, ends, graded=self._graded)
 
-    async def _state(self, data: Any) -> dict[str, Any]:
+    async def _state(self, data: Any) -> WireModel:
         self._sessions.find(self._lease.id)
-        return {"episode_id": self._episode, "step_count": self._lease.turns}
+        return StateData.model_construct(episode_id=self._episode, step_count=self._lease.turns)
 
-    async def _mcp(self, data: Any) -> dict[str, Any]:
-        asked = data if isinstance(data, Mapping) else {}
+    async def _mcp(self, data: Any) -> WireModel:
+        id = data.get("id") if isinstance(data, Mapping) else None
         problem = {"code": -32601, "message": "this environment has no tools over MCP; step it"}
-        return {"jsonrpc": "2.0", "id": asked.get("id"), "error": problem}
+        return NoTools.model_construct(jsonrpc="2.0", id=id, error=problem)
 
-    def _task(self, wanted: Fields) -> Task | None:
-        given = wanted.take("task", dict, None)
-        name = wanted.take("task_id", str, None) or wanted.take("task_name", str, None)
-        if given is not None:
-            task = read_task(given, "data.task")
+    def _task(self, wanted: ResetData) -> Task | None:
+        name = wanted.task_id or wanted.task_name
+        if wanted.task is not None:
+            task = wanted.task.to_task()
             if task.checks and not self._graded:
                 raise NotAllowed("a task with checks needs the grader's token: who sets the checks grades itself")
             return task
@@ -216,37 +181,10 @@ class Connection:
                 return task
         raise WireError(f"the environment has no task {shown(name)}")
 
-    def _shown(self, seen: Observation, reward: float | None, terminated: bool, truncated: bool) -> dict[str, Any]:
-        ends = {"terminated": terminated, "truncated": truncated}
-        observation = {
-            "text": seen.text,
-            "images": [base64.b64encode(shot.data).decode("ascii") for shot in seen.images],
-            "tool_results": [write_result(result) for result in seen.tool_results],
-            **ends,
-        }
-        metadata = {"metadata": plain(seen.info, "info")} if self._graded else {}
-        earned = reward if self._graded else None
-        return {"observation": observation, "reward": earned, "done": terminated or truncated, **ends, **metadata}
 
-
-def _read_action(data: Any) -> Action:
-    own = ("name", "arguments", "metadata")
-    fields = Fields(data, "data")
-    name, arguments = fields.take("name", str, None), fields.take("arguments", dict, {})
-    fields.take("metadata", dict, {})
-    action = read_action({key: value for key, value in data.items() if key not in own}, "data", also=own)
-    if name is None:
-        if arguments:
-            raise WireError("data.arguments stands without data.name")
-        return action
-    if action.tool_calls:
-        raise WireError("data.name and data.tool_calls are two ways to say one thing; expected one of them")
-    return replace(action, tool_calls=(ToolCall(name, arguments),))
-
-
-async def _send(socket: WebSocket, message: Mapping[str, Any]) -> None:
-    await socket.send_text(dumps(message).decode("ascii"))
+async def _send(socket: WebSocket, type: str, data: WireModel) -> None:
+    await socket.send_text(dumps(Message.model_construct(type=type, data=data.write()).write()).decode("ascii"))
 
 
 async def _fail(socket: WebSocket, code: str, message: str, **more: Any) -> None:
-    await _send(socket, {"type": "error", "data": {"message": message, "code": code, **more}})
+    await _send(socket, "error", ErrorData.model_construct(message=message, code=code, **more))

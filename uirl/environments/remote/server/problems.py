@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from uirl.environments.remote.protocol.native import WireError
+from uirl.environments.remote.protocol.wire import WireError
 from uirl.errors import ContractError, EpisodeTimeout, RolloutFailure, without_addresses
 
 

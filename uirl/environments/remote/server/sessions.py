@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.remote.protocol.native import WireError
+from uirl.environments.remote.protocol.ui_verifiers import SubmittedRows
+from uirl.environments.remote.protocol.wire import WireError, plain
 from uirl.environments.remote.server.counters import Counters
 from uirl.environments.remote.server.problems import Full, NoSession, OutOfTurn, Refusal, SessionOver
 from uirl.environments.remote.server.settings import ServerSettings
@@ -42,10 +43,13 @@ class Progress:
     def note(self, result: StepResult) -> None:
         """Takes the environment's own count from `info['progress']`, which has both keys; where it has none, every step
         with a positive reward is a row and every one with a negative reward is wrong."""
-        said = result.observation.info.get("progress")
-        if isinstance(said, Mapping) and said.keys() >= {"submitted_row_indices", "num_incorrect_submissions"}:
-            self.rows = [int(row) for row in said["submitted_row_indices"]]
-            self.wrong = int(said["num_incorrect_submissions"])
+        progress = result.observation.info.get("progress")
+        if isinstance(progress, Mapping) and progress.keys() >= SubmittedRows.model_fields.keys():
+            try:
+                submitted = SubmittedRows.read(plain(progress, "info.progress"), "info.progress")
+            except WireError as error:
+                raise EnvironmentFailure(str(error)) from None
+            self.rows, self.wrong = submitted.submitted_row_indices, submitted.num_incorrect_submissions
         elif result.reward > 0:
             self.rows.append(len(self.rows))
         elif result.reward < 0:
@@ -60,7 +64,7 @@ class Lease:
     """Long and random: whoever knows it may play the session."""
     number: int
     """From 1, never used again; for people and for protocols that count."""
-    door: str
+    protocol: str
     """The protocol it was opened over."""
     session: EnvironmentSession
     spawn: Callable[[], BaseEnvironment]
@@ -117,8 +121,8 @@ class Lease:
         self.turns += 1
         self.total_reward += result.reward
         self.terminated, self.truncated = result.terminated, result.truncated
-        said = result.observation.info.get("success")
-        self.success = self.success if said is None else bool(said)
+        success = result.observation.info.get("success")
+        self.success = self.success if success is None else bool(success)
         self.progress.note(result)
 
     def _look(self, observation: Observation) -> None:
@@ -161,7 +165,7 @@ class Sessions:
         return len(self._warm)
 
     def open(
-        self, door: str, *, graders: bool, leased: bool = True, idles: bool = True, variant: str | None = None
+        self, protocol: str, *, graders: bool, leased: bool = True, idles: bool = True, variant: str | None = None
     ) -> Lease:
         """A new session; its environment is made, or taken over from one that is over, but not reset.
 
@@ -176,9 +180,9 @@ class Sessions:
         session = self._warm.pop()[1] if self._warm and variant is None else self._session(spawn)
         self._opened += 1
         id = secrets.token_urlsafe(18)
-        lease = Lease(id, self._opened, door, session, spawn, variant, now, now, leased, idles, graders)
+        lease = Lease(id, self._opened, protocol, session, spawn, variant, now, now, leased, idles, graders)
         self._active[lease.id] = lease
-        self.counters.add("uirl_sessions_opened_total", door=door)
+        self.counters.add("uirl_sessions_opened_total", door=protocol)
         return lease
 
     def find(self, id: str) -> Lease:

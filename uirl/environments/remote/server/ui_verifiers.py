@@ -17,7 +17,6 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Any
 from urllib.parse import quote
 
@@ -26,6 +25,21 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
 
 from uirl.environments.remote.protocol.pictures import as_png
+from uirl.environments.remote.protocol.ui_verifiers import (
+    CUT,
+    DONE,
+    ROOT_M,
+    ROOT_S,
+    SINCE,
+    TEXT,
+    CountedSubmissions,
+    Deleted,
+    Mouse,
+    MouseAndKeyboard,
+    SessionIds,
+    SessionInfo,
+    SubmittedRows,
+)
 from uirl.environments.remote.server.access import may_grade, require_grader, require_owner
 from uirl.environments.remote.server.problems import Full
 from uirl.environments.remote.server.sessions import RETRY_AFTER, Lease, Sessions
@@ -42,31 +56,6 @@ LONGEST_WORDS = 2000
 """Characters of an observation's text that travel in a header."""
 
 
-class Mouse(StrEnum):
-    """The actions of protocol M."""
-
-    screenshot = "screenshot"
-    mouse_move = "mouse_move"
-    left_click = "left_click"
-    right_click = "right_click"
-    double_click = "double_click"
-    triple_click = "triple_click"
-
-
-class MouseAndKeyboard(StrEnum):
-    """The actions of protocol S."""
-
-    screenshot = "screenshot"
-    mouse_move = "mouse_move"
-    left_click = "left_click"
-    right_click = "right_click"
-    double_click = "double_click"
-    triple_click = "triple_click"
-    type = "type"
-    keys = "keys"
-    scroll = "scroll"
-
-
 _NAMES = {"mouse_move": "move", "left_click": "click"}
 
 
@@ -80,14 +69,14 @@ class Numbered:
     actions: int = 0
     stop: datetime | None = None
 
-    def info(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "start_time": self.start.isoformat(),
-            "display": 9 + self.id,  # the original counts X displays from :10
-            "action_count": self.actions,
-            "stop_time": self.stop.isoformat() if self.stop else None,
-        }
+    def info(self) -> SessionInfo:
+        return SessionInfo(
+            id=self.id,
+            start_time=self.start.isoformat(),
+            display=9 + self.id,  # the original counts X displays from :10
+            action_count=self.actions,
+            stop_time=self.stop.isoformat() if self.stop else None,
+        )
 
 
 class UIVerifiers:
@@ -135,14 +124,14 @@ class UIVerifiers:
     # -- M -------------------------------------------------------------------------------------------------------
 
     async def root_m(self) -> Response:
-        return PlainTextResponse(f"UI Verifiers Server v{VERSION}")
+        return PlainTextResponse(f"{ROOT_M} v{VERSION}")
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self) -> dict[str, SessionInfo]:
         return {str(one.id): one.info() for one in self._numbered.values()}
 
     async def create(
         self, request: Request, type: str = "simple_data_entry", n: int = Query(default=1), seed: int | None = None
-    ) -> dict[str, Any]:
+    ) -> SessionIds:
         if type not in self.types:
             known = " or ".join(repr(name) for name in sorted(self.types))
             raise _unprocessable("enum", "type", f"Input should be {known}", type)
@@ -156,9 +145,9 @@ class UIVerifiers:
             for one in started:
                 await self.sessions.close(one.lease, "reset: another session of the request failed")
             raise
-        return {"session_ids": [one.id for one in started]}
+        return SessionIds(session_ids=[one.id for one in started])
 
-    async def look(self, id: int) -> dict[str, Any]:
+    async def look(self, id: int) -> SessionInfo:
         if id not in self._numbered:
             raise _not_found()
         return self._numbered[id].info()
@@ -174,16 +163,16 @@ class UIVerifiers:
         self.sessions.touch(one.lease)
         return _picture(one.lease)
 
-    async def progress_m(self, id: int, request: Request) -> dict[str, Any]:
+    async def progress_m(self, id: int, request: Request) -> CountedSubmissions:
         require_grader(request)
         progress = self._running(id).lease.progress
-        return {"num_correct_submissions": len(progress.rows), "num_incorrect_submissions": progress.wrong}
+        return CountedSubmissions(num_correct_submissions=len(progress.rows), num_incorrect_submissions=progress.wrong)
 
-    async def delete(self, id: int, request: Request) -> dict[str, Any]:
+    async def delete(self, id: int, request: Request) -> Deleted:
         lease = self._running(id).lease
         require_owner(request, lease.graders)
         await self.sessions.close(lease, "client")
-        return {"deleted": id}
+        return Deleted(deleted=id)
 
     async def vnc(self) -> None:
         return None
@@ -193,7 +182,7 @@ class UIVerifiers:
     async def root_s(self, id: str | None = None) -> Response:
         one = self._proxied(id)
         lines = [
-            "UI Verifiers Session Server",
+            ROOT_S,
             f"Session Type: {self.title}",
             f"Start time: {one.start.replace(tzinfo=None)}",
             f"Duration: {datetime.now(UTC) - one.start}",
@@ -214,10 +203,10 @@ class UIVerifiers:
         given = {"x": x, "y": y, "text": text, "keys": keys, "direction": direction}
         return await self._act(self._proxied(id), str(action_type), given)
 
-    async def progress_s(self, request: Request, id: str | None = None) -> dict[str, Any]:
+    async def progress_s(self, request: Request, id: str | None = None) -> SubmittedRows:
         require_grader(request)
         progress = self._proxied(id).lease.progress
-        return {"submitted_row_indices": progress.rows, "num_incorrect_submissions": progress.wrong}
+        return SubmittedRows(submitted_row_indices=progress.rows, num_incorrect_submissions=progress.wrong)
 
     # -- both ----------------------------------------------------------------------------------------------------
 
@@ -309,12 +298,12 @@ def _picture(lease: Lease) -> Response:
             "this environment shows no picture, and the protocol of ui-verifiers has nothing else to show; use the "
             "native API or OpenEnv"
         )
-    headers = {"x-uirl-text": quote(observation.text[:LONGEST_WORDS], errors="replace")} if observation.text else {}
-    headers["x-uirl-since"] = lease.opened.isoformat()
+    headers = {TEXT: quote(observation.text[:LONGEST_WORDS], errors="replace")} if observation.text else {}
+    headers[SINCE] = lease.opened.isoformat()
     if lease.done:
-        headers["x-uirl-done"] = "terminated" if lease.terminated else "truncated"
+        headers[DONE] = "terminated" if lease.terminated else "truncated"
         if observation.info.get("out_of_turns") is True:
-            headers["x-uirl-cut"] = "out_of_turns"
+            headers[CUT] = "out_of_turns"
     return Response(as_png(lease.picture), media_type="image/png", headers=headers)
 
 

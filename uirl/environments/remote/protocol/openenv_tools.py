@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from uirl.environments.remote.protocol.native import from_base64, plain
+from uirl.environments.remote.protocol.wire import from_base64, plain
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.images import Screenshot
 from uirl.runtime.limits import shown

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import copy
 from abc import abstractmethod
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.remote.client.http import EnvironmentClient, NoAnswer, Refused, ServerLost
 from uirl.environments.remote.client.servers import Server, ServerPool
-from uirl.errors import ConfigError, RolloutFailure
+from uirl.environments.remote.protocol.wire import WireError
+from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
 from uirl.runtime.http import checked_url
 from uirl.types import StepResult
 
@@ -152,3 +153,12 @@ class RemoteEnvironment(BaseEnvironment):
         """Takes the session's server out of the pool where the failure is its own."""
         if self._server is not None and isinstance(error, (ServerLost, NoAnswer)):
             self.pool.take_out(self._server, str(error))
+
+
+@contextmanager
+def understood(url: str) -> Iterator[None]:
+    """A context in which an answer that makes no sense is a failure of the server that gave it."""
+    try:
+        yield
+    except WireError as error:
+        raise EnvironmentFailure(f"{url} answered something else than was asked for: {error}") from None

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Response
 from uirl.environments.remote.server.sessions import Sessions
 
 
-class Vitals:
+class Health:
     """Whether the server lives, and its numbers."""
 
     def __init__(self, sessions: Sessions) -> None:

@@ -1,0 +1,78 @@
+"""The two protocols of ui-verifiers: what their requests and answers hold.
+
+M: one server, many sessions, a mouse. S: one process, one session, mouse and keyboard. Actions are parameters of a GET;
+screenshots are answers of their own, with headers for what a picture cannot say.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from uirl.environments.remote.protocol.wire import Count, Items, Text, WireAnswer
+
+ROOT_M, ROOT_S = "UI Verifiers Server", "UI Verifiers Session Server"
+"""How `GET /` begins."""
+TEXT, DONE, CUT, SINCE = "x-uirl-text", "x-uirl-done", "x-uirl-cut", "x-uirl-since"
+"""Headers of `uirl serve`: the text of the observation (percent-encoded), 'terminated' or 'truncated', 'out_of_turns',
+and when the session began."""
+
+
+class Mouse(StrEnum):
+    """The actions of protocol M."""
+
+    screenshot = "screenshot"
+    mouse_move = "mouse_move"
+    left_click = "left_click"
+    right_click = "right_click"
+    double_click = "double_click"
+    triple_click = "triple_click"
+
+
+class MouseAndKeyboard(StrEnum):
+    """The actions of protocol S."""
+
+    screenshot = "screenshot"
+    mouse_move = "mouse_move"
+    left_click = "left_click"
+    right_click = "right_click"
+    double_click = "double_click"
+    triple_click = "triple_click"
+    type = "type"
+    keys = "keys"
+    scroll = "scroll"
+
+
+class SessionIds(WireAnswer):
+    """`POST /session` (M)."""
+
+    session_ids: Items[int]
+
+
+class SessionInfo(WireAnswer):
+    """`GET /session/{id}`, and a value of `GET /status` (M)."""
+
+    id: int
+    start_time: Text
+    display: int
+    action_count: Count
+    stop_time: Text | None = None
+
+
+class CountedSubmissions(WireAnswer):
+    """`GET /session/{id}/progress` (M), which cannot tell a row that was sent twice."""
+
+    num_correct_submissions: Count
+    num_incorrect_submissions: Count
+
+
+class SubmittedRows(WireAnswer):
+    """`GET /progress` (S)."""
+
+    submitted_row_indices: Items[Count]
+    num_incorrect_submissions: Count
+
+
+class Deleted(WireAnswer):
+    """`DELETE /session/{id}` (M)."""
+
+    deleted: int
