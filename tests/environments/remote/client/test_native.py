@@ -22,6 +22,7 @@ from uirl.environments import (
     play_episode,
 )
 from uirl.environments.remote.client.native import NativeRemoteEnvironment
+from uirl.environments.remote.server.native import describe_environment
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
 from uirl.inference import ChatRenderer, LoadedModel
 from uirl.rollout import ExpertAgent
@@ -264,3 +265,41 @@ def test_copies_share_servers_and_nothing_else(screen: Served) -> None:
         assert not environment.client.transport._open, "connections are left open"
 
     asyncio.run(run())
+
+
+async def test_an_answer_to_another_step_is_a_failure(screen: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = remote(screen)
+    await environment.reset(seed=1)
+    ask = environment.client.json
+
+    async def skip(*request: Any, **options: Any) -> Any:
+        answer = await ask(*request, **options)
+        return {**answer, "turn": answer["turn"] + 1} if "turn" in answer else answer
+
+    monkeypatch.setattr(environment.client, "json", skip)
+    with pytest.raises(EnvironmentFailure, match="counts 2 steps of the episode and this client 1"):
+        await environment.step(Action.of("click", x=1, y=1))
+    await environment.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"scored_at_end": "false"}, "environment.scored_at_end is 'false'; expected bool"),
+        ({"max_turns": 0}, "environment.max_turns is 0"),
+        ({"tool_schemas": {}}, "environment.tool_schemas is {}; expected list"),
+        ({"controls": {"blank": {"action": {"txt": "a"}}}}, "environment.controls.blank.action has an unknown field"),
+        ({"action_format": None}, "environment.action_format is missing"),
+        ({"protocol": 2}, "speaks protocol 2 and this client 1"),
+    ],
+)
+def test_a_description_is_checked(wrong: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = NativeRemoteEnvironment()
+    description = describe_environment("screen", ScreenEnvironment()).write() | {"grades": True} | wrong
+
+    def first_answer(urls: Any, path: str, read: Any, *words: str) -> Any:
+        return read(description)
+
+    monkeypatch.setattr(environment.client, "first_answer", first_answer)
+    with pytest.raises(ConfigError, match=told):
+        environment.get_prompt_prefix()

@@ -16,7 +16,8 @@ from tests.environments.remote.server.test_security import AGENT, GRADER
 from tests.environments.remote.server.test_ui_verifiers import Recorder
 from tests.environments.remote.stand_ins import many_sessions, single_session
 from uirl.environments import EnvironmentSession, ScreenEnvironment, create_environment
-from uirl.environments.remote.client.ui_verifiers import UIVerifiersEnvironment
+from uirl.environments.remote.client.ui_verifiers import Progress, UIVerifiersEnvironment
+from uirl.environments.remote.protocol.wire import WireError
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.types import Action, StepResult, Task
 
@@ -321,3 +322,32 @@ async def test_progress_needs_the_graders_token(monkeypatch: pytest.MonkeyPatch)
 def test_options_that_do_not_fit(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         create_environment("ui_verifiers", options)
+
+
+@pytest.mark.parametrize("forget", [[], [0, 0, 1], [0, 5, 6]])
+async def test_counts_that_go_back_are_a_failure_and_no_penalty(single: tuple[str, FastAPI], forget: list[int]) -> None:
+    url, app = single
+    session = EnvironmentSession(client(url))
+    app.state.form.submitted = [0, 1, 2]
+    await session.reset()
+    app.state.form.submitted = forget
+    with pytest.raises(EnvironmentFailure, match="counts only grow"):
+        await session.step(click((5, 5)))
+    await session.close()
+
+
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [
+        ({"num_correct_submissions": True, "num_incorrect_submissions": 0}, "num_correct_submissions is True"),
+        ({"num_correct_submissions": -1, "num_incorrect_submissions": 0}, "num_correct_submissions is -1"),
+        ({"num_correct_submissions": 1, "num_incorrect_submissions": 1.5}, "num_incorrect_submissions is 1.5"),
+        ({"submitted_row_indices": [1, True], "num_incorrect_submissions": 0}, r"row_indices\[1\] is True"),
+        ({"submitted_row_indices": [[1]], "num_incorrect_submissions": 0}, r"row_indices\[0\] is \[1\]"),
+        ({"submitted_row_indices": []}, "num_incorrect_submissions is missing"),
+        ([], "expected an object"),
+    ],
+)
+def test_counts_that_are_none(counts: object, told: str) -> None:
+    with pytest.raises(WireError, match=told):
+        Progress.read(counts)

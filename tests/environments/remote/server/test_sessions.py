@@ -12,9 +12,10 @@ from tests.environments.remote.running import PATIENCE
 from uirl.environments import BaseEnvironment
 from uirl.environments.remote.protocol.wire import WireError
 from uirl.environments.remote.server.counters import Counters
-from uirl.environments.remote.server.sessions import Lease, Sessions
+from uirl.environments.remote.server.sessions import Lease, Progress, Sessions
 from uirl.environments.remote.server.settings import ServerSettings
-from uirl.types import Action, Task
+from uirl.errors import EnvironmentFailure
+from uirl.types import Action, Observation, StepResult, Task
 
 
 class Slow(BaseEnvironment):
@@ -111,3 +112,12 @@ async def test_a_seed_that_no_environment_takes(task: Task | None, seed: int | N
     with pytest.raises(WireError, match="more than 64 bits"):
         await sessions.reset(lease, task, seed)
     await sessions.reset(lease, None, 2**63 - 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "wrong"), [([True], 0), (["1"], 0), ([-1], 0), (3, 0), ([1], -1), ([1], True), ([1], None)]
+)
+def test_progress_that_an_environment_counts_wrongly_is_its_failure(rows: Any, wrong: Any) -> None:
+    info = {"progress": {"submitted_row_indices": rows, "num_incorrect_submissions": wrong}}
+    with pytest.raises(EnvironmentFailure, match=r"info\.progress"):
+        Progress().note(StepResult(Observation("", (), info)))
