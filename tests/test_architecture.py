@@ -48,7 +48,6 @@ LONGEST, ALMOST_ALL, FILE, PARAMETERS = 80, 40, 400, 10
 RINGS_LEFT: set[str] = set()
 FOLDER_RINGS_LEFT: set[str] = {
     "uirl.environments.browser.chromium - uirl.environments.browser.page",
-    "uirl.environments.remote.client - uirl.environments.remote.protocol",
     "uirl.integrations.verl.rollout - uirl.integrations.verl.tasks - uirl.integrations.verl.trainer",
     "uirl.serving.protocol - uirl.serving.tool_choice",
 }

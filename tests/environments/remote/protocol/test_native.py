@@ -115,7 +115,7 @@ def deep(levels: int) -> Any:
     [
         ({"a": {"b": object()}}, r"info\.a\.b is <object .* \(object\); expected what JSON holds"),
         ({"a": [1, float("nan")]}, r"info\.a\[1\] is nan \(float\); expected what JSON holds"),
-        ({"a": {1: 2}}, r"info\.a has the key 1; expected text"),
+        ({"a": {1: 2}}, r"info\.a has the key 1 \(int\); expected text keys"),
         ({"a": b"bytes"}, r"is b'bytes' \(bytes\)"),
         ({"a": deep(LIMITS.depth + 1)}, f"nested too deep; expected at most {LIMITS.depth} levels"),
     ],
