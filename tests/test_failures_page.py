@@ -1,4 +1,4 @@
-"""docs/failures.md names every place that makes a failure, and says who can bring it about."""
+"""docs/failures.md names every place that raises a failure, and says who can cause it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ def rows() -> dict[tuple[str, str], tuple[list[str], str, str]]:
 
 
 def test_every_place_that_makes_a_failure_has_a_row() -> None:
-    said, made = rows(), failure_sites()
-    new = [f"| `{path}` `{scope}` | {', '.join(made[path, scope])} | ? | ? |" for path, scope in set(made) - set(said)]
+    listed, raised = rows(), failure_sites()
+    new = [
+        f"| `{path}` `{scope}` | {', '.join(raised[path, scope])} | ? | ? |"
+        for path, scope in set(raised) - set(listed)
+    ]
     assert not new, (
-        "these places make failures and have no row in docs/failures.md. Ask of each: can the policy bring it about? "
-        "Then it should be an observation or a stop_reason, or the row says what keeps it from being a way out.\n"
+        "these places raise failures and have no row in docs/failures.md. Ask of each: can the policy cause it? "
+        "Then it should be an observation or a stop_reason, or the row says what prevents its use as an escape.\n"
         + "\n".join(sorted(new))
     )
-    gone = sorted(set(said) - set(made))
+    gone = sorted(set(listed) - set(raised))
     assert not gone, f"these rows of docs/failures.md have no place in the code any more: {gone}"
-    others = {site: (said[site][0], kinds) for site, kinds in made.items() if said[site][0] != kinds}
-    assert not others, f"these rows name other failures (said, made): {others}"
+    others = {site: (listed[site][0], kinds) for site, kinds in raised.items() if listed[site][0] != kinds}
+    assert not others, f"these rows name other failures (listed, raised): {others}"
 
 
 @pytest.mark.parametrize("site", sorted(rows()), ids=" ".join)
@@ -40,7 +43,7 @@ def test_every_row_says_whose_doing_it_is(site: tuple[str, str]) -> None:
 
 
 def test_the_first_table_names_every_kind() -> None:
-    found = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.RolloutFailure)]
-    ways = PAGE.read_text().split("## Every place")[0]
-    for kind in {c.kind for c in found} - {errors.RolloutFailure.kind}:
-        assert f'"{kind}"' in ways
+    failures = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.RolloutFailure)]
+    first_table = PAGE.read_text().split("## Every place")[0]
+    for kind in {c.kind for c in failures} - {errors.RolloutFailure.kind}:
+        assert f'"{kind}"' in first_table

@@ -18,9 +18,9 @@ def test_a_guide_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     text = (DOCS / page).read_text()
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "guide"}
-    found = list(BLOCK.finditer(text))
-    assert len(found) > 1
-    for block in found:
+    blocks = list(BLOCK.finditer(text))
+    assert len(blocks) > 1
+    for block in blocks:
         line = text[: block.start()].count("\n") + 1
         code = compile("\n" * line + block[1], f"docs/{page}", "exec")  # tracebacks name the line of the page
         exec(code, namespace)
