@@ -59,7 +59,6 @@ PARAMETERS_LEFT: set[str] = {
     "environments/remote/client/ui_verifiers.py:UIVerifiersEnvironment.__init__",
     "integrations/mobile_world.py:MobileWorldAgentLoop.__init__",
     "integrations/verl/tasks/dataset.py:CustomEnvironmentDataset.__init__",
-    "rollout/task_runner.py:TaskRunner.__init__",
 }
 SHAPES_LEFT: set[str] = {
     "integrations/verl/rollout/packing.py:PackedPixels.unpack",

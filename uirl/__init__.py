@@ -58,7 +58,7 @@ _HOME = {
         "Agent Collector ContextWindow Conversation EngineAgent Episode EpisodeLimits EpisodeOptions EpisodeSpec "
         "EpisodeSummary ExpertAgent MultiTurnInferenceEngine MultiTurnManager run_episode samples_of"
     ),
-    "uirl.rollout.task_runner": "TaskRunner",
+    "uirl.rollout.task_runner": "TaskRunner TaskRunnerOptions",
     "uirl.storage": "RunDirectory TrajectoryStore export_sft",
     "uirl.learner": (
         "Batch Learner PPOBatch Policy PolicyValueModel VLMWrapper export_hf export_peft latest_checkpoint "

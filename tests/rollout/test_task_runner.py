@@ -19,7 +19,7 @@ from uirl.errors import AlignmentError, ConfigError, ContractError
 from uirl.inference import LoadedModel, TextEngine
 from uirl.learner import VLMWrapper
 from uirl.rollout.samples import samples_of
-from uirl.rollout.task_runner import TaskRunner
+from uirl.rollout.task_runner import TaskRunner, TaskRunnerOptions
 from uirl.training import Trainer
 
 SUBMIT = (700, 440, 840, 490)
@@ -41,8 +41,7 @@ def test_the_program_of_the_document(wrapper: VLMWrapper) -> None:
             task_prompt="Complete the data entry form",
             session_type="simple_data_entry",
             action_format="json",
-            max_steps=2,
-            max_tokens=4,
+            options=TaskRunnerOptions(max_steps=2, max_tokens=4),
             environment_options={"delay": 0},
         )
         trajectory = runner.run_episode()
@@ -74,7 +73,10 @@ def test_rewards_are_what_the_server_counted(vlm: LoadedModel) -> None:
         script = [reply(*row_place(2), "right_click"), reply(*middle(SUBMIT)), reply(*middle(SUBMIT))]
         engine = TextEngine(vlm, scripted(vlm, *script))
         runner = TaskRunner(
-            url, engine, max_steps=3, max_tokens=60, environment_options={"delay": 0, "wrong_cost": 0.1}
+            url,
+            engine,
+            options=TaskRunnerOptions(max_steps=3, max_tokens=60),
+            environment_options={"delay": 0, "wrong_cost": 0.1},
         )
         for episode in (1, 2):
             trajectory = runner.run_episode()
@@ -90,7 +92,11 @@ def test_other_formats_of_actions(vlm: LoadedModel) -> None:
         said = 'Thought: the form.\nAction: click\nAction Input: {"x": 600, "y": 300}'
         engine = TextEngine(vlm, scripted(vlm, said))
         runner = TaskRunner(
-            url, engine, action_format="react", max_steps=1, max_tokens=80, environment_options={"delay": 0}
+            url,
+            engine,
+            action_format="react",
+            options=TaskRunnerOptions(max_steps=1, max_tokens=80),
+            environment_options={"delay": 0},
         )
         trajectory = runner.run_episode()
         assert app.state.told == ["left_click"]
@@ -105,7 +111,7 @@ def test_a_failed_episode_is_in_the_queue_as_a_failure(vlm: LoadedModel) -> None
         faulty.rule = lambda method, path: "500" if path.endswith("/act") else None
         into: queue.Queue[Any] = queue.Queue()
         engine = TextEngine(vlm, scripted(vlm, reply(600, 300)))
-        trajectory = TaskRunner(url, engine, into, max_tokens=60).run_episode()
+        trajectory = TaskRunner(url, engine, into, options=TaskRunnerOptions(max_tokens=60)).run_episode()
         assert into.get_nowait() is trajectory
         assert trajectory.failure is not None
         assert trajectory.failure.kind == "environment"
@@ -118,7 +124,9 @@ def test_a_failed_episode_is_in_the_queue_as_a_failure(vlm: LoadedModel) -> None
 def test_a_seeded_runner_repeats_itself_on_our_server(wrapper: VLMWrapper) -> None:
     def played(url: str) -> list[Any]:
         options = {"width": 56, "height": 56, "delay": 0}
-        runner = TaskRunner(url, wrapper, seed=5, max_steps=2, max_tokens=6, environment_options=options)
+        runner = TaskRunner(
+            url, wrapper, options=TaskRunnerOptions(seed=5, max_steps=2, max_tokens=6), environment_options=options
+        )
         return [runner.run_episode().turns for _ in range(2)]
 
     with serving("screen", options={"retries": 3}) as served:
@@ -153,7 +161,9 @@ def test_other_protocols(vlm: LoadedModel) -> None:
     with serving("screen", options={"retries": 5}) as served:
         for name in ("remote", "openenv"):
             engine = TextEngine(vlm, scripted(vlm, reply(1, 1)))
-            trajectory = TaskRunner(served.url, engine, environment=name, max_steps=2, max_tokens=60).run_episode()
+            trajectory = TaskRunner(
+                served.url, engine, environment=name, options=TaskRunnerOptions(max_steps=2, max_tokens=60)
+            ).run_episode()
             assert (len(trajectory), trajectory.stop_reason) == (2, "max_turns")
             until(lambda: served.active == 0)
 
@@ -161,10 +171,12 @@ def test_other_protocols(vlm: LoadedModel) -> None:
 def test_the_environment_of_a_runner_has_its_kind_of_session_and_its_limit(vlm: LoadedModel) -> None:
     engine = TextEngine(vlm, scripted(vlm, "x"))
     address = "http://127.0.0.1:1"
-    own: Any = TaskRunner(address, engine, session_type="forms", max_steps=3).environment
+    own: Any = TaskRunner(address, engine, session_type="forms", options=TaskRunnerOptions(max_steps=3)).environment
     assert (own.session_type, own.max_turns) == ("forms", 3)
     given = {"session_type": "mine", "max_turns": 9}
-    asked: Any = TaskRunner(address, engine, session_type="forms", max_steps=3, environment_options=given).environment
+    asked: Any = TaskRunner(
+        address, engine, session_type="forms", options=TaskRunnerOptions(max_steps=3), environment_options=given
+    ).environment
     assert (asked.session_type, asked.max_turns) == ("mine", 9)
 
 

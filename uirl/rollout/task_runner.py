@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from uirl.environments.registry import create_environment
@@ -26,6 +27,28 @@ class TrajectoryQueue(Protocol):
     def put(self, item: Trajectory) -> Any: ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskRunnerOptions:
+    """How a `TaskRunner` plays."""
+
+    max_steps: int = 50
+    """Replies per episode."""
+    max_tokens: int = 256
+    """Of one reply."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    """Makes instances and draws; None: not repeatable."""
+    window: ContextWindow = field(default_factory=ContextWindow)
+    """How much of the history a reply sees."""
+    system_prompt: str | None = None
+    """None: the environment's, with how to write a call where the format is not the environment's."""
+    step_timeout: float = 120.0
+    """Seconds."""
+    reset_timeout: float = 300.0
+    """Seconds."""
+
+
 class TaskRunner:
     """Plays episodes of one task and puts their trajectories into a queue.
 
@@ -42,19 +65,11 @@ class TaskRunner:
         task_prompt: str = "",
         session_type: str = "simple_data_entry",
         action_format: str = "json",
+        options: TaskRunnerOptions | None = None,
         *,
-        max_steps: int = 50,
-        max_tokens: int = 256,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        seed: int | None = None,
-        window: ContextWindow | None = None,
-        system_prompt: str | None = None,
         environment: str = "ui_verifiers",
         environment_options: Mapping[str, Any] | None = None,
         images: ImageStore | None = None,
-        step_timeout: float = 120.0,
-        reset_timeout: float = 300.0,
     ) -> None:
         """Raises ConfigError or ContractError for what does not fit; the server is first asked by an episode.
 
@@ -65,28 +80,23 @@ class TaskRunner:
             task_prompt: the goal, told with the first screenshot.
             session_type: which task a session of the server is, in the protocol of ui-verifiers.
             action_format: name of the parser of the replies.
-            max_steps: replies per episode.
-            seed: makes instances and draws; None: not repeatable.
-            window: how much of the history a reply sees; None: all of it.
-            system_prompt: None: the environment's, with how to write a call where the format is not the environment's.
+            options: limits, sampling, seed and prompt; None: the defaults.
             environment: name in the table of environments; 'remote' and 'openenv' play other protocols.
             environment_options: further options of it.
             images: where the screenshots of the trajectories are kept; a `Trainer` needs the same store.
         """
-        options: dict[str, Any] = {"url": ui_env_url, **(environment_options or {})}
+        self.options = options or TaskRunnerOptions()
+        arguments: dict[str, Any] = {"url": ui_env_url, **(environment_options or {})}
         if environment == "ui_verifiers":
-            options = {"session_type": session_type, "max_turns": max_steps, **options}
-        self.environment = create_environment(environment, options)
+            arguments = {"session_type": session_type, "max_turns": self.options.max_steps, **arguments}
+        self.environment = create_environment(environment, arguments)
         self.engine = _text_engine(model)
         self.queue = trajectory_queue
         self.images = ImageStore() if images is None else images
         self._task = Task(session_type, goal=task_prompt)
-        self._sampling = SamplingParams(max_tokens, temperature, top_p)
-        self._seed, self._counter = seed, itertools.count()
+        self._counter = itertools.count()
         self._parser = create_parser(action_format)
-        self._action_format, self._system_prompt = action_format, system_prompt
-        self._limits, self._window = EpisodeLimits(max_steps), window or ContextWindow()
-        self._timeouts = (step_timeout, reset_timeout)
+        self._action_format = action_format
 
     def run_episode(self) -> Trajectory:
         """The trajectory of one episode, which is in the queue by then. Ctrl-C ends the session on the server too."""
@@ -96,36 +106,37 @@ class TaskRunner:
         return trajectory
 
     async def _play(self, spec: EpisodeSpec) -> Trajectory:
+        options = self.options
         collector = Collector(
             environment=self.environment,
             chat=self.engine.chat,
             parser=self._parser,
             images=self.images,
-            options=self._options(),
+            options=EpisodeOptions(
+                EpisodeLimits(options.max_steps), options.window, system_prompt=self._system_prompt()
+            ),
             retries=0,
-            step_timeout=self._timeouts[0],
-            reset_timeout=self._timeouts[1],
+            step_timeout=options.step_timeout,
+            reset_timeout=options.reset_timeout,
         )
+        sampling = SamplingParams(options.max_tokens, options.temperature, options.top_p)
         try:
             (trajectory,) = await collector.collect(
-                [spec], lambda own: EngineAgent(self.engine.engine, self._sampling, own.trajectory_id)
+                [spec], lambda attempt: EngineAgent(self.engine.engine, sampling, attempt.trajectory_id)
             )
         finally:
             await collector.close()
         return trajectory
 
-    def _options(self) -> EpisodeOptions:
-        return EpisodeOptions(self._limits, self._window, system_prompt=self._prompt())
-
-    def _prompt(self) -> str | None:
-        if self._system_prompt is not None or self._action_format == self.environment.action_format:
-            return self._system_prompt
+    def _system_prompt(self) -> str | None:
+        if self.options.system_prompt is not None or self._action_format == self.environment.action_format:
+            return self.options.system_prompt
         return "\n\n".join(filter(None, [self.environment.get_prompt_prefix(), self._parser.describe()]))
 
     def _spec(self) -> EpisodeSpec:
-        number = next(self._counter)
-        instance = None if self._seed is None else derive_seed(self._seed, "instance", number)
-        draws = None if self._seed is None else derive_seed(self._seed, "draws", number)
+        number, seed = next(self._counter), self.options.seed
+        instance = None if seed is None else derive_seed(seed, "instance", number)
+        draws = None if seed is None else derive_seed(seed, "draws", number)
         return EpisodeSpec(self._task, instance, draws, f"{self._task.id}-{uuid.uuid4().hex[:12]}")
 
 
