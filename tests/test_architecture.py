@@ -49,7 +49,6 @@ RINGS_LEFT: set[str] = set()
 FOLDER_RINGS_LEFT: set[str] = {
     "uirl.environments.browser.chromium - uirl.environments.browser.page",
     "uirl.integrations.verl.rollout - uirl.integrations.verl.tasks - uirl.integrations.verl.trainer",
-    "uirl.serving.protocol - uirl.serving.tool_choice",
 }
 PARAMETERS_LEFT: set[str] = {
     "environments/adapters/gym_env.py:GymEnv.__init__",

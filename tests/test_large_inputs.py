@@ -25,8 +25,8 @@ from uirl.environments.remote.server.settings import ServerSettings
 from uirl.environments.ui.actions import ActionSpace
 from uirl.errors import UirlError
 from uirl.parsers import PARSERS, create_parser
-from uirl.serving.protocol import fields
 from uirl.serving.protocol.chat_requests import read_chat_call, read_completion_call
+from uirl.serving.protocol.wire import read_json
 from uirl.tools import CalculatorTool, LookupTool, SearchTool, ToolRegistry
 from uirl.types import Action, ToolCall
 
@@ -99,7 +99,7 @@ def test_parsers(name: str, text: str) -> None:
 def test_action_strings(text: str) -> None:
     within("actions of BrowserGym", text, lambda: read_actions(TEXTS[text]))
     within("JSON of the environment server", text, lambda: loads(TEXTS[text]))
-    within("JSON of the model endpoint", text, lambda: fields.read_json(TEXTS[text].encode()))
+    within("JSON of the model endpoint", text, lambda: read_json(TEXTS[text].encode()))
 
 
 @pytest.mark.parametrize("call", CALLS)

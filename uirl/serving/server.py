@@ -26,9 +26,10 @@ from uirl.serving.options import EndpointOptions
 from uirl.serving.problems import APIProblem, bad_request
 from uirl.serving.protocol.chat_answers import Writer
 from uirl.serving.protocol.chat_requests import read_chat_call, read_completion_call
-from uirl.serving.protocol.fields import Fields, read_json
 from uirl.serving.protocol.responses_answers import ResponsesWriter
 from uirl.serving.protocol.responses_requests import read_responses_call
+from uirl.serving.protocol.session_requests import FinishRequest, SessionRequest
+from uirl.serving.protocol.wire import parse, read_json
 from uirl.serving.service import ModelService
 from uirl.serving.session import AgentSession
 from uirl.serving.sessions import OpenSessions
@@ -132,11 +133,8 @@ class _Routes:
 
     async def begin(self, request: Request) -> dict[str, Any]:
         """Opens a session for an agent on another machine."""
-        fields = await self._read(request, Fields)
-        task = fields.take("task", str, "")
-        asked = {"group_id": fields.take("group_id", str, ""), "sampling_seed": fields.take("seed", int, None)}
-        fields.close()
-        session = self._sessions.open(None, task or None, **asked)
+        wanted = await self._read(request, lambda value: parse(SessionRequest, value))
+        session = self._sessions.open(None, wanted.task or None, group_id=wanted.group_id, sampling_seed=wanted.seed)
         # the address by which the caller found us, not the one we are bound to
         url = str(request.base_url).rstrip("/") + urlsplit(session.base_url).path
         finish = url.removesuffix("v1") + "finish"
@@ -147,10 +145,8 @@ class _Routes:
         """Closes a session, with what its agent scored."""
         session = self._session(request)
         assert session is not None
-        fields = await self._read(request, Fields)
-        reward, success = fields.take("reward", float, None), fields.take("success", bool, None)
-        fields.close()
-        record = session.finish(reward, success)
+        score = await self._read(request, lambda value: parse(FinishRequest, value))
+        record = session.finish(score.reward, score.success)
         failure = None if record.failure is None else {"kind": record.failure.kind, "message": record.failure.message}
         return {"id": record.id, "turns": len(record), "stop_reason": record.stop_reason, "failure": failure}
 

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from uirl.parsers.base import ActionParser
-from uirl.serving.problems import bad_request
-from uirl.serving.protocol.fields import Fields, shown
+from uirl.runtime.limits import shown
 from uirl.serving.replies import Reply
 from uirl.types import Action, ToolCall
 
@@ -61,31 +59,6 @@ class ToolChoice:
 
 AS_IT_LIKES = ToolChoice()
 """The policy decides."""
-
-
-def read_tool_choice(value: Any, parallel: bool, tools: Collection[str]) -> ToolChoice:
-    """The choice in the JSON of a request, whose tools have the names `tools`. Raises a 400 for one that cannot be."""
-    if value in (None, "auto", "none"):
-        return ToolChoice(value or "auto", (), parallel)
-    if value != "required":
-        said = Fields(value, "tool_choice") if isinstance(value, dict) else None
-        if said is None or said.take("type", str) != "function":
-            raise bad_request(
-                f"expected 'auto', 'none', 'required' or one function, got {shown(value)}",
-                "tool_choice",
-                "unsupported_value",
-            )
-        # chat completions put the name into an object of its own, responses do not
-        inner = Fields(function, "tool_choice.function") if (function := said.raw("function")) is not None else said
-        name = inner.take("name", str)
-        inner.close()
-        said.close()
-        if name not in tools:
-            raise bad_request(f"there is no tool {shown(name)} in tools", inner.at("name"))
-        return ToolChoice(name, (name,), parallel)
-    if not tools:
-        raise bad_request("'required' is only allowed with tools", "tool_choice")
-    return ToolChoice("required", tuple(tools), parallel)
 
 
 def call_opening(parser: ActionParser, names: Collection[str]) -> str:

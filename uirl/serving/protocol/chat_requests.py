@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
 
 from uirl.inference.base import SamplingParams
 from uirl.serving.problems import bad_request
-from uirl.serving.protocol.fields import MOST_NOTED, Fields, shown, whole_text
 from uirl.serving.protocol.messages import WireMessage, read_messages
-from uirl.serving.tool_choice import AS_IT_LIKES, ToolChoice, read_tool_choice
+from uirl.serving.protocol.tools import read_tool_choice, read_tools, tools_key
+from uirl.serving.protocol.wire import MAX_NOTED, Ignored, Text, WireModel, only, parse, refused, shown, whole_text
+from uirl.serving.tool_choice import AS_IT_LIKES, ToolChoice
 
 MAX_CHOICES = 32
 MAX_STOPS = 16
@@ -20,17 +22,10 @@ MAX_STOP_LENGTH = 256
 MAX_STOP_IDS = 1024
 MAX_TOP_K, MAX_SEED = 2**31 - 1, 2**63 - 1
 """What every engine and its wire can hold."""
-MAX_TOOLS = 1024
-_NEUTRAL: Mapping[str, Any] = {
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "repetition_penalty": 1,
-    "repeat_penalty": 1,
-    "min_p": 0,
-    "typical_p": 1,
-    "logit_bias": {},
-}
-"""What may be said, because it changes nothing; in the words of OpenAI, vLLM, SGLang and llama.cpp."""
+_OTHER_DISTRIBUTION = "it would make the log-probs those of another distribution than the learner's"
+_SAMPLED_ALONE = "engines return the log-prob of the sampled token alone"
+_Zero = Annotated[Any, only(0, why=_OTHER_DISTRIBUTION)]
+_One = Annotated[Any, only(1, why=_OTHER_DISTRIBUTION)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +48,9 @@ class CallOptions:
         fewer tokens."""
         if fixed is None:
             return replace(defaults, **self.asked)
-        most = min(self.asked.get("max_tokens", fixed.max_tokens), fixed.max_tokens)
+        max_tokens = min(self.asked.get("max_tokens", fixed.max_tokens), fixed.max_tokens)
         stops = (*fixed.stop_token_ids, *self.asked.get("stop_token_ids", ()))
-        return replace(fixed, max_tokens=most, seed=self.asked.get("seed", fixed.seed), stop_token_ids=stops)
+        return replace(fixed, max_tokens=max_tokens, seed=self.asked.get("seed", fixed.seed), stop_token_ids=stops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,169 +75,175 @@ class CompletionCall:
     prompt: str | tuple[int, ...]
 
 
+def _stop(value: Any) -> tuple[str, ...]:
+    words = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
+        raise refused(f"expected a string or a list of strings, none of them empty, got {shown(value)}")
+    if len(words) > MAX_STOPS:
+        raise refused(f"expected at most {MAX_STOPS} strings, got {len(words)}")
+    longest = max(map(len, words), default=0)
+    if longest > MAX_STOP_LENGTH:
+        raise refused(f"expected at most {MAX_STOP_LENGTH} characters in a string, got {longest}")
+    return tuple(words)
+
+
+def _stop_ids(values: list[Any]) -> tuple[int, ...]:
+    if not all(type(token) is int and token >= 0 for token in values):
+        raise refused(f"expected a list of token ids, got {shown(values)}")
+    if len(values) > MAX_STOP_IDS:
+        raise refused(f"expected at most {MAX_STOP_IDS} token ids, got {len(values)}")
+    return tuple(values)
+
+
+def _choices(count: int) -> int:
+    if not 1 <= count <= MAX_CHOICES:
+        raise refused(f"expected 1 to {MAX_CHOICES}, got {count}")
+    return count
+
+
+def _prompt(value: Any) -> str | tuple[int, ...]:
+    if isinstance(value, str) and value:
+        return whole_text(value, "prompt")
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
+        return _prompt(value[0])
+    if isinstance(value, list) and value and all(type(token) is int and token >= 0 for token in value):
+        return tuple(value)
+    raise refused(
+        f"expected one prompt, a string or a list of token ids, got {shown(value)}; several prompts are several calls"
+    )
+
+
+def _one_log_prob(value: Any) -> Any:
+    if isinstance(value, bool) or value not in (0, 1):
+        raise refused(f"expected 0 or 1, got {shown(value)}: {_SAMPLED_ALONE}")
+    return value
+
+
+class _StreamOptions(WireModel):
+    include_usage: bool = False
+    include_obfuscation: Ignored = None
+
+
+class CallRequest(WireModel):
+    """What all kinds of calls may ask for."""
+
+    model: Text
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    """0 or -1: no limit."""
+    seed: int | None = None
+    stop: Annotated[Any, AfterValidator(_stop)] = ()
+    stop_token_ids: Annotated[list[Any], AfterValidator(_stop_ids)] | None = None
+    """The tokens that end a reply, as vLLM names them."""
+    stream: bool = False
+    stream_options: _StreamOptions | None = None
+    return_token_ids: bool = False
+    # allowed, because they change nothing; in the words of OpenAI, vLLM, SGLang and llama.cpp
+    presence_penalty: _Zero = None
+    frequency_penalty: _Zero = None
+    repetition_penalty: _One = None
+    repeat_penalty: _One = None
+    min_p: _Zero = None
+    typical_p: _One = None
+    logit_bias: Annotated[Any, only({}, why=_OTHER_DISTRIBUTION)] = None
+    user: Ignored = None
+    metadata: Ignored = None
+    store: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+
+    def options(self, max_tokens: int | None, *, log_probs: bool, choices: int = 1) -> CallOptions:
+        """The options; each kind of call has its own words for those that are given here. Raises a 400."""
+        if self.stream_options is not None and not self.stream:
+            raise bad_request("is only allowed with stream=true", "stream_options")
+        for word in self.stop:
+            whole_text(word, "stop")
+        return CallOptions(
+            model=self.model,
+            asked=self._sampling(max_tokens),
+            stop=self.stop,
+            choices=choices,
+            stream=self.stream,
+            include_usage=self.stream_options is not None and self.stream_options.include_usage,
+            log_probs=log_probs,
+            token_ids=self.return_token_ids,
+        )
+
+    def _sampling(self, max_tokens: int | None) -> dict[str, Any]:
+        """The sampling fields that are there, each proved to be one that `SamplingParams` takes."""
+        names = ("temperature", "top_p", "top_k", "seed", "stop_token_ids")
+        values = {name: getattr(self, name) for name in names} | {"max_tokens": max_tokens}
+        asked = {name: value for name, value in values.items() if value is not None}
+        for name, value in asked.items():
+            try:
+                SamplingParams(**{name: value})
+            except ValueError as error:
+                raise bad_request(str(error).removeprefix(f"SamplingParams.{name} "), name) from error
+        for name, limit in (("top_k", MAX_TOP_K), ("seed", MAX_SEED)):
+            if abs(asked.get(name, 0)) > limit:
+                raise bad_request(f"expected at most {limit}, got {asked[name]}", name)
+        if asked.get("top_k", 0) < -1:
+            raise bad_request(f"must be at least 0 (0 or -1: no limit), got {asked['top_k']}", "top_k")
+        return asked | ({"top_k": 0} if asked.get("top_k") == -1 else {})
+
+
+class ChatRequest(CallRequest):
+    """The JSON of /v1/chat/completions."""
+
+    messages: list[Any]
+    tools: list[Any] = Field(default_factory=list)
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: Annotated[int, AfterValidator(_choices)] = 1
+    logprobs: bool = False
+    top_logprobs: Annotated[Any, only(0, why=_SAMPLED_ALONE)] = None
+    response_format: Annotated[Any, only({"type": "text"}, why="replies are not constrained")] = None
+    modalities: Annotated[Any, only(["text"], why="replies are text")] = None
+    functions: Annotated[Any, only([], why="use tools")] = None
+    function_call: Annotated[Any, only("none", why="use tool_choice")] = None
+    reasoning_effort: Ignored = None
+    verbosity: Ignored = None
+
+
+class CompletionRequest(CallRequest):
+    """The JSON of /v1/completions."""
+
+    prompt: Annotated[Any, AfterValidator(_prompt)]
+    max_tokens: int | None = None
+    n: Annotated[int, AfterValidator(_choices)] = 1
+    logprobs: Annotated[Any, AfterValidator(_one_log_prob)] = None
+    echo: Annotated[Any, only(False, why="the prompt is not repeated")] = None
+    suffix: Annotated[Any, only("", why="nothing is filled in between")] = None
+    best_of: Annotated[Any, only(1, why="every reply is returned; use n")] = None
+
+
 def read_chat_call(value: Any) -> ChatCall:
     """The call in the JSON of a request. Raises a 400 that names the field."""
-    fields = Fields(value)
-    messages = read_messages(fields.take("messages", list))
-    tools, key = _read_tools(fields.take("tools", list, []))
-    parallel = fields.take("parallel_tool_calls", bool, True)
+    request = parse(ChatRequest, value)
+    messages = read_messages(request.messages)
+    tools = read_tools(request.tools)
     names = [tool["function"]["name"] for tool in tools]
-    choice = read_tool_choice(fields.raw("tool_choice"), parallel, names)
-    log_probs = fields.take("logprobs", bool, False)
-    fields.only("top_logprobs", 0, why="engines return the log-prob of the sampled token alone")
-    fields.only("response_format", {"type": "text"}, why="replies are not constrained")
-    fields.only("modalities", ["text"], why="replies are text")
-    fields.only("functions", [], why="use tools")
-    fields.only("function_call", "none", why="use tool_choice")
-    fields.ignore("reasoning_effort", "verbosity")
-    most = _agreeing(fields, "max_completion_tokens", "max_tokens")
-    options = read_options(fields, most, log_probs)
-    fields.close()
-    return ChatCall(options, messages, tools, key, notes_of(messages), choice)
+    choice = read_tool_choice(request.tool_choice, request.parallel_tool_calls, names)
+    max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    if request.max_tokens not in (None, max_tokens):
+        raise bad_request(
+            f"says {max_tokens} and max_tokens says {request.max_tokens}; give one of them", "max_completion_tokens"
+        )
+    options = request.options(max_tokens, log_probs=request.logprobs, choices=request.n)
+    return ChatCall(options, messages, tools, tools_key(tools), notes_of(messages), choice)
 
 
 def notes_of(messages: Iterable[WireMessage]) -> tuple[str, ...]:
     """The fields of replies that were passed over, each once."""
-    return tuple(dict.fromkeys(name for message in messages for name in message.ignored))[:MOST_NOTED]
+    return tuple(dict.fromkeys(name for message in messages for name in message.ignored))[:MAX_NOTED]
 
 
 def read_completion_call(value: Any) -> CompletionCall:
     """The call in the JSON of a request. Raises a 400 that names the field."""
-    fields = Fields(value)
-    prompt = _read_prompt(fields.raw("prompt"))
-    log_probs = fields.raw("logprobs")
-    if log_probs is not None and (isinstance(log_probs, bool) or log_probs not in (0, 1)):
-        raise bad_request(
-            f"expected 0 or 1, got {shown(log_probs)}: engines return the log-prob of the sampled token alone",
-            "logprobs",
-        )
-    fields.only("echo", False, why="the prompt is not repeated")
-    fields.only("suffix", "", why="nothing is filled in between")
-    fields.only("best_of", 1, why="every reply is returned; use n")
-    options = read_options(fields, fields.take("max_tokens", int, None), log_probs is not None)
-    fields.close()
-    return CompletionCall(options, prompt)
-
-
-def read_options(fields: Fields, max_tokens: int | None, log_probs: bool) -> CallOptions:
-    """What all kinds of calls may ask for; `max_tokens` and `log_probs` are said in different words."""
-    for name, neutral in _NEUTRAL.items():
-        fields.only(name, neutral, why="it would make the log-probs those of another distribution than the learner's")
-    fields.ignore("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
-    stream = fields.take("stream", bool, False)
-    usage = _read_stream_options(fields, stream)
-    choices = fields.take("n", int, 1)
-    if not 1 <= choices <= MAX_CHOICES:
-        raise bad_request(f"expected 1 to {MAX_CHOICES}, got {choices}", "n")
-    return CallOptions(
-        model=fields.take("model", str),
-        asked=_read_sampling(fields, max_tokens),
-        stop=_read_stop(fields.raw("stop")),
-        choices=choices,
-        stream=stream,
-        include_usage=usage,
-        log_probs=log_probs,
-        token_ids=fields.take("return_token_ids", bool, False),
-    )
-
-
-def _read_sampling(fields: Fields, max_tokens: int | None) -> dict[str, Any]:
-    """The sampling fields that are there, each proved to be one that `SamplingParams` takes."""
-    read = {
-        "temperature": fields.take("temperature", float, None),
-        "top_p": fields.take("top_p", float, None),
-        "top_k": fields.take("top_k", int, None),
-        "seed": fields.take("seed", int, None),
-        "max_tokens": max_tokens,
-        "stop_token_ids": _read_stop_ids(fields.take("stop_token_ids", list, None)),
-    }
-    asked = {name: value for name, value in read.items() if value is not None}
-    for name, value in asked.items():
-        try:
-            SamplingParams(**{name: value})
-        except ValueError as error:
-            raise bad_request(str(error).removeprefix(f"SamplingParams.{name} "), name) from error
-    for name, most in (("top_k", MAX_TOP_K), ("seed", MAX_SEED)):
-        if abs(asked.get(name, 0)) > most:
-            raise bad_request(f"expected at most {most}, got {asked[name]}", name)
-    if asked.get("top_k", 0) < -1:
-        raise bad_request(f"must be at least 0 (0 or -1: no limit), got {asked['top_k']}", "top_k")
-    return asked | ({"top_k": 0} if asked.get("top_k") == -1 else {})
-
-
-def _read_stop_ids(values: list[Any] | None) -> tuple[int, ...] | None:
-    """The tokens that end a reply, as vLLM names them; None: not asked for."""
-    if values is not None and not all(type(token) is int and token >= 0 for token in values):
-        raise bad_request(f"expected a list of token ids, got {shown(values)}", "stop_token_ids")
-    if values is not None and len(values) > MAX_STOP_IDS:
-        raise bad_request(f"expected at most {MAX_STOP_IDS} token ids, got {len(values)}", "stop_token_ids")
-    return None if values is None else tuple(values)
-
-
-def _agreeing(fields: Fields, name: str, older: str) -> int | None:
-    """The value of a field that has two names."""
-    value, other = fields.take(name, int, None), fields.take(older, int, None)
-    if None not in (value, other) and value != other:
-        raise bad_request(f"says {value} and {older} says {other}; give one of them", name)
-    return other if value is None else value
-
-
-def _read_stream_options(fields: Fields, stream: bool) -> bool:
-    value = fields.raw("stream_options")
-    if value is None:
-        return False
-    if not stream:
-        raise bad_request("is only allowed with stream=true", "stream_options")
-    options = Fields(value, "stream_options")
-    usage = bool(options.take("include_usage", bool, False))
-    options.ignore("include_obfuscation")
-    options.close()
-    return usage
-
-
-def _read_stop(value: Any) -> tuple[str, ...]:
-    words = [] if value is None else [value] if isinstance(value, str) else value
-    if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
-        raise bad_request(f"expected a string or a list of strings, none of them empty, got {shown(value)}", "stop")
-    if len(words) > MAX_STOPS:
-        raise bad_request(f"expected at most {MAX_STOPS} strings, got {len(words)}", "stop")
-    longest = max(map(len, words), default=0)
-    if longest > MAX_STOP_LENGTH:
-        raise bad_request(f"expected at most {MAX_STOP_LENGTH} characters in a string, got {longest}", "stop")
-    return tuple(whole_text(word, "stop") for word in words)
-
-
-def _read_tools(values: list[Any]) -> tuple[tuple[Mapping[str, Any], ...], str]:
-    """The tools, and their key."""
-    if len(values) > MAX_TOOLS:
-        raise bad_request(f"expected at most {MAX_TOOLS} tools, got {len(values)}", "tools")
-    for i, value in enumerate(values):
-        tool = Fields(value, f"tools[{i}]")
-        tool.only("type", "function", why="only functions can be called")
-        function = Fields(tool.take("function", dict), tool.at("function"))
-        tool.close()
-        if not function.take("name", str):
-            raise bad_request("is empty", function.at("name"))
-        function.take("description", str, "")
-        Fields(function.take("parameters", dict, {}), function.at("parameters"))
-        function.take("strict", bool, False)  # not enforced: arguments are what the policy writes, as the guide says
-        function.close()
-    return tuple(values), tools_key(values)
-
-
-def tools_key(tools: Sequence[Any]) -> str:
-    """Equal for the same tools in the same words."""
-    return whole_text(json.dumps(tools, ensure_ascii=False) if tools else "", "tools")
-
-
-def _read_prompt(value: Any) -> str | tuple[int, ...]:
-    if isinstance(value, str) and value:
-        return whole_text(value, "prompt")
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | list):
-        return _read_prompt(value[0])
-    if isinstance(value, list) and value and all(type(token) is int and token >= 0 for token in value):
-        return tuple(value)
-    raise bad_request(
-        f"expected one prompt, a string or a list of token ids, got {shown(value)}; several prompts are several calls",
-        "prompt",
-    )
+    request = parse(CompletionRequest, value)
+    options = request.options(request.max_tokens, log_probs=request.logprobs is not None, choices=request.n)
+    return CompletionCall(options, request.prompt)

@@ -7,14 +7,27 @@ import binascii
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from uirl.images import Screenshot
 from uirl.inference.messages import Message
 from uirl.runtime.bounded_cache import BoundedCache
 from uirl.runtime.limits import MAX_CALLS, LimitError
 from uirl.serving.problems import APIProblem, bad_request
-from uirl.serving.protocol.fields import Fields, read_json, shown, whole_text
+from uirl.serving.protocol.wire import (
+    Ignored,
+    NotedModel,
+    Text,
+    WireModel,
+    only,
+    parse,
+    parse_one,
+    read_json,
+    shown,
+    whole_text,
+)
 from uirl.types import ToolCall
 
 MAX_MESSAGES = 16_384
@@ -23,7 +36,80 @@ MAX_NEW_PIXELS = 300_000_000
 _SEEN: BoundedCache[tuple[int, int]] = BoundedCache(8 * 2**20)
 """Sizes of pictures that were proved to be whole. Clients send their whole history with every call."""
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+class _TextPart(WireModel):
+    type: Text
+    text: Text
+
+
+class _NotedTextPart(NotedModel):
+    type: Text
+    text: Text
+
+
+class _PictureUrl(WireModel):
+    url: Text
+    detail: Ignored = None
+
+
+class _PicturePart(WireModel):
+    type: Text
+    image_url: _PictureUrl
+
+
+class _Said(WireModel):
+    """Of the system, the developer or the user."""
+
+    role: Text
+    content: Any
+    name: Text = ""
+
+
+class _ToolResult(WireModel):
+    role: Text
+    content: Any
+    tool_call_id: Text
+    name: Text = ""
+
+
+class _Function(NotedModel):
+    name: Text
+    arguments: Text
+
+
+class _Call(NotedModel):
+    id: Text
+    type: Annotated[Any, only("function", why="only functions can be called")] = None
+    function: _Function
+    index: Ignored = None
+
+
+_NotShown = Annotated[Any, only("", why="a reply is its text and its tool calls")]
+
+
+class _Reply(NotedModel):
+    """Of the assistant."""
+
+    role: Text
+    content: Any = None
+    name: Text = ""
+    tool_calls: list[Any] = Field(default_factory=list)
+    annotations: Ignored = None
+    refusal: _NotShown = None
+    audio: _NotShown = None
+    function_call: _NotShown = None
+
+
+_MESSAGES: dict[str, type[WireModel]] = {
+    "system": _Said,
+    "developer": _Said,
+    "user": _Said,
+    "assistant": _Reply,
+    "tool": _ToolResult,
+}
+_PARTS: dict[str, type[WireModel]] = {"text": _TextPart}
+_PICTURE_PARTS: dict[str, type[WireModel]] = {"image_url": _PicturePart}
+_NOTED_PARTS: dict[str, type[WireModel]] = {"text": _NotedTextPart}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,30 +178,26 @@ def _valued(value: Any) -> Any:
 
 def read_message(value: Any, where: str, names: dict[str, str], pictures: Pictures) -> WireMessage:
     """One message; `names` (tool of each call id so far) grows by the calls it holds."""
-    fields = Fields(value, where)
-    said = fields.take("role", str)
-    role = _ROLES.get(said)
-    if role is None:
-        raise bad_request(f"expected one of {', '.join(_ROLES)}, got {shown(said)}", fields.at("role"))
-    if role == "assistant":
-        return _read_assistant(fields, names)
-    content = fields.raw("content")
-    if content is None:
-        raise bad_request("is missing", fields.at("content"), "missing_required_parameter")
-    if role == "tool":
-        return _read_tool(fields, content, names)
-    name = fields.take("name", str, "")
-    fields.close()
-    parts, shots = _read_content(content, fields.at("content"), pictures if role == "user" else None)
-    return WireMessage(_message(role, parts, shots, name), _key(role, parts, [shot.hash for shot in shots], name))
+    message = parse_one(_MESSAGES, "role", value, where)
+    if isinstance(message, _Reply):
+        return _reply(message, where, names)
+    if isinstance(message, _ToolResult):
+        parts, _ = _read_content(message.content, f"{where}.content")
+        return tool_message(message.tool_call_id, _joined(parts), names, f"{where}.tool_call_id")
+    assert isinstance(message, _Said)
+    role = "user" if message.role == "user" else "system"
+    return said(role, message.content, where, pictures, message.name)
 
 
-def _read_tool(fields: Fields, content: Any, names: Mapping[str, str]) -> WireMessage:
-    call_id = fields.take("tool_call_id", str)
-    fields.take("name", str, "")
-    fields.close()
-    parts, _ = _read_content(content, fields.at("content"))
-    return tool_message(call_id, _joined(parts), names, fields.at("tool_call_id"))
+def said(role: str, content: Any, where: str, pictures: Pictures, name: str = "") -> WireMessage:
+    """A message of the user or the system, of whom the user alone shows pictures."""
+    parts, images = _read_content(content, f"{where}.content", pictures if role == "user" else None)
+    return WireMessage(_message(role, parts, images, name), _key(role, parts, [image.hash for image in images], name))
+
+
+def text_of(content: Any, where: str) -> str:
+    """The text of content that may hold no picture. Raises a 400 that names the place."""
+    return _joined(_read_content(content, where)[0])
 
 
 def tool_message(call_id: str, text: str, names: Mapping[str, str], where: str) -> WireMessage:
@@ -127,23 +209,17 @@ def tool_message(call_id: str, text: str, names: Mapping[str, str], where: str) 
     return WireMessage(Message("tool", text, name=names[call_id], call_id=call_id), _key("tool", text, call_id))
 
 
-def _read_assistant(fields: Fields, names: dict[str, str]) -> WireMessage:
+def _reply(reply: _Reply, where: str, names: dict[str, str]) -> WireMessage:
     """A reply as a client sends it back. What its library noted on it (litellm's provider_specific_fields, parsed
     arguments, thoughts it took out) is passed over; what says something that we cannot show is refused."""
-    content = fields.raw("content")
-    name = fields.take("name", str, "")
-    values = fields.take("tool_calls", list, [])
-    fields.ignore("annotations")
-    for extra in ("refusal", "audio", "function_call"):
-        fields.only(extra, "", why="a reply is its text and its tool calls")
-    ignored = fields.rest()
-    if len(values) > MAX_CALLS:
-        raise bad_request(f"expected at most {MAX_CALLS} calls, got {len(values)}", fields.at("tool_calls"))
-    calls = tuple(_read_call(value, f"{fields.at('tool_calls')}[{i}]", ignored) for i, value in enumerate(values))
-    if content is None and not calls:
-        raise bad_request("expected content or tool_calls, got neither", fields.at("content"))
-    parts, _ = _read_content("" if content is None else content, fields.at("content"), ignored=ignored)
-    return assistant_message(_joined(parts), calls, names, ignored, name)
+    ignored = list(reply.noted)
+    if len(reply.tool_calls) > MAX_CALLS:
+        raise bad_request(f"expected at most {MAX_CALLS} calls, got {len(reply.tool_calls)}", f"{where}.tool_calls")
+    calls = tuple(_read_call(call, f"{where}.tool_calls[{i}]", ignored) for i, call in enumerate(reply.tool_calls))
+    if reply.content is None and not calls:
+        raise bad_request("expected content or tool_calls, got neither", f"{where}.content")
+    parts, _ = _read_content("" if reply.content is None else reply.content, f"{where}.content", ignored=ignored)
+    return assistant_message(_joined(parts), calls, names, ignored, reply.name)
 
 
 def assistant_message(
@@ -157,15 +233,10 @@ def assistant_message(
 
 def _read_call(value: Any, where: str, ignored: list[str]) -> ToolCall:
     """One call of a reply that is sent back; `ignored` grows by the fields that are passed over."""
-    fields = Fields(value, where)
-    identity = fields.take("id", str)
-    fields.only("type", "function", why="only functions can be called")
-    function = Fields(fields.take("function", dict), fields.at("function"))
-    fields.ignore("index")
-    name, written = function.take("name", str), function.take("arguments", str)
-    ignored += [f"tool_calls.{rest}" for rest in fields.rest()]
-    ignored += [f"tool_calls.function.{rest}" for rest in function.rest()]
-    return ToolCall(name, read_arguments(written, function.at("arguments")), identity)
+    call = parse(_Call, value, where)
+    ignored += [f"tool_calls.{name}" for name in call.noted]
+    ignored += [f"tool_calls.function.{name}" for name in call.function.noted]
+    return ToolCall(call.function.name, read_arguments(call.function.arguments, f"{where}.function.arguments"), call.id)
 
 
 def read_arguments(written: str, where: str) -> dict[str, Any]:
@@ -187,26 +258,19 @@ def _read_content(
     if not isinstance(content, list):
         raise bad_request(f"expected a string or a list of parts, got {shown(content)}", where, "invalid_type")
     parts: list[str | None] = []
-    shots: list[Screenshot] = []
+    images: list[Screenshot] = []
+    models = _NOTED_PARTS if ignored is not None else _PARTS if pictures is None else _PARTS | _PICTURE_PARTS
     for i, value in enumerate(content):
-        fields = Fields(value, f"{where}[{i}]")
-        kind = fields.take("type", str)
-        if kind == "text":
-            parts.append(fields.take("text", str))
-        elif kind == "image_url" and pictures is not None:
-            image = Fields(fields.take("image_url", dict), fields.at("image_url"))
-            shots.append(pictures.read(image.take("url", str), image.at("url")))
-            image.ignore("detail")
-            image.close()
+        part = parse_one(models, "type", value, f"{where}[{i}]")
+        if isinstance(part, _PicturePart):
+            assert pictures is not None
+            images.append(pictures.read(part.image_url.url, f"{where}[{i}].image_url.url"))
             parts.append(None)
-        else:
-            known = "'text'" if pictures is None else "'text' or 'image_url'"
-            raise bad_request(f"expected {known}, got {shown(kind)}", fields.at("type"), "unsupported_value")
-        if ignored is None:
-            fields.close()
-        else:
-            ignored += [f"content.{rest}" for rest in fields.rest()]
-    return parts, tuple(shots)
+        elif isinstance(part, (_TextPart, _NotedTextPart)):
+            parts.append(part.text)
+        if isinstance(part, _NotedTextPart) and ignored is not None:
+            ignored += [f"content.{name}" for name in part.noted]
+    return parts, tuple(images)
 
 
 class Pictures:
@@ -221,26 +285,26 @@ class Pictures:
         if not head.startswith("data:image/") or not head.endswith(";base64") or not comma:
             raise bad_request("expected a data URL (data:image/png;base64,...); nothing is fetched from the net", where)
         try:
-            shot = Screenshot(base64.b64decode(data, validate=True))
-            _SEEN.get(shot.hash, lambda: self._prove(shot), lambda size: 256)
+            screenshot = Screenshot(base64.b64decode(data, validate=True))
+            _SEEN.get(screenshot.hash, lambda: self._prove(screenshot), lambda size: 256)
         except LimitError as error:
             raise APIProblem(413, f"{where}: {error}", code="image_too_large", param=where) from error
         except (binascii.Error, ValueError) as error:
             raise bad_request(f"is not a picture: {error}", where) from error
-        return shot
+        return screenshot
 
-    def _prove(self, shot: Screenshot) -> tuple[int, int]:
-        width, height = shot.read_size()
+    def _prove(self, screenshot: Screenshot) -> tuple[int, int]:
+        width, height = screenshot.read_size()
         self._pixels += width * height
         if self._pixels > MAX_NEW_PIXELS:
             raise LimitError(f"the pictures up to here have {self._pixels} pixels; expected at most {MAX_NEW_PIXELS}")
-        shot.open()
+        screenshot.open()
         return width, height
 
 
-def _message(role: str, parts: list[str | None], shots: tuple[Screenshot, ...], name: str) -> Message:
-    if shots:
-        return PartsMessage(role, _joined(parts), shots, name, parts=tuple(parts))
+def _message(role: str, parts: list[str | None], images: tuple[Screenshot, ...], name: str) -> Message:
+    if images:
+        return PartsMessage(role, _joined(parts), images, name, parts=tuple(parts))
     return Message(role, _joined(parts), name=name)
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from uirl.runtime.limits import MAX_CALLS
 from uirl.serving.problems import bad_request
-from uirl.serving.protocol.chat_requests import MAX_TOOLS, ChatCall, notes_of, read_options, tools_key
-from uirl.serving.protocol.fields import Fields, shown, whole_text
+from uirl.serving.protocol.chat_requests import CallRequest, ChatCall, notes_of
 from uirl.serving.protocol.messages import (
     MAX_MESSAGES,
     Pictures,
@@ -22,15 +23,16 @@ from uirl.serving.protocol.messages import (
     assistant_message,
     check_answerable,
     read_arguments,
-    read_message,
+    said,
+    text_of,
     tool_message,
 )
-from uirl.serving.tool_choice import read_tool_choice
+from uirl.serving.protocol.tools import read_flat_tools, read_tool_choice, tools_key
+from uirl.serving.protocol.wire import Ignored, NotedModel, Text, WireModel, only, parse, parse_one, shown, whole_text
 from uirl.types import ToolCall
 
-_KINDS = ("message", "function_call", "function_call_output", "reasoning")
 _LOG_PROBS = "message.output_text.logprobs"
-_STATEFUL = ("previous_response_id", "conversation", "prompt")
+_Stateful = Annotated[Any, only(why="nothing is kept between calls; send all items as input")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,66 +44,118 @@ class ResponsesCall:
     """What the answer repeats of the request."""
 
 
+class _TextOptions(WireModel):
+    format: Annotated[Any, only({"type": "text"}, why="replies are not constrained")] = None
+    verbosity: Ignored = None
+
+
+class ResponsesRequest(CallRequest):
+    """The JSON of /v1/responses."""
+
+    input: Any = None
+    instructions: Text = ""
+    tools: list[Any] = Field(default_factory=list)
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+    max_output_tokens: int | None = None
+    include: list[Any] = Field(default_factory=list)
+    text: _TextOptions | None = None
+    previous_response_id: _Stateful = None
+    conversation: _Stateful = None
+    prompt: _Stateful = None
+    background: Annotated[Any, only(False, why="answers are not fetched later")] = None
+    truncation: Annotated[Any, only("disabled", why="a prompt that is too long is refused, not shortened")] = None
+    top_logprobs: Annotated[Any, only(0, why="engines return the log-prob of the sampled token alone")] = None
+    n: Annotated[Any, only(1, why="a response is one reply")] = None
+    reasoning: Ignored = None
+    max_tool_calls: Ignored = None
+    prompt_cache_retention: Ignored = None
+    prompt_cache_options: Ignored = None
+
+
+class _Message(WireModel):
+    """Of the system, the developer or the user."""
+
+    type: Ignored = None
+    role: Text
+    content: Any
+    name: Text = ""
+    id: Ignored = None
+    status: Ignored = None
+
+
+class _Reply(NotedModel):
+    """Of the assistant."""
+
+    type: Ignored = None
+    role: Text
+    content: Any = None
+    phase: Ignored = None
+    id: Ignored = None
+    status: Ignored = None
+
+
+class _ReplyPart(NotedModel):
+    type: Annotated[Any, only("output_text", "input_text", why="a reply is its text and its calls")] = None
+    text: Text
+    annotations: Ignored = None
+    logprobs: Ignored = None
+
+
+class _FunctionCall(NotedModel):
+    type: Ignored = None
+    call_id: Text
+    name: Text
+    arguments: Text
+    id: Ignored = None
+    status: Ignored = None
+
+
+class _FunctionOutput(WireModel):
+    type: Ignored = None
+    call_id: Text
+    output: Any
+    name: Text = ""
+    id: Ignored = None
+    status: Ignored = None
+
+
+class _Reasoning(NotedModel):
+    type: Ignored = None
+
+
+_ITEMS: dict[str, type[WireModel]] = {
+    "message": _Message,
+    "function_call": _FunctionCall,
+    "function_call_output": _FunctionOutput,
+    "reasoning": _Reasoning,
+}
+_ROLES: dict[str, type[WireModel]] = {
+    "system": _Message,
+    "developer": _Message,
+    "user": _Message,
+    "assistant": _Reply,
+}
+
+
 def read_responses_call(value: Any) -> ResponsesCall:
     """The call in the JSON of a request. Raises a 400 that names the field."""
-    fields = Fields(value)
-    instructions = fields.take("instructions", str, "")
-    messages = _read_input(fields.raw("input"), instructions)
-    tools = _read_tools(fields.take("tools", list, []))
-    parallel = fields.take("parallel_tool_calls", bool, True)
-    said = fields.raw("tool_choice")
-    choice = read_tool_choice(said, parallel, [tool["function"]["name"] for tool in tools])
-    for name in _STATEFUL:
-        fields.only(name, why="nothing is kept between calls; send all items as input")
-    fields.only("background", False, why="answers are not fetched later")
-    fields.only("truncation", "disabled", why="a prompt that is too long is refused, not shortened")
-    fields.only("top_logprobs", 0, why="engines return the log-prob of the sampled token alone")
-    fields.only("n", 1, why="a response is one reply")
-    fields.ignore("reasoning", "max_tool_calls", "prompt_cache_retention", "prompt_cache_options")
-    _read_text(fields.take("text", dict, {}))
-    include = fields.take("include", list, [])
-    most = fields.take("max_output_tokens", int, None)
-    options = read_options(fields, most, _LOG_PROBS in include)
-    fields.close()
+    request = parse(ResponsesRequest, value)
+    messages = _read_input(request.input, request.instructions)
+    tools = read_flat_tools(request.tools)
+    names = [tool["function"]["name"] for tool in tools]
+    choice = read_tool_choice(request.tool_choice, request.parallel_tool_calls, names)
+    options = request.options(request.max_output_tokens, log_probs=_LOG_PROBS in request.include)
     echo = {
-        "instructions": instructions or None,
-        "max_output_tokens": most,
-        "parallel_tool_calls": parallel,
-        "temperature": options.asked.get("temperature"),
-        "tool_choice": "auto" if said is None else said,
-        "tools": value.get("tools") or [],
-        "top_p": options.asked.get("top_p"),
+        "instructions": request.instructions or None,
+        "max_output_tokens": request.max_output_tokens,
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "temperature": request.temperature,
+        "tool_choice": "auto" if request.tool_choice is None else request.tool_choice,
+        "tools": request.tools,
+        "top_p": request.top_p,
     }
     return ResponsesCall(ChatCall(options, messages, tools, tools_key(tools), notes_of(messages), choice), echo)
-
-
-def _read_text(value: dict[str, Any]) -> None:
-    text = Fields(value, "text")
-    text.only("format", {"type": "text"}, why="replies are not constrained")
-    text.ignore("verbosity")
-    text.close()
-
-
-def _read_tools(values: list[Any]) -> tuple[Mapping[str, Any], ...]:
-    """The tools as the chat API writes them, which is how templates show them."""
-    if len(values) > MAX_TOOLS:
-        raise bad_request(f"expected at most {MAX_TOOLS} tools, got {len(values)}", "tools")
-    tools: list[Mapping[str, Any]] = []
-    for i, value in enumerate(values):
-        tool = Fields(value, f"tools[{i}]")
-        tool.only("type", "function", why="only functions can be called")
-        name = tool.take("name", str)
-        if not name:
-            raise bad_request("is empty", tool.at("name"))
-        function = {"name": name}
-        for part, kind in (("description", str), ("parameters", dict)):
-            said = tool.take(part, kind, None)
-            function |= {} if said is None else {part: said}
-        Fields(function.get("parameters", {}), tool.at("parameters"))
-        tool.take("strict", bool, False)  # not enforced: arguments are what the policy writes, as the guide says
-        tool.close()
-        tools.append({"type": "function", "function": function})
-    return tuple(tools)
 
 
 def _read_input(value: Any, instructions: str) -> tuple[WireMessage, ...]:
@@ -111,16 +165,16 @@ def _read_input(value: Any, instructions: str) -> tuple[WireMessage, ...]:
         raise bad_request(f"expected a text or a list of items, got {shown(value)}", "input")
     if len(items) > MAX_MESSAGES:
         raise bad_request(f"expected at most {MAX_MESSAGES} items, got {len(items)}", "input")
-    reader = _Items()
+    reader = _ItemReader()
     if instructions:
-        reader.say({"role": "system", "content": instructions}, "instructions")
+        reader.say("system", instructions, "instructions")
     for i, item in enumerate(items):
         reader.read(item, f"input[{i}]")
     return reader.finished(f"input[{len(items) - 1}]")
 
 
 @dataclass(slots=True)
-class _Items:
+class _ItemReader:
     """Items one by one -> messages."""
 
     messages: list[WireMessage] = field(default_factory=list)
@@ -134,27 +188,26 @@ class _Items:
 
     def read(self, value: Any, where: str) -> None:
         """Takes one item. Raises a 400 that names the place."""
-        fields = Fields(value, where)
-        kind = fields.take("type", str, "message")
-        if kind not in _KINDS:
-            raise bad_request(f"expected one of {', '.join(_KINDS)}, got {shown(kind)}", fields.at("type"))
-        fields.ignore("id", "status")
-        if kind == "reasoning":
+        is_message = isinstance(value, dict) and value.get("type") in (None, "message")
+        models, tag = (_ROLES, "role") if is_message else (_ITEMS, "type")
+        item = parse_one(models, tag, value, where)
+        if isinstance(item, _Reasoning):
             self._ignored.append("reasoning")
-        elif kind == "function_call":
-            self._call(fields)
-        elif kind == "function_call_output":
-            self._result(fields)
-        elif fields.take("role", str) == "assistant":
-            self._reply(fields)
-        else:
-            plain = {name: item for name, item in value.items() if name not in ("type", "id", "status")}
-            self.say(plain | {"content": _content(value.get("content"))}, where)
+        elif isinstance(item, _FunctionCall):
+            self._call(item, where)
+        elif isinstance(item, _FunctionOutput):
+            self._close()
+            text = text_of(_content(item.output), f"{where}.output")
+            self.messages.append(tool_message(item.call_id, text, self._names, f"{where}.call_id"))
+        elif isinstance(item, _Reply):
+            self._reply(item, where)
+        elif isinstance(item, _Message):
+            self.say("user" if item.role == "user" else "system", item.content, where, item.name)
 
-    def say(self, value: Mapping[str, Any], where: str) -> None:
+    def say(self, role: str, content: Any, where: str, name: str = "") -> None:
         """Takes a message that is not the assistant's."""
         self._close()
-        self.messages.append(read_message(dict(value), where, self._names, self._pictures))
+        self.messages.append(said(role, _content(content), where, self._pictures, name))
 
     def finished(self, where: str) -> tuple[WireMessage, ...]:
         """All messages. Raises a 400 for a conversation that ends with a reply."""
@@ -162,38 +215,26 @@ class _Items:
         check_answerable(self.messages, where)
         return tuple(self.messages)
 
-    def _reply(self, fields: Fields) -> None:
+    def _reply(self, item: _Reply, where: str) -> None:
         if self._text is not None or self._calls:
             self._close()
-        content = fields.raw("content")
-        texts = [whole_text(content, fields.at("content"))] if isinstance(content, str) else []
-        for i, part in enumerate(content if isinstance(content, list) else []):
-            inner = Fields(part, f"{fields.at('content')}[{i}]")
-            inner.only("type", "output_text", "input_text", why="a reply is its text and its calls")
-            texts.append(inner.take("text", str))
-            inner.ignore("annotations", "logprobs")
-            self._ignored += [f"content.{name}" for name in inner.rest()]
-        if not isinstance(content, (str, list)):
-            raise bad_request(f"expected a text or a list of parts, got {shown(content)}", fields.at("content"))
+        at = f"{where}.content"
+        if not isinstance(item.content, (str, list)):
+            raise bad_request(f"expected a text or a list of parts, got {shown(item.content)}", at)
+        texts = [whole_text(item.content, at)] if isinstance(item.content, str) else []
+        for i, value in enumerate(item.content if isinstance(item.content, list) else []):
+            part = parse(_ReplyPart, value, f"{at}[{i}]")
+            texts.append(part.text)
+            self._ignored += [f"content.{name}" for name in part.noted]
         self._text = "\n".join(texts)
-        fields.ignore("phase")
-        self._ignored += fields.rest()
+        self._ignored += item.noted
 
-    def _call(self, fields: Fields) -> None:
-        identity, name = fields.take("call_id", str), fields.take("name", str)
-        arguments = read_arguments(fields.take("arguments", str), fields.at("arguments"))
-        self._ignored += [f"function_call.{rest}" for rest in fields.rest()]
-        self._calls.append(ToolCall(name, arguments, identity))
+    def _call(self, item: _FunctionCall, where: str) -> None:
+        arguments = read_arguments(item.arguments, f"{where}.arguments")
+        self._ignored += [f"function_call.{name}" for name in item.noted]
+        self._calls.append(ToolCall(item.name, arguments, item.call_id))
         if len(self._calls) > MAX_CALLS:
-            raise bad_request(f"expected at most {MAX_CALLS} calls in a reply", fields.at("call_id"))
-
-    def _result(self, fields: Fields) -> None:
-        self._close()
-        identity, output = fields.take("call_id", str), fields.raw("output")
-        fields.take("name", str, "")
-        fields.close()
-        said = read_message({"role": "system", "content": _content(output)}, fields.at("output"), {}, self._pictures)
-        self.messages.append(tool_message(identity, said.message.text, self._names, fields.at("call_id")))
+            raise bad_request(f"expected at most {MAX_CALLS} calls in a reply", f"{where}.call_id")
 
     def _close(self) -> None:
         """Ends the reply that is being read."""
