@@ -25,9 +25,11 @@ from uirl.runtime.limits import (
     check_plain,
     check_size,
     clip,
+    is_whole,
     read_json,
     sample,
     shown,
+    whole_characters,
 )
 
 SMALL = Limits(size=1000, items=20, depth=4)
@@ -201,3 +203,11 @@ def test_reading_costs_no_more_than_the_length(name: str) -> None:
         as_plain(value, "it")
         assert len(shown(value)) <= 60
     assert time.thread_time() - start < 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"), [("na\u00efve \U0001f600", None), ("a\ud83d", "a\ufffd"), ("\ud83d\ude00", "\U0001f600")]
+)
+def test_halves_of_characters_are_found_and_replaced(text: str, whole: str | None) -> None:
+    assert is_whole(text) == (whole is None)
+    assert whole_characters(text) == (text if whole is None else whole)

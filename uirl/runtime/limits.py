@@ -119,16 +119,23 @@ def check_plain(value: Any, limits: Limits = LIMITS, where: str = "the JSON", *,
 def check_whole(text: str, where: str) -> None:
     """Raise InputError for half a character: a lone surrogate, which a JSON escape makes and which neither UTF-8 nor a
     tokenizer takes."""
-    if not _is_whole(text):
+    if not is_whole(text):
         raise InputError(f"{where} holds half a character (a lone \\ud800-\\udfff escape); expected whole characters")
 
 
-def _is_whole(text: str) -> bool:
+def is_whole(text: str) -> bool:
+    """Return whether `text` has no lone surrogate: whether UTF-8 has it."""
     try:
         text.encode()
     except UnicodeEncodeError:
         return False
     return True
+
+
+def whole_characters(text: str) -> str:
+    """Return `text` with U+FFFD for every half of a surrogate pair, as tokenizers and browsers write what is no
+    character; halves that stand together become the character they make."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def as_plain(
@@ -217,7 +224,7 @@ class _Copy:
         return self._text(key, path)
 
     def _text(self, text: str, path: tuple[Any, Any]) -> str:
-        if self.whole and not _is_whole(text):
+        if self.whole and not is_whole(text):
             check_whole(text, _written(path))  # a path is written out only where it is told
         return str(text)
 

@@ -13,6 +13,7 @@ from typing import Any
 from uirl.errors import StorageError
 from uirl.images import Screenshot
 from uirl.runtime.files import write_atomically
+from uirl.runtime.limits import whole_characters
 from uirl.storage.trajectories import TrajectoryStore, TrajectorySummary
 from uirl.types import Trajectory, Turn
 
@@ -173,7 +174,7 @@ def _line(episode: _Episode, example: _Example, with_pictures: bool) -> dict[str
 def _content(message: _Message, with_pictures: bool) -> str | list[dict[str, str]]:
     """Return content of one type in the whole file: loaders of tables make something else of a column that has two."""
     # half of a surrogate pair has no UTF-8: of a file with one, datasets makes other rows without a word
-    text = message.text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    text = whole_characters(message.text)
     if not with_pictures:
         return text
     parts = [{"type": "image"} for _ in message.images]

@@ -6,10 +6,11 @@ that looks like a fault of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from uirl.environments.ui.arguments import CallArguments, Mistake
 from uirl.environments.ui.vocabulary import (
     DIRECTIONS,
     GRID,
@@ -114,8 +115,8 @@ class PhoneSpace:
             known = ", ".join([*self.names, *sorted(self.tools)])
             return f"unknown action {shown(call.name, 40)}; expected one of {known}"
         try:
-            return _READERS[call.name](_Arguments(self, call.name, call.arguments))
-        except _Mistake as mistake:
+            return _READERS[call.name](_Arguments(call.name, call.arguments, self))
+        except Mistake as mistake:
             return str(mistake)
 
 
@@ -153,59 +154,49 @@ def command(action: PhoneAction) -> dict[str, Any] | None:
             return None
 
 
-class _Mistake(ValueError):
-    """What is wrong with a call, in words for the policy."""
-
-
 @dataclass(frozen=True, slots=True)
-class _Arguments:
-    """The arguments of one call, checked as they are asked for; others are passed over, as the server does."""
+class _Arguments(CallArguments):
+    """The arguments of one call on a phone; others are passed over, as the server does."""
 
     space: PhoneSpace
-    action: str
-    given: Mapping[str, Any]
 
     def point(self, name: str = "coordinate", default: tuple[int, int] | None = None) -> tuple[int, int]:
         """A place in pixels: x / 999 of the width, truncated. Beyond the grid, at 999 too, it is off the screen, where
         a tap does nothing: so it is sent by the agent this comes from, and how that scores is for the policy to learn.
         Of a box the middle counts.
         """
-        value = self.given.get(name, default)
+        value = self.values.get(name, default)
         pair = list(value) if isinstance(value, (list, tuple)) else []
         if len(pair) == 4 and all(is_finite(n) for n in pair):
             pair = [(pair[0] + pair[2]) / 2, (pair[1] + pair[3]) / 2]
         if len(pair) != 2 or not all(is_finite(n) and abs(n) <= FARTHEST for n in pair):
-            raise _Mistake(f'{self.action} needs "{name}": [x,y] between 0 and {GRID}; got {shown(value, 40)}')
+            raise Mistake(f'{self.action} needs "{name}": [x,y] between 0 and {GRID}; got {shown(value, 40)}')
         x, y = (int(n / GRID * length) for n, length in zip(pair, (self.space.width, self.space.height), strict=True))
         return x, y
 
     def text(self, name: str = "text", *, or_nothing: bool = False) -> str:
         """A text; what is none is written as Python writes it (`42`, `True`), as the server does."""
-        given = self.given.get(name)
-        value = "" if given is None else str(given)
-        if not value and not or_nothing:
-            raise _Mistake(f"{self.action} needs a {name}; got {shown(given, 40)}")
-        if len(value) > MAX_TEXT:
-            raise _Mistake(f"{self.action} takes at most {MAX_TEXT} characters; got {len(value)}")
-        if any("\ud800" <= character <= "\udfff" for character in value):
-            raise _Mistake(f"{self.action} needs text of whole characters; {name} holds half of a surrogate pair")
-        return value
+        value = self.values.get(name)
+        text = "" if value is None else str(value)
+        if not text and not or_nothing:
+            raise Mistake(f"{self.action} needs a {name}; got {shown(value, 40)}")
+        return self.bounded(name, text, MAX_TEXT)
 
     def choice(self, name: str, known: tuple[str, ...], default: str | None = None) -> Any:
-        value = self.given.get(name, default)
+        value = self.values.get(name, default)
         if not isinstance(value, str) or value.lower() not in known:
-            raise _Mistake(f"{self.action} needs {name}, one of {', '.join(known)}; got {shown(value, 40)}")
+            raise Mistake(f"{self.action} needs {name}, one of {', '.join(known)}; got {shown(value, 40)}")
         return value.lower()
 
 
 def _swipe(arguments: _Arguments) -> PhoneAction:
     direction = arguments.choice("direction", DIRECTIONS, "up")
-    if not arguments.given.get("coordinate"):
+    if not arguments.values.get("coordinate"):
         return Swipe(direction)
     x, y = arguments.point()
     way = 2 * int(arguments.space.width / 10)  # how far the server swipes to the side
     if (direction == "left" and x < way) or (direction == "right" and x + way >= arguments.space.width):
-        raise _Mistake(f"a swipe {direction} from {arguments.given['coordinate']} leaves the screen; begin further in")
+        raise Mistake(f"a swipe {direction} from {arguments.values['coordinate']} leaves the screen; begin further in")
     return Swipe(direction, x, y)
 
 
@@ -213,13 +204,13 @@ def _open(arguments: _Arguments) -> PhoneAction:
     wanted = arguments.text()
     known = {app.lower(): app for app in arguments.space.apps}
     if wanted.lower() not in known:
-        raise _Mistake(f"there is no app {shown(wanted, 40)}; {did_you_mean(wanted[:40], arguments.space.apps)}")
+        raise Mistake(f"there is no app {shown(wanted, 40)}; {did_you_mean(wanted[:40], arguments.space.apps)}")
     return OpenApp(known[wanted.lower()])
 
 
 def _terminate(arguments: _Arguments) -> PhoneAction:
     """The end, whatever the status says; a word that is not known claims no success."""
-    status = str(arguments.given.get("status", "success")).lower()
+    status = str(arguments.values.get("status", "success")).lower()
     return Terminate("success" if STATUSES.get(status) == "success" else "failure")
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from uirl.environments.ui.reading import READERS, Arguments, Mistake
+from uirl.environments.ui.arguments import Mistake
+from uirl.environments.ui.reading import READERS, Arguments
 from uirl.environments.ui.vocabulary import (
     ACTIONS,
     AXES,
@@ -143,7 +144,7 @@ class ActionSpace:
             if name not in known_names:
                 return f"{call.name} has no argument {shown(name, 40)}; expected {', '.join(known_names) or 'none'}"
         try:
-            return READERS[call.name](Arguments(self, call.name, arguments))
+            return READERS[call.name](Arguments(call.name, arguments, self))
         except Mistake as mistake:
             return str(mistake)
 

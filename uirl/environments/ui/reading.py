@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from uirl.environments.ui.arguments import CallArguments, Mistake, shown_value
 from uirl.environments.ui.keys import MODIFIERS, read_chord
 from uirl.environments.ui.vocabulary import (
     AXES,
@@ -51,7 +52,6 @@ from uirl.environments.ui.vocabulary import (
     Upload,
     Wait,
 )
-from uirl.runtime.limits import shown
 
 MOST_MARKS = 9999
 
@@ -67,40 +67,31 @@ class Screen(Protocol):
     def pixel(self, value: float, axis: Axis) -> int: ...
 
 
-class Mistake(ValueError):
-    """What is wrong with a call, in words for the policy."""
-
-
 @dataclass(frozen=True, slots=True)
-class Arguments:
-    """The arguments of one call, checked as they are asked for."""
+class Arguments(CallArguments):
+    """The arguments of one call on a screen."""
 
     space: Screen
-    action: str
-    given: Mapping[str, Any]
-
-    def has(self, *names: str) -> bool:
-        return any(name in self.given for name in names)
 
     def point(self, x: str = "x", y: str = "y") -> tuple[int, int]:
         return self._pixel(x, x, y), self._pixel(y, x, y)
 
     def _pixel(self, name: str, x: str, y: str) -> int:
-        value: Any = self.given.get(name)
+        value: Any = self.values.get(name)
         axis = AXES[name]
         if not _is_number(value):
-            raise Mistake(f"{self.action} needs numbers {x} and {y}; got {name}={_shown(value)}")
+            raise Mistake(f"{self.action} needs numbers {x} and {y}; got {name}={shown_value(value)}")
         limit = self.space.limit(axis)
         # A fraction of a pixel is still in that pixel: the last one reaches to just under its successor.
         inside = 0 <= value < limit + 1 if self.space.coordinates == "pixels" else 0 <= value <= limit
         if not inside:
-            raise Mistake(f"{name}={_shown(value)} is outside the picture; expected 0 to {limit}")
+            raise Mistake(f"{name}={shown_value(value)} is outside the picture; expected 0 to {limit}")
         return self.space.pixel(value, axis)
 
     def integer(self, name: str, low: int, high: int) -> int:
-        value: Any = self.given.get(name)
+        value: Any = self.values.get(name)
         if not _is_number(value) or not low <= value <= high or value != int(value):
-            raise Mistake(f"{self.action} needs a whole number {name} from {low} to {high}; got {_shown(value)}")
+            raise Mistake(f"{self.action} needs a whole number {name} from {low} to {high}; got {shown_value(value)}")
         return int(value)
 
     def mark(self, *others: str) -> int | None:
@@ -127,41 +118,36 @@ class Arguments:
     def modifiers(self) -> tuple[str, ...]:
         if not self.has("modifiers"):
             return ()
-        given = self.given["modifiers"]
-        if given in ("", []):
+        modifiers = self.values["modifiers"]
+        if modifiers in ("", []):
             return ()
-        if isinstance(given, list) and all(isinstance(key, str) for key in given):
-            given = "+".join(given)
-        keys = Arguments(self.space, self.action, {"modifiers": given}).chord("modifiers")
+        if isinstance(modifiers, list) and all(isinstance(key, str) for key in modifiers):
+            modifiers = "+".join(modifiers)
+        keys = Arguments(self.action, {"modifiers": modifiers}, self.space).chord("modifiers")
         if not set(keys) <= set(MODIFIERS):
-            raise Mistake(f"modifiers are of {', '.join(MODIFIERS)}; got {_shown(self.given['modifiers'])}")
+            raise Mistake(f"modifiers are of {', '.join(MODIFIERS)}; got {shown_value(self.values['modifiers'])}")
         return keys
 
     def texts(self, name: str) -> tuple[str, ...]:
         """One text, or a list of them."""
-        value = self.given.get(name)
+        value = self.values.get(name)
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise Mistake(f"{self.action} needs {name}, a text or a list of texts; got {_shown(value)}")
+            raise Mistake(f"{self.action} needs {name}, a text or a list of texts; got {shown_value(value)}")
         if len(texts) > MAX_LISTED or any(len(text) > MAX_TEXT for text in texts):
             raise Mistake(f"{self.action} takes at most {MAX_LISTED} {name} of {MAX_TEXT} characters")
-        for text in texts:
-            _refuse_halves(text, self.action, name)
-        return tuple(texts)
+        return tuple(self.bounded(name, text, MAX_TEXT) for text in texts)
 
     def text(self, name: str, limit: int, *, empty: bool = False) -> str:
-        value = self.given.get(name)
+        value = self.values.get(name)
         if not isinstance(value, str) or not (value or empty):
-            raise Mistake(f"{self.action} needs a text {name}; got {_shown(value)}")
-        if len(value) > limit:
-            raise Mistake(f"{self.action} takes at most {limit} characters; got {len(value)}")
-        _refuse_halves(value, self.action, name)
-        return value
+            raise Mistake(f"{self.action} needs a text {name}; got {shown_value(value)}")
+        return self.bounded(name, value, limit)
 
     def choice(self, name: str, known: Iterable[str]) -> str:
-        value = self.given.get(name)
+        value = self.values.get(name)
         if not isinstance(value, str) or value not in known:
-            raise Mistake(f"{self.action} needs {name}, one of {', '.join(known)}; got {_shown(value)}")
+            raise Mistake(f"{self.action} needs {name}, one of {', '.join(known)}; got {shown_value(value)}")
         return value
 
 
@@ -227,16 +213,16 @@ def _scroll(arguments: Arguments) -> UIAction:
 
 
 def _wait(arguments: Arguments) -> UIAction:
-    value: Any = arguments.given.get("seconds", 1.0)
+    value: Any = arguments.values.get("seconds", 1.0)
     if not _is_number(value) or not 0 <= value <= MAX_WAIT:
-        raise Mistake(f"wait needs seconds from 0 to {MAX_WAIT:g}; got {_shown(value)}")
+        raise Mistake(f"wait needs seconds from 0 to {MAX_WAIT:g}; got {shown_value(value)}")
     return Wait(float(value))
 
 
 def _goto(arguments: Arguments) -> UIAction:
     url = arguments.text("url", MAX_URL)
     if any(character <= " " for character in url):
-        raise Mistake(f"goto needs an address without spaces; got {_shown(url)}")
+        raise Mistake(f"goto needs an address without spaces; got {shown_value(url)}")
     return Goto(url)
 
 
@@ -276,16 +262,5 @@ READERS: dict[str, Callable[[Arguments], UIAction]] = {
 """Name of an action -> what reads its arguments; it raises `Mistake`."""
 
 
-def _refuse_halves(value: str, action: str, name: str) -> None:
-    if any("\ud800" <= character <= "\udfff" for character in value):
-        raise Mistake(f"{action} needs text of whole characters; {name} holds half of a surrogate pair")
-
-
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, int) and abs(value) > 10**40:
-        return "a number of more than 40 digits"  # Python refuses to write very long ones
-    return shown(value, 40)

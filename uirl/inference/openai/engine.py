@@ -51,9 +51,9 @@ from uirl.inference.openai.probe import (
     read_pick,
     text_probe,
 )
-from uirl.inference.openai.wire import reply_text, whole_characters, wire_messages
+from uirl.inference.openai.wire import reply_text, wire_messages
 from uirl.inference.servers import server_client
-from uirl.runtime.limits import is_finite
+from uirl.runtime.limits import is_finite, whole_characters
 from uirl.runtime.once import Once
 
 if TYPE_CHECKING:

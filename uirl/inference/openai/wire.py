@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from uirl.errors import EngineFailure
 from uirl.inference.messages import Message
-from uirl.runtime.limits import MAX_CALLS, shown
+from uirl.runtime.limits import MAX_CALLS, shown, whole_characters
 
 if TYPE_CHECKING:
     from openai.types.chat import (
@@ -92,13 +92,8 @@ def reply_text(message: Any) -> str:
         raise EngineFailure(
             f"the server's answer holds {len(calls)} tool call(s), of which one has no function with a name"
         ) from error
+    # a model can write half a character in the arguments of a call, and no tokenizer takes it back
     return whole_characters("\n".join([content, *blocks] if content else blocks))
-
-
-def whole_characters(text: str) -> str:
-    """The text with U+FFFD for every half of a surrogate pair, as tokenizers write what is no character: a model can
-    write one in the arguments of a call, and no tokenizer takes it back."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def write_call(name: str, arguments: Any) -> str:

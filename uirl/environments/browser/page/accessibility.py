@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from uirl.runtime.limits import whole_characters
+
 SILENT_ROLES = frozenset({"none", "generic", "InlineTextBox", "LineBreak", "ListMarker", "presentation"})
 """Roles that say nothing a reader needs; what is under them is shown."""
 SHOWN_STATES = ("checked", "pressed", "selected", "expanded", "focused", "disabled", "readonly", "required")
@@ -96,5 +98,5 @@ def _of(node: Node, key: str) -> Any:
 def _one_line(value: Any) -> str:
     text = " ".join(str("" if value is None else value).split())
     # Half of a surrogate pair, which JavaScript can hold and no tokenizer takes: what the browser draws for it.
-    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    text = whole_characters(text)
     return text if len(text) <= LONGEST_NAME else text[: LONGEST_NAME - len(MORE)] + MORE
