@@ -1,4 +1,11 @@
-"""Engines that sample from the policy, the models they load, and chat templates."""
+"""Engines that sample from the policy, the models they load, and chat templates.
+
+`base.py` is the engine contract and `conformance.py` its suite; `registry.py` names the engines: `embedded/`,
+`vllm/`, `sglang/`, `openai/`, and `scripted.py` for tests. `models/` loads models and turns messages (`messages.py`)
+and pictures into what they read; `text_front.py` is the plain way in: texts in, texts out. The engines of other
+programs share `http.py` (the client of a server), `servers.py` (settings) and `weight_files.py` (weights on their
+way).
+"""
 
 from uirl.inference.base import BaseInferenceEngine, Generation, GenerationRequest, InferenceEngine, SamplingParams
 from uirl.inference.conformance import EngineReport, check_engine, recompute_with

@@ -120,7 +120,7 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     async def generate(self, request: GenerationRequest) -> Generation:
-        """One response. Raises `PromptTooLong` where the prompt leaves no room for one (`max_reply_tokens`),
+        """Samples one response. Raises `PromptTooLong` where the prompt leaves no room for one (`max_reply_tokens`),
         `EngineFailure` where the engine cannot answer for another reason."""
 
     @abstractmethod

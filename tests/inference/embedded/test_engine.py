@@ -10,6 +10,7 @@ import torch
 
 from tests.conftest import tiny_model
 from tests.inference.pictures import picture
+from tests.inference.prompts import prompts_for
 from uirl.errors import ContractError, EngineFailure
 from uirl.inference import (
     ChatRenderer,
@@ -23,14 +24,6 @@ from uirl.inference import (
 )
 from uirl.inference.embedded import scheduler
 from uirl.inference.models.loading import hidden_states, pad_sequences, project
-
-
-def prompts_for(loaded: LoadedModel, chat: ChatRenderer):
-    if loaded.vision is None:
-        texts = ["guess 1-7", "a longer prompt about a door and a key", "x"]
-        return [(chat.whole([Message("user", text)]), ()) for text in texts]
-    shots = [(picture(1),), (picture(2), picture(3, (84, 56))), ()]
-    return [(chat.whole([Message("user", f"press {i}", s)]), s) for i, s in enumerate(shots)]
 
 
 @pytest.mark.parametrize("architecture", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "lm"])

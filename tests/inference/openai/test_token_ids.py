@@ -1,0 +1,213 @@
+"""Servers that answer token ids with token ids and log-probs: the engine contract holds."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.inference.openai.world import asked_of, config_of
+from tests.inference.prompts import prompts_for
+from tests.inference.stand_in_http import Answer
+from uirl.errors import ContractError, EngineFailure
+from uirl.inference import (
+    ChatRenderer,
+    LoadedModel,
+    Message,
+    TransformersInferenceEngine,
+    check_engine,
+    recompute_with,
+)
+from uirl.inference.openai.engine import OpenAIInferenceEngine
+from uirl.serving import ModelEndpoint
+
+
+async def test_a_server_that_talks_in_ids_keeps_the_contract(make: Any, lm: LoadedModel) -> None:
+    engine, server = make(lm, "ids")
+    chat = ChatRenderer(lm)
+    report = await check_engine(
+        engine,
+        prompts_for(lm, chat),
+        recompute_with(lm),
+        banned_ids=lm.banned_ids,
+        continuation=chat.following([Message("user", "next")], after_end=False),
+        max_tokens=6,
+    )
+    assert report.log_prob_gap < 2e-5
+    assert {s.path for s in server.seen} == {"/v1/models", "/v1/completions"}
+    assert engine.stats()["generated_tokens"] > 20
+    assert not engine.takes_weights
+    await engine.close()
+    with pytest.raises(EngineFailure, match="closed"):
+        await engine.generate(asked_of(chat))
+
+
+async def test_our_own_endpoint_is_such_a_server(lm: LoadedModel) -> None:
+    chat = ChatRenderer(lm)
+    async with ModelEndpoint(TransformersInferenceEngine(lm), lm) as endpoint:
+        engine = OpenAIInferenceEngine.from_config(config_of(endpoint.url), lm, shared=True)
+        report = await check_engine(
+            engine,
+            prompts_for(lm, chat),
+            recompute_with(lm),
+            banned_ids=lm.banned_ids,
+            continuation=chat.following([Message("user", "next")], after_end=False),
+            max_tokens=6,
+        )
+        await engine.close()
+    assert report.log_prob_gap < 2e-5
+
+
+async def test_log_probs_of_the_plain_model_count_where_it_is_what_was_sampled(make: Any, lm: LoadedModel) -> None:
+    chat = ChatRenderer(lm)
+    engine, server = make(lm, "ids", reports="raw")
+    assert (await engine.generate(asked_of(chat))).log_probs is None  # the ban makes it another distribution
+    assert server.seen[-1].body["logit_bias"] == {"0": -100}
+    engine, server = make(lm, "ids", reports="raw", refuses=("logit_bias",))
+    for same in ({}, {"temperature": 0.0}):
+        asked = asked_of(chat, **same)
+        made = await engine.generate(asked)
+        expected = server.brain.sample(asked.prompt_ids, limit=8, seed=3, stop=lm.end_ids, **same)
+        assert made.token_ids == tuple(expected.ids)
+        assert made.log_probs == pytest.approx(expected.raw, abs=1e-6)
+    for other in ({"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}):
+        assert (await engine.generate(asked_of(chat, **other))).log_probs is None
+
+
+@pytest.mark.parametrize("reports", ["scaled", "unscaled"])
+async def test_half_processed_log_probs_count_as_plain_ones(make: Any, lm: LoadedModel, reports: str) -> None:
+    engine, _ = make(lm, "ids", reports=reports, refuses=("logit_bias",))
+    chat = ChatRenderer(lm)
+    assert (await engine.generate(asked_of(chat))).log_probs is not None
+    assert (await engine.generate(asked_of(chat, temperature=0.7))).log_probs is None
+
+
+async def test_a_model_that_is_too_sure_tells_nothing(make: Any, lm: LoadedModel) -> None:
+    engine, server = make(lm, "ids")
+    sure = {"token_ids": [40, 41], "text": lm.tokenizer.decode([40, 41]), "logprobs": {"token_logprobs": [-1e-5, -1.0]}}
+    server.faults += [Answer({"data": [{"id": lm.name}]}), Answer({"choices": [sure]})]
+    assert (await engine.generate(asked_of(ChatRenderer(lm)))).log_probs is None
+
+
+async def test_a_server_without_bias_and_stops_gets_neither(make: Any, lm: LoadedModel) -> None:
+    engine, server = make(lm, "ids", refuses=("logit_bias", "stop_token_ids"))
+    chat = ChatRenderer(lm)
+    made = await engine.generate(asked_of(chat))
+    assert made.log_probs is not None
+    assert not {"logit_bias", "stop_token_ids"} & set(server.seen[-1].body)
+    with pytest.raises(ContractError, match="takes no stop_token_ids"):
+        await engine.generate(asked_of(chat, stop_token_ids=(40,)))
+
+
+async def test_every_end_token_ends_a_response_and_belongs_to_it(make: Any, lm: LoadedModel) -> None:
+    chat = ChatRenderer(lm)
+    second = (await make(lm, "ids")[0].generate(asked_of(chat))).token_ids[1]
+    made = await make(lm, "ids")[0].generate(asked_of(chat, stop_token_ids=(second,)))
+    assert made.token_ids[1:] == (second,)
+    assert made.finish_reason == "stop"
+    made = await make(replace(lm, end_ids=(*lm.end_ids, second)), "ids")[0].generate(asked_of(chat))
+    assert made.token_ids[1:] == (second,)
+    assert made.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("grade", ["ids", "text", "chat"])
+@pytest.mark.parametrize("no_limit", [(-1,), (0,), (-1, 0)])
+async def test_what_a_server_does_by_itself_does_not_apply(
+    make: Any, lm: LoadedModel, grade: str, no_limit: tuple[int, ...]
+) -> None:
+    """A generation_config.json that says how to sample, on a server that takes the fields: nothing of it holds."""
+    chat, takes = ChatRenderer(lm), ("top_k", "repetition_penalty")
+    options = {"takes": takes, "no_limit": no_limit}
+    expected = [await make(lm, grade, **options)[0].generate(asked_of(chat, seed=seed)) for seed in range(4)]
+    defaults = {"top_k": 1, "top_p": 0.1, "temperature": 0.2, "repetition_penalty": 1.05}
+    engine, server = make(lm, grade, defaults=defaults, **options)
+    made = [await engine.generate(asked_of(chat, seed=seed)) for seed in range(4)]
+    assert [one.token_ids for one in made] == [one.token_ids for one in expected]
+    assert len({one.token_ids for one in made}) > 1
+    assert not server.shaped
+    said = server.seen[-1].body
+    assert (said["top_k"], said["repetition_penalty"]) == (no_limit[0], 1.0)
+    assert ("min_p" in said) == (grade == "ids")
+    limited = await engine.generate(asked_of(chat, top_k=3))
+    assert server.seen[-1].body["top_k"] == 3
+    assert limited.token_ids
+
+
+async def test_a_server_that_takes_none_of_it_is_asked_without(
+    make: Any, lm: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, server = make(lm, "chat")
+    with caplog.at_level(logging.INFO, "uirl.inference.openai.engine"):
+        await engine.generate(asked_of(ChatRenderer(lm)))
+    assert {"presence_penalty", "frequency_penalty"} <= set(server.seen[-1].body)
+    assert not {"top_k", "min_p", "repetition_penalty"} & set(server.seen[-1].body)
+    assert "takes no top_k, min_p, typical_p, repetition_penalty, repeat_penalty" in caplog.text
+
+
+async def test_equal_ids_of_another_tokenizer_are_found_out(make: Any, lm: LoadedModel) -> None:
+    for other in ("other_tokens", "other_prompt"):
+        engine, server = make(lm, "ids", **{other: True})
+        made = await engine.generate(asked_of(ChatRenderer(lm)))
+        assert made.log_probs is None
+        assert server.seen[-1].path == "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "message"),
+    [
+        ({"token_ids": "missing"}, "token ids with as many log-probs"),
+        ({"token_ids": [30]}, "token ids with as many log-probs"),
+        ({"token_ids": ["x"] * 8}, "token ids with as many log-probs"),
+        ({"logprobs": None}, "token ids with as many log-probs"),
+        ({"logprobs": {"token_logprobs": [float("nan")] * 8}}, "token ids with as many log-probs"),
+        ({"token_ids": [], "logprobs": {"token_logprobs": []}}, "1 to 8 token ids"),
+        ({"token_ids": [30] * 9, "logprobs": {"token_logprobs": [-1.0] * 9}}, "1 to 8 token ids"),
+        ({"prompt_token_ids": [30, 31]}, "tokens that were sent"),
+        ({"finish_reason": None}, "a finish_reason"),
+        ({"finish_reason": "bored"}, "a finish_reason"),
+        ({"token_ids": [30], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "stop"}, "the end token at the"),
+        ({"token_ids": [0], "logprobs": {"token_logprobs": [-1.0]}}, "sampled placeholder tokens"),
+        ({"token_ids": [float("inf")] * 8}, "token ids with as many log-probs"),
+        ({"token_ids": [30.5] * 8}, "token ids with as many log-probs"),
+        ({"logprobs": {"token_logprobs": [10**400] * 8}}, "token ids with as many log-probs"),
+        ({"prompt_token_ids": [float("inf")]}, "token ids with as many log-probs"),
+        ({"token_ids": [-1], "logprobs": {"token_logprobs": [-1.0]}}, r"token ids \(-1,\); expected ints"),
+        ({"token_ids": [30], "logprobs": {"token_logprobs": [5.0]}}, "finite and not positive"),
+        ({"finish_reason": ["stop"]}, "a finish_reason"),
+        ({"finish_reason": {}}, "a finish_reason"),
+    ],
+)
+async def test_misshapen_answers_are_failures(make: Any, lm: LoadedModel, spoiled: dict, message: str) -> None:
+    engine, server = make(lm, "ids")
+    asked = asked_of(ChatRenderer(lm))
+    await engine.generate(asked)
+    server.spoil = {"finish_reason": "length"} | spoiled
+    with pytest.raises(EngineFailure, match=message):
+        await engine.generate(asked)
+    server.spoil, server.usage = {}, {"prompt_tokens": 3}
+    with pytest.raises(EngineFailure, match="tokens that were sent"):
+        await engine.generate(asked)
+    server.usage = None
+    assert (await engine.generate(asked)).token_ids
+    server.usage = {"prompt_tokens_details": {"cached_tokens": 5}}
+    assert (await engine.generate(asked)).cached_tokens == 5
+
+
+# -- servers that talk in words --------------------------------------------------------------------------------
+
+
+async def test_log_probs_of_token_strings_are_not_trusted(make: Any, lm: LoadedModel) -> None:
+    engine, server = make(lm, "text")
+    chat = ChatRenderer(lm)
+    asked = asked_of(chat)
+    made = await engine.generate(asked)
+    body = server.seen[-1].body
+    assert body["prompt"] == lm.tokenizer.decode(asked.prompt_ids)
+    assert body["seed"] == 3
+    assert body["max_tokens"] == 8
+    assert made.log_probs is None
+    expected = server.brain.sample(asked.prompt_ids, limit=8, seed=3, stop=[lm.tokenizer.eos_token_id])
+    assert chat.decode(made.token_ids) == chat.decode(expected.ids)
+    assert (made.finish_reason == "stop") == (made.token_ids[-1] in lm.end_ids)
