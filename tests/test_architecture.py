@@ -59,11 +59,7 @@ PARAMETERS_LEFT: set[str] = {
     "integrations/mobile_world.py:MobileWorldAgentLoop.__init__",
     "integrations/verl/tasks/dataset.py:CustomEnvironmentDataset.__init__",
 }
-SHAPES_LEFT: set[str] = {
-    "integrations/verl/rollout/packing.py:PackedPixels.unpack",
-    "runtime/folders.py:tensor_text",
-    "runtime/folders.py:text_tensor",
-}
+SHAPES_LEFT: set[str] = set()
 
 
 def allowed(layer: str) -> set[str]:

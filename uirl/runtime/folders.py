@@ -191,10 +191,10 @@ def _as_checkpoint_error(what: str) -> Iterator[None]:
 
 
 def tensor_text(tensor: Tensor) -> str:
-    """Return a byte tensor as hex, for JSON."""
+    """Return a byte tensor `[N]` as hex, for JSON."""
     return bytes(tensor.to(torch.uint8).tolist()).hex()
 
 
 def text_tensor(text: str) -> Tensor:
-    """Return the inverse of `tensor_text`."""
+    """Return the byte tensor `[N]` of the text that `tensor_text` gave."""
     return torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)

@@ -31,7 +31,7 @@ class PackedPixels:
     shape: tuple[int, ...]
 
     def unpack(self) -> Tensor:
-        """The pixels as they were."""
+        """Return the patches `[n, colours * frames * m]` as they were, in the shape of the processor."""
         n, _, m = self.codes.shape
         index = self.codes.long() + _offsets()
         values = self.levels.reshape(-1)[index]
