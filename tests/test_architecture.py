@@ -52,10 +52,6 @@ FOLDER_RINGS_LEFT: set[str] = {
 }
 PARAMETERS_LEFT: set[str] = {
     "environments/adapters/gym_env.py:GymEnv.__init__",
-    "environments/mobile_world/environment.py:MobileWorldEnvironment.__init__",
-    "environments/remote/client/native.py:NativeRemoteEnvironment.__init__",
-    "environments/remote/client/openenv.py:OpenEnvEnvironment.__init__",
-    "environments/remote/client/ui_verifiers.py:UIVerifiersEnvironment.__init__",
     "integrations/mobile_world.py:MobileWorldAgentLoop.__init__",
     "integrations/verl/tasks/dataset.py:CustomEnvironmentDataset.__init__",
 }

@@ -43,7 +43,13 @@ class Served:
 
 def environment(*served: Served, **options: Any) -> MobileWorldEnvironment:
     """A quick one on these phones."""
-    options = {"step_wait_time": 0, "patience": 60.0, "rest": 0.05, "tear_down_timeout": 60.0, **options}
+    options = {
+        "step_wait_time": 0,
+        "acquire_timeout": 60.0,
+        "retry_backoff": 0.05,
+        "tear_down_timeout": 60.0,
+        **options,
+    }
     return MobileWorldEnvironment(urls=[one.url for one in served], **options)
 
 

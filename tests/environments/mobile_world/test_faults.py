@@ -65,7 +65,7 @@ def collect(
 
 
 def small(*served: Served, **options: Any) -> MobileWorldEnvironment:
-    return environment(*served, **{**SMALL, "patience": 0.5, **options})
+    return environment(*served, **{**SMALL, "acquire_timeout": 0.5, **options})
 
 
 def asked(double: Double, path: str) -> int:
@@ -189,7 +189,7 @@ def test_a_phone_that_falls_ill_and_is_mended(vlm: LoadedModel, later: bool) -> 
             if number == 2:
                 phone.double.sick()
 
-        env = small(phone, patience=60.0)
+        env = small(phone, acquire_timeout=60.0)
         done, attempt = collect(vlm, env, retries=1, before_turn=fall_ill)
         expect_failures([attempt], "environment", "Device is not healthy", turn=2)
         # asking for the health mended it, and the episode was played again
@@ -202,7 +202,7 @@ def test_a_phone_that_stays_ill_is_left_alone(vlm: LoadedModel) -> None:
     with phones(2) as (ill, well):
         ill.double.heals = False
         ill.double.sick()
-        env = small(ill, well, patience=60.0)
+        env = small(ill, well, acquire_timeout=60.0)
         assert [t.failure for t in collect(vlm, env, episodes=4)] == [None] * 4
         assert (ill.double.begun, well.double.begun) == (0, 4)
         assert env.pool.servers[0].failures >= 1
@@ -211,7 +211,7 @@ def test_a_phone_that_stays_ill_is_left_alone(vlm: LoadedModel) -> None:
 
 def test_no_phone_is_free_in_time(vlm: LoadedModel) -> None:
     with phones() as (phone,):
-        env = small(phone, patience=0.2)
+        env = small(phone, acquire_timeout=0.2)
 
         async def run() -> None:
             holder, other = EnvironmentSession(env.spawn()), EnvironmentSession(env.spawn())
@@ -264,7 +264,7 @@ def test_a_server_that_is_killed_in_the_middle(vlm: LoadedModel) -> None:
                 process.kill()
                 process.wait()
 
-        env = small(doomed, other, patience=60.0)
+        env = small(doomed, other, acquire_timeout=60.0)
         done, attempt = collect(vlm, env, retries=1, before_turn=kill)
         expect_failures([attempt], "environment", doomed.url.split("//")[1], turn=2)
         assert (done.failure, done.total_reward()) == (None, 1.0)
@@ -289,7 +289,7 @@ def test_half_open_sockets(vlm: LoadedModel) -> None:
         expect_failures(collect(vlm, env, before_turn=freeze), "timeout", "/step: no answer within 3 s", turn=2)
         assert phone.double.task == TASK  # it could not be reached any more
         wire.mend()
-        (trajectory,) = collect(vlm, small(there, patience=60.0))
+        (trajectory,) = collect(vlm, small(there, acquire_timeout=60.0))
         assert (trajectory.failure, trajectory.total_reward()) == (None, 1.0)
 
 
@@ -366,7 +366,7 @@ def test_a_reset_that_is_cancelled_while_the_task_is_set_up() -> None:
 def test_a_cancelled_step_is_torn_down() -> None:
     opened = threading.Event()
     with phones(wrap=gate("/step", opened)) as (phone,):
-        env = small(phone, rest=0.01)
+        env = small(phone, retry_backoff=0.01)
 
         async def run() -> None:
             session = EnvironmentSession(env.spawn())

@@ -50,11 +50,11 @@ def test_an_early_server_has_no_other_suite() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"suite": "ios_world"}, "suite is one of mobile_world, android_world, got 'ios_world'"),
+        ({"suite": "ios_world"}, r"mobile_world\.suite: got 'ios_world'"),
         ({"suite_seed": 3}, "the tasks of mobile_world take no seed"),
-        ({"suite": "android_world", "suite_seed": "3"}, "suite_seed must be an int or null, got '3'"),
-        ({"restart_timeout": 0}, "positive seconds, got 0 for restart"),
-        ({"prompt": "mine"}, "prompt is one of own, mai_ui, or null"),
+        ({"suite": "android_world", "suite_seed": "3"}, r"mobile_world\.suite_seed: got '3', expected whole number"),
+        ({"restart_timeout": 0}, r"mobile_world\.restart_timeout: got 0, expected number > 0"),
+        ({"prompt": "mine"}, r"mobile_world\.prompt: got 'mine', expected .*own.*mai_ui"),
     ],
 )
 def test_options_that_do_not_fit(options: dict[str, Any], told: str) -> None:

@@ -47,7 +47,7 @@ def test_the_config_fits() -> None:
         assert store.environment.step_timeout is not None
         assert store.environment.step_timeout >= 2 * limits.step + limits.task + limits.tear_down
         assert store.environment.reset_timeout is not None
-        assert store.environment.reset_timeout > env.pool.patience + 2 * limits.task
+        assert store.environment.reset_timeout > env.pool.acquire_timeout + 2 * limits.task
 
 
 def test_a_run_on_two_phones(tmp_path: Path) -> None:

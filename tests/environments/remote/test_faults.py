@@ -92,7 +92,7 @@ def expect_failures(trajectories: list[Trajectory], kind: str, words: str, *, tu
 
 
 def native(url: str, **options: Any) -> NativeRemoteEnvironment:
-    options = {"patience": 1.0, "step_timeout": 60.0, **options}
+    options = {"acquire_timeout": 1.0, "step_timeout": 60.0, **options}
     return NativeRemoteEnvironment(url=url, **options)
 
 
@@ -128,7 +128,7 @@ def test_a_server_killed_in_the_middle_of_its_episodes(lm: LoadedModel) -> None:
                 process.wait()
 
         alone = native(url)
-        pair = NativeRemoteEnvironment(urls=[url, other.url], patience=30.0)
+        pair = NativeRemoteEnvironment(urls=[url, other.url], acquire_timeout=30.0)
         assert pair.max_turns is None  # both are known by now, and need not ask what is served
         assert alone.max_turns is None
         assert [t.failure for t in play(lm, pair, episodes=2)] == [None, None]
@@ -149,7 +149,7 @@ def test_episodes_of_a_killed_server_are_repeated_on_another(lm: LoadedModel) ->
                 process.kill()
                 process.wait()
 
-        environment = NativeRemoteEnvironment(urls=[doomed, other.url], patience=30.0)
+        environment = NativeRemoteEnvironment(urls=[doomed, other.url], acquire_timeout=30.0)
         trajectories = play(lm, environment, episodes=4, retries=1, before_turn=kill)
         done, attempts = trajectories[:4], trajectories[4:]
         assert [(t.failure, len(t)) for t in done] == [(None, TURNS)] * 4
@@ -161,7 +161,7 @@ def test_episodes_of_a_killed_server_are_repeated_on_another(lm: LoadedModel) ->
 
 def test_a_server_that_comes_back_is_used_again(lm: LoadedModel) -> None:
     with serving(NAME) as served, Wire(served.url).running() as wire:
-        environment = native(wire.url, rest=0.2, patience=60.0)
+        environment = native(wire.url, retry_backoff=0.2, acquire_timeout=60.0)
         assert [t.failure for t in play(lm, environment)] == [None] * 3
         wire.cut()
 
@@ -185,7 +185,7 @@ def test_a_server_that_opens_no_sessions_draws_no_more_of_them(lm: LoadedModel) 
 
     Broken.__name__ = Clicking.__name__  # the servers name it the same
     with serving(Broken()) as broken, serving(Clicking()) as other:
-        environment = NativeRemoteEnvironment(urls=[broken.url, other.url], rest=600.0)
+        environment = NativeRemoteEnvironment(urls=[broken.url, other.url], retry_backoff=600.0)
         trajectories = play(lm, environment, episodes=4, retries=1)
         assert [t.failure for t in trajectories[:4]] == [None] * 4
         expect_failures(trajectories[4:], "environment", "there is no browser here", turn=0)
@@ -384,12 +384,12 @@ def test_more_episodes_than_a_server_takes(lm: LoadedModel) -> None:
         giving = threading.Thread(target=give_way)
         giving.start()
         # a session ends with its episode, so that the others get theirs
-        trajectories = play(lm, native(served.url, patience=60.0), episodes=3)
+        trajectories = play(lm, native(served.url, acquire_timeout=60.0), episodes=3)
         giving.join()
         assert [(t.failure, t.stop_reason) for t in trajectories] == [(None, "max_turns")] * 3
         assert served.sessions.counters.count("uirl_sessions_opened_total") == 1 + 3
         assert served.sessions.warm == 1
         held = served.sessions.open("native", graders=False, leased=False)
-        expect_failures(play(lm, native(served.url, patience=0.3)), "environment", "all 1 sessions are taken")
+        expect_failures(play(lm, native(served.url, acquire_timeout=0.3)), "environment", "all 1 sessions are taken")
         assert served.active == 1
         asyncio.run(served.sessions.close(held, "client"))

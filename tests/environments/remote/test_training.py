@@ -24,7 +24,7 @@ def test_a_run_on_a_server_equals_the_run_at_home(tmp_path: Path) -> None:
     with serving("guess_number", options=options, sessions=6) as served:
         for name, environment, given in (
             ("home", "guess_number", options),
-            ("away", "remote", {"url": served.url, "patience": 60}),
+            ("away", "remote", {"url": served.url, "acquire_timeout": 60}),
         ):
             where = [f"logging.runs_dir={tmp_path}", f"logging.run_name={name}", f"environment.name={environment}"]
             assert main(["train", *quick, *where, f"environment.options={json.dumps(given)}"]) == 0

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from uirl.environments.mobile_world import mai_ui, options
+from uirl.environments.mobile_world import mai_ui
 from uirl.environments.mobile_world.actions import (
     APPS,
     Answer,
@@ -24,10 +24,12 @@ from uirl.environments.mobile_world.actions import (
 )
 from uirl.environments.mobile_world.catalog import Choice, PhoneTask, ask_any, read_list
 from uirl.environments.mobile_world.ending import notes_of
+from uirl.environments.mobile_world.options import MobileWorldOptions, checked_prompt
 from uirl.environments.mobile_world.prompt import system_prompt
-from uirl.environments.mobile_world.server import SUITE, PhoneServer, Suite, Timeouts
-from uirl.environments.mobile_world.state import Episode, Known
+from uirl.environments.mobile_world.server import PhoneServer, Suite, Timeouts
+from uirl.environments.mobile_world.state import Episode, ServerState
 from uirl.environments.mobile_world.tools import ToolServers
+from uirl.environments.options import OptionsLike
 from uirl.environments.remote.client.base import RemoteEnvironment
 from uirl.environments.remote.client.http import NoAnswer, Refused, ServerLost
 from uirl.environments.remote.client.servers import Server
@@ -57,96 +59,53 @@ class MobileWorldEnvironment(RemoteEnvironment):
     scored_at_end = True
     _episode: Episode | None = None
 
-    def __init__(
-        self,
-        config: Any = None,
-        *,
-        url: str | None = None,
-        urls: Sequence[str] = (),
-        spares: Sequence[str] = (),
-        token_env: str | None = None,
-        device: str = "emulator-5554",
-        task_names: Sequence[str] = (),
-        tags: Sequence[str] = (),
-        without_tags: Sequence[str] = (),
-        apps: Sequence[str] = (),
-        more_apps: Sequence[str] = (),
-        mcp: Mapping[str, Any] | None = None,
-        ask_user: bool = True,
-        max_turns: int | None = 50,
-        prompt: str | None = None,
-        suite: str = SUITE,
-        suite_seed: int | None = None,
-        image_size: Sequence[int] | None = None,
-        step_wait_time: float = 1.0,
-        patience: float = 900.0,
-        rest: float = 20.0,
-        step_timeout: float = 60.0,
-        task_timeout: float = 300.0,
-        tear_down_timeout: float = 60.0,
-        restart_timeout: float = 600.0,
-    ) -> None:
-        """Asks no server yet. Raises ConfigError for options that do not fit.
+    options_class = MobileWorldOptions
+    options: MobileWorldOptions
+    default_url = "http://127.0.0.1:6800"
 
-        Args:
-            config: the environment section of the run's configuration; not read.
-            url, urls: the servers, one phone each; none: http://127.0.0.1:6800.
-            spares: servers that are used only while none of the others is.
-            token_env: environment variable of a bearer token, for a proxy that asks for one; the servers do not.
-            device: serial of the phone on its server.
-            task_names: the tasks; none: all that the other options leave.
-            tags: a task has all of them.
-            without_tags: a task has none of them.
-            apps: a task uses no others; none: any.
-            more_apps: names that `open` knows beside those of every version of the server.
-            mcp: servers of tools by the name that tasks know them under, see `ToolServers`. A task that needs one
-                which is not here is left out.
-            ask_user: the action `ask_user` is offered; False leaves out the tasks that need it.
-            max_turns: actions per episode; None: the run's limit alone.
-            prompt: what the policy is told, and how: 'mai_ui' is the published protocol of MobileWorld's agent for
-                MAI-UI, 'own' says what happened to a reply that was refused; None: 'own', unless an agent loop chooses.
-            suite: family of tasks, 'mobile_world' or, on later servers, 'android_world'.
-            suite_seed: seed of the parameters of the tasks of 'android_world'; None: the server's choice.
-            image_size: width and height of the pictures that the policy sees; None: those of the screen.
-            step_wait_time: seconds between an action, or the set-up of a task, and the screenshot after it.
-            patience: seconds that a reset waits for a free phone.
-            rest: seconds that a server which failed is left alone; they double with each failure in a row.
-            step_timeout, task_timeout, tear_down_timeout, restart_timeout: seconds for the server to act or show its
-                screen, to set up or score a task, to tear one down, to restart its emulator.
+    def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
+        """Asks no server yet. Raises ConfigError for options that do not fit `MobileWorldOptions`.
+
+        In code `mcp` also takes an `MCPServer`, or tools and functions, see `ToolServers`.
         """
-        addresses = urls or (() if url is not None else ("http://127.0.0.1:6800",))
-        super().__init__(
-            config, url, addresses, spares, token_env,
-            most=1, patience=patience, rest=rest, timeouts=(step_timeout, task_timeout),
-        )  # fmt: skip
-        self.timeouts = Timeouts(step_timeout, task_timeout, tear_down_timeout, restart_timeout)
-        self.suite, self.prompt = Suite(suite, suite_seed), options.prompt(prompt)
-        self.device, self.max_turns, self.step_wait_time = (
-            device,
-            options.turns(max_turns),
-            options.wait(step_wait_time),
+        super().__init__(config, options, **keys)
+        options = self.options
+        self.timeouts = Timeouts(
+            options.step_timeout, options.task_timeout, options.tear_down_timeout, options.restart_timeout
         )
-        self.tool_servers = ToolServers(mcp or {})
-        named, with_tags = options.words("task_names", task_names), options.words("tags", tags)
-        no_tags, only = options.words("without_tags", without_tags), options.words("apps", apps)
-        self.choice = Choice(named, with_tags, no_tags, only, self.tool_servers.names, bool(ask_user))
-        self._apps = (*APPS, *options.words("more_apps", more_apps))
-        self._image_size = None if image_size is None else options.size(image_size)
-        self._known = Known()
+        self.suite, self.prompt = Suite(options.suite, options.suite_seed), options.prompt
+        self.max_turns = options.max_turns
+        self.tool_servers = ToolServers(options.mcp or {})
+        self.choice = Choice(
+            options.task_names,
+            options.tags,
+            options.without_tags,
+            options.apps,
+            self.tool_servers.names,
+            options.ask_user,
+        )
+        self._apps = (*APPS, *options.more_apps)
+        self._servers = ServerState()
         self._goal = ""
         self._parting: set[asyncio.Future[None]] = set()
         self._one_call = asyncio.Lock()
         self._forget()
 
+    def _max_sessions(self) -> int | None:
+        return 1
+
+    def _reset_timeout(self) -> float:
+        return self.options.task_timeout
+
     # -- what the environment is -----------------------------------------------------------------------------------
 
     def tasks(self) -> list[Task]:
         """The tasks that are taken, by name; asks a server the first time. Raises ConfigError where none is left."""
-        if self._known.tasks is None:
-            self._known.tasks = ask_any(
+        if self._servers.tasks is None:
+            self._servers.tasks = ask_any(
                 self.client, [server.url for server in self.pool.servers], self.suite, self.timeouts.restart
             )
-        return [task.as_task() for task in self.choice.of(self._known.tasks)]
+        return [task.as_task() for task in self.choice.of(self._servers.tasks)]
 
     def get_prompt_prefix(self) -> str:
         """How to use the phone, with the tools of the current task."""
@@ -170,7 +129,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
     def with_prompt(self, prompt: str | None) -> MobileWorldEnvironment:
         """The same phones with this prompt. Raises ConfigError for one that there is not."""
         other = self.spawn()
-        other.prompt = options.prompt(prompt)
+        other.prompt = checked_prompt(prompt)
         return other
 
     def spawn(self) -> MobileWorldEnvironment:
@@ -245,7 +204,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
         over = isinstance(meant, (Answer, Terminate, mai_ui.Unknown))
         told = await self._perform(episode, meant)
         if not over and not isinstance(meant, (str, AskUser, UseTool)):
-            await asyncio.sleep(self.step_wait_time)
+            await asyncio.sleep(self.options.step_wait_time)
         if over or self._turns >= (self.max_turns or math.inf):
             return await self._finish(episode, meant, over)
         if told or isinstance(meant, AskUser):
@@ -285,25 +244,25 @@ class MobileWorldEnvironment(RemoteEnvironment):
     # -- the phone -------------------------------------------------------------------------------------------------
 
     async def _open(self, server: Server) -> None:
-        phone = PhoneServer(self.client, server.url, self.device, self.timeouts)
+        phone = PhoneServer(self.client, server.url, self.options.device, self.timeouts)
         try:
             await phone.check_health()
-            if server not in self._known.prepared:
+            if server not in self._servers.prepared:
                 await phone.prepare(self.suite)
-                self._known.prepared.add(server)
-            if self._known.tasks is None:
-                self._known.tasks = read_list(await phone.tasks(), f"{server.url}/task/list")
-            wanted = self._chosen(self._known.tasks)
+                self._servers.prepared.add(server)
+            if self._servers.tasks is None:
+                self._servers.tasks = read_list(await phone.tasks(), f"{server.url}/task/list")
+            wanted = self._chosen(self._servers.tasks)
             tools = await asyncio.to_thread(self._tools_of, wanted)
             episode = self._episode = Episode(phone, wanted, tools)
             given = self._wanted[0]
             episode.goal = (given.goal if given else "") or await phone.goal(wanted.name)
             episode.begun = True
             await phone.begin(wanted.name)
-            await asyncio.sleep(self.step_wait_time)  # the phone is on its way home
+            await asyncio.sleep(self.options.step_wait_time)  # the phone is on its way home
             episode.shot = await phone.look()
         except RolloutFailure:
-            self._known.prepared.discard(server)
+            self._servers.prepared.discard(server)
             raise
         except asyncio.CancelledError:
             self._given_up(server)
@@ -369,7 +328,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
                 await episode.phone.end(episode.task.name)
         except RolloutFailure as error:
             _LOG.warning("task %s was not torn down: %s", episode.task.name, error)
-            self._known.prepared.discard(server)
+            self._servers.prepared.discard(server)
             if isinstance(error, (ServerLost, NoAnswer)):
                 self.pool.take_out(server, str(error))
         try:
@@ -382,7 +341,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
 
     def _blame(self, error: RolloutFailure) -> None:
         if self._server is not None:
-            self._known.prepared.discard(self._server)
+            self._servers.prepared.discard(self._server)
         super()._blame(error)
 
     # -- pictures --------------------------------------------------------------------------------------------------
@@ -395,6 +354,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
 
     async def _shown(self, shot: Screenshot) -> Screenshot:
         """The picture as the policy sees it."""
-        if self._image_size is None or self._image_size == shot.read_size():
+        size = self.options.image_size
+        if size is None or size == shot.read_size():
             return shot
-        return await asyncio.to_thread(resized, shot, self._image_size)
+        return await asyncio.to_thread(resized, shot, size)

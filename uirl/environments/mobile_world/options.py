@@ -1,48 +1,72 @@
-"""Checks of what a user asks of the phones."""
+"""The options of `MobileWorldEnvironment`."""
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
 
+from pydantic import Field
+
+from uirl.config.section import Count, NonNegative, Positive
+from uirl.environments.options import Names
+from uirl.environments.remote.client.options import ServerPoolOptions
 from uirl.errors import ConfigError
 
-PROMPTS = ("own", "mai_ui")
+Prompt: TypeAlias = Literal["own", "mai_ui"]
+PROMPTS: tuple[Prompt, ...] = ("own", "mai_ui")
 
 
-def words(name: str, value: Any) -> tuple[str, ...]:
-    """A list of words. Raises ConfigError."""
-    if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
-        raise ConfigError(f"mobile_world: {name} is a list of words, got {value!r:.80}")
-    return tuple(value)
+class MobileWorldOptions(ServerPoolOptions):
+    """Android phones behind MobileWorld servers, one phone and one episode per server."""
+
+    key = "mobile_world"
+
+    acquire_timeout: NonNegative = 900.0
+    """Seconds that a reset waits for a free phone."""
+    retry_backoff: NonNegative = 20.0
+    """Seconds that a server which failed is left alone; they double with each failure in a row."""
+    device: str = "emulator-5554"
+    """Serial of the phone on its server."""
+    task_names: Names = ()
+    """The tasks; none: all that the other options leave."""
+    tags: Names = ()
+    """A task has all of them."""
+    without_tags: Names = ()
+    """A task has none of them."""
+    apps: Names = ()
+    """A task uses no others; none: any."""
+    more_apps: Names = ()
+    """Names that `open` knows beside those of every version of the server."""
+    mcp: dict[str, Any] | None = None
+    """Servers of tools by the name that tasks know them under, each the arguments of an `MCPServer`. A task that needs
+    one which is not here is left out."""
+    ask_user: bool = True
+    """The action `ask_user` is offered; false leaves out the tasks that need it."""
+    max_turns: Count | None = 50
+    """Actions per episode; None: the run's limit alone."""
+    prompt: Prompt | None = None
+    """What the policy is told: 'mai_ui' is the published protocol of MobileWorld's agent for MAI-UI, 'own' says what
+    happened to a reply that was refused; None: 'own', unless an agent loop chooses."""
+    suite: Literal["mobile_world", "android_world"] = "mobile_world"
+    """Family of tasks; later servers know 'android_world'."""
+    suite_seed: int | None = None
+    """Seed of the parameters of the tasks of 'android_world'; None: the server's choice."""
+    image_size: Annotated[tuple[Count, Count], Field(strict=False)] | None = None
+    """Width and height of the pictures that the policy sees; None: those of the screen."""
+    step_wait_time: NonNegative = 1.0
+    """Seconds between an action, or the set-up of a task, and the screenshot after it."""
+    task_timeout: Positive = 300.0
+    """Seconds for the server to set up or score a task."""
+    tear_down_timeout: Positive = 60.0
+    """Seconds for the server to tear a task down."""
+    restart_timeout: Positive = 600.0
+    """Seconds for the server to restart its emulator."""
 
 
-def size(value: Any) -> tuple[int, int]:
-    """Width and height. Raises ConfigError."""
-    pair = tuple(value) if isinstance(value, (list, tuple)) else ()
-    if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
-        raise ConfigError(f"mobile_world: image_size is [width, height] in pixels, got {value!r:.60}")
-    return pair
-
-
-def turns(value: Any) -> int | None:
-    """A limit of turns, or none. Raises ConfigError."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ConfigError(f"mobile_world: max_turns must be a positive int or null, got {value!r:.60}")
-    return value
-
-
-def wait(value: Any) -> float:
-    """A pause in seconds. Raises ConfigError."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise ConfigError(f"mobile_world: step_wait_time must be seconds of at least 0, got {value!r:.60}")
-    return float(value)
-
-
-def prompt(value: Any) -> str | None:
-    """The name of a prompt, or none. Raises ConfigError."""
-    if value is not None and value not in PROMPTS:
-        raise ConfigError(
-            f"mobile_world: prompt is one of {', '.join(PROMPTS)}, or null for the first; got {value!r:.60}"
-        )
-    return value
+def checked_prompt(name: str | None) -> Prompt | None:
+    """Return the name of a prompt. Raises ConfigError for one that there is not."""
+    for prompt in PROMPTS:
+        if name == prompt:
+            return prompt
+    if name is not None:
+        raise ConfigError(f"mobile_world: prompt is one of {', '.join(PROMPTS)}, or null; got {name!r:.60}")
+    return None

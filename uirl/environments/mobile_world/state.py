@@ -12,7 +12,7 @@ from uirl.tools import ToolRegistry
 
 
 @dataclass(slots=True)
-class Known:
+class ServerState:
     """What all instances know of the servers."""
 
     tasks: list[PhoneTask] | None = None

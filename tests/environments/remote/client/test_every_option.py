@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 
 from tests.environments.mobile_world.playing import SOLUTIONS, environment, phones, play_alone
 from uirl.environments.mobile_world import environment as phone_module
-from uirl.environments.registry import create_environment, environment_class
+from uirl.environments.registry import create_environment, environment_class, option_names
 from uirl.environments.remote.client.servers import Server
 from uirl.environments.remote.protocol.openenv import action_fields
 from uirl.errors import ConfigError, EnvironmentFailure
@@ -29,8 +28,14 @@ CLICK = Action.of("click", x=3, y=4)
 
 def leased(env: Any) -> Any:
     """What `RemoteEnvironment` leases a session by."""
-    servers = [(server.url, server.spare, server.most) for server in env.pool.servers]
-    return servers, env.pool.patience, env.pool._rest_of(env.pool.servers[0]), env.step_timeout, env.reset_timeout
+    servers = [(server.url, server.fallback, server.max_sessions) for server in env.pool.servers]
+    return (
+        servers,
+        env.pool.acquire_timeout,
+        env.pool._backoff_of(env.pool.servers[0]),
+        env.step_timeout,
+        env.reset_timeout,
+    )
 
 
 def told(env: Any) -> Any:
@@ -75,10 +80,10 @@ Look = tuple[Any, Callable[[Any], Any]]
 ANY: dict[str, Look | str] = {
     "url": ("http://other:9000", leased),
     "urls": (["http://a:1", "http://b:1"], leased),
-    "spares": (["http://spare:1"], leased),
+    "fallback_urls": (["http://spare:1"], leased),
     "token_env": ("ENV_TOKEN", lambda env: env.client.headers()),
-    "patience": (7.0, leased),
-    "rest": (3.5, leased),
+    "acquire_timeout": (7.0, leased),
+    "retry_backoff": (3.5, leased),
     "step_timeout": (8.0, leased),
 }
 NATIVE, OPENENV = "remote/client/test_native.py::", "remote/client/test_openenv.py::"
@@ -89,7 +94,7 @@ CLIENTS: dict[str, dict[str, Look | str]] = {
     "remote": {
         **ANY,
         "reset_timeout": (8.0, leased),
-        "sessions_per_server": (2, leased),
+        "max_sessions": (2, leased),
         "blind": f"{NATIVE}test_rewards_need_the_graders_token",
         "variant": ("blank_image", opened),
     },
@@ -153,7 +158,7 @@ def names_option(test: str, option: str) -> bool:
 @pytest.mark.parametrize("name", CLIENTS)
 def test_every_option_of_a_client_changes_something(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENV_TOKEN", "secret")
-    assert CLIENTS[name].keys() == inspect.signature(environment_class(name)).parameters.keys() - {"config"}
+    assert CLIENTS[name].keys() == option_names(environment_class(name))
     for option, shown in CLIENTS[name].items():
         if isinstance(shown, str):
             assert names_option(shown, option), (option, shown)
@@ -184,7 +189,7 @@ def test_the_device_and_the_wait_reach_the_phone(monkeypatch: pytest.MonkeyPatch
         assert ("/init", "emulator-5554") in phone.double.told
     assert slept == [0.75, 0.75]
     env: Any = create_environment("mobile_world", {"device": "emulator-5556"})
-    assert env.device == "emulator-5556"
+    assert env.options.device == "emulator-5556"
 
 
 @pytest.mark.parametrize(

@@ -221,10 +221,14 @@ def test_rewards_need_the_graders_token(monkeypatch: pytest.MonkeyPatch) -> None
         ({"url": "127.0.0.1:8000"}, "no address of a server"),
         ({"url": "ftp://host"}, "no address of a server"),
         ({"url": "http://me:secret@host"}, "the credential in token_env"),
-        ({"urls": "http://host"}, "urls and spares are lists"),
+        ({"urls": "http://host"}, r"remote\.urls: got 'http://host', expected list"),
         ({"urls": ["http://a", "http://a/"]}, "named twice"),
+        ({"spares": ["http://a"]}, "no option 'spares'; did you mean 'fallback_urls'"),
+        ({"patience": 3}, "no option 'patience'; did you mean 'acquire_timeout'"),
+        ({"rest": 3}, "no option 'rest'; did you mean 'retry_backoff'"),
+        ({"sessions_per_server": 3}, "no option 'sessions_per_server'; did you mean 'max_sessions'"),
         ({"token_env": "NO_SUCH_VARIABLE"}, "NO_SUCH_VARIABLE holds no token"),
-        ({"step_timeout": 0}, "step_timeout must be positive seconds"),
+        ({"step_timeout": 0}, r"remote\.step_timeout: got 0, expected number > 0"),
     ],
 )
 def test_options_that_do_not_fit(options: dict[str, Any], words: str) -> None:

@@ -80,14 +80,14 @@ async def test_failures_of_the_server_are_typed(toy: tuple[str, Any], word: str,
 
 
 async def test_a_full_server_is_waited_for(toy: tuple[str, Any]) -> None:
-    base = OpenEnvEnvironment(url=toy[0], patience=0.5)
+    base = OpenEnvEnvironment(url=toy[0], acquire_timeout=0.5)
     sessions = [EnvironmentSession(base.spawn()) for _ in range(3)]
     for session in sessions[:2]:
         await session.reset()
     with pytest.raises(EnvironmentFailure, match="CAPACITY_REACHED"):
         await sessions[2].reset()
     assert [server.active for server in base.pool.servers] == [2]
-    patient = OpenEnvEnvironment(url=toy[0], patience=60.0)
+    patient = OpenEnvEnvironment(url=toy[0], acquire_timeout=60.0)
     waiting = asyncio.create_task(patient.reset())
     await asyncio.sleep(0.3)
     assert not waiting.done()
@@ -101,7 +101,9 @@ async def test_a_full_server_is_waited_for(toy: tuple[str, Any]) -> None:
 @pytest.mark.parametrize("gives_up", ["the client", "whoever waits for it"])
 async def test_an_answer_that_comes_late_is_no_answer_to_the_next_question(toy: tuple[str, Any], gives_up: str) -> None:
     url, app = toy
-    environment = OpenEnvEnvironment(url=url, step_timeout=1.0 if gives_up == "the client" else 60.0, rest=0.01)
+    environment = OpenEnvEnvironment(
+        url=url, step_timeout=1.0 if gives_up == "the client" else 60.0, retry_backoff=0.01
+    )
     await environment.reset(seed=1)
     step = asyncio.create_task(environment.step(Action.of("slow")))
     if gives_up == "the client":

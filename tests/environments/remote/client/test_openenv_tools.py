@@ -54,7 +54,7 @@ def test_the_tools_are_listed_for_the_chat_template() -> None:
         assert OpenEnvEnvironment(url=url, action_format="text").tool_schemas() == ()
     with running(stand_in()) as url:
         assert OpenEnvEnvironment(url=url).tool_schemas() == ()
-    with pytest.raises(ConfigError, match="describe must be template, prompt or none, got 'loud'"):
+    with pytest.raises(ConfigError, match=r"openenv\.describe: got 'loud', expected 'template' or 'prompt' or 'none'"):
         OpenEnvEnvironment(describe="loud")
 
 
@@ -77,7 +77,7 @@ async def test_a_server_without_a_state_before_its_reset_is_played() -> None:
 @pytest.mark.parametrize("code", ["CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR"])
 async def test_a_session_that_is_not_there_is_refused(code: str) -> None:
     with running(stand_in(refusal=code)) as url:
-        environment = OpenEnvEnvironment(url=url, patience=0.1)
+        environment = OpenEnvEnvironment(url=url, acquire_timeout=0.1)
         with pytest.raises(EnvironmentFailure, match=code):
             await environment.reset()
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.environments.remote.running import PATIENCE
 from uirl.environments.remote.client import servers
-from uirl.environments.remote.client.servers import LONGEST_REST, Server, ServerPool
+from uirl.environments.remote.client.servers import MAX_BACKOFF, Server, ServerPool
 from uirl.errors import ConfigError, EnvironmentFailure
 
 
@@ -38,14 +38,14 @@ def test_sessions_are_balanced(clock: Clock) -> None:
 
 
 def test_a_server_takes_no_more_than_it_may(clock: Clock) -> None:
-    pool = ServerPool(["a", "b"], most=2, clock=clock)
+    pool = ServerPool(["a", "b"], max_sessions=2, clock=clock)
     assert sorted(taken(pool, 5)) == ["-", "a", "a", "b", "b"]
 
 
 def test_spares_stand_in_while_nobody_else_can(clock: Clock) -> None:
-    pool = ServerPool(["a"], ["s"], most=2, clock=clock)
+    pool = ServerPool(["a"], ["s"], max_sessions=2, clock=clock)
     assert taken(pool, 3) == ["a", "a", "s"]
-    pool = ServerPool(["a"], ["s"], rest=5.0, clock=clock)
+    pool = ServerPool(["a"], ["s"], retry_backoff=5.0, clock=clock)
     pool.take_out(pool.servers[0], "it broke")
     assert taken(pool, 2) == ["s", "s"]
     clock.now += 5.0
@@ -53,21 +53,21 @@ def test_spares_stand_in_while_nobody_else_can(clock: Clock) -> None:
 
 
 def test_a_server_that_failed_is_tried_by_one_session_and_rests_longer_each_time(clock: Clock) -> None:
-    pool = ServerPool(["a"], rest=5.0, clock=clock)
+    pool = ServerPool(["a"], retry_backoff=5.0, clock=clock)
     server = pool.servers[0]
     assert taken(pool, 3) == ["a", "a", "a"]
     for _ in range(3):  # all three sessions tell of the same mishap
         pool.take_out(server, "it broke")
         pool.give_back(server)
     assert server.failures == 1
-    for rest in (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, LONGEST_REST, LONGEST_REST):
+    for rest in (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, MAX_BACKOFF, MAX_BACKOFF):
         clock.now += rest - 0.1
         assert taken(pool, 1) == ["-"]
         clock.now += 0.1
         assert taken(pool, 2) == ["a", "-"]
         pool.take_out(server, "still broken")
         pool.give_back(server)
-    clock.now += LONGEST_REST
+    clock.now += MAX_BACKOFF
     assert taken(pool, 2) == ["a", "-"]
     pool.well(server)
     assert taken(pool, 2) == ["a", "a"]
@@ -95,7 +95,7 @@ def test_a_full_server_is_left_alone_and_not_blamed(clock: Clock) -> None:
 
 
 def test_a_server_that_opens_no_sessions_does_not_draw_them(clock: Clock) -> None:
-    pool = ServerPool(["a", "b"], ["s"], most=2, rest=5.0, clock=clock)
+    pool = ServerPool(["a", "b"], ["s"], max_sessions=2, retry_backoff=5.0, clock=clock)
     assert taken(pool, 1) == ["a"]
     pool.give_back(pool.servers[0])
     pool.doubt(pool.servers[0], "no browser here")
@@ -112,7 +112,7 @@ def test_a_server_that_opens_no_sessions_does_not_draw_them(clock: Clock) -> Non
 
 
 def test_a_server_that_is_full_runs_again(clock: Clock) -> None:
-    pool = ServerPool(["a"], rest=5.0, clock=clock)
+    pool = ServerPool(["a"], retry_backoff=5.0, clock=clock)
     server = pool.servers[0]
     for rest in (0.0, 5.0, 10.0):  # down for a while
         clock.now += rest
@@ -130,7 +130,7 @@ def test_a_server_that_is_full_runs_again(clock: Clock) -> None:
 
 async def test_who_was_woken_and_gives_up_wakes_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "_LOOK", 3600.0)
-    pool = ServerPool(["http://a"], most=1)
+    pool = ServerPool(["http://a"], max_sessions=1)
     one = await pool.take()
     first, second = (asyncio.create_task(pool.take(3600.0)) for _ in range(2))
     await asyncio.sleep(0.05)
@@ -143,7 +143,7 @@ async def test_who_was_woken_and_gives_up_wakes_the_next(monkeypatch: pytest.Mon
 
 async def test_who_gives_up_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "_LOOK", 3600.0)
-    pool = ServerPool(["http://a"], most=1)
+    pool = ServerPool(["http://a"], max_sessions=1)
     one = await pool.take()
     first, second = (asyncio.create_task(pool.take(3600.0)) for _ in range(2))
     await asyncio.sleep(0.05)
@@ -155,7 +155,7 @@ async def test_who_gives_up_is_not_woken(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 async def test_take_waits_and_gives_up_with_the_reasons() -> None:
-    pool = ServerPool(["http://a", "http://b"], most=1, patience=0.3)
+    pool = ServerPool(["http://a", "http://b"], max_sessions=1, acquire_timeout=0.3)
     _, two = await pool.take(), await pool.take()
     pool.take_out(two, "it broke")
     with pytest.raises(EnvironmentFailure) as caught:
@@ -165,7 +165,7 @@ async def test_take_waits_and_gives_up_with_the_reasons() -> None:
 
 async def test_who_waits_is_woken_by_whoever_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "_LOOK", 3600.0)  # nobody looks on his own
-    pool = ServerPool(["http://a"], most=1)
+    pool = ServerPool(["http://a"], max_sessions=1)
     one = await pool.take()
     waiting = [asyncio.create_task(pool.take(3600.0)) for _ in range(2)]
     await asyncio.sleep(0.05)
@@ -182,4 +182,4 @@ def test_a_pool_needs_servers() -> None:
         ServerPool([], ["s"])
     with pytest.raises(ConfigError, match="named twice"):
         ServerPool(["a"], ["a"])
-    assert Server("a").most is None
+    assert Server("a").max_sessions is None

@@ -90,7 +90,7 @@ async def test_an_episode_of_protocol_s_begins_where_the_last_one_ended(single: 
 
 async def test_protocol_s_is_played_by_one_episode_at_a_time(single: tuple[str, FastAPI]) -> None:
     url, _ = single
-    one = client(url, patience=0.5)
+    one = client(url, acquire_timeout=0.5)
     two = one.spawn()
     assert isinstance(two, UIVerifiersEnvironment)
     await one.reset()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from uirl.environments.base import BaseEnvironment
+from uirl.environments.options import ConfigurableEnvironment, OptionsLike
 from uirl.environments.remote.client.http import EnvironmentClient, NoAnswer, Refused, ServerLost
+from uirl.environments.remote.client.options import ServerPoolOptions
 from uirl.environments.remote.client.servers import Server, ServerPool
 from uirl.environments.remote.protocol.wire import WireError
-from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
+from uirl.errors import EnvironmentFailure, RolloutFailure
 from uirl.runtime.http import checked_url
 from uirl.types import StepResult
 
@@ -21,40 +23,28 @@ GOODBYE = 2.0
 """Seconds that closing a session on its server may take; one that is not heard of again is reaped there."""
 
 
-class RemoteEnvironment(BaseEnvironment):
+class RemoteEnvironment(ConfigurableEnvironment):
     """An environment on one of several servers. What `spawn` returns shares the servers and what is known of them."""
 
-    def __init__(
-        self,
-        config: Any,
-        url: str | None,
-        urls: Sequence[str],
-        spares: Sequence[str],
-        token_env: str | None,
-        *,
-        most: int | None,
-        patience: float,
-        rest: float,
-        timeouts: tuple[float, float],
-    ) -> None:
-        """`timeouts`: seconds of a step and of a reset."""
-        super().__init__(config)
-        if isinstance(urls, str) or isinstance(spares, str):
-            raise ConfigError(f"urls and spares are lists, got {urls or spares!r}; one server is url")
-        addresses = [*([url] if url is not None else []), *urls] or ["http://127.0.0.1:8000"]
-        addresses = [checked_url(address, "token_env") for address in addresses]
-        self.step_timeout, self.reset_timeout = timeouts
-        for name, seconds in (("step_timeout", timeouts[0]), ("reset_timeout", timeouts[1])):
-            if not isinstance(seconds, (int, float)) or not seconds > 0:
-                raise ConfigError(f"{name} must be positive seconds, got {seconds!r}")
+    options_class = ServerPoolOptions
+    options: ServerPoolOptions
+    default_url: ClassVar[str] = "http://127.0.0.1:8000"
+    """Where no server is named."""
+
+    def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
+        """Asks no server yet. Raises ConfigError for options that do not fit."""
+        super().__init__(config, options, **keys)
+        options = self.options
+        addresses = [*([] if options.url is None else [options.url]), *options.urls] or [self.default_url]
         self.pool = ServerPool(
-            addresses,
-            [checked_url(address, "token_env") for address in spares],
-            most=most,
-            patience=patience,
-            rest=rest,
+            [checked_url(address, "token_env") for address in addresses],
+            [checked_url(address, "token_env") for address in options.fallback_urls],
+            max_sessions=self._max_sessions(),
+            acquire_timeout=options.acquire_timeout,
+            retry_backoff=options.retry_backoff,
         )
-        self.client = EnvironmentClient(token_env)
+        self.step_timeout, self.reset_timeout = options.step_timeout, self._reset_timeout()
+        self.client = EnvironmentClient(options.token_env)
         self._server: Server | None = None
         self._turns = 0
         """Steps since the reset, where `_end` counts them."""
@@ -101,6 +91,14 @@ class RemoteEnvironment(BaseEnvironment):
 
     # -- for the protocols -----------------------------------------------------------------------------------------
 
+    def _max_sessions(self) -> int | None:
+        """Sessions per server that this process opens; None: as many as a server takes."""
+        return None
+
+    @abstractmethod
+    def _reset_timeout(self) -> float:
+        """Seconds for a server to answer a reset."""
+
     @abstractmethod
     async def _open(self, server: Server) -> None:
         """Opens a session on `server`."""
@@ -117,10 +115,10 @@ class RemoteEnvironment(BaseEnvironment):
     async def _lease(self) -> None:
         """Holds a session on some server: goes from one to the next until one takes it.
 
-        Raises what the last one said once the pool's patience is used up.
+        Raises what the last one said once the pool's `acquire_timeout` has passed.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.pool.patience
+        deadline = loop.time() + self.pool.acquire_timeout
         last: RolloutFailure | None = None
         while self._server is None:
             try:

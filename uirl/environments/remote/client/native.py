@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from uirl.environments.base import BaseEnvironment
+from uirl.environments.options import OptionsLike
 from uirl.environments.remote.client.base import GOODBYE, RemoteEnvironment, understood
 from uirl.environments.remote.client.http import Refused, ServerLost
+from uirl.environments.remote.client.options import NativeRemoteOptions
 from uirl.environments.remote.client.servers import Server
 from uirl.environments.remote.protocol.native import (
     PROTOCOL,
@@ -56,42 +58,13 @@ class NativeRemoteEnvironment(RemoteEnvironment):
     it is first needed. All servers must serve the same, with the same options.
     """
 
-    def __init__(
-        self,
-        config: Any = None,
-        *,
-        url: str | None = None,
-        urls: Sequence[str] = (),
-        spares: Sequence[str] = (),
-        token_env: str | None = None,
-        sessions_per_server: int | None = None,
-        blind: bool = False,
-        variant: str | None = None,
-        patience: float = 30.0,
-        rest: float = 5.0,
-        step_timeout: float = 60.0,
-        reset_timeout: float = 180.0,
-    ) -> None:
-        """Raises ConfigError for options that do not fit.
+    options_class = NativeRemoteOptions
+    options: NativeRemoteOptions
 
-        Args:
-            config: the environment section of the run's configuration; not read.
-            url, urls: the servers; none: http://127.0.0.1:8000.
-            spares: servers that are used only while none of the others is.
-            token_env: environment variable with the token. Rewards need the grader's.
-            sessions_per_server: that this process opens; None: as many as a server takes.
-            blind: go without rewards (0.0 each), for an agent's token; None of its episodes says whether it succeeded.
-            variant: name of one of the environment's controls, to play it.
-            patience: seconds that a reset waits for a server with room.
-            rest: seconds that a server which failed is left alone; they double with each failure in a row.
-            step_timeout, reset_timeout: seconds for a server to answer.
-        """
-        timeouts = (step_timeout, reset_timeout)
-        super().__init__(
-            config, url, urls, spares, token_env,
-            most=sessions_per_server, patience=patience, rest=rest, timeouts=timeouts,
-        )  # fmt: skip
-        self._blind, self._variant = blind, variant
+    def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
+        """Asks no server yet. Raises ConfigError for options that do not fit `NativeRemoteOptions`."""
+        super().__init__(config, options, **keys)
+        self._variant = self.options.variant
         self._servers = _Servers()
         self._episode = ResetRequest()
         """Task and seed of the episode that begins."""
@@ -102,6 +75,12 @@ class NativeRemoteEnvironment(RemoteEnvironment):
 
     _heart: asyncio.Task[None] | None = None
     """Renews the lease of the session."""
+
+    def _max_sessions(self) -> int | None:
+        return self.options.max_sessions
+
+    def _reset_timeout(self) -> float:
+        return self.options.reset_timeout
 
     # -- what the environment is -----------------------------------------------------------------------------------
 
@@ -205,7 +184,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
                 f"{url} counts {answer.turn} steps of the episode and this client {self._turn}: somebody else plays "
                 "the same session"
             )
-        if answer.reward is None and not self._blind:
+        if answer.reward is None and not self.options.blind:
             raise EnvironmentFailure(f"{url} shows no rewards to this token any more")
         return StepResult(
             observation=await self._seen(answer.observation, url),
@@ -232,7 +211,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
     async def score_now(self) -> tuple[float, dict[str, Any]] | None:
         """What the served environment says of an episode that the run ends here; None: it does not know, its server is
         of a version without this call, or the token sees no rewards. The session ends with it."""
-        if self._server is None or self._blind or not self.description.scores_now:
+        if self._server is None or self.options.blind or not self.description.scores_now:
             return None
         answer = await self._call("POST", "/score", WireModel(), ScoreAnswer, timeout=self.reset_timeout, again=False)
         self._session = ""
@@ -316,7 +295,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
             description = EnvironmentDescription.read(value, "environment")
         except WireError as error:
             raise ConfigError(f"the server's description cannot be used: {error}; {same_version}") from None
-        if not (description.grades or self._blind):
+        if not (description.grades or self.options.blind):
             raise ConfigError(
                 "the servers show no rewards to this token; give token_env the grader's token, or set blind to go "
                 "without rewards"

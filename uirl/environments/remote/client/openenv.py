@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from uirl.environments.options import OptionsLike
 from uirl.environments.remote.client.base import GOODBYE, RemoteEnvironment, understood
 from uirl.environments.remote.client.http import NoAnswer, Refused, ServerLost
+from uirl.environments.remote.client.options import OpenEnvOptions
 from uirl.environments.remote.client.servers import Server
 from uirl.environments.remote.protocol.native import write_task
 from uirl.environments.remote.protocol.openenv import action_fields, check_fields, read_frame
@@ -58,81 +60,38 @@ class OpenEnvEnvironment(RemoteEnvironment):
 
     _socket: ClientConnection | None = None
 
-    def __init__(
-        self,
-        config: Any = None,
-        *,
-        url: str | None = None,
-        urls: Sequence[str] = (),
-        spares: Sequence[str] = (),
-        token_env: str | None = None,
-        action_format: str = "json",
-        name_field: str | None = None,
-        text_field: str | None = None,
-        reset_options: Mapping[str, Any] | None = None,
-        describe: str = "template",
-        prompt: str = "",
-        max_turns: int | None = None,
-        blind: bool = False,
-        patience: float = 30.0,
-        rest: float = 5.0,
-        step_timeout: float = 60.0,
-        reset_timeout: float = 180.0,
-    ) -> None:
-        """Raises ConfigError for options that do not fit, and where the package websockets is missing.
+    options_class = OpenEnvOptions
+    options: OpenEnvOptions
 
-        Args:
-            config: the environment section of the run's configuration; not read.
-            url, urls, spares, token_env, patience, rest, step_timeout, reset_timeout: as of the environment 'remote'.
-            action_format: parser of the policy's replies; 'text': the reply is the action.
-            name_field: field of the server's action for the name of a call, of no use with 'text'; None: read from its
-                schema.
-            text_field: field that takes the reply, with 'text' alone; None: the schema's only text field.
-            reset_options: further data of every reset, such as a difficulty.
-            describe: where the policy reads of a server's tools: 'template' (the chat template shows them), 'prompt'
-                (a list after `prompt`) or 'none'.
-            prompt: the system prompt, which is not on the wire.
-            blind: go without rewards, for the agent's token of a `uirl serve`.
-        """
+    def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
+        """Asks no server yet. Raises ConfigError for options that do not fit `OpenEnvOptions`, and where the package
+        websockets is missing."""
         _require_websockets()
-        super().__init__(
-            config, url, urls, spares, token_env,
-            most=None, patience=patience, rest=rest, timeouts=(step_timeout, reset_timeout),
-        )  # fmt: skip
-        if name_field is not None and action_format == "text":
-            raise ConfigError(
-                f"openenv: name_field is for the name of a call, and action_format 'text' has none, got {name_field!r}"
-                "; leave it out, or choose the parser of another format"
-            )
-        if text_field is not None and action_format != "text":
-            raise ConfigError(
-                f"openenv: text_field is for action_format 'text', got {action_format!r} and {text_field!r}; leave it "
-                "out"
-            )
-        if describe not in ("template", "prompt", "none"):
-            raise ConfigError(f"openenv: describe must be template, prompt or none, got {describe!r:.60}")
-        self.action_format, self.max_turns = action_format, max_turns  # type: ignore[misc]
-        self._fields = {"name": name_field, "text": text_field}
-        self._reset_options, self._prompt, self._blind = dict(reset_options or {}), prompt, blind
-        self._describe = describe
+        super().__init__(config, options, **keys)
+        options = self.options
+        self.action_format, self.max_turns = options.action_format, options.max_turns  # type: ignore[misc]
+        self._fields = {"name": options.name_field, "text": options.text_field}
         self._servers = _Servers()
         self._forget()
 
+    def _reset_timeout(self) -> float:
+        return self.options.reset_timeout
+
     def get_prompt_prefix(self) -> str:
         """The prompt; with describe='prompt' the tools too, which a server is asked for the first time."""
-        tools = self._tools() if self._describe == "prompt" else ()
+        tools = self._tools() if self.options.describe == "prompt" else ()
         if not tools:
-            return self._prompt
+            return self.options.prompt
         format = create_parser(self.action_format).describe()
-        return "\n\n".join(filter(None, [self._prompt, "\n".join(tool.describe() for tool in tools), format]))
+        return "\n\n".join(filter(None, [self.options.prompt, "\n".join(tool.describe() for tool in tools), format]))
 
     def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
         """The server's tools, where its actions are calls of tools; asks a server the first time."""
-        return tuple(tool.schema() for tool in self._tools()) if self._describe == "template" else ()
+        return tuple(tool.schema() for tool in self._tools()) if self.options.describe == "template" else ()
 
     def callable_tools(self) -> Sequence[Mapping[str, Any]]:
         """The server's tools, where the policy is told of them."""
-        return () if self._describe == "none" else tuple(tool.schema() for tool in self._tools())
+        return () if self.options.describe == "none" else tuple(tool.schema() for tool in self._tools())
 
     def get_state_description(self) -> str:
         return self._last.text
@@ -175,7 +134,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
             words = f"this action is not possible: {error}"
             return await self._end(StepResult(Observation(words, self._last.images)))
         frame = read_frame(said, self.url, action.call if takes_tool_calls(schema) else None)
-        if frame.reward is None and self._ours and not self._blind:
+        if frame.reward is None and self._ours and not self.options.blind:
             raise EnvironmentFailure(
                 f"{self.url} shows no rewards to this token; give token_env the grader's, or set blind to go without"
             )
@@ -183,7 +142,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
         return await self._end(StepResult(last, frame.reward or 0.0, frame.terminated, frame.truncated))
 
     async def _begin(self, task: Task | None, seed: int | None) -> dict[str, Any]:
-        data: dict[str, Any] = {**self._reset_options, "seed": seed}
+        data: dict[str, Any] = {**(self.options.reset_options or {}), "seed": seed}
         if task is not None:
             data |= {"task": write_task(task)} if self._ours else {"task_id": task.id, "task_name": task.id}
         return await self._ask("reset", {key: value for key, value in data.items() if value is not None})

@@ -1,4 +1,4 @@
-"""Which server the next session goes to: the least busy one that is well; spares stand in for those that are not."""
+"""Which server the next session goes to: the least busy one that is well; fallback servers stand in for the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from uirl.errors import ConfigError, EnvironmentFailure
 
-LONGEST_REST = 300.0
+MAX_BACKOFF = 300.0
 """Seconds after which a server that was taken out is tried again at the latest."""
 PROBE = 1.0
 """Seconds between two questions whether a full server has room again."""
@@ -24,8 +24,8 @@ class Server:
     """One address, and how it is doing."""
 
     url: str
-    spare: bool = False
-    most: int | None = None
+    fallback: bool = False
+    max_sessions: int | None = None
     """Sessions that this process may hold there; None: as many as the server takes."""
     active: int = 0
     """Those it holds."""
@@ -51,32 +51,33 @@ class ServerPool:
     def __init__(
         self,
         urls: Sequence[str],
-        spares: Sequence[str] = (),
+        fallback_urls: Sequence[str] = (),
         *,
-        most: int | None = None,
-        rest: float = 5.0,
-        patience: float = 60.0,
+        max_sessions: int | None = None,
+        retry_backoff: float = 5.0,
+        acquire_timeout: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`most`: sessions per server that this process opens; None: as many as the server takes. `rest`: seconds that
-        a server stays out after its first failure; each further one doubles them. `patience`: seconds that `take`
-        waits for a server."""
-        self.servers = [Server(url, most=most) for url in urls] + [Server(url, True, most) for url in spares]
+        """`fallback_urls`: servers that are used only while none of `urls` is. `max_sessions`: sessions per server that
+        this process opens; None: as many as the server takes. `retry_backoff`: seconds that a server stays out after
+        its first failure; each further one doubles them. `acquire_timeout`: seconds that `take` waits for a server."""
+        self.servers = [Server(url, max_sessions=max_sessions) for url in urls]
+        self.servers += [Server(url, True, max_sessions) for url in fallback_urls]
         if not urls:
             raise ConfigError("there is no server: give url or urls")
         addresses = [server.url for server in self.servers]
         if len(set(addresses)) < len(addresses):
             raise ConfigError(f"a server is named twice: {', '.join(addresses)}")
-        self.patience = patience
-        self._rest, self._clock = rest, clock
+        self.acquire_timeout = acquire_timeout
+        self._retry_backoff, self._clock = retry_backoff, clock
         self._lock = threading.Lock()
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def take(self, patience: float | None = None) -> Server:
-        """A server with one session more. Raises EnvironmentFailure where none gets free within `patience` seconds
+    async def take(self, timeout: float | None = None) -> Server:
+        """A server with one session more. Raises EnvironmentFailure where none gets free within `timeout` seconds
         (None: the pool's)."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + (self.patience if patience is None else patience)
+        deadline = loop.time() + (self.acquire_timeout if timeout is None else timeout)
         while True:
             server = self.choose()
             if server is not None:
@@ -105,13 +106,13 @@ class ServerPool:
             if not free:
                 return None
             # one that cannot open sessions is the least busy of all: it must not draw every session to itself
-            best = min(free, key=lambda s: (s.doubtful_until > now, s.spare, s.active))
+            best = min(free, key=lambda s: (s.doubtful_until > now, s.fallback, s.active))
             if best.room is not None and best.active >= best.room:
                 best.full_until = now + PROBE  # this session finds out; the others wait for how it goes
             best.active += 1
             if best.failures:
                 # the other sessions wait for how it goes
-                best.trying, best.out_until = True, now + self._rest_of(best)
+                best.trying, best.out_until = True, now + self._backoff_of(best)
             return best
 
     def give_back(self, server: Server) -> None:
@@ -136,12 +137,12 @@ class ServerPool:
             if server.failures and not server.trying:
                 return  # its other sessions tell of the same mishap
             server.failures, server.trying = server.failures + 1, False
-            server.out_until = self._clock() + self._rest_of(server)
+            server.out_until = self._clock() + self._backoff_of(server)
 
     def doubt(self, server: Server, why: str) -> None:
         """The server answered, and opened no session. That may be the task's fault: it is used where no other can."""
         with self._lock:
-            server.doubtful_until, server.why = self._clock() + self._rest, why
+            server.doubtful_until, server.why = self._clock() + self._retry_backoff, why
 
     def full(self, server: Server, seconds: float) -> None:
         """The server took no session beside those it has for us, call it after `give_back`; nothing is wrong with it.
@@ -164,13 +165,13 @@ class ServerPool:
                         turn.get_loop().call_soon_threadsafe(_look, turn)
                         return
 
-    def _rest_of(self, server: Server) -> float:
-        return min(self._rest * 2.0 ** max(0, server.failures - 1), LONGEST_REST)
+    def _backoff_of(self, server: Server) -> float:
+        return min(self._retry_backoff * 2.0 ** max(0, server.failures - 1), MAX_BACKOFF)
 
 
 def _may_take(server: Server, now: float) -> bool:
     """Whether one session more may be asked of a server."""
-    if server.out_until > now or (server.most is not None and server.active >= server.most):
+    if server.out_until > now or (server.max_sessions is not None and server.active >= server.max_sessions):
         return False
     return server.room is None or server.active < server.room or server.full_until <= now
 

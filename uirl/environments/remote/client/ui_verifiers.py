@@ -7,13 +7,14 @@ minus `wrong_cost` per wrong submission.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import unquote
 
+from uirl.environments.options import OptionsLike
 from uirl.environments.remote.client.base import GOODBYE, RemoteEnvironment, understood
 from uirl.environments.remote.client.http import SHOWN, Refused
+from uirl.environments.remote.client.options import UIVerifiersOptions
 from uirl.environments.remote.client.servers import Server
 from uirl.environments.remote.protocol.pictures import whole
 from uirl.environments.remote.protocol.ui_verifiers import (
@@ -40,8 +41,8 @@ from uirl.environments.ui.actions import (
     UIAction,
     Wait,
 )
-from uirl.environments.ui.vocabulary import SCROLL_NOTCHES, Coordinates
-from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
+from uirl.environments.ui.vocabulary import SCROLL_NOTCHES
+from uirl.errors import EnvironmentFailure, RolloutFailure
 from uirl.images import Screenshot
 from uirl.runtime.limits import shown
 from uirl.types import Action, Observation, StepResult, Task
@@ -97,62 +98,23 @@ class UIVerifiersEnvironment(RemoteEnvironment):
     _since = ""
     """When `uirl serve` began the session; empty: another server."""
 
-    def __init__(
-        self,
-        config: Any = None,
-        *,
-        url: str | None = None,
-        urls: Sequence[str] = (),
-        spares: Sequence[str] = (),
-        token_env: str | None = None,
-        protocol: Literal["auto", "M", "S"] = "auto",
-        session_type: str = "simple_data_entry",
-        prompt: str = "",
-        rows: int | None = None,
-        wrong_cost: float = 0.1,
-        max_turns: int | None = 50,
-        width: int = 1280,
-        height: int = 800,
-        coordinates: Coordinates = "pixels",
-        delay: float = 1.0,
-        patience: float = 60.0,
-        rest: float = 5.0,
-        step_timeout: float = 60.0,
-        reset_timeout: float = 180.0,
-    ) -> None:
-        """Raises ConfigError for options that do not fit.
+    options_class = UIVerifiersOptions
+    options: UIVerifiersOptions
 
-        Args:
-            config: the environment section of the run's configuration; not read.
-            url, urls, spares, token_env, patience, rest, step_timeout, reset_timeout: as of the environment 'remote'.
-            protocol: 'auto' asks the server.
-            session_type: which task a session of protocol M is.
-            prompt: the goal, which is not on the wire; a task with a goal of its own replaces it.
-            rows: right rows that end the episode as a success; None: it ends by `terminate` or its turns alone.
-            wrong_cost: what a wrong submission costs.
-            width, height: of the screen in pixels.
-            coordinates: of the policy: 'pixels', or 'grid_999'.
-            delay: seconds that the server waits between an action and its screenshot.
-        """
-        if protocol not in ("auto", "M", "S"):
-            raise ConfigError(f"ui_verifiers: protocol must be 'auto', 'M' or 'S', got {protocol!r}")
-        for name, value, low in (("wrong_cost", wrong_cost, 0), ("delay", delay, 0), ("rows", rows or 1, 1)):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or value < low:
-                raise ConfigError(f"ui_verifiers: {name} must be a number of at least {low}, got {value!r}")
-        if protocol == "S" and session_type != "simple_data_entry":
-            raise ConfigError(
-                f"ui_verifiers: protocol 'S' opens no sessions, so it has no session_type, got {session_type!r}; "
-                "leave it out, or set protocol to 'auto' or 'M'"
-            )
-        super().__init__(
-            config, url, urls, spares, token_env,
-            most=1 if protocol == "S" else None, patience=patience, rest=rest, timeouts=(step_timeout, reset_timeout),
-        )  # fmt: skip
-        offered = (*MOUSE, *(() if protocol == "M" else KEYBOARD), *ALWAYS)
-        self.space = ActionSpace(width, height, offered, coordinates)
-        self.protocol, self.session_type, self.prompt = protocol, session_type, prompt
-        self.rows, self.wrong_cost, self.delay, self.max_turns = rows, float(wrong_cost), float(delay), max_turns
+    def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
+        """Asks no server yet. Raises ConfigError for options that do not fit `UIVerifiersOptions`."""
+        super().__init__(config, options, **keys)
+        options = self.options
+        offered = (*MOUSE, *(() if options.protocol == "M" else KEYBOARD), *ALWAYS)
+        self.space = ActionSpace(options.width, options.height, offered, options.coordinates)
+        self.max_turns = options.max_turns
         self._forget()
+
+    def _max_sessions(self) -> int | None:
+        return 1 if self.options.protocol == "S" else None
+
+    def _reset_timeout(self) -> float:
+        return self.options.reset_timeout
 
     def get_prompt_prefix(self) -> str:
         return f"You use a computer. Answer each screenshot with one JSON action:\n{self.space.describe()}"
@@ -173,7 +135,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         self._since = _since(answer)
         shot = self._shot = await self._picture(answer)
         self._progress = await self._count()
-        goal = (task.goal if task else "") or self.prompt
+        goal = (task.goal if task else "") or self.options.prompt
         return Observation("\n".join(filter(None, [goal, _words(answer)])), (shot,))
 
     async def step(self, action: Action) -> StepResult:
@@ -210,7 +172,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         gained, wasted = now.correct - before.correct, now.incorrect - before.incorrect
         result = StepResult(
             observation=Observation(_words(answer), (shot,), info),
-            reward=gained - self.wrong_cost * wasted,
+            reward=gained - self.options.wrong_cost * wasted,
             terminated=over == "terminated" or info.get("success") is True,
             truncated=over == "truncated",
         )
@@ -224,12 +186,13 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         single = root.text.startswith(ROOT_S)
         if not (single or root.text.startswith(ROOT_M)):
             raise EnvironmentFailure(f"{server.url} is no server of ui-verifiers: GET / said {root.text[:80]!r}")
-        if self.protocol != "auto" and single != (self.protocol == "S"):
+        expected = self.options.protocol
+        if expected != "auto" and single != (expected == "S"):
             raise EnvironmentFailure(
-                f"{server.url} speaks protocol {'S' if single else 'M'}; expected {self.protocol} (option protocol)"
+                f"{server.url} speaks protocol {'S' if single else 'M'}; expected {expected} (option protocol)"
             )
         if single:
-            server.most = 1
+            server.max_sessions = 1
             if server.active > 1:
                 full = Refused(f"{server.url} is one session, which another episode plays")
                 full.status = 503
@@ -237,7 +200,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
             self._base = server.url
             return
         answer = await self.client.json(
-            "POST", f"{server.url}/session", params={"type": self.session_type, "n": 1, "seed": self._seed},
+            "POST", f"{server.url}/session", params={"type": self.options.session_type, "n": 1, "seed": self._seed},
             timeout=self.reset_timeout, again=False, retries=0,
         )  # fmt: skip
         with understood(server.url):
@@ -247,7 +210,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         self._session = ids[0]
         self._base = f"{server.url}/session/{self._session}"
         self._mouse_only = True
-        if self.protocol == "auto":
+        if self.options.protocol == "auto":
             await self._find_keyboard(server)
 
     async def _find_keyboard(self, server: Server) -> None:
@@ -275,8 +238,9 @@ class UIVerifiersEnvironment(RemoteEnvironment):
     # -- requests --------------------------------------------------------------------------------------------------
 
     async def _get(self, url: str, query: dict[str, Any], *, again: bool) -> Any:
+        limit = self.step_timeout + self.options.delay
         try:
-            return await self.client.send("GET", url, params=query, timeout=self.step_timeout + self.delay, again=again)
+            return await self.client.send("GET", url, params=query, timeout=limit, again=again)
         except RolloutFailure as error:
             self._blame(error)
             raise
@@ -302,7 +266,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
     def _info(self, progress: Progress) -> dict[str, Any]:
         """What the log and a verifier may know."""
         info = dict(progress.counts)
-        return info if self.rows is None else {**info, "success": progress.correct >= self.rows}
+        return info if self.options.rows is None else {**info, "success": progress.correct >= self.options.rows}
 
     def _query(self, action: UIAction) -> dict[str, Any] | str:
         """The action as parameters of `/act`; a str where this server cannot do it: why, in words for the policy."""
@@ -311,7 +275,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         if isinstance(action, (Wait, LookAgain, Terminate)):
             return self._screenshot_query()
         words = self._words_of(action)
-        return words if isinstance(words, str) else {**words, "delay": self.delay}
+        return words if isinstance(words, str) else {**words, "delay": self.options.delay}
 
     def _words_of(self, action: UIAction) -> dict[str, Any] | str:
         if isinstance(action, (Click, Move)):
