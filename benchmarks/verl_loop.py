@@ -36,7 +36,7 @@ from tests.integrations.verl.runs import config, trainer
 from uirl.environments import ToolEnvironment
 from uirl.inference.models.templates import TEMPLATES
 from uirl.integrations.verl.config.settings import Settings
-from uirl.integrations.verl.trainer.coordinator import open_office
+from uirl.integrations.verl.rollout.coordinator import start_coordinator
 from uirl.tools import CalculatorTool
 
 QUESTION = "What is 12 * (3 + 4)? Use the calculator."
@@ -202,7 +202,7 @@ def workers_of(verl: Any) -> dict[str, Worker]:
 
 def recorded(verl: Any, folder: Path) -> tuple[Worker, Any]:
     """A worker for our loop with an office that writes to `folder`, and the office, which ends with its handle."""
-    name, office = open_office(Settings.read(verl.data).config, None, folder)
+    name, office = start_coordinator(Settings.read(verl.data).config, None, folder)
     ray.get(office.begin.remote(None))
     made = copy.deepcopy(verl)
     made.data.uirl.office = name

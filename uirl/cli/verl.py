@@ -79,7 +79,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _train(options: argparse.Namespace) -> int:
     from uirl.integrations.verl.config.reading import load_verl_config, read_verl_yaml, with_verl_values
-    from uirl.integrations.verl.tasks.strata import create_curriculum
+    from uirl.integrations.verl.tasks.success_rate import create_curriculum
 
     # mistakes in the file are told before those of the installation
     flat, own, section = read_verl_yaml(options.config, options.overrides)

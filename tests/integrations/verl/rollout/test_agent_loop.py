@@ -26,12 +26,12 @@ from uirl.integrations.verl.config.keys import put
 from uirl.integrations.verl.config.mapping import ESTIMATORS
 from uirl.integrations.verl.rollout.agent import ServerAgent, Travelling
 from uirl.integrations.verl.rollout.agent_loop import EnvironmentAgentLoop, EpisodeFailed
-from uirl.integrations.verl.rollout.context import world_of
+from uirl.integrations.verl.rollout.context import context_of
+from uirl.integrations.verl.rollout.coordinator import RunCoordinator
 from uirl.integrations.verl.rollout.outputs import outputs_of
 from uirl.integrations.verl.rollout.workers import portable
 from uirl.integrations.verl.tasks.dataset import CustomEnvironmentDataset
-from uirl.integrations.verl.trainer.coordinator import Office
-from uirl.integrations.verl.trainer.running import create_agent_loop_manager
+from uirl.integrations.verl.trainer.task_runner import create_agent_loop_manager
 from uirl.rollout.conversation import Context
 from uirl.types import Observation, Trajectory, Turn
 
@@ -137,11 +137,11 @@ def test_pictures_are_kept_no_longer_than_episodes(seeing: tuple[Any, Client]) -
     config, client = seeing
 
     async def played_and_left() -> tuple[int, int]:
-        world = await world_of(config)
-        with world.playing():
+        context = await context_of(config, client)
+        with context.playing():
             await loop_of(config, client).run(dict(SAMPLING), **rows(config)[0])
-            kept = len(world.images)
-        return kept, len(world.images)
+            kept = len(context.images)
+        return kept, len(context.images)
 
     kept, left = asyncio.run(played_and_left())
     assert kept in (1, 2)
@@ -149,7 +149,7 @@ def test_pictures_are_kept_no_longer_than_episodes(seeing: tuple[Any, Client]) -
 
 
 class Desk:
-    """An office by hand: says of each episode whether it kept it, and remembers which pictures came along."""
+    """A coordinator by hand: says of each episode whether it kept it, and remembers which pictures came along."""
 
     def __init__(self, *answers: bool) -> None:
         self.answers = list(answers)
@@ -170,8 +170,8 @@ def test_pictures_that_were_not_kept_are_sent_again(tmp_path: Path) -> None:
     desk = Desk(False, True, True)
 
     async def same_episode_three_times() -> None:
-        world = await world_of(config)
-        world.office = desk
+        context = await context_of(config, client)
+        context.coordinator = desk
         (row,) = rows(config)
         for _ in range(3):
             await loop_of(config, client).run(dict(SAMPLING), **row)
@@ -186,11 +186,11 @@ def test_an_evaluation_is_on_the_record_once(tmp_path: Path) -> None:
     """verl evaluates once more where a run continues."""
     turn = Turn(Observation("look"), (1, 2), (3, 4), (-0.5, -0.5))
     held_out = Trajectory(id="eval-0@1-0", group_id="eval-0@1", turns=[turn])
-    office = Office({}, None, str(tmp_path))
-    office.begin(None)
-    assert office.add(held_out, {}, 1, "eval")
-    office.close()
-    again = Office({}, None, str(tmp_path))
+    coordinator = RunCoordinator({}, str(tmp_path))
+    coordinator.begin(None)
+    assert coordinator.add(held_out, {}, 1, "eval")
+    coordinator.close()
+    again = RunCoordinator({}, str(tmp_path))
     again.begin(1)
     assert not again.add(replace(held_out, id="eval-0@1-1"), {}, 1, "eval")
     assert again.add(replace(held_out, id="train-0-0", group_id="train-0"), {}, 2, "train")
@@ -316,18 +316,18 @@ def test_attempts_that_were_repeated_are_told_from_episodes(tmp_path: Path) -> N
     desk = Desk(True, True)
 
     async def played() -> None:
-        (await world_of(config)).office = desk
+        (await context_of(config, client)).coordinator = desk
         with pytest.raises(EpisodeFailed):
             await loop_of(config, client).run(dict(SAMPLING), **broken_row(config))
 
     asyncio.run(played())
     assert desk.repeated == [True, False]
-    office = Office({}, None, None)
+    coordinator = RunCoordinator({}, None)
     for i, repeated in enumerate(desk.repeated):
-        office.add(Trajectory(id=f"train-0-{i}"), {}, 1, "train", repeated)
-    taken = office.take()
+        coordinator.add(Trajectory(id=f"train-0-{i}"), {}, 1, "train", repeated)
+    taken = coordinator.take()
     assert ([t.id for t in taken.episodes], [t.id for t in taken.attempts]) == (["train-0-1"], ["train-0-0"])
-    assert office.take().episodes == []
+    assert coordinator.take().episodes == []
 
 
 class Unsendable(Exception):
@@ -336,11 +336,11 @@ class Unsendable(Exception):
 
 
 def test_the_first_error_for_the_person_is_kept_as_it_is_where_it_can_be_sent() -> None:
-    office = Office({}, None, None)
-    assert office.complaint() is None
-    office.complain(portable(ConfigError("install abacus")))
-    office.complain(portable(Unsendable(5, reason="later")))
-    assert repr(office.complaint()) == repr(ConfigError("install abacus"))
+    coordinator = RunCoordinator({}, None)
+    assert coordinator.first_error() is None
+    coordinator.report_error(portable(ConfigError("install abacus")))
+    coordinator.report_error(portable(Unsendable(5, reason="later")))
+    assert repr(coordinator.first_error()) == repr(ConfigError("install abacus"))
     assert repr(portable(Unsendable(5, reason="no way"))) == repr(RuntimeError("Unsendable: 5 no way"))
 
 
@@ -498,30 +498,30 @@ def test_no_server_samples_placeholders_of_pictures(server: str, left: bool, tmp
     """verl tells vLLM to leave them out; SGLang is told with every request."""
     key = "actor_rollout_ref.rollout.name"
     config, _ = prepared(tmp_path, "inference.seed=null", verl={key: server})
-    world = asyncio.run(opened(config))
     client = Recorder()
+    context = asyncio.run(opened(config, client))
     asyncio.run(loop_of(config, client).run(dict(SAMPLING), **rows(config)[0]))
-    pad = world.loaded.vision.image_token_id
-    assert pad in world.loaded.banned_ids
+    pad = context.loaded.vision.image_token_id
+    assert pad in context.loaded.banned_ids
     biases = client.sampling.get("logit_bias", {})
-    assert biases == ({str(token): -1e9 for token in world.loaded.banned_ids} if left else {})
+    assert biases == ({str(token): -1e9 for token in context.loaded.banned_ids} if left else {})
 
 
-async def opened(config: Any) -> Any:
-    return await world_of(config)
+async def opened(config: Any, client: Any) -> Any:
+    return await context_of(config, client)
 
 
 def test_the_bounds_of_pictures_are_those_of_prompt_and_server(tmp_path: Path) -> None:
     config, _ = prepared(tmp_path, verl={"data.mm_processor_kwargs.max_pixels": 28 * 28})
-    world = asyncio.run(opened(config))
-    large = screenshot(Image.new("RGB", (112, 112)))
-    (encoded,) = world.loaded.vision.encode([large])
-    assert encoded.tokens == 1, "28 x 28 pixels are one cell"
     client = Recorder()
-    agent = ServerAgent(client, {}, "r", max_tokens=8, end_ids=[2], picture_options=world.picture_options)
+    context = asyncio.run(opened(config, client))
+    large = screenshot(Image.new("RGB", (112, 112)))
+    (encoded,) = context.loaded.vision.encode([large])
+    assert encoded.tokens == 1, "28 x 28 pixels are one cell"
+    agent = ServerAgent(client, {}, "r", max_tokens=8, end_ids=[2], picture_options=context.picture_options)
     ask(agent, shown(large))
     assert client.further["mm_processor_kwargs"] == {"max_pixels": 28 * 28}
     plain, _ = prepared(tmp_path / "plain")
-    other = asyncio.run(opened(plain))
+    other = asyncio.run(opened(plain, Recorder()))
     assert other.picture_options == {}
     assert other.loaded.vision.encode([large])[0].tokens == 4, "its own bounds: processors share nothing"

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from tests.integrations.verl.runs import config, trainer
 from tests.integrations.verl.worlds import Ladder, TwoLooks
 from uirl.errors import ConfigError
+from uirl.integrations.verl.config.keys import put
+from uirl.integrations.verl.rollout.coordinator import RunObjects, start_coordinator
 from uirl.integrations.verl.tasks.curriculum import CurriculumTasks
-from uirl.integrations.verl.tasks.dataset import CustomEnvironmentDataset, Given, give
+from uirl.integrations.verl.tasks.dataset import CustomEnvironmentDataset
 from uirl.rollout.episode import derive_seed
 from uirl.training.tasks.sources import UniformTasks
 from uirl.types import Failure, Task, Trajectory
@@ -23,14 +25,8 @@ from uirl.types import Failure, Task, Trajectory
 pytestmark = pytest.mark.verl
 
 
-@pytest.fixture(autouse=True)
-def nothing_given() -> Iterator[None]:
-    yield
-    give(Given())
-
-
 def made(**options: Any) -> CustomEnvironmentDataset:
-    return CustomEnvironmentDataset(TwoLooks(), None, length=6, **options)
+    return CustomEnvironmentDataset(TwoLooks(), None, max_samples=6, **options)
 
 
 def said(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -44,7 +40,7 @@ def outcome(task: str, success: bool | None = True, failure: Failure | None = No
 
 
 def test_a_row_names_environment_task_and_seed() -> None:
-    row = CustomEnvironmentDataset(TwoLooks(), None, length=3, seed=4)[0]
+    row = CustomEnvironmentDataset(TwoLooks(), None, max_samples=3, seed=4)[0]
     info = row["extra_info"]
     assert row["agent_name"] == "uirl"
     assert row["data_source"] == "TwoLooks"
@@ -125,7 +121,7 @@ def test_held_out_rows_are_those_of_their_index() -> None:
     dataset = made(split="eval")
     first = [said(dataset[i]) for i in (0, 1, 2)]
     assert [said(dataset[i]) for i in (2, 1, 0)] == first[::-1]
-    other = CustomEnvironmentDataset(TwoLooks(), None, length=6, split="eval", seed=99)
+    other = CustomEnvironmentDataset(TwoLooks(), None, max_samples=6, split="eval", seed=99)
     assert said(other[0])[1] == first[0][1], "the same instances in every run"
     assert first[0][1] not in {said(made()[i])[1] for i in range(6)}
 
@@ -169,9 +165,11 @@ def test_what_is_no_curriculum_is_refused() -> None:
         CurriculumTasks(TwoLooks().tasks(), Confused(), seed=0).groups(1, 1)
 
 
-def test_verls_own_datasets_use_what_the_run_was_given(tmp_path: Path) -> None:
+def test_verls_own_datasets_use_what_the_run_was_given(tmp_path: Path, one_ray: None) -> None:
     run = trainer(config(tmp_path), TwoLooks())
-    give(Given(TwoLooks(), (Task("only/one", goal="this"),), Ladder()))
+    objects = RunObjects(TwoLooks(), None, (Task("only/one", goal="this"),), None, Ladder())
+    name, coordinator = start_coordinator({}, None, None, objects.of_datasets().pack())
+    put(run.config, "data.uirl.coordinator", name)
     dataset = CustomEnvironmentDataset(
         data_files="uirl:train", tokenizer=None, config=run.config.data, processor=None, max_samples=-1
     )
@@ -181,3 +179,4 @@ def test_verls_own_datasets_use_what_the_run_was_given(tmp_path: Path) -> None:
     held_out = CustomEnvironmentDataset(data_files="uirl:eval", config=run.config.data)
     assert len(held_out) == 4
     assert not isinstance(held_out.source, CurriculumTasks)
+    ray.kill(coordinator)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from uirl.errors import ConfigError
-from uirl.integrations.verl.trainer.running import refuse_trl
+from uirl.integrations.verl.trainer.task_runner import refuse_trl
 
 pytestmark = pytest.mark.verl
 

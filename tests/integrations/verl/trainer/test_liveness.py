@@ -12,7 +12,7 @@ import ray
 
 from uirl.errors import ConfigError, ProcessLost
 from uirl.integrations.verl.trainer.liveness import Watch, actors_of
-from uirl.integrations.verl.trainer.running import watch_over
+from uirl.integrations.verl.trainer.task_runner import watch_over
 
 pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("one_ray")]
 

@@ -15,7 +15,7 @@ class Settings:
 
     config: dict[str, Any] = field(default_factory=dict)
     """A `ConfigStore` as plain data; keys left out have their defaults."""
-    office: str | None = None
+    coordinator: str | None = None
     """Name of the Ray actor that keeps the record and holds the environment where that is an object; None: there is
     none, the environment comes from the table and nothing is recorded."""
     directory: str | None = None

@@ -13,7 +13,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutp
 from uirl.errors import ConfigError, RolloutFailure
 from uirl.integrations.verl.config.rewriting import reads_several
 from uirl.integrations.verl.rollout.agent import ServerAgent, left_to_us, refuse_seed
-from uirl.integrations.verl.rollout.context import World, world_of
+from uirl.integrations.verl.rollout.context import RolloutContext, context_of
 from uirl.integrations.verl.rollout.outputs import EpisodeOutput, masked_output, outputs_of
 from uirl.rollout.episode import EpisodeSpec, derive_seed
 from uirl.types import Task, Trajectory
@@ -36,25 +36,27 @@ class EnvironmentAgentLoop(AgentLoopBase):
         Raises RolloutFailure for an episode that is no evidence, ConfigError and AlignmentError for what the person
         must change.
         """
-        world = await world_of(self.config)
-        with world.playing():
-            return await self._sequences(world, sampling_params, row)
+        context = await context_of(self.config, self.server_manager)
+        with context.playing():
+            return await self._sequences(context, sampling_params, row)
 
-    async def _sequences(self, world: World, sampling_params: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
+    async def _sequences(
+        self, context: RolloutContext, sampling_params: Mapping[str, Any], row: Mapping[str, Any]
+    ) -> Any:
         spec, split = spec_of(row), str(extra_info(row).get("split", "train"))
-        trajectory, versions = await self._play(world, spec, split, sampling_params, row.get("global_steps"))
+        trajectory, versions = await self._play(context, spec, split, sampling_params, row.get("global_steps"))
         if trajectory.failure is not None:
-            return self._failed(trajectory, world)
+            return self._failed(trajectory, context)
         # beside the event loop: it decodes every picture of the episode
-        make = partial(outputs_of, trajectory, world.images, versions, max_tokens=world.sequence_tokens)
+        make = partial(outputs_of, trajectory, context.images, versions, max_tokens=context.sequence_tokens)
         outputs = await asyncio.to_thread(make)
-        return outputs[0] if len(outputs) == 1 else self._several(outputs, world)
+        return outputs[0] if len(outputs) == 1 else self._several(outputs, context)
 
     async def _play(
-        self, world: World, spec: EpisodeSpec, split: str, sampling: Mapping[str, Any], step: int | None
+        self, context: RolloutContext, spec: EpisodeSpec, split: str, sampling: Mapping[str, Any], step: int | None
     ) -> tuple[Trajectory, list[int]]:
         """The episode and the global steps of the weights that sampled it, every attempt filed."""
-        store = world.store
+        store = context.store
         if store.inference.seed is not None:
             refuse_seed(self.rollout_config)
         agents: dict[str, ServerAgent] = {}
@@ -65,33 +67,33 @@ class EnvironmentAgentLoop(AgentLoopBase):
                 sampling,
                 uuid.uuid4().hex,
                 max_tokens=store.inference.max_tokens,
-                end_ids=world.loaded.end_ids,
-                max_context=world.sequence_tokens,
+                end_ids=context.loaded.end_ids,
+                max_context=context.sequence_tokens,
                 seeded=store.inference.seed is not None,
-                banned=left_to_us(str(self.rollout_config.name), world.loaded.banned_ids),
-                picture_options=world.picture_options,
+                banned=left_to_us(str(self.rollout_config.name), context.loaded.banned_ids),
+                picture_options=context.picture_options,
             )
             return agents[attempt.trajectory_id]
 
-        trajectory, *attempts = await world.collector(spec.task.environment, split).collect([spec], make_agent)
+        trajectory, *attempts = await context.collector(spec.task.environment, split).collect([spec], make_agent)
         for played in [*attempts, trajectory]:
             versions = agents[played.id].versions if played.id in agents else []
             # weights of global step n sample the episodes of step n + 1
             at = step if step is not None else max(versions, default=0) + 1
-            await world.file(played, int(at), split, repeated=played is not trajectory)
+            await context.record(played, int(at), split, repeated=played is not trajectory)
         return trajectory, agents[trajectory.id].versions if trajectory.id in agents else []
 
-    def _failed(self, trajectory: Trajectory, world: World) -> AgentLoopOutput:
+    def _failed(self, trajectory: Trajectory, context: RolloutContext) -> AgentLoopOutput:
         """Raises the failure under the V1 trainer, which then goes on with the rest of the group. The legacy trainer
         would end with it, and gets a sample that is masked out."""
         assert trajectory.failure is not None
         if self.config.trainer.use_v1:
             raise EpisodeFailed(trajectory.failure.kind, f"episode {trajectory.id}: {trajectory.failure.message}")
-        return masked_output(trajectory, world.loaded.end_ids[0])
+        return masked_output(trajectory, context.loaded.end_ids[0])
 
-    def _several(self, outputs: list[EpisodeOutput], world: World) -> list[EpisodeOutput]:
+    def _several(self, outputs: list[EpisodeOutput], context: RolloutContext) -> list[EpisodeOutput]:
         """The same, where the trainer reads them as one episode."""
-        why = reads_several(self.config, credits_episodes=world.settings.credits_episodes)
+        why = reads_several(self.config, credits_episodes=context.settings.credits_episodes)
         if why is None:
             return outputs
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a process of verl needs to play episodes: environments, the chat template as token ids, limits. Made once."""
+"""What an agent-loop worker of verl needs to play episodes: environments, the chat template as token ids, limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from uirl.images import ImageStore
 from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.integrations.verl.config.settings import Settings
-from uirl.integrations.verl.trainer.coordinator import find_office, unpack
+from uirl.integrations.verl.rollout.coordinator import RunObjects, find_coordinator
 from uirl.rollout.collector import Collector
 from uirl.rollout.conversation import ContextWindow
 from uirl.rollout.episode import EpisodeLimits, EpisodeOptions
@@ -23,14 +23,14 @@ from uirl.rollout.reward import RewardFunction
 from uirl.types import Trajectory
 
 
-class World:
-    """The environments of a run, ready to play, in one process."""
+class RolloutContext:
+    """The environments of a run, ready to play, in one worker process (`context_of`)."""
 
     def __init__(self, config: Any, settings: Settings) -> None:
         """`config`: verl's whole config."""
         self.settings = settings
         self.store: ConfigStore = settings.store()
-        self.office = find_office(settings.office) if settings.office is not None else None
+        self.coordinator = find_coordinator(settings.coordinator) if settings.coordinator is not None else None
         self.images = ImageStore()
         self.loaded: LoadedModel = load_model(model_of(config), weights=False)
         self.picture_options = picture_options(config)
@@ -42,17 +42,16 @@ class World:
         self._collectors: dict[tuple[str, str], Collector] = {}
         self._sent: set[str] = set()
         self._playing = 0
-        self._own: BaseEnvironment | None = None
+        self._given: BaseEnvironment | None = None
         self._reward_fn: RewardFunction | None = None
 
-    async def open(self) -> World:
-        """This world, once it knows the environment that was given as an object."""
-        if self.office is None:
+    async def open(self) -> RolloutContext:
+        """This context, once it knows the environment that was given as an object."""
+        if self.coordinator is None:
             return self
-        os.environ.update(await self.office.variables.remote())
-        packed = await self.office.objects.remote()
-        if packed is not None:
-            self._own, self._reward_fn = unpack(packed)
+        os.environ.update(await self.coordinator.env.remote())
+        objects = RunObjects.unpack(await self.coordinator.worker_objects.remote())
+        self._given, self._reward_fn = objects.environment, objects.reward_fn
         return self
 
     def collector(self, name: str, split: str) -> Collector:
@@ -79,20 +78,22 @@ class World:
         for collector in self._collectors.values():
             await collector.close()
 
-    async def file(self, trajectory: Trajectory, step: int, split: str, *, repeated: bool = False) -> None:
-        """Hands an episode to the office; on return it is on the disk. `repeated`: an attempt that failed and was
+    async def record(self, trajectory: Trajectory, step: int, split: str, *, repeated: bool = False) -> None:
+        """Sends an episode to the coordinator; on return it is on the disk. `repeated`: an attempt that failed and was
         followed by another. Raises StorageError."""
-        if self.office is None:
+        if self.coordinator is None:
             return
         shown = {hash for turn in trajectory.turns for hash in (*turn.context_images, *turn.observation.images)}
         pictures = {hash: self.images.get(hash).data for hash in sorted(shown - self._sent)}
-        if await self.office.add.remote(trajectory, pictures, step, split, repeated):
+        if await self.coordinator.add.remote(trajectory, pictures, step, split, repeated):
             self._sent.update(pictures)
 
     def _environment(self, name: str, split: str) -> BaseEnvironment:
         settings = self.store.environment
-        if self._own is not None and (name in ("", settings.name) or isinstance(self._own, environment_class(name))):
-            return self._own
+        if self._given is not None and (
+            name in ("", settings.name) or isinstance(self._given, environment_class(name))
+        ):
+            return self._given
         options = settings.options_for(split) if name in ("", settings.name) else {}
         return create_environment(name or settings.name, options, settings)
 
@@ -159,33 +160,39 @@ def bound_pictures(loaded: LoadedModel, options: Mapping[str, Any]) -> None:
         processor.size = {**dict(processor.size), **{names[key]: int(value) for key, value in options.items()}}
 
 
-_worlds: dict[int, tuple[Any, asyncio.Future[World]]] = {}
-"""Identity of verl's config -> (that config, its world in this process): a worker holds one config for its life."""
+_CONTEXT = "uirl_context"
+"""Attribute of a worker's server client that holds its context."""
 
 
-async def world_of(config: Any) -> World:
-    """The world of this process for verl's whole `config`, made when it is first asked for."""
-    if id(config) not in _worlds:
-        opening = asyncio.ensure_future(World(config, Settings.read(config.data)).open())
-        _worlds[id(config)] = (config, opening)
-    return await _worlds[id(config)][1]
+async def context_of(config: Any, client: Any) -> RolloutContext:
+    """The context of the worker that owns `client`, made when an episode first asks for it.
+
+    `config`: verl's whole config. `client`: verl's server client. A worker has one for its life and hands it to every
+    agent loop it makes, while a loop lives as long as its episode: the client is what carries the context.
+    """
+    opening = getattr(client, _CONTEXT, None)
+    if opening is None:
+        opening = asyncio.ensure_future(RolloutContext(config, Settings.read(config.data)).open())
+        setattr(client, _CONTEXT, opening)
+    context: RolloutContext = await opening
+    return context
 
 
-def close_worlds(worker: Any = None, seconds: float = 60.0) -> None:
-    """Nothing; closes the environments of this process, for at most `seconds`. Ray calls it beside the event loop in
-    which episodes are played."""
-    for _, opening in _worlds.values():
-        if opening.done() and not opening.cancelled() and opening.exception() is None:
-            asyncio.run_coroutine_threadsafe(opening.result().close(), opening.get_loop()).result(seconds)
+def close_context(worker: Any, seconds: float = 60.0) -> None:
+    """Close the environments of an agent-loop worker, in at most `seconds`. Ray calls it inside the worker, beside the
+    event loop in which episodes are played."""
+    opening = getattr(getattr(worker, "llm_client", None), _CONTEXT, None)
+    if opening is not None and opening.done() and not opening.cancelled() and opening.exception() is None:
+        asyncio.run_coroutine_threadsafe(opening.result().close(), opening.get_loop()).result(seconds)
 
 
 def close_environments(manager: Any, seconds: float = 60.0) -> None:
-    """Closes the environments in the workers of verl's agent-loop manager, which verl ends without a word: an instance
+    """Close the environments in the workers of verl's agent-loop manager, which verl ends without a word: an instance
     may hold a phone or a browser somewhere else. A worker that is gone, or needs more than `seconds`, is left alone.
     """
     import ray
 
     workers = getattr(manager, "agent_loop_workers", ())
-    for answer in [worker.__ray_call__.remote(close_worlds, seconds) for worker in workers]:
+    for answer in [worker.__ray_call__.remote(close_context, seconds) for worker in workers]:
         with suppress(ray.exceptions.RayActorError, TimeoutError):
             ray.get(answer, timeout=seconds)

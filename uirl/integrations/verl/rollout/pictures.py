@@ -19,7 +19,7 @@ _Worker: type = AgentLoopWorkerTQ.__ray_metadata__.modified_class.__ray_actor_cl
 
 
 class PictureWorker(_Worker):
-    """verl's worker of the V1 trainers, one thread beside it for pictures. `TellingWorker` is the one that runs."""
+    """verl's worker of the V1 trainers, one thread beside it for pictures. `ReportingWorker` is the one that runs."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -28,9 +28,9 @@ from uirl.tools.definition import ToolDefinition
 from uirl.types import Observation, Task
 
 _KEYS = ("type", "environment", "options", "function", "schemas", "step_timeout", "reset_timeout")
-_trajectories: weakref.WeakKeyDictionary[Any, dict[str, CalledEpisode]] = weakref.WeakKeyDictionary()
-"""verl's record of a trajectory in progress -> its episodes, by environment: all functions of one share it."""
-_closing: set[asyncio.Task[None]] = set()
+_EPISODES = "uirl_episodes"
+"""Attribute of verl's record of a trajectory in progress that holds its episodes, by environment: all functions of one
+environment share it."""
 
 
 @dataclass
@@ -73,6 +73,7 @@ class EnvironmentTool(BaseTool):
         shared = {key: config.get(key) for key in ("environment", "options", "schemas", *limits)}
         self._key = json.dumps(shared, sort_keys=True)
         self._instances: dict[str, _Instance] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         super().__init__(config, tool_schema or schema_of(self._definition))
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
@@ -152,16 +153,25 @@ class EnvironmentTool(BaseTool):
             made.episode = self._new_episode()
             await self._begin(made.episode, made)
             return made.episode
-        episodes = _trajectories.setdefault(trajectory, {})
+        episodes: dict[str, CalledEpisode] = vars(trajectory).setdefault(_EPISODES, {})
         made.lent = True
         if self._key in episodes:
             made.episode = episodes[self._key]
             return made.episode
         made.episode = episodes[self._key] = self._new_episode()
         # nobody tells a tool that the trajectory ended: verl just lets go of its record
-        weakref.finalize(trajectory, _close_on, asyncio.get_running_loop(), made.episode)
+        weakref.finalize(trajectory, self._close_on, asyncio.get_running_loop(), made.episode)
         await self._begin(made.episode, made)
         return made.episode
+
+    def _close_on(self, loop: asyncio.AbstractEventLoop, episode: CalledEpisode) -> None:
+        def begin() -> None:
+            task = loop.create_task(episode.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(begin)
 
 
 def tool_rows(
@@ -257,16 +267,6 @@ def _task(given: Any) -> Task | None:
 def _typed(failure: RolloutFailure) -> EpisodeFailed:
     # of a class that travels between Ray's processes, whatever the environment raised
     return EpisodeFailed(failure.kind, str(failure))
-
-
-def _close_on(loop: asyncio.AbstractEventLoop, episode: CalledEpisode) -> None:
-    def begin() -> None:
-        task = loop.create_task(episode.close())
-        _closing.add(task)
-        task.add_done_callback(_closing.discard)
-
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(begin)
 
 
 async def _rows(

@@ -13,13 +13,13 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
 from uirl.errors import RolloutFailure
 from uirl.integrations.verl.config.settings import Settings
+from uirl.integrations.verl.rollout.coordinator import find_coordinator
 from uirl.integrations.verl.rollout.pictures import PictureWorker
-from uirl.integrations.verl.trainer.coordinator import find_office
 
 
-class TellingWorker(PictureWorker):
-    """Ray actor: plays episodes, keeps their pictures small, and tells the office of every error that is no failure of
-    an episode."""
+class ReportingWorker(PictureWorker):
+    """Ray actor: plays episodes, packs their pictures, and reports every error that is no failure of an episode to the
+    coordinator."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         # Ray wraps the constructor of an actor's own class, and breaks `super()` in one that is inherited
@@ -31,18 +31,18 @@ class TellingWorker(PictureWorker):
         except RolloutFailure:
             raise
         except Exception as error:  # whatever it is, the episode is lost and somebody must hear of it
-            office = Settings.read(self.config.data).office
-            if office is not None:
-                await find_office(office).complain.remote(portable(error))
+            coordinator = Settings.read(self.config.data).coordinator
+            if coordinator is not None:
+                await find_coordinator(coordinator).report_error.remote(portable(error))
             raise
 
 
-class TellingManager(AgentLoopManagerTQ):
+class ReportingManager(AgentLoopManagerTQ):
     """verl's manager, with the workers above."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.agent_loop_workers_class = ray.remote(TellingWorker)
+        self.agent_loop_workers_class = ray.remote(ReportingWorker)
 
 
 def portable(error: Exception) -> Exception:

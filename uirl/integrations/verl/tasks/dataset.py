@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from uirl.config import ConfigStore, EnvironmentConfig
 from uirl.environments import ENVIRONMENTS, BaseEnvironment, create_environment, environment_class
 from uirl.integrations.verl.config.settings import Settings
+from uirl.integrations.verl.rollout.coordinator import RunObjects, find_coordinator
 from uirl.integrations.verl.rollout.registration import AGENT
 from uirl.integrations.verl.tasks.curriculum import CurriculumTasks
 from uirl.training.evaluation.evaluation import HELD_OUT_SEED
@@ -37,9 +38,7 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         tokenizer: Any = None,
         *,
         tasks: Iterable[Any] | None = None,
-        source: TaskSource | None = None,
         curriculum: Any | None = None,
-        length: int | None = None,
         seed: int = 0,
         split: str | None = None,
         data_files: Any = None,
@@ -54,23 +53,21 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
             tokenizer: Not needed: prompts are rendered by the agent loop, turn by turn.
             tasks: `Task`s, mappings of their fields or goals; None: those that the config names or chooses for the
                 split, else the environment's.
-            source: Hands out the groups; None: `curriculum` or every task equally often.
             curriculum: An object with `sample_task()`, which returns a task's id, and `update_success_rate(task,
-                success, step)`; None: none.
-            length: Rows of an epoch; None: `max_samples`, else those of the config's epoch, else one per task.
+                success, step)`; None: every task equally often.
             seed: Of tasks, instances and draws.
             split: 'train' or 'eval'; None: what `data_files` says. Held-out instances are the same in every run.
             data_files: `TRAIN` or `EVAL`.
             config: verl's section `data`.
             processor: Not needed.
-            max_samples: Rows of an epoch; -1: no say.
+            max_samples: Rows of an epoch; -1: those of the config's epoch, else one per task.
 
         Raises ConfigError where the environment or its tasks cannot be made.
         """
         store = (Settings() if config is None else Settings.read(config)).store()
-        given, settings = _given[0] if config is not None else Given(), store.environment
+        objects, settings = RunObjects() if config is None else run_objects(config), store.environment
         self.split = split or ("eval" if EVAL in str(data_files) else "train")
-        world = environment or given.environment
+        world = environment or objects.environment
         if world is None:
             settings.require_named()
             world = create_environment(settings.name, settings.options_for(self.split), settings)
@@ -78,12 +75,12 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         self.name = self._named or type(world).__name__
         self._instances = store.training.seed if config is not None else seed
         self._draws = self._instances if config is None or store.inference.seed is None else store.inference.seed
-        own = self._tasks(world, settings, given, environment) if tasks is None else tasks_of(world, tasks)
+        chosen = self._tasks(world, settings, objects, environment) if tasks is None else tasks_of(world, tasks)
         if self.split == "train" and curriculum is None:
-            curriculum = given.curriculum
-        self.source = source or self._source(own, curriculum)
-        default = len(own) if config is None else self._rows(store, config)
-        self._length = length or (max_samples if max_samples > 0 else default)
+            curriculum = objects.curriculum
+        self.source = self._source(chosen, curriculum)
+        default = len(chosen) if config is None else self._rows(store, config)
+        self._length = max_samples if max_samples > 0 else default
 
     def __len__(self) -> int:
         return self._length
@@ -125,13 +122,17 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         self.source.load_state_dict(state["source"])
 
     def _tasks(
-        self, world: BaseEnvironment, settings: EnvironmentConfig, given: Given, environment: BaseEnvironment | None
+        self,
+        world: BaseEnvironment,
+        settings: EnvironmentConfig,
+        objects: RunObjects,
+        environment: BaseEnvironment | None,
     ) -> list[Task]:
         """The tasks of this split, as the local trainer chooses them."""
-        trained, named = world, environment is None and given.environment is None
-        if self.split != "train" and given.tasks is not None and settings.eval_options and named:
+        trained, named = world, environment is None and objects.environment is None
+        if self.split != "train" and objects.tasks is not None and settings.eval_options and named:
             trained = create_environment(settings.name, settings.options_for("train"), settings)
-        sets = task_sets(settings, trained, world, given.tasks, given.eval_tasks)
+        sets = task_sets(settings, trained, world, objects.tasks, objects.eval_tasks)
         return sets.train if self.split == "train" else sets.evaluation
 
     def _source(self, tasks: Sequence[Any], curriculum: Any | None) -> TaskSource:
@@ -160,19 +161,11 @@ def _is_named(environment: BaseEnvironment, settings: EnvironmentConfig) -> bool
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """What a run was given as objects, for the datasets that verl makes itself in the trainer's process."""
+def run_objects(data: Any) -> RunObjects:
+    """What the run of verl's section `data` was given as objects, asked of its coordinator; nothing without one."""
+    name = Settings.read(data).coordinator
+    if name is None:
+        return RunObjects()
+    import ray
 
-    environment: BaseEnvironment | None = None
-    tasks: tuple[Task, ...] | None = None
-    curriculum: Any = None
-    eval_tasks: tuple[Task, ...] | None = None
-
-
-_given: list[Given] = [Given()]
-
-
-def give(given: Given) -> None:
-    """Nothing; datasets made in this process from now on use these objects."""
-    _given[0] = given
+    return RunObjects.unpack(ray.get(find_coordinator(name).dataset_objects.remote()))

@@ -23,8 +23,8 @@ from uirl.errors import CheckpointError, RolloutFailure
 from uirl.integrations.verl.config.mapping import ESTIMATORS
 from uirl.integrations.verl.config.rewriting import CREDITING as MODE
 from uirl.integrations.verl.config.settings import Settings
+from uirl.integrations.verl.rollout.coordinator import Played, find_coordinator, start_coordinator
 from uirl.integrations.verl.trainer import estimators  # registers them where advantages are computed
-from uirl.integrations.verl.trainer.coordinator import Played, find_office, open_office
 from uirl.integrations.verl.trainer.credit import Row, any_rewritten, credit_episodes, episode_of
 from uirl.integrations.verl.trainer.liveness import Watch, lost
 from uirl.integrations.verl.trainer.minibatches import Division, Sized, counts, divide, rows_at_once, wanted_minibatches
@@ -66,16 +66,16 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
 
     def __init__(self, config: Any) -> None:
         settings = Settings.read(config.data)
-        if settings.office is None:
-            name, _ = open_office(settings.config, None, settings.directory)
-            settings = replace(settings, office=name)
+        if settings.coordinator is None:
+            name, _ = start_coordinator(settings.config, settings.directory)
+            settings = replace(settings, coordinator=name)
         settings = replace(settings, credits_episodes=True)
         settings.write(config)
         with open_dict(config):
             config.trainer.v1.trainer_mode = "sync"  # the base classes compare this name
         estimators.tell_threshold(config, settings.store().algorithm.reward_threshold)
         self._settings = settings
-        self._office = find_office(settings.office)  # type: ignore[arg-type]
+        self._coordinator = find_coordinator(settings.coordinator)  # type: ignore[arg-type]
         self.record: StepRecord | None = None
         self._played = Played()
         self._metrics: dict[str, Any] = {}
@@ -103,13 +103,13 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         if after is not None:
             state = read_state(checkpoint_folder(self.config, after))
             self.train_dataset.load_state_dict(state["dataset"])
-        ray.get(self._office.begin.remote(after))
+        ray.get(self._coordinator.begin.remote(after))
         self.record = StepRecord(self._settings, after, state.get("tally"))
 
     def on_validate_end(self) -> None:
         super().on_validate_end()
         assert self.record is not None
-        self.record.hear_held_out(ray.get(self._office.take_held_out.remote()))
+        self.record.hear_held_out(ray.get(self._coordinator.take_held_out.remote()))
         if self.global_steps == 0:
             self.record.add_start()
 
@@ -122,7 +122,7 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         self._metrics = metrics
         batch = super().step(metrics, timing_raw)
         assert self.record is not None
-        self._played = ray.get(self._office.take.remote())
+        self._played = ray.get(self._coordinator.take.remote())
         self.record.hear(self._played)
         report(self.train_dataset, self._played.episodes, self.global_steps)
         return batch
@@ -131,7 +131,7 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         try:
             return super()._step_once(metrics, timing_raw, sample_batch_size)
         except RuntimeError as error:
-            reasons = ray.get(self._office.failures.remote())
+            reasons = ray.get(self._coordinator.failures.remote())
             if "no materializable trajectories" not in str(error) or not reasons:
                 raise
             raise all_failed(reasons, self.global_steps) from error
@@ -248,7 +248,7 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         if not lone:
             return batch
         if not keep:
-            raise all_failed(ray.get(self._office.failures.remote()), self.global_steps)
+            raise all_failed(ray.get(self._coordinator.failures.remote()), self.global_steps)
         tq.kv_clear(keys=lone, partition_id=batch.partition_id)
         return batch.select_keys(keep)
 

@@ -18,7 +18,7 @@ from uirl.errors import ConfigError
 from uirl.integrations.verl.config.roles import roles_of
 from uirl.integrations.verl.config.settings import Settings
 from uirl.integrations.verl.rollout.context import close_environments
-from uirl.integrations.verl.trainer.coordinator import find_office
+from uirl.integrations.verl.rollout.coordinator import find_coordinator
 from uirl.integrations.verl.trainer.estimators import TURN_LEVEL, tell_threshold
 from uirl.integrations.verl.trainer.hooks import all_failed, checkpoint_folder, read_state, report, write_state
 from uirl.integrations.verl.trainer.record import StepRecord
@@ -36,7 +36,7 @@ class LegacyTrainer(RayPPOTrainer):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._settings = Settings.read(self.config.data)
-        self._office = find_office(self._settings.office)  # type: ignore[arg-type]
+        self._coordinator = find_coordinator(self._settings.coordinator)  # type: ignore[arg-type]
         self.record: StepRecord | None = None
 
     def init_workers(self) -> None:
@@ -45,7 +45,7 @@ class LegacyTrainer(RayPPOTrainer):
 
     def heard(self, batch: Any) -> None:
         """The episodes of a step have been played; `batch` is what verl made of them."""
-        played = ray.get(self._office.take.remote())
+        played = ray.get(self._coordinator.take.remote())
         failures = [t.failure for t in played.episodes if t.failure is not None]
         if failures and len(failures) == len(played.episodes):
             raise all_failed([f"{failure.kind}: {failure.message}" for failure in failures], self.global_steps)
@@ -55,7 +55,7 @@ class LegacyTrainer(RayPPOTrainer):
             self.record.hear(played)
             epoch = (self.global_steps - 1) // max(1, len(self.train_dataloader))
             self.record.add(self.global_steps, epoch, played, {})
-            ray.get(self._office.take_held_out.remote())  # verl's own trackers have their numbers
+            ray.get(self._coordinator.take_held_out.remote())  # verl's own trackers have their numbers
 
     def _save_checkpoint(self) -> None:
         super()._save_checkpoint()
@@ -68,7 +68,7 @@ class LegacyTrainer(RayPPOTrainer):
         if after is not None:
             state = read_state(checkpoint_folder(self.config, after))
             self.train_dataset.load_state_dict(state["dataset"])
-        ray.get(self._office.begin.remote(after))
+        ray.get(self._coordinator.begin.remote(after))
         self.record = StepRecord(self._settings, after, state.get("tally"))
         return made
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from uirl.integrations.verl.config.settings import Settings
-from uirl.integrations.verl.trainer.coordinator import Played
+from uirl.integrations.verl.rollout.coordinator import Played
 from uirl.metrics import MetricsLogger, read_metrics
 from uirl.storage import RunDirectory
 from uirl.training.evaluation.evaluation import report_on

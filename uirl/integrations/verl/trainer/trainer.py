@@ -124,8 +124,8 @@ class CustomRayPPOTrainer:
         import ray
         from omegaconf import OmegaConf
 
-        from uirl.integrations.verl.tasks.dataset import Given
-        from uirl.integrations.verl.trainer.running import run
+        from uirl.integrations.verl.rollout.coordinator import RunObjects
+        from uirl.integrations.verl.trainer.task_runner import run
 
         running = ray.is_initialized()
         resume = self.config.trainer.resume_mode != "disable"
@@ -133,8 +133,10 @@ class CustomRayPPOTrainer:
             self._place_model(directory.path / "model")
             write_atomically(directory.path / "verl.yaml", OmegaConf.to_yaml(self.config))
             try:
-                given = Given(self._environment, self._tasks, self._curriculum, self._eval_tasks)
-                run(self.config, self._reward_fn, given)
+                objects = RunObjects(
+                    self._environment, self._reward_fn, self._tasks, self._eval_tasks, self._curriculum
+                )
+                run(self.config, objects)
             finally:
                 if not running:
                     ray.shutdown()

@@ -8,15 +8,15 @@ from collections import Counter
 import pytest
 
 from uirl import ConfigError
-from uirl.integrations.verl.tasks.strata import SuccessStrata, create_curriculum
+from uirl.integrations.verl.tasks.success_rate import SuccessRateSampler, create_curriculum
 
 ALL = ["never", "seldom", "often", "always"]
 RATES = {"never": 0, "seldom": 1, "often": 2, "always": 4}
 
 
-def played(**options: object) -> SuccessStrata:
+def played(**options: object) -> SuccessRateSampler:
     """Four tasks, each tried four times, with 0, 1, 2 and 4 successes: one in every stratum."""
-    made = SuccessStrata(min_attempts_per_task=4, **options)  # type: ignore[arg-type]
+    made = SuccessRateSampler(min_attempts_per_task=4, **options)  # type: ignore[arg-type]
     made.register_tasks(ALL)
     for name, wins in RATES.items():
         for i in range(4):
@@ -31,7 +31,7 @@ def test_success_rates_make_strata() -> None:
 
 
 def test_tasks_that_were_hardly_tried_come_first_and_equally_often() -> None:
-    made = SuccessStrata(min_attempts_per_task=2)
+    made = SuccessRateSampler(min_attempts_per_task=2)
     made.register_tasks(["a", "b", "c"])
     assert Counter(made.sample_task() for _ in range(6)) == {"a": 2, "b": 2, "c": 2}
 
@@ -63,7 +63,7 @@ def test_a_named_stratum_is_asked() -> None:
 
 
 def test_it_continues_with_the_same_draws() -> None:
-    one, other = played(seed=3), SuccessStrata(min_attempts_per_task=4, seed=3)
+    one, other = played(seed=3), SuccessRateSampler(min_attempts_per_task=4, seed=3)
     other.register_tasks(ALL)
     for _ in range(7):
         one.sample_task()
@@ -80,7 +80,7 @@ class Mine:
 def test_a_section_makes_a_curriculum() -> None:
     assert create_curriculum({}) is None
     assert create_curriculum({"enabled": False, "anything": 1}) is None
-    assert isinstance(create_curriculum({"enabled": True}), SuccessStrata)
+    assert isinstance(create_curriculum({"enabled": True}), SuccessRateSampler)
     made = create_curriculum({"class": f"{__name__}:Mine", "pace": 3})
     assert isinstance(made, Mine)
     assert made.pace == 3
@@ -103,4 +103,4 @@ def test_what_cannot_be_meant_is_refused(section: dict[str, object], message: st
 
 def test_without_tasks_it_says_so() -> None:
     with pytest.raises(ConfigError, match="no tasks are registered"):
-        SuccessStrata().sample_task()
+        SuccessRateSampler().sample_task()

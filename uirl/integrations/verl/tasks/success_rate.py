@@ -14,7 +14,7 @@ STRATA = {"frontier": 0.25, "exploration": 0.5, "near_mastery": 0.75, "exploitat
 DISTRIBUTION = {"frontier": 0.1, "exploration": 0.3, "near_mastery": 0.4, "exploitation": 0.2}
 
 
-class SuccessStrata:
+class SuccessRateSampler:
     """A curriculum over strata of success rates: a task that was hardly tried comes first; then a stratum is drawn, and
     its least tried task is played."""
 
@@ -106,8 +106,8 @@ class SuccessStrata:
 def create_curriculum(section: Mapping[str, Any], seed: int = 0) -> Any | None:
     """The curriculum that a section describes; None: it is not `enabled`.
 
-    `class` ('package.module:Class') names another one than `SuccessStrata`; all other keys are its arguments. Raises
-    ConfigError.
+    `class` ('package.module:Class') names another one than `SuccessRateSampler`; all other keys are its arguments.
+    Raises ConfigError.
     """
     options = dict(section)
     enabled, named = options.pop("enabled", True), options.pop("class", None)
@@ -115,7 +115,7 @@ def create_curriculum(section: Mapping[str, Any], seed: int = 0) -> Any | None:
         return None
     if enabled is not True:
         raise ConfigError(f"curriculum.enabled is {enabled!r}, expected true or false")
-    made = SuccessStrata if named is None else _class(str(named))
+    made = SuccessRateSampler if named is None else _class(str(named))
     if named is None:
         options.setdefault("seed", seed)
     try:

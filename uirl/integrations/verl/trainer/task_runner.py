@@ -20,17 +20,15 @@ from uirl.errors import ConfigError
 from uirl.integrations.verl.config.llm import llm_variables
 from uirl.integrations.verl.config.settings import Settings
 from uirl.integrations.verl.rollout.context import close_environments
+from uirl.integrations.verl.rollout.coordinator import RunObjects, start_coordinator
 from uirl.integrations.verl.rollout.servers import surviving
-from uirl.integrations.verl.tasks.dataset import Given, give
-from uirl.integrations.verl.trainer.coordinator import open_office, pack, unpack
 from uirl.integrations.verl.trainer.liveness import DEATHS, Watch, actors_of, lost
 
 
-def run(config: Any, reward_fn: Any, given: Given) -> None:
-    """Nothing, once verl's trainer has come to its end. Raises what broke it, ProcessLost where a process died."""
+def run(config: Any, objects: RunObjects) -> None:
+    """Train until verl's trainer has come to its end. Raises what broke it, ProcessLost where a process died."""
     refuse_trl()
-    objects = None if given.environment is None and reward_fn is None else pack(given.environment, reward_fn)
-    runner = _Bound(objects, pack(given, None))
+    runner = _BoundRunner(objects)
     before = _Traces.now()
     try:
         run_ppo(config, runner)
@@ -57,11 +55,11 @@ def refuse_trl() -> None:
     )
 
 
-class _Bound:
+class _BoundRunner:
     """What `run_ppo` takes for a class of task runners: the one below, with its objects."""
 
-    def __init__(self, objects: bytes | None, given: bytes) -> None:
-        self._arguments = (objects, given)
+    def __init__(self, objects: RunObjects) -> None:
+        self._packed = (objects.of_workers().pack(), objects.of_datasets().pack())
         self._actor: Any = None
 
     def options(self, **options: Any) -> Any:
@@ -69,8 +67,8 @@ class _Bound:
         return self
 
     def remote(self) -> Any:
-        self._actor = ray.remote(Runner).options(num_cpus=1).remote(*self._arguments)
-        self._actor.entrust.remote(llm_variables())
+        self._actor = ray.remote(Runner).options(num_cpus=1).remote(*self._packed)
+        self._actor.set_env.remote(llm_variables())
         return self._actor
 
     def end(self) -> None:
@@ -82,32 +80,31 @@ class _Bound:
 class Runner:
     """Ray actor: sets verl's trainer up and fits it, in the process where the datasets live."""
 
-    def __init__(self, objects: bytes | None, given: bytes) -> None:
-        self._objects, self._given = objects, given
+    def __init__(self, worker_objects: bytes | None, dataset_objects: bytes | None) -> None:
+        """Packed `RunObjects`."""
+        self._packed = (worker_objects, dataset_objects)
 
-    def entrust(self, variables: dict[str, str]) -> None:
+    def set_env(self, variables: dict[str, str]) -> None:
         """Sets environment variables of this process; as arguments of a call Ray keeps them nowhere."""
         os.environ.update(variables)
 
     def run(self, config: Any) -> None:
         """What verl calls."""
         OmegaConf.resolve(config)
-        given, _ = unpack(self._given)
-        give(given)
         settings = Settings.read(config.data)
-        name, office = open_office(settings.config, self._objects, settings.directory)
+        name, coordinator = start_coordinator(settings.config, settings.directory, *self._packed)
         Settings(settings.config, name, settings.directory, settings.poll_seconds).write(config)
         try:
             if config.trainer.use_v1:
-                self._run_v1(config, office)
+                self._run_v1(config, coordinator)
             else:
                 from uirl.integrations.verl.trainer.legacy import run_legacy
 
                 run_legacy(config)
         finally:
-            ray.get(office.close.remote())
+            ray.get(coordinator.close.remote())
 
-    def _run_v1(self, config: Any, office: Any) -> None:
+    def _run_v1(self, config: Any, coordinator: Any) -> None:
         import transfer_queue
         from verl.trainer.ppo.v1 import get_trainer_cls
 
@@ -121,8 +118,8 @@ class Runner:
             trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
             trainer.init()
             manager = create_agent_loop_manager(config, trainer)
-            watch = Watch({**actors_of(trainer, manager), "the keeper of the record": office})
-            watch_over(trainer, watch, lambda: ray.get(office.complaint.remote()))
+            watch = Watch({**actors_of(trainer, manager), "the coordinator": coordinator})
+            watch_over(trainer, watch, lambda: ray.get(coordinator.first_error.remote()))
             try:
                 trainer.fit(manager)
             except DEATHS as error:  # in a call, where it is found earlier than by asking
@@ -144,10 +141,10 @@ class Runner:
 def create_agent_loop_manager(config: Any, trainer: Any) -> Any:
     """The agent-loop manager that `rollout.agent.agent_loop_manager_class` names, or the V1 trainer's own with workers
     that tell of errors, with the servers and reward workers of `trainer`. A server that dies is left out."""
-    from uirl.integrations.verl.rollout.workers import TellingManager
+    from uirl.integrations.verl.rollout.workers import ReportingManager
 
     named = config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class")
-    manager = load_class_from_fqn(named, "AgentLoopManager") if named else TellingManager
+    manager = load_class_from_fqn(named, "AgentLoopManager") if named else ReportingManager
     return manager.create(
         config=config,
         llm_client=surviving(trainer.get_llm_client()),
@@ -156,9 +153,9 @@ def create_agent_loop_manager(config: Any, trainer: Any) -> Any:
     )
 
 
-def watch_over(trainer: Any, watch: Watch, complaint: Callable[[], Exception | None]) -> None:
+def watch_over(trainer: Any, watch: Watch, first_error: Callable[[], Exception | None]) -> None:
     """Nothing; from now on the trainer's waiting for episodes ends with ProcessLost where a process has died, and with
-    what `complaint` returns: an error that is meant for the person.
+    what `first_error` returns: an error that is meant for the person.
 
     With a sampler of somebody else's that waits in another way, complaints are heard when all episodes have ended.
     """
@@ -166,7 +163,7 @@ def watch_over(trainer: Any, watch: Watch, complaint: Callable[[], Exception | N
     sample, wait = buffer.sample, getattr(buffer, "_wait_for_next_poll", None)
 
     def listen() -> None:
-        error = complaint()
+        error = first_error()
         if error is not None:
             raise error
 
