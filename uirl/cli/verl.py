@@ -110,7 +110,8 @@ def _plan(options: argparse.Namespace, config: Any) -> int:
     """1 where the run does not fit."""
     from transformers import AutoConfig
 
-    from uirl.integrations.verl.config.plan import plan_of, shape_of
+    from uirl.integrations.verl.config.plan import plan_of
+    from uirl.integrations.verl.config.shape import shape_of
 
     size = re.fullmatch(r"(\d+)x(\d+)", options.picture)
     if size is None or options.gpu_gib <= 0 or (options.host_gib or 1) <= 0:

@@ -29,9 +29,9 @@ NEEDS_VERL = [
     "trainer/test_runs.py",
     "rollout/test_servers.py",
     "rollout/test_tool.py",
-    "trainer/test_hooks.py",
+    "trainer/test_v1.py",
     "trainer/test_division.py",
-    "trainer/test_without_pictures.py",
+    "trainer/test_vision_outputs.py",
 ]
 collect_ignore = NEEDS_VERL if importlib.util.find_spec("verl") is None else []
 

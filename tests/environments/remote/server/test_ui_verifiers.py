@@ -219,7 +219,7 @@ def test_too_many_sessions(recorder: tuple[Recorder, Served, httpx.Client]) -> N
     assert http.post("/session", params={"n": 3}).status_code == 200
 
 
-def test_an_environment_without_pictures_is_refused() -> None:
+def test_an_environment_vision_outputs_is_refused() -> None:
     with serving("guess_number") as served, served.http() as http:
         answer = http.post("/session")
         assert answer.status_code == 500

@@ -12,7 +12,7 @@ from tests.integrations.verl.models import PARAMETERS, qwen
 from uirl.images import ImageStore
 from uirl.inference import ChatRenderer
 from uirl.integrations.verl.config import memory
-from uirl.integrations.verl.config.plan import shape_of
+from uirl.integrations.verl.config.shape import shape_of
 from uirl.integrations.verl.rollout.packing import PIXELS, PackedInputs
 from uirl.rollout.conversation import ContextWindow, Conversation
 from uirl.types import Observation

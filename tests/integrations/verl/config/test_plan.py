@@ -14,8 +14,9 @@ from tests.integrations.verl.pages import PAGES, SHIPPED
 from uirl import load_model
 from uirl.cli.main import main
 from uirl.config import ConfigStore
-from uirl.integrations.verl.config.memory import GIB, Shape
-from uirl.integrations.verl.config.plan import Plan, plan_of, shape_of
+from uirl.integrations.verl.config.memory import GIB
+from uirl.integrations.verl.config.plan import Plan, plan_of
+from uirl.integrations.verl.config.shape import Shape, shape_of
 
 pytestmark = pytest.mark.verl
 HOST = 1024

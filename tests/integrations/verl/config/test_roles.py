@@ -18,8 +18,10 @@ import yaml
 from tests.integrations.verl.pages import CONFIGS, PAGES, blocks
 from uirl import ConfigError, ConfigStore, load_model
 from uirl.integrations.verl.config.mapping import create_verl_config
+from uirl.integrations.verl.config.placement import check_placement
 from uirl.integrations.verl.config.reading import load_verl_config
-from uirl.integrations.verl.config.roles import check_placement, roles_of, strategy_keys
+from uirl.integrations.verl.config.roles import roles_of
+from uirl.integrations.verl.config.strategies import strategy_keys
 from uirl.learner.lora import target_modules
 
 pytestmark = pytest.mark.verl

@@ -79,7 +79,7 @@ def test_what_is_left_of_an_output_that_verl_could_not_take_is_forgotten(monkeyp
     assert w._made == {}
 
 
-def test_a_sequence_without_pictures_is_left_to_verl(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_vision_outputs_is_left_to_verl(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[Any] = []
 
     async def postprocess(self: Any, output: Any, validate: bool, **row: Any) -> None:

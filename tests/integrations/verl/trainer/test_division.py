@@ -35,9 +35,9 @@ def mini_batches(keys: list[str], ranks: int, number: int) -> list[set[str]]:
 
 
 def test_each_network_gets_the_same_mini_batches_in_its_own_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    from uirl.integrations.verl.trainer import hooks
+    from uirl.integrations.verl.trainer import v1
 
-    trainer: Any = object.__new__(hooks.EnvironmentPPOTrainer)
+    trainer: Any = object.__new__(v1.EnvironmentPPOTrainer)
     moving = {"use_dynamic_bsz": True, "ppo_micro_batch_size_per_gpu": None, "ppo_mini_batch_size": 4}
     scoring = {"log_prob_use_dynamic_bsz": True, "log_prob_micro_batch_size_per_gpu": None}
     trainer.config = SimpleNamespace(
@@ -66,7 +66,7 @@ def test_each_network_gets_the_same_mini_batches_in_its_own_order(monkeypatch: p
         self.critic_wg.train_mini_batch(batch)
         return batch
 
-    monkeypatch.setattr(hooks.PPOTrainerSync, "_update_critic", update)
+    monkeypatch.setattr(v1.PPOTrainerSync, "_update_critic", update)
     batch = trainer._update_critic(batch, {})
     blocks = [set(block) for block in trainer._blocks]
     assert mini_batches(for_actor, 2, 2) == blocks
@@ -74,8 +74,22 @@ def test_each_network_gets_the_same_mini_batches_in_its_own_order(monkeypatch: p
     assert mini_batches(batch.keys, 2, 2) == blocks, "the policy's update comes after the critic's"
 
 
+def test_the_actor_takes_no_step_while_the_critic_warms_up() -> None:
+    from uirl.integrations.verl.trainer.v1 import EnvironmentPPOTrainer
+
+    trainer: Any = object.__new__(EnvironmentPPOTrainer)
+    actor = SimpleNamespace(ppo_epochs=3)
+    trainer.config = SimpleNamespace(
+        trainer=SimpleNamespace(critic_warmup=2), actor_rollout_ref=SimpleNamespace(actor=actor)
+    )
+    trainer._minibatches, steps = {"actor": 2}, []
+    for trainer.global_steps in (1, 2, 3):
+        steps.append(trainer._actor_steps())
+    assert steps == [0, 6, 6]
+
+
 def test_shards_of_another_number_of_gpus_are_refused_by_name(tmp_path: Path) -> None:
-    from uirl.integrations.verl.trainer.hooks import EnvironmentPPOTrainer
+    from uirl.integrations.verl.trainer.v1 import EnvironmentPPOTrainer
 
     (tmp_path / "global_step_3" / "actor").mkdir(parents=True)
     (tmp_path / "global_step_3" / "actor" / "fsdp_config.json").write_text(json.dumps({"world_size": 1}))

@@ -13,7 +13,12 @@ ACTOR, ROLLOUT, HF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "ac
 
 FREE = ("override_config", "engine_kwargs", "ray_init", "mixed_precision", "mm_processor_kwargs")
 """Sections in which anything goes: verl hands them on as they are."""
-UNLISTED = (f"{ROLLOUT}.agent.agent_loop_manager_class", "critic.ppo_infer_max_token_len_per_gpu")
+CRITIC_TOKENS = "critic.ppo_max_token_len_per_gpu"
+"""Tokens of a micro-batch of the critic, on each GPU."""
+CRITIC_READS = "critic.ppo_infer_max_token_len_per_gpu"
+"""What verl's trainers take in its place, in every pass: a key its schema does not hold, and 32768 where none stands
+(`trainer/ppo/v1/trainer_base.py`)."""
+UNLISTED = (f"{ROLLOUT}.agent.agent_loop_manager_class", CRITIC_READS)
 """Keys that verl reads although its schema does not hold them."""
 
 OTHER_NAMES = {

@@ -12,9 +12,18 @@ from typing import Any
 
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError
-from uirl.integrations.verl.config.keys import ACTOR, HF, ROLLOUT, as_mapping, compose, put
-from uirl.integrations.verl.config.roles import CRITIC_READS, CRITIC_TOKENS, adapter_keys, recompute_keys, schema_of
+from uirl.integrations.verl.config.keys import (
+    ACTOR,
+    CRITIC_READS,
+    CRITIC_TOKENS,
+    HF,
+    ROLLOUT,
+    as_mapping,
+    compose,
+    put,
+)
 from uirl.integrations.verl.config.settings import Settings
+from uirl.integrations.verl.config.strategies import adapter_keys, recompute_keys, schema_of
 
 ESTIMATORS = {
     "gae": "gae",
@@ -199,7 +208,7 @@ ELSEWHERE: dict[str, str] = {
     **dict.fromkeys(("model.model_name", "model.local_path", "model.tiny"), BY_MODEL_FOLDER),
     **dict.fromkeys(
         ("model.use_lora", "model.lora.r", "model.lora.target", "model.lora.lora_dropout", "model.lora.vision"),
-        "each of verl's engines has keys and layer names of its own: `roles.adapter_keys`",
+        "each of verl's engines has keys and layer names of its own: `strategies.adapter_keys`",
     ),
     **dict.fromkeys(
         ("environment", "rollout", "inference.max_tokens", "inference.max_turns", "inference.multi_turn"), BY_OUR_LOOP

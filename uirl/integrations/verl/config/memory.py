@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from uirl.integrations.verl.config.shape import Shape, Vision
+
 GIB = 2**30
 BF16, FP32 = 2, 4
 LOSS_LOGIT = 8
@@ -26,58 +28,6 @@ FUSED_TOKENS = 512
 """Tokens whose logits exist at a time where they are made and used in one kernel (`use_fused_kernels`): chunks of
 `utils/experimental/torch_functional.py`. The Triton kernel holds no more than 1024 entries per token."""
 FUSED_ENTRIES = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Vision:
-    """The part that sees."""
-
-    parameters: int
-    layers: int
-    width: int
-    intermediate: int
-    patch: int
-    """Side of a patch in pixels."""
-    merge: int
-    """`merge` x `merge` patches become one token."""
-    frames: int
-    """How often a still picture stands in its patches (Qwen-VL: 2)."""
-
-    @property
-    def patch_numbers(self) -> int:
-        return 3 * self.frames * self.patch**2
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What of a model its memory depends on."""
-
-    parameters: int
-    """All of them, the vision part included."""
-    layers: int
-    width: int
-    intermediate: int
-    queries: int
-    """Numbers per token and layer in queries: heads x width of a head."""
-    keys: int
-    """In keys, and as many in values."""
-    head: int
-    """Numbers of one head of them."""
-    vocabulary: int
-    tied: bool
-    """Whether embedding and output layer are one matrix."""
-    vision: Vision | None = None
-
-    @property
-    def head_parameters(self) -> int:
-        """Of the output layer."""
-        return self.vocabulary * self.width
-
-    @property
-    def layer_parameters(self) -> int:
-        """Of one text layer."""
-        attention = self.width * (2 * self.queries + 2 * self.keys)
-        return attention + 3 * self.width * self.intermediate
 
 
 # states

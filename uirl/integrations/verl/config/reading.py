@@ -16,7 +16,7 @@ from uirl.integrations.verl.config.mapping import (
     create_verl_config,
     same,
 )
-from uirl.integrations.verl.config.roles import schema_of
+from uirl.integrations.verl.config.strategies import schema_of
 
 OURS = ("uirl", "curriculum")
 """Sections of such a file that are ours: a whole ConfigStore, and who chooses the tasks."""

@@ -20,8 +20,9 @@ from uirl.integrations.verl.config.settings import Settings
 from uirl.integrations.verl.rollout.context import close_environments
 from uirl.integrations.verl.rollout.coordinator import find_coordinator
 from uirl.integrations.verl.trainer.estimators import TURN_LEVEL, tell_threshold
-from uirl.integrations.verl.trainer.hooks import all_failed, checkpoint_folder, read_state, report, write_state
 from uirl.integrations.verl.trainer.record import StepRecord
+from uirl.integrations.verl.trainer.run_state import checkpoint_folder, read_state, write_state
+from uirl.integrations.verl.trainer.v1 import all_failed, report
 
 
 class LegacyTrainer(RayPPOTrainer):

@@ -108,7 +108,7 @@ class Runner:
         import transfer_queue
         from verl.trainer.ppo.v1 import get_trainer_cls
 
-        from uirl.integrations.verl.trainer import hooks  # noqa: F401  (registers our trainer)
+        from uirl.integrations.verl.trainer import v1  # noqa: F401  (registers our trainer)
 
         config.transfer_queue.enable = True
         transfer_queue.init(config.transfer_queue)

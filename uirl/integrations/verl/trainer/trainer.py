@@ -13,8 +13,8 @@ from uirl.environments import BaseEnvironment, EnvironmentSession, create_enviro
 from uirl.errors import ConfigError
 from uirl.integrations.verl.config.keys import put
 from uirl.integrations.verl.config.mapping import create_verl_config, ignored, tell_critic
+from uirl.integrations.verl.config.placement import check_placement, longest_sequence
 from uirl.integrations.verl.config.rewriting import CREDITING, check_window
-from uirl.integrations.verl.config.roles import check_placement, longest_sequence
 from uirl.integrations.verl.config.settings import Settings
 from uirl.integrations.verl.rollout.context import picture_options
 from uirl.metrics import read_metrics
@@ -31,7 +31,7 @@ from uirl.training.tasks.sources import tasks_of
 
 HOOKS = {
     "trainer.v1.trainer_mode": CREDITING,
-    "trainer.checkpoint_callback_class": "uirl.integrations.verl.trainer.hooks.StateCallback",
+    "trainer.checkpoint_callback_class": "uirl.integrations.verl.trainer.run_state.StateCallback",
     "data.custom_cls.path": "pkg://uirl.integrations.verl.tasks.dataset",
     "data.custom_cls.name": "CustomEnvironmentDataset",
     "data.train_files": "uirl:train",
@@ -42,7 +42,7 @@ HOOKS = {
     "actor_rollout_ref.rollout.agent.default_agent_loop": "uirl",
 }
 """verl's keys that put our parts into its places."""
-WITHOUT_PICTURES = "uirl.integrations.verl.trainer.without_pictures"
+VISION_OUTPUTS = "uirl.integrations.verl.trainer.vision_outputs"
 """What every process that holds a model imports."""
 LEGACY_HOOKS = {"trainer.use_v1": False, "trainer.v1.trainer_mode": "sync", "trainer.checkpoint_callback_class": None}
 
@@ -235,7 +235,7 @@ def _verl_config(config: Any, store: ConfigStore, directory: Path, overrides: Ma
     Settings(store.to_dict(), None, str(directory), known.poll_seconds).write(made)
     tell_critic(made)
     for model in ("actor_rollout_ref.model", "critic.model"):
-        _load_with(made, f"{model}.external_lib", WITHOUT_PICTURES)
+        _load_with(made, f"{model}.external_lib", VISION_OUTPUTS)
     rollout, longest = made.actor_rollout_ref.rollout, longest_sequence(made)
     if rollout.max_model_len is None:
         # verl's None is all that the model's positions allow, and a server without a cache for that does not start

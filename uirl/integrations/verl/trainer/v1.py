@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -14,12 +12,11 @@ import torch
 import transfer_queue as tq
 from omegaconf import open_dict
 from tensordict import TensorDict
-from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 
-from uirl.errors import CheckpointError, RolloutFailure
+from uirl.errors import RolloutFailure
 from uirl.integrations.verl.config.mapping import ESTIMATORS
 from uirl.integrations.verl.config.rewriting import CREDITING as MODE
 from uirl.integrations.verl.config.settings import Settings
@@ -29,7 +26,7 @@ from uirl.integrations.verl.trainer.credit import Row, any_rewritten, credit_epi
 from uirl.integrations.verl.trainer.liveness import Watch, lost
 from uirl.integrations.verl.trainer.minibatches import Division, Sized, counts, divide, rows_at_once, wanted_minibatches
 from uirl.integrations.verl.trainer.record import StepRecord
-from uirl.runtime.files import write_atomically
+from uirl.integrations.verl.trainer.run_state import check_world_size, checkpoint_folder, read_state
 from uirl.types import Trajectory
 
 WITHIN_GROUP = (
@@ -43,8 +40,6 @@ WITHIN_GROUP = (
     "uirl_turn_level",
 )
 """`algorithm.adv_estimator`s whose baseline is the rest of the group."""
-STATE = "uirl.json"
-"""File in a checkpoint of verl's that holds what is ours."""
 
 
 @register_trainer(MODE)
@@ -97,7 +92,7 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
 
     def _load_checkpoint(self) -> None:
         trainer = self.config.trainer
-        check_world(self.config, trainer.nnodes * trainer.n_gpus_per_node)
+        check_world_size(self.config, trainer.nnodes * trainer.n_gpus_per_node)
         super()._load_checkpoint()
         after, state = self.global_steps or None, {}
         if after is not None:
@@ -171,13 +166,17 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         assert self._division is not None
         padding = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag.get("is_padding", False)]
         metrics["training/padding_rows"] = len(padding)
-        metrics["training/optimizer_steps"] = (
-            self._minibatches["actor"] * self.config.actor_rollout_ref.actor.ppo_epochs
-        )
+        metrics["training/optimizer_steps"] = self._actor_steps()
         rows = [*own, *padding]
         self._blocks = [[rows[i] for i in block] for block in self._division.blocks]
         self._place(batch, "actor", metrics, options.get("logging_prefix", "global_seqlen"))
         return batch
+
+    def _actor_steps(self) -> int:
+        """Steps of the actor's optimiser in this update: none while the critic alone is trained."""
+        if self.global_steps < self.config.trainer.critic_warmup:
+            return 0
+        return self._minibatches["actor"] * int(self.config.actor_rollout_ref.actor.ppo_epochs)
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         """The number of rows that the batch at hand shall have; verl asks before it pads it."""
@@ -300,68 +299,6 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         super()._compute_metrics(batch, metrics, timing_raw, **where)
         assert self.record is not None
         metrics.update(self.record.add(self.global_steps, where["epoch"], self._played, metrics))
-
-
-class StateCallback(CheckpointCallback):
-    """Writes what is ours beside verl's shards; `trainer.checkpoint_callback_class` names it."""
-
-    def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool = False, **_: Any) -> None:
-        write_state(Path(checkpoint_dir), trainer.train_dataset, getattr(trainer, "record", None))
-
-
-def write_state(folder: Path, dataset: Any, record: StepRecord | None) -> None:
-    """Nothing; writes the dataset's state and the tally of the run into a checkpoint of verl's."""
-    state = {
-        "format": 1,
-        "dataset": dataset.state_dict() if hasattr(dataset, "state_dict") else None,
-        "tally": None if record is None else record.tally.to_dict(),
-    }
-    write_atomically(folder / STATE, json.dumps(state))
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """The inverse of `write_state`. Raises CheckpointError where the checkpoint holds no such state."""
-    try:
-        state: dict[str, Any] = json.loads((folder / STATE).read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder} holds no readable {STATE}: {error}; it was not saved by a run of ours (trainer."
-            "checkpoint_callback_class), or is damaged. Continue an older global_step_* with trainer.resume_mode="
-            "resume_path"
-        ) from error
-    return state
-
-
-def checkpoint_folder(config: Any, step: int) -> Path:
-    """The folder of verl's checkpoint that the run resumed from."""
-    if config.trainer.resume_mode == "resume_path":
-        return Path(config.trainer.resume_from_path)
-    return Path(config.trainer.default_local_dir) / f"global_step_{step}"
-
-
-def check_world(config: Any, gpus: int) -> None:
-    """Nothing; raises CheckpointError where FSDP's shards were written by another number of GPUs: verl gives each
-    rank the file of its own number."""
-    if config.trainer.resume_mode == "disable":
-        return
-    folder = Path(config.trainer.default_local_dir)
-    if config.trainer.resume_mode == "resume_path":
-        step = Path(config.trainer.resume_from_path)
-    else:
-        newest = folder / "latest_checkpointed_iteration.txt"
-        if not newest.is_file():
-            return
-        step = folder / f"global_step_{newest.read_text().strip()}"
-    said = step / "actor" / "fsdp_config.json"
-    if not said.is_file():
-        return  # Megatron's, which say nothing of it
-    world = int(json.loads(said.read_text())["world_size"])
-    if world != gpus:
-        raise CheckpointError(
-            f"{step} was written by {world} GPUs, one file each, and this run has {gpus}; continue it with as many "
-            "(trainer.nnodes, trainer.n_gpus_per_node), or start a new run from what `uirl verl --export` makes of it "
-            "(--sft_model_path)"
-        )
 
 
 def report(dataset: Any, played: list[Trajectory], step: int) -> None:

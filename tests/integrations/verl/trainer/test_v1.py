@@ -132,12 +132,12 @@ def test_an_output_has_the_fields_we_fill() -> None:
 
 def test_our_parts_are_registered_under_their_names() -> None:
     from uirl.integrations.verl.rollout import registration
-    from uirl.integrations.verl.trainer import hooks
+    from uirl.integrations.verl.trainer import v1
 
     loops = find("verl.experimental.agent_loop.agent_loop:_agent_loop_registry")
     for name, loop in registration.AGENT_LOOPS.items():
         assert loops[name] == {"_target_": f"{loop.__module__}.{loop.__qualname__}"}
-    assert find("verl.trainer.ppo.v1:get_trainer_cls")(hooks.MODE) is hooks.EnvironmentPPOTrainer
+    assert find("verl.trainer.ppo.v1:get_trainer_cls")(v1.MODE) is v1.EnvironmentPPOTrainer
 
 
 def test_the_cpu_is_registered_in_every_registry() -> None:
