@@ -7,10 +7,13 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
 from uirl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from uirl.integrations.verl.trainer.trainer import CustomRayPPOTrainer
 
 
 def add_command(commands: Any) -> None:
@@ -95,7 +98,7 @@ def _train(options: argparse.Namespace) -> int:
     use_v1 = bool(config.trainer.use_v1)
     trainer = create_trainer(config, curriculum=curriculum, use_v1=use_v1, overrides=written)
     if options.plan:
-        return _plan(options, trainer.config)
+        return _plan(options, trainer)
     if options.dry_run:
         from omegaconf import OmegaConf
 
@@ -106,10 +109,9 @@ def _train(options: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(options: argparse.Namespace, config: Any) -> int:
+def _plan(options: argparse.Namespace, trainer: CustomRayPPOTrainer) -> int:
     """1 where the run does not fit."""
-    from transformers import AutoConfig
-
+    from uirl.integrations.verl.config.models import described_model
     from uirl.integrations.verl.config.plan import plan_of
     from uirl.integrations.verl.config.shape import shape_of
 
@@ -119,15 +121,8 @@ def _plan(options: argparse.Namespace, config: Any) -> int:
             f"--picture {options.picture} --gpu_gib {options.gpu_gib} --host_gib {options.host_gib}: expected a "
             "picture like 1280x720 and memory above 0"
         )
-    model = config.actor_rollout_ref.model
-    try:
-        described = AutoConfig.from_pretrained(model.path, trust_remote_code=bool(model.trust_remote_code))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"cannot read the config.json of {model.path}: {error}; name a folder with --sft_model_path, or go online"
-        ) from error
-    picture = (int(size[1]), int(size[2]))
-    plan = plan_of(config, shape_of(described), gpu_gib=options.gpu_gib, host_gib=options.host_gib, picture=picture)
+    picture, shape = (int(size[1]), int(size[2])), shape_of(described_model(trainer.source, trainer.store))
+    plan = plan_of(trainer.config, shape, gpu_gib=options.gpu_gib, host_gib=options.host_gib, picture=picture)
     print(plan)
     return 1 if plan.problems else 0
 

@@ -14,7 +14,7 @@ import uirl.integrations.verl as package
 FOLDER = Path(package.__file__).parent
 ROOT = FOLDER.parents[2]
 WRITTEN = [*FOLDER.rglob("*.py"), *(ROOT / "docs").glob("*.md"), *(ROOT / "configs").glob("*.yaml")]
-MODULE = re.compile(r"(?<![\w.])(?:pkg://)?(uirl\.integrations\.verl(?:\.[a-z_]+)+)")
+MODULE = re.compile(r"(?<![\w.])(?:pkg://)?(uirl\.integrations\.verl(?:\.[a-z_0-9]+)+)")
 
 
 def modules_named() -> Iterator[tuple[Path, str]]:

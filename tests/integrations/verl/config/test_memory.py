@@ -124,6 +124,15 @@ def test_sequences_hold_as_many_pictures_as_the_window_leaves(
     assert memory.rows_of_episode(9, most, block) == rows
 
 
+def test_a_budget_of_tokens_bounds_the_pictures_of_a_sequence() -> None:
+    """Replies of up to 50 tokens: two or three pictures of 100 fit into 300, and three of four turns are most."""
+    sizes = {"picture_tokens": 100, "reply_tokens": 50}
+    assert memory.rows_within_budget(9, None, 1, budget=300, **sizes) == [3] * 7
+    assert memory.rows_within_budget(4, None, 1, budget=300, **sizes) == [2, 2, 2]
+    assert memory.rows_within_budget(9, 2, 2, budget=10_000, **sizes) == memory.rows_of_episode(9, 2, 2)
+    assert memory.rows_within_budget(3, 2, 1, budget=1, **sizes) == [1, 1, 1]
+
+
 def test_states_are_sixteen_bytes_in_all_and_adapters_alone_have_them() -> None:
     assert memory.fsdp_states(8e9, 8).total == 16 * 1e9
     with_adapters = memory.fsdp_states(8e9, 8, adapters=8e7)

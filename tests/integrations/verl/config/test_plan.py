@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.integrations.verl.config.test_models import run_of_the_local_trainer
 from tests.integrations.verl.config.test_shipped import composed
 from tests.integrations.verl.models import qwen
 from tests.integrations.verl.pages import PAGES, SHIPPED
 from uirl import load_model
 from uirl.cli.main import main
 from uirl.config import ConfigStore
+from uirl.errors import ConfigError
 from uirl.integrations.verl.config.memory import GIB
 from uirl.integrations.verl.config.plan import Plan, plan_of
 from uirl.integrations.verl.config.shape import Shape, shape_of
@@ -50,6 +52,8 @@ def test_without_recomputation_none_of_them_does(name: str, tmp_path: Path) -> N
 
 FILE = "configs/verl_config.yaml"
 ACTOR = "actor_rollout_ref.actor"
+MODEL = "actor_rollout_ref.model.path"
+TENSOR = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 TOO_MUCH = {
     "an entropy bonus over long micro-batches": (
         (f"{ACTOR}.entropy_coeff=0.01", f"{ACTOR}.ppo_max_token_len_per_gpu=40960"),
@@ -113,11 +117,40 @@ def test_a_reference_that_verls_own_keys_ask_for_counts(tmp_path: Path) -> None:
 
 
 def test_a_cache_is_split_no_further_than_there_are_heads(tmp_path: Path) -> None:
-    """7B has four heads of keys: on eight GPUs every head is there twice."""
-    key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
-    made = plan(FILE, tmp_path, f"{key}=8")
-    room = 0.5 * 80 * GIB - 2 * shape("7B").parameters / 8 - 4 * GIB
-    assert made.cache_tokens == pytest.approx(room / (2 * 28 * 128 * 2))
+    """3B has two heads of keys: on eight GPUs every head is there four times."""
+    made = plan(FILE, tmp_path, "actor_rollout_ref.model.path=Qwen/Qwen2.5-VL-3B-Instruct", f"{TENSOR}=8")
+    room = 0.5 * 80 * GIB - 2 * shape("3B").parameters / 8 - 4 * GIB
+    assert made.cache_tokens == pytest.approx(room / (2 * 36 * 128 * 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "key"),
+    [
+        (FILE, [f"{TENSOR}=8"], TENSOR),
+        (FILE, [f"{ACTOR}.ulysses_sequence_parallel_size=8"], f"{ACTOR}.ulysses_sequence_parallel_size"),
+        ("verl_run_book.md#2", [f"{TENSOR}=4", f"{MODEL}=Qwen/Qwen2.5-VL-7B-Instruct"], f"{ACTOR}.megatron.tensor_"),
+    ],
+)
+def test_gpus_that_cannot_share_the_heads_are_refused(
+    name: str, overrides: list[str], key: str, tmp_path: Path
+) -> None:
+    """7B has 28 heads, four of keys; the run book's Megatron splits layers among eight GPUs."""
+    with pytest.raises(ConfigError, match=rf"{key}\w*=8 does not divide the 28 attention heads \(4 .* 1, 2, 4, 28"):
+        plan(name, tmp_path, *overrides)
+
+
+def test_pictures_within_a_budget_of_tokens_count_in_every_sequence(tmp_path: Path) -> None:
+    """Two of 1196 tokens fit: after the first, each of 16 turns begins a sequence of two."""
+    bytes_of_one = 512 * 26 * 46 * 4 * 3 * 14**2
+    all_of_them = ("uirl.rollout.max_images=null", "uirl.rollout.image_block=1")
+    windowed = moment(plan(FILE, tmp_path, *all_of_them, "uirl.rollout.token_budget=2600"), "learning")[
+        "pictures of an update"
+    ]
+    assert windowed == (1 + 1 + 14 * 2) * bytes_of_one
+    whole = moment(plan(FILE, tmp_path, *all_of_them), "learning")["pictures of an update"]
+    assert whole == 16 * bytes_of_one
+    longer = moment(plan(FILE, tmp_path, *all_of_them, "uirl.inference.max_turns=50"), "learning")
+    assert longer["pictures of an update"] == (20480 // 1196) * bytes_of_one, "a sequence holds no more"
 
 
 def test_the_critics_micro_batches_are_those_that_verl_takes(tmp_path: Path) -> None:
@@ -195,3 +228,11 @@ def test_the_command_prints_the_sum_and_says_whether_it_fits(
     assert main([*command, "--picture", "large"]) == 2
     assert "expected a picture like 1280x720" in capsys.readouterr().err
     assert main(["verl", "--config", str(path), "--plan", "--sft_model_path", str(tmp_path / "nothing")]) == 2
+
+
+def test_the_command_plans_a_run_of_the_local_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of_the_local_trainer(tmp_path / "run")
+    path = tmp_path / "config.yaml"
+    path.write_text(SHIPPED[FILE])
+    assert main(["verl", "--config", str(path), "--plan", "--sft_model_path", str(run)]) == 0
+    assert "GPU, updating the policy: " in capsys.readouterr().out

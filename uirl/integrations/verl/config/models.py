@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 from uirl.config import ConfigStore
 from uirl.errors import CheckpointError
@@ -36,20 +37,52 @@ def hf_folder(path: Path, target: Path, *, trust_remote_code: bool = False) -> P
     Raises CheckpointError."""
     if (path / "config.json").is_file():
         return path
-    checkpoint = latest_checkpoint(path / "checkpoints") if (path / "checkpoints").is_dir() else path
-    if checkpoint is None or not (checkpoint / MANIFEST).is_file():
-        raise CheckpointError(
-            f"{path} is neither a HF folder (no config.json) nor a checkpoint or run of the local trainer; expected "
-            "runs/<name>, runs/<name>/checkpoints/step_000120 or a HF folder"
-        )
+    checkpoint = local_checkpoint(path)
     if not (target / "config.json").is_file():
         export_hf(target, load_policy(checkpoint, trust_remote_code=trust_remote_code))
         write_atomically(target / "exported_from", f"{checkpoint}\n")
     return target
 
 
-def check_model_folder(path: str | Path, *, trust_remote_code: bool = False) -> None:
-    """Nothing, where verl's processes can load what they need besides the weights.
+def local_checkpoint(path: Path) -> Path:
+    """The checkpoint folder of a checkpoint or a run of the local trainer (its newest). Raises CheckpointError."""
+    checkpoint = latest_checkpoint(path / "checkpoints") if (path / "checkpoints").is_dir() else path
+    if checkpoint is None or not (checkpoint / MANIFEST).is_file():
+        raise CheckpointError(
+            f"{path} is neither a HF folder (no config.json) nor a checkpoint or run of the local trainer; expected "
+            "runs/<name>, runs/<name>/checkpoints/step_000120 or a HF folder"
+        )
+    return checkpoint
+
+
+def described_model(path: str | Path, config: ConfigStore) -> Any:
+    """The HuggingFace config of the policy at `path`, whose weights are not read.
+
+    `path`: a HF id or folder, a built-in model, or a checkpoint or run of the local trainer (its newest checkpoint).
+    `config`: the run's own, which describes the sizes of built-in models and says whether remote code may run. Raises
+    CheckpointError for what cannot be read.
+    """
+    from transformers import AutoConfig
+
+    remote = config.model.trust_remote_code
+    model, folder = config.model.model_copy(update={"local_path": None, "model_name": str(path)}), Path(path)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        checkpoint = local_checkpoint(folder)
+        model, folder = ConfigStore.from_yaml(checkpoint / "config.yaml").model, checkpoint / "policy"
+        if not folder.is_dir():  # adapters alone: the sizes are those of the model that they adapt
+            folder = Path(model.local_path or model.model_name)
+    if str(folder).startswith("uirl/"):
+        return load_model(model.model_copy(update={"device": "cpu"}), weights=False).config
+    try:
+        return AutoConfig.from_pretrained(folder if folder.is_dir() else str(folder), trust_remote_code=remote)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"cannot read the config.json of {folder}: {error}; name a folder with --sft_model_path, or go online"
+        ) from error
+
+
+def check_model_folder(path: str | Path, *, trust_remote_code: bool = False) -> Any:
+    """The HuggingFace config of a folder or id from which verl's processes can load what they need besides the weights.
 
     Raises CheckpointError for a vision-language model whose processor verl cannot build: it would only warn, and then
     train on tokens without pictures.
@@ -59,7 +92,7 @@ def check_model_folder(path: str | Path, *, trust_remote_code: bool = False) -> 
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     if not hasattr(config, "vision_config"):
-        return
+        return config
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         processor = hf_processor(path, trust_remote_code=trust_remote_code)
@@ -69,3 +102,4 @@ def check_model_folder(path: str | Path, *, trust_remote_code: bool = False) -> 
             f"verl cannot build the processor of the vision-language model {path}: {why}. Install what it names (for "
             "Qwen-VL the torchvision that belongs to your torch) and see that preprocessor_config.json is there"
         )
+    return config

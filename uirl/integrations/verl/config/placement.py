@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from uirl.errors import ConfigError, did_you_mean
-from uirl.integrations.verl.config.keys import ACTOR, CRITIC_TOKENS
+from uirl.integrations.verl.config.keys import ACTOR, CRITIC_TOKENS, ROLLOUT
 from uirl.integrations.verl.config.roles import Part, needs_reference, pool_of, trained_parts
 from uirl.integrations.verl.config.strategies import STRATEGIES
 
@@ -25,6 +25,29 @@ def check_placement(config: Any) -> None:
     _check_tokens(config)
     _check_rollout(config, gpus)
     _check_adapters(config)
+
+
+def check_heads(config: Any, heads: int, kv_heads: int) -> None:
+    """Refuse a model whose attention heads cannot be shared by the GPUs that share a layer or a sequence.
+
+    `heads`, `kv_heads`: of queries, and of keys and values, of one layer. vLLM and SGLang split the heads of queries
+    evenly, and either split those of keys or keep copies of them; Megatron (tensor parallel) and Ulysses do too.
+    Raises ConfigError.
+    """
+    split = {f"{ROLLOUT}.tensor_model_parallel_size": config.actor_rollout_ref.rollout.tensor_model_parallel_size}
+    for part in trained_parts(config):
+        if part.strategy == "megatron":
+            key = f"{part.name}.megatron.tensor_model_parallel_size"
+            split[key] = part.section.megatron.tensor_model_parallel_size
+        else:
+            split[f"{part.name}.ulysses_sequence_parallel_size"] = part.context
+    for key, gpus in split.items():
+        if heads % gpus or (kv_heads % gpus and gpus % kv_heads):
+            fitting = [n for n in range(1, heads + 1) if not heads % n and (not kv_heads % n or not n % kv_heads)]
+            raise ConfigError(
+                f"{key}={gpus} does not divide the {heads} attention heads ({kv_heads} of keys and values) of the "
+                f"model; expected one of {', '.join(map(str, fitting))}"
+            )
 
 
 def longest_sequence(config: Any) -> int:

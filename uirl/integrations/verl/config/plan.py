@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uirl.integrations.verl.config.memory import GIB
+from uirl.integrations.verl.config.placement import check_heads
 from uirl.integrations.verl.config.run_memory import RunMemory
 from uirl.integrations.verl.config.shape import Shape
 
@@ -86,7 +87,9 @@ def plan_of(
     picture: tuple[int, int] = PICTURE,
 ) -> Plan:
     """The plan of a run. `config`: verl's whole config. `gpu_gib`, `host_gib`: memory of a GPU and of a node; None:
-    unknown. `picture`: width and height of a screenshot in pixels. Raises ConfigError as `trained_parts` does."""
+    unknown. `picture`: width and height of a screenshot in pixels. Raises ConfigError for a split that does not divide
+    the attention heads of the model."""
+    check_heads(config, shape.heads, shape.kv_heads)
     run = RunMemory(config, shape, gpu_gib * GIB, picture)
     may = (1 - FREE) * gpu_gib * GIB
     moments = [Moment("GPU", name, parts, may) for name, parts in run.on_gpu()]

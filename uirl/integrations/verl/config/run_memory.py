@@ -13,7 +13,7 @@ from uirl.integrations.verl.config.memory import GIB
 from uirl.integrations.verl.config.placement import longest_sequence
 from uirl.integrations.verl.config.roles import Part, has_adapters, needs_reference, trained_parts
 from uirl.integrations.verl.config.settings import Settings
-from uirl.integrations.verl.config.shape import Shape
+from uirl.integrations.verl.config.shape import Shape, Vision
 
 BESIDE = 3 * GIB
 """Per GPU: contexts, kernels and graphs of the trainer and of the server that sleeps. An allowance, not measured."""
@@ -212,10 +212,25 @@ class RunMemory:
         vision = self.shape.vision
         if vision is None:
             return 0.0
-        rollout = self.store.rollout
-        rows = memory.rows_of_episode(self.store.turn_limit, rollout.max_images, rollout.image_block)
         episodes = self.config.data.train_batch_size * self.rollout.n
-        return episodes * sum(rows) * memory.packed_pixels(vision, self.patches)
+        return episodes * sum(self._picture_rows(vision)) * memory.packed_pixels(vision, self.patches)
+
+    def _picture_rows(self, vision: Vision) -> list[int]:
+        """Pictures in each sequence of the longest episode, under the limits of `RolloutContext`."""
+        rollout, turns = self.store.rollout, self.store.turn_limit
+        tokens = self.patches // vision.merge**2
+        if rollout.max_images is None and rollout.token_budget is None:
+            return [max(1, min(turns, self.longest // tokens))]
+        reply = self.store.inference.max_tokens
+        room = max(1, self.longest - reply)
+        return memory.rows_within_budget(
+            turns,
+            rollout.max_images,
+            rollout.image_block,
+            budget=min(rollout.token_budget or room, room),
+            picture_tokens=tokens,
+            reply_tokens=reply,
+        )
 
     # servers
 

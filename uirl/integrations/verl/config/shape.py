@@ -49,6 +49,16 @@ class Shape:
     vision: Vision | None = None
 
     @property
+    def heads(self) -> int:
+        """Of queries, in a layer."""
+        return self.queries // self.head
+
+    @property
+    def kv_heads(self) -> int:
+        """Of keys, and as many of values, in a layer."""
+        return self.keys // self.head
+
+    @property
     def head_parameters(self) -> int:
         """Of the output layer."""
         return self.vocabulary * self.width
@@ -58,6 +68,12 @@ class Shape:
         """Of one text layer."""
         attention = self.width * (2 * self.queries + 2 * self.keys)
         return attention + 3 * self.width * self.intermediate
+
+
+def attention_heads(config: Any) -> tuple[int, int]:
+    """(of queries, of keys and values) in a layer of the text part that a HuggingFace config describes."""
+    text = config.get_text_config()
+    return text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
 
 
 def shape_of(config: Any) -> Shape:
@@ -74,7 +90,7 @@ def shape_of(config: Any) -> Shape:
     with torch.device("meta"):
         kind: Any = AutoModelForCausalLM if seen is None else AutoModelForImageTextToText
         model = kind.from_config(config)
-    heads = text.num_attention_heads
+    heads, kv_heads = attention_heads(config)
     head = getattr(text, "head_dim", None) or text.hidden_size // heads
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     vision = None
@@ -95,7 +111,7 @@ def shape_of(config: Any) -> Shape:
         width=text.hidden_size,
         intermediate=text.intermediate_size,
         queries=heads * head,
-        keys=getattr(text, "num_key_value_heads", heads) * head,
+        keys=kv_heads * head,
         head=head,
         vocabulary=text.vocab_size,
         tied=bool(config.tie_word_embeddings),

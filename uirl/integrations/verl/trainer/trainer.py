@@ -11,9 +11,10 @@ from typing import Any
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment, EnvironmentSession, create_environment
 from uirl.errors import ConfigError
+from uirl.integrations.verl.config.idle_keys import check_idle_keys
 from uirl.integrations.verl.config.keys import put
 from uirl.integrations.verl.config.mapping import create_verl_config, ignored, tell_critic
-from uirl.integrations.verl.config.placement import check_placement, longest_sequence
+from uirl.integrations.verl.config.placement import check_heads, check_placement, longest_sequence
 from uirl.integrations.verl.config.rewriting import CREDITING, check_window
 from uirl.integrations.verl.config.settings import Settings
 from uirl.integrations.verl.rollout.context import picture_options
@@ -97,8 +98,9 @@ class CustomRayPPOTrainer:
         self.directory = _directory(self.store)
         self.config = _verl_config(config, self.store, self.directory, overrides or {}, use_v1)
         """verl's whole config."""
-        self._source = str(self.config.actor_rollout_ref.model.path)
-        _point_at_folder(self.config, self._source, self.directory / "model")
+        self.source = str(self.config.actor_rollout_ref.model.path)
+        """The policy to start from, as the config names it."""
+        _point_at_folder(self.config, self.source, self.directory / "model")
         self._environment, self._reward_fn, self._curriculum = environment, reward_fn, curriculum
         settings = self.store.environment
         world = environment or create_environment(settings.name, settings.options_for("train"), settings)
@@ -161,12 +163,14 @@ class CustomRayPPOTrainer:
 
     def _place_model(self, target: Path) -> None:
         from uirl.integrations.verl.config.models import check_model_folder, model_folder
+        from uirl.integrations.verl.config.shape import attention_heads
 
         model = self.config.actor_rollout_ref.model
-        if _needs_writing(self._source):
-            key = "model_name" if self._source.startswith("uirl/") else "local_path"
-            model_folder(self.store.override(["model.local_path=null", f"model.{key}={self._source}"]), target)
-        check_model_folder(model.path, trust_remote_code=bool(model.trust_remote_code))
+        if _needs_writing(self.source):
+            key = "model_name" if self.source.startswith("uirl/") else "local_path"
+            model_folder(self.store.override(["model.local_path=null", f"model.{key}={self.source}"]), target)
+        described = check_model_folder(model.path, trust_remote_code=bool(model.trust_remote_code))
+        check_heads(self.config, *attention_heads(described))
 
 
 def create_trainer(
@@ -247,6 +251,8 @@ def _verl_config(config: Any, store: ConfigStore, directory: Path, overrides: Ma
             "dataset makes its rows as the curriculum moves, in order and in the trainer's own process; leave them "
             "false and 0, or name a dataset of your own (data.custom_cls)"
         )
+    if data.custom_cls.name == HOOKS["data.custom_cls.name"]:
+        check_idle_keys(made)
     check_placement(made)
     check_window(made, store)
     picture_options(made)
