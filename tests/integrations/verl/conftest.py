@@ -14,7 +14,9 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 NEEDS_VERL = [
+    "rollout/test_agent.py",
     "rollout/test_agent_loop.py",
+    "rollout/test_coordinator.py",
     "trainer/test_checkpoints.py",
     "trainer/test_cluster.py",
     "test_command.py",

@@ -4,96 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import pickle
-import weakref
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from PIL import Image
-from ray.exceptions import ActorDiedError
-from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 
-from tests.integrations.verl.cpu.rollout import CPUServer
+from tests.integrations.verl.loops import (
+    SAMPLING,
+    TEXT,
+    TWO_LOOKS,
+    Client,
+    CustomTokenizer,
+    broken_row,
+    loop_of,
+    play,
+    prepared,
+    rows,
+)
 from tests.integrations.verl.runs import config, trainer
-from tests.integrations.verl.worlds import BROKEN, share_of_good
+from tests.integrations.verl.worlds import share_of_good
 from uirl.errors import AlignmentError, ConfigError
-from uirl.images import ImageStore, Screenshot, screenshot
+from uirl.images import ImageStore
 from uirl.integrations.verl.config.keys import put
 from uirl.integrations.verl.config.mapping import ESTIMATORS
-from uirl.integrations.verl.rollout.agent import ServerAgent, Travelling
-from uirl.integrations.verl.rollout.agent_loop import EnvironmentAgentLoop, EpisodeFailed
+from uirl.integrations.verl.rollout.agent_loop import EpisodeFailed
 from uirl.integrations.verl.rollout.context import context_of
-from uirl.integrations.verl.rollout.coordinator import RunCoordinator
 from uirl.integrations.verl.rollout.outputs import outputs_of
-from uirl.integrations.verl.rollout.workers import portable
-from uirl.integrations.verl.tasks.dataset import CustomEnvironmentDataset
 from uirl.integrations.verl.trainer.task_runner import create_agent_loop_manager
-from uirl.rollout.conversation import Context
 from uirl.types import Observation, Trajectory, Turn
 
 pytestmark = pytest.mark.verl
-
-TWO_LOOKS = "environment.name=tests.integrations.verl.worlds:TwoLooks"
-SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
-TEXT = ("model.model_name=uirl/tiny-lm", "environment.options={pictures: false}")
-
-
-class Client:
-    """verl's server client without Ray: remembers what it was asked and what it answered."""
-
-    def __init__(self, server: Any) -> None:
-        self.server = server
-        self.asked: list[dict[str, Any]] = []
-        self.answers: list[Any] = []
-
-    async def generate(self, request_id: str, **request: Any) -> Any:
-        request = pickle.loads(pickle.dumps(request))  # as Ray does
-        self.asked.append({"request_id": request_id, **request})
-        made = await self.server.generate(request_id, **request)
-        steps = made.extra_fields["global_steps"]
-        made.extra_fields |= {"min_global_steps": steps, "max_global_steps": steps}
-        self.answers.append(made)
-        return made
-
-
-def prepared(folder: Path, *overrides: str, verl: dict[str, Any] | None = None) -> tuple[Any, Client]:
-    """(verl's config of a run, a client of its server), in this process."""
-    run = trainer(config(folder, TWO_LOOKS, *overrides), verl=verl)
-    run._place_model(run.directory / "model")
-    part = run.config.actor_rollout_ref
-    return run.config, Client(CPUServer(part.rollout, part.model))
-
-
-def play(config: Any, client: Any, *rows: dict[str, Any]) -> list[Any]:
-    """What the loop makes of each row, played together as verl's worker does."""
-
-    async def all_of_them() -> list[Any]:
-        return await asyncio.gather(*(loop_of(config, client).run(dict(SAMPLING), **row) for row in rows))
-
-    return asyncio.run(all_of_them())
-
-
-def loop_of(config: Any, client: Any) -> EnvironmentAgentLoop:
-    tokenizer = SimpleNamespace(chat_template="", apply_chat_template=lambda *_, **__: [])
-    return EnvironmentAgentLoop(
-        trainer_config=DictConfigWrap(config),
-        server_manager=client,
-        tokenizer=tokenizer,
-        processor=None,
-        dataset_cls=CustomEnvironmentDataset,
-        data_config=DictConfigWrap(config.data),
-    )
-
-
-def rows(config: Any, count: int = 1, members: int = 1) -> list[dict[str, Any]]:
-    """Rows of the dataset as the V1 trainer hands them on, `members` of each."""
-    dataset = CustomEnvironmentDataset(config=config.data, data_files="uirl:train")
-    made = [dataset[i] for i in range(count)]
-    return [{**row, "session_id": m, "global_steps": 1} for row in made for m in range(members)]
 
 
 @pytest.fixture(scope="module")
@@ -148,55 +90,6 @@ def test_pictures_are_kept_no_longer_than_episodes(seeing: tuple[Any, Client]) -
     assert left == 0
 
 
-class Desk:
-    """A coordinator by hand: says of each episode whether it kept it, and remembers which pictures came along."""
-
-    def __init__(self, *answers: bool) -> None:
-        self.answers = list(answers)
-        self.came: list[set[str]] = []
-        self.repeated: list[bool] = []
-        self.add = SimpleNamespace(remote=self._add)
-
-    async def _add(
-        self, trajectory: Trajectory, pictures: dict[str, bytes], step: int, split: str, repeated: bool
-    ) -> bool:
-        self.came.append(set(pictures))
-        self.repeated.append(repeated)
-        return self.answers[len(self.came) - 1]
-
-
-def test_pictures_that_were_not_kept_are_sent_again(tmp_path: Path) -> None:
-    config, client = prepared(tmp_path)
-    desk = Desk(False, True, True)
-
-    async def same_episode_three_times() -> None:
-        context = await context_of(config, client)
-        context.coordinator = desk
-        (row,) = rows(config)
-        for _ in range(3):
-            await loop_of(config, client).run(dict(SAMPLING), **row)
-
-    asyncio.run(same_episode_three_times())
-    first, second, third = desk.came
-    assert first == second != set()
-    assert third == set()
-
-
-def test_an_evaluation_is_on_the_record_once(tmp_path: Path) -> None:
-    """verl evaluates once more where a run continues."""
-    turn = Turn(Observation("look"), (1, 2), (3, 4), (-0.5, -0.5))
-    held_out = Trajectory(id="eval-0@1-0", group_id="eval-0@1", turns=[turn])
-    coordinator = RunCoordinator({}, str(tmp_path))
-    coordinator.begin(None)
-    assert coordinator.add(held_out, {}, 1, "eval")
-    coordinator.close()
-    again = RunCoordinator({}, str(tmp_path))
-    again.begin(1)
-    assert not again.add(replace(held_out, id="eval-0@1-1"), {}, 1, "eval")
-    assert again.add(replace(held_out, id="train-0-0", group_id="train-0"), {}, 2, "train")
-    again.close()
-
-
 def test_rewards_stand_where_they_were_earned(seeing: tuple[Any, Client]) -> None:
     config, client = seeing
     client.asked.clear(), client.answers.clear()
@@ -208,18 +101,6 @@ def test_rewards_stand_where_they_were_earned(seeing: tuple[Any, Client]) -> Non
     assert [rewards[at].item() for at in ends] == pytest.approx(paid)
     assert rewards.sum().item() == pytest.approx(output.reward_score) == pytest.approx(sum(paid))
     assert (rewards != 0).sum() <= 2
-
-
-class CustomTokenizer:
-    """Decodes as the policy's tokenizer does."""
-
-    def __init__(self, config: Any) -> None:
-        from transformers import AutoTokenizer
-
-        self._own = AutoTokenizer.from_pretrained(config.actor_rollout_ref.model.path)
-
-    def __call__(self, ids: list[int]) -> str:
-        return str(self._own.decode(ids, skip_special_tokens=True))
 
 
 def test_members_share_the_instance_and_draw_for_themselves(seeing: tuple[Any, Client]) -> None:
@@ -310,46 +191,6 @@ def test_other_trainers_of_verls_go_with_what_they_read(tmp_path: Path, window: 
     assert made.config.trainer.v1.trainer_mode == "sync"
 
 
-def test_attempts_that_were_repeated_are_told_from_episodes(tmp_path: Path) -> None:
-    fragile = "environment.name=tests.integrations.verl.worlds:OneBrokenTask"
-    config, client = prepared(tmp_path, *TEXT, fragile, "rollout.retries=1")
-    desk = Desk(True, True)
-
-    async def played() -> None:
-        (await context_of(config, client)).coordinator = desk
-        with pytest.raises(EpisodeFailed):
-            await loop_of(config, client).run(dict(SAMPLING), **broken_row(config))
-
-    asyncio.run(played())
-    assert desk.repeated == [True, False]
-    coordinator = RunCoordinator({}, None)
-    for i, repeated in enumerate(desk.repeated):
-        coordinator.add(Trajectory(id=f"train-0-{i}"), {}, 1, "train", repeated)
-    taken = coordinator.take()
-    assert ([t.id for t in taken.episodes], [t.id for t in taken.attempts]) == (["train-0-1"], ["train-0-0"])
-    assert coordinator.take().episodes == []
-
-
-class Unsendable(Exception):
-    def __init__(self, code: int, *, reason: str) -> None:
-        super().__init__(f"{code} {reason}")
-
-
-def test_the_first_error_for_the_person_is_kept_as_it_is_where_it_can_be_sent() -> None:
-    coordinator = RunCoordinator({}, None)
-    assert coordinator.first_error() is None
-    coordinator.report_error(portable(ConfigError("install abacus")))
-    coordinator.report_error(portable(Unsendable(5, reason="later")))
-    assert repr(coordinator.first_error()) == repr(ConfigError("install abacus"))
-    assert repr(portable(Unsendable(5, reason="no way"))) == repr(RuntimeError("Unsendable: 5 no way"))
-
-
-def broken_row(config: Any) -> dict[str, Any]:
-    """A row with the task that breaks."""
-    (row,) = rows(config)
-    return {**row, "extra_info": {**row["extra_info"], "task": BROKEN}}
-
-
 def test_an_episode_that_fails_is_no_zero(tmp_path: Path) -> None:
     config, client = prepared(
         tmp_path, *TEXT, "environment.name=tests.integrations.verl.worlds:OneBrokenTask", "rollout.retries=1"
@@ -366,18 +207,6 @@ def test_under_the_legacy_trainer_a_failed_episode_is_masked_out(tmp_path: Path)
     (output,) = play(config, client, broken_row(config))
     assert output.response_mask == [0]
     assert output.extra_fields["uirl"]["failure"] == "environment"
-
-
-def test_a_server_that_died_is_an_engine_failure(tmp_path: Path) -> None:
-    config, _ = prepared(tmp_path, *TEXT)
-
-    class Dead:
-        async def generate(self, *_: Any, **__: Any) -> Any:
-            raise ActorDiedError
-
-    with pytest.raises(EpisodeFailed, match="rollout server did not answer") as caught:
-        play(config, Client(Dead()), *rows(config))
-    assert caught.value.kind == "engine"
 
 
 def test_rows_name_their_environment(tmp_path: Path) -> None:
@@ -423,12 +252,6 @@ def test_a_sequence_that_is_too_long_never_reaches_verl() -> None:
         outputs_of(Trajectory(turns=[turn]), ImageStore(), [0], max_tokens=3)
 
 
-def test_a_seed_is_refused_where_the_server_takes_none(tmp_path: Path) -> None:
-    config, client = prepared(tmp_path, *TEXT, verl={"actor_rollout_ref.rollout.name": "sglang"})
-    with pytest.raises(ConfigError, match="takes no seed per request"):
-        play(config, client, *rows(config))
-
-
 class Manager:
     """An agent-loop manager of somebody else's; remembers what it was made of."""
 
@@ -450,78 +273,3 @@ def test_the_config_names_the_manager_of_the_loops(seeing: tuple[Any, Client]) -
         "teacher_client": None,
         "reward_loop_worker_handles": ["worker"],
     }
-
-
-class Recorder:
-    """A server client that answers one end token and keeps nothing; `sizes`: of the pictures, as Ray sends them."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-        self.sent: list[Any] = []
-        self.sampling: dict[str, Any] = {}
-        self.further: dict[str, Any] = {}
-
-    async def generate(self, *, sampling_params: dict[str, Any], image_data: Any, **request: Any) -> Any:
-        self.sizes.append(len(pickle.dumps(image_data)))
-        self.sent += [weakref.ref(picture) for picture in image_data or ()]
-        self.sampling, self.further = sampling_params, request
-        return SimpleNamespace(token_ids=[2], log_probs=[-1.0], stop_reason="completed", extra_fields={})
-
-
-def shown(*shots: Screenshot) -> Context:
-    return Context((1, 2), shots, (1, 2), shots, True)
-
-
-def ask(agent: ServerAgent, *contexts: Context) -> None:
-    async def turns() -> None:
-        for context in contexts:
-            await agent.act(context, None, None, 8)  # type: ignore[arg-type]
-
-    asyncio.run(turns())
-
-
-def test_pictures_go_to_the_server_as_they_were_captured_and_are_forgotten() -> None:
-    plain = Image.new("RGB", (640, 360), (20, 40, 60))
-    shots = [screenshot(plain), screenshot(plain.rotate(180).resize((320, 360)))]
-    client = Recorder()
-    agent = ServerAgent(client, {}, "r", max_tokens=8, end_ids=[2])
-    ask(agent, shown(*shots), shown(shots[1]))
-    assert client.sizes[0] < sum(len(shot.data) for shot in shots) + 1000
-    assert client.sizes[0] < 640 * 360 * 3 / 20, "not the pixels"
-    assert [sent() for sent in client.sent] == [None] * 3, "the agent keeps none"
-    (arrived,) = pickle.loads(pickle.dumps([Travelling(shots[0])]))
-    assert (arrived.mode, arrived.tobytes()) == ("RGB", plain.tobytes())
-
-
-@pytest.mark.parametrize(("server", "left"), [("sglang", True), ("vllm", False)])
-def test_no_server_samples_placeholders_of_pictures(server: str, left: bool, tmp_path: Path) -> None:
-    """verl tells vLLM to leave them out; SGLang is told with every request."""
-    key = "actor_rollout_ref.rollout.name"
-    config, _ = prepared(tmp_path, "inference.seed=null", verl={key: server})
-    client = Recorder()
-    context = asyncio.run(opened(config, client))
-    asyncio.run(loop_of(config, client).run(dict(SAMPLING), **rows(config)[0]))
-    pad = context.loaded.vision.image_token_id
-    assert pad in context.loaded.banned_ids
-    biases = client.sampling.get("logit_bias", {})
-    assert biases == ({str(token): -1e9 for token in context.loaded.banned_ids} if left else {})
-
-
-async def opened(config: Any, client: Any) -> Any:
-    return await context_of(config, client)
-
-
-def test_the_bounds_of_pictures_are_those_of_prompt_and_server(tmp_path: Path) -> None:
-    config, _ = prepared(tmp_path, verl={"data.mm_processor_kwargs.max_pixels": 28 * 28})
-    client = Recorder()
-    context = asyncio.run(opened(config, client))
-    large = screenshot(Image.new("RGB", (112, 112)))
-    (encoded,) = context.loaded.vision.encode([large])
-    assert encoded.tokens == 1, "28 x 28 pixels are one cell"
-    agent = ServerAgent(client, {}, "r", max_tokens=8, end_ids=[2], picture_options=context.picture_options)
-    ask(agent, shown(large))
-    assert client.further["mm_processor_kwargs"] == {"max_pixels": 28 * 28}
-    plain, _ = prepared(tmp_path / "plain")
-    other = asyncio.run(opened(plain, Recorder()))
-    assert other.picture_options == {}
-    assert other.loaded.vision.encode([large])[0].tokens == 4, "its own bounds: processors share nothing"
