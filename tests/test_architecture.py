@@ -48,12 +48,10 @@ LONGEST, ALMOST_ALL, FILE, PARAMETERS = 80, 40, 400, 10
 RINGS_LEFT: set[str] = set()
 FOLDER_RINGS_LEFT: set[str] = {
     "uirl.environments.browser.chromium - uirl.environments.browser.page",
-    "uirl.integrations.verl.rollout - uirl.integrations.verl.tasks - uirl.integrations.verl.trainer",
 }
 PARAMETERS_LEFT: set[str] = {
     "environments/adapters/gym_env.py:GymEnv.__init__",
     "integrations/mobile_world.py:MobileWorldAgentLoop.__init__",
-    "integrations/verl/tasks/dataset.py:CustomEnvironmentDataset.__init__",
 }
 SHAPES_LEFT: set[str] = set()
 

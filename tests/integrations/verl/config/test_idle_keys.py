@@ -18,7 +18,10 @@ MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({f"{MULTI_TURN}.enable": True}, r"multi_turn.enable=True has no effect.*uirl.inference.max_turns"),
+        (
+            {f"{MULTI_TURN}.enable": True},
+            r"multi_turn.enable=True has no effect.*inference.max_turns of the section uirl",
+        ),
         ({f"{MULTI_TURN}.max_assistant_turns": 5}, r"multi_turn.max_assistant_turns=5 has no effect"),
         ({f"{MULTI_TURN}.tool_config_path": "tools.yaml"}, r"tool_config_path='tools.yaml' has no effect"),
         ({"reward.custom_reward_function.path": "mine.py"}, r"custom_reward_function.path='mine.py' has no effect"),

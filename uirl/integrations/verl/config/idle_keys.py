@@ -25,8 +25,8 @@ def check_idle_keys(config: Any) -> None:
             continue
         raise ConfigError(
             f"{MULTI_TURN}.{field.name}={section[field.name]!r} has no effect: it is read by verl's own tool loop, and "
-            "these episodes are played by ours. Leave it out; turns are uirl.inference.max_turns, tools those of the "
-            "environment"
+            "these episodes are played by ours. Leave it out; turns are inference.max_turns of the section uirl, tools "
+            "those of the environment"
         )
     if config.reward.custom_reward_function.path is not None:
         raise ConfigError(
