@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
+from tenacity import AsyncRetrying, RetryCallState
 
 from tests.inference.stand_in_http import Answer, Seen, StandIn
 from uirl.errors import ConfigError
@@ -90,8 +91,9 @@ async def test_pauses_grow_and_follow_the_server(server: StandIn) -> None:
 
 
 def test_the_pause_after_thousands_of_tries_is_the_longest() -> None:
-    lost = ConnectionLost(OSError("gone"), never_sent=False)
-    assert 15 <= RetryPolicy().pause(5000, lost, random.Random(0)) <= 30
+    state = RetryCallState(AsyncRetrying(), None, (), {})
+    state.attempt_number = 5000
+    assert 15 <= RetryPolicy().pause(state, random.Random(0)) <= 30
 
 
 @pytest.mark.parametrize("idempotent", [True, False])

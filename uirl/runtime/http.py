@@ -17,6 +17,8 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_exponential
+
 from uirl.errors import ConfigError
 from uirl.runtime.limits import shown
 
@@ -114,9 +116,10 @@ class RetryPolicy:
             return self.idempotent or failure.never_sent
         return self.idempotent and isinstance(failure, ErrorStatus) and failure.response.status in self.statuses
 
-    def pause(self, tries: int, failure: BaseException | None, jitter: random.Random) -> float:
-        """Return the seconds to wait after a number of `tries`, the last of which failed so."""
-        pause = min(self.backoff * 2.0 ** min(tries - 1, 100), self.max_pause) * jitter.uniform(0.5, 1.0)
+    def pause(self, state: RetryCallState, jitter: random.Random) -> float:
+        """Return the seconds to wait after a try that failed."""
+        failure = state.outcome.exception() if state.outcome is not None else None
+        pause = wait_exponential(self.backoff, self.max_pause)(state) * jitter.uniform(0.5, 1.0)
         requested = failure.response.retry_after if isinstance(failure, ErrorStatus) else None
         return max(pause, min(requested or 0.0, self.max_pause))
 
@@ -172,17 +175,18 @@ class HTTPTransport:
         """
         # an empty dict would take away the query that stands in the url
         query = {name: value for name, value in (params or {}).items() if value is not None} or None
-        tries = 0
-        while True:
-            tries += 1
-            try:
-                return await self._try(timeout, method, url, params=query, content=content, headers=headers)
-            except RequestFailure as failure:
-                failure.tries = tries
-                if tries > policy.retries or not policy.repeats(failure):
-                    raise
-                pause = policy.pause(tries, failure, self._jitter)
-            await self.sleep(pause)
+        attempts = AsyncRetrying(
+            retry=retry_if_exception(policy.repeats),
+            stop=stop_after_attempt(1 + policy.retries),
+            wait=lambda state: policy.pause(state, self._jitter),
+            sleep=self.sleep,
+            reraise=True,
+        )
+        try:
+            return await attempts(self._try, timeout, method, url, params=query, content=content, headers=headers)
+        except RequestFailure as failure:
+            failure.tries = attempts.statistics["attempt_number"]
+            raise
 
     def hold(self) -> None:
         """Keep the connections of the running event loop open until `release` was called as often."""

@@ -13,7 +13,6 @@ sessions from 1 again. The screen of an episode that is over stands still.
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_fixed
 
 from uirl.environments.remote.protocol.pictures import as_png
 from uirl.environments.remote.protocol.ui_verifiers import (
@@ -226,14 +226,9 @@ class UIVerifiers:
         one = Numbered(self._count, lease, datetime.now(UTC))
         lease.on_close = lambda: setattr(one, "stop", datetime.now(UTC))
         try:
-            for tries in range(1, TRIES + 1):
-                try:
-                    await self.sessions.reset(lease, None, seed)
-                    break
-                except RolloutFailure:
-                    if tries == TRIES:
-                        raise
-                    await asyncio.sleep(PAUSE)
+            again = retry_if_exception(lambda error: isinstance(error, RolloutFailure))
+            attempts = AsyncRetrying(retry=again, stop=stop_after_attempt(TRIES), wait=wait_fixed(PAUSE), reraise=True)
+            await attempts(self.sessions.reset, lease, None, seed)
             _picture(lease)  # an environment without pictures is told at once
         except BaseException:  # nobody is told its id
             await self.sessions.close(lease, "reset: it failed")
