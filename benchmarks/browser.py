@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uirl.environments.browser.chromium.process import find_executable
+from uirl.environments.browser.process import find_executable
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PARTY = Path(__file__).with_name("browser_party.py")

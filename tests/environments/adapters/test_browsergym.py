@@ -22,7 +22,7 @@ from uirl.environments.adapters.browsergym_actions import (
     describe_actions,
     read_actions,
 )
-from uirl.environments.browser.chromium.process import Chromium
+from uirl.environments.browser.process import Chromium
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure
 from uirl.types import Observation, ToolCall
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from uirl.environments.browser.chromium.process import Chromium, find_executable
+from uirl.environments.browser.process import Chromium, find_executable
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
 
 NOISE = """(() => {
@@ -255,11 +255,11 @@ def test_the_browser_ends_with_an_event_loop_that_was_closed_without_ending_its_
 
 ORPHAN = """
 import asyncio, os, signal, sys
-from uirl.environments.browser.chromium.process import Chromium
+from uirl.environments.browser.process import Chromium
 
 loop = asyncio.new_event_loop()
 loop.run_until_complete(Chromium().new_page(100, 100))
-from uirl.environments.browser.chromium import process as chromium
+from uirl.environments.browser import process as chromium
 process = next(iter(chromium._running))
 print(process.pid, process._profile, flush=True)
 if sys.argv[1] == "killed":

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.environments.browser.test_features import FeaturePage
-from uirl.environments.browser.chromium.process import Chromium
 from uirl.environments.browser.page import files
 from uirl.environments.browser.page.page import Page
+from uirl.environments.browser.process import Chromium
 from uirl.errors import ConfigError
 from uirl.types import Action, StepResult
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.environments.browser.test_features import FeaturePage
-from uirl.environments.browser.chromium import process as chromium
+from uirl.environments.browser import process as chromium
 from uirl.environments.browser.page.looking import find_marks, tree_of
 from uirl.environments.browser.web import WebEnvironment
 from uirl.types import Action, Observation

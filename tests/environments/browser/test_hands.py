@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from uirl.environments.browser.chromium.process import Chromium
 from uirl.environments.browser.page import keyboard
 from uirl.environments.browser.page.page import Page
+from uirl.environments.browser.process import Chromium
 from uirl.environments.ui.keys import NAMED_KEYS
 
 PAGE = """<!doctype html><body style="margin:0">

@@ -10,11 +10,11 @@ import pytest
 
 from tests import stretches
 from uirl.environments.browser.chromium.cdp import CdpConnection, Unanswered
-from uirl.environments.browser.chromium.process import Chromium
 from uirl.environments.browser.environment import PageEnvironment
-from uirl.environments.browser.page.hanging import in_time
+from uirl.environments.browser.hanging import in_time
 from uirl.environments.browser.page.navigation import PageLost
 from uirl.environments.browser.page.page import Page
+from uirl.environments.browser.process import Chromium
 from uirl.environments.browser.web import WebEnvironment
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import EpisodeTimeout

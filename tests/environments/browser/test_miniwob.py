@@ -16,10 +16,10 @@ import pytest
 from PIL import Image
 
 from tests.environments.browser.test_hostile import hurry
-from uirl.environments.browser.chromium.process import Chromium
 from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
 from uirl.environments.browser.miniwob.pages import DEMONSTRATED, RELOADED, page_names
 from uirl.environments.browser.miniwob.tags import HANDS, LEVELS, NEEDS, page_tags
+from uirl.environments.browser.process import Chromium
 from uirl.environments.conformance import check_environment
 from uirl.environments.registry import create_environment
 from uirl.environments.session import EnvironmentSession

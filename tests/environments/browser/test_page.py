@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from uirl.environments.browser.chromium.cdp import Refused
-from uirl.environments.browser.chromium.process import Chromium
+from uirl.environments.browser.process import Chromium
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
 
 RED_TURNS_GREEN = """<!doctype html><body style="margin:0;background:rgb(255,0,0)">

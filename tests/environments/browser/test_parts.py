@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from uirl.environments.browser.chromium.process import network_flags
 from uirl.environments.browser.options import PageOptions
 from uirl.environments.browser.page.accessibility import tree_text
 from uirl.environments.browser.page.acting import origin_of
 from uirl.environments.browser.page.marks import draw_marks
 from uirl.environments.browser.page.picture import Frame
+from uirl.environments.browser.process import network_flags
 from uirl.environments.browser.site import Site
 from uirl.errors import ConfigError
 

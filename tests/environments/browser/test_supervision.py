@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests.rollout.worlds import collector, play_with, scripted, specs
-from uirl.environments.browser.chromium.process import Chromium
 from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
 from uirl.environments.browser.page.page import Page
+from uirl.environments.browser.process import Chromium
 from uirl.environments.browser.web import WebEnvironment
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
@@ -341,7 +341,7 @@ async def test_a_browser_that_stops_answering_is_replaced() -> None:
 
 ORPHANS = """
 import asyncio, os, signal
-from uirl.environments.browser.chromium.process import Chromium
+from uirl.environments.browser.process import Chromium
 from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
 from uirl.environments.browser.page.page import Page
 

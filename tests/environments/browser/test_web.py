@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from uirl.environments.browser.chromium.process import Chromium
+from uirl.environments.browser.process import Chromium
 from uirl.environments.browser.web import WebEnvironment
 from uirl.environments.conformance import check_environment
 from uirl.errors import ConfigError, EnvironmentFailure

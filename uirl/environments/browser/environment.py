@@ -17,18 +17,18 @@ from typing import Any, ClassVar, Literal, Self
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.browser.chromium.capacity import pages_that_fit
-from uirl.environments.browser.chromium.process import Chromium, find_executable
+from uirl.environments.browser.hanging import in_time
 from uirl.environments.browser.options import PageOptions
 from uirl.environments.browser.page.accessibility import acted_on, tree_text
 from uirl.environments.browser.page.acting import origin_of, perform
 from uirl.environments.browser.page.dialogs import Blocked
 from uirl.environments.browser.page.elements import Element
-from uirl.environments.browser.page.hanging import in_time
 from uirl.environments.browser.page.looking import find_marks, numbers_of, tree_of
 from uirl.environments.browser.page.marks import Mark, draw_marks
 from uirl.environments.browser.page.navigation import PageLost, TabClosed, Threw
 from uirl.environments.browser.page.page import Page
 from uirl.environments.browser.page.tab import Tab
+from uirl.environments.browser.process import Chromium, find_executable
 from uirl.environments.options import ConfigurableEnvironment, OptionsLike
 from uirl.environments.ui.actions import Answer, Click, Terminate, UIAction
 from uirl.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Any
 from tests.environments.remote.running import serving
 from tests.inference.pictures import picture
 from uirl.environments import BaseEnvironment
-from uirl.environments.browser.chromium.process import find_executable
+from uirl.environments.browser.process import find_executable
 from uirl.images import screenshot
 from uirl.types import Observation, Task
 

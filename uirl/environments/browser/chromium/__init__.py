@@ -1,1 +1,1 @@
-"""The browser process: started, spoken to over its pipe, shared by all sessions, never left behind."""
+"""What the browser is spoken to with: its pipe, the DevTools protocol, and how many pages a machine can hold."""

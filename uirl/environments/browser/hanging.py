@@ -7,8 +7,8 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from uirl.environments.browser.chromium.cdp import Unanswered
-from uirl.environments.browser.chromium.process import Chromium
 from uirl.environments.browser.page.navigation import PageLost
+from uirl.environments.browser.process import Chromium
 from uirl.errors import EpisodeTimeout
 
 LONGEST_STEP = 60.0
