@@ -48,7 +48,6 @@ LONGEST, ALMOST_ALL, FILE, PARAMETERS = 80, 40, 400, 10
 RINGS_LEFT: set[str] = set()
 FOLDER_RINGS_LEFT: set[str] = set()
 PARAMETERS_LEFT: set[str] = {
-    "environments/adapters/gym_env.py:GymEnv.__init__",
     "integrations/mobile_world.py:MobileWorldAgentLoop.__init__",
 }
 SHAPES_LEFT: set[str] = set()

@@ -299,6 +299,14 @@ def test_the_command_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None
     assert "not available" not in "".join(told)
 
 
+def test_an_environment_tells_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["environments", "guess_number"]) == 0
+    told = capsys.readouterr().out
+    assert "| `guesses` | whole number >= 1 | `3` | Tries in an episode. |" in told
+    assert main(["environments", "uirl.environments.tool_use.environment:ToolEnvironment"]) == 0
+    assert "instructions, max_turns, registry" in capsys.readouterr().out
+
+
 def test_python_runs_the_package() -> None:
     done = subprocess.run([sys.executable, "-m", "uirl", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("uirl ")

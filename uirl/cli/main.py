@@ -92,6 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(run=_check)
     export.add_command(commands)
     known = commands.add_parser("environments", help="list the environments that a config can name")
+    known.add_argument(
+        "name", nargs="?", help="print the options of this environment, or of your own package.module:Class"
+    )
     known.set_defaults(run=_environments)
     serve.add_command(commands)
     serve_model.add_command(commands)
@@ -262,6 +265,8 @@ def _task_line(row: dict[str, object]) -> str:
 def _environments(options: argparse.Namespace) -> int:
     from uirl.environments import ENVIRONMENTS, environment_class
 
+    if options.name is not None:
+        return _options_of(options.name)
     width = max(map(len, ENVIRONMENTS))
     for name in sorted(ENVIRONMENTS):
         try:
@@ -270,6 +275,21 @@ def _environments(options: argparse.Namespace) -> int:
             about = f"not available here: {error}"
         print(f"{name:<{width}}  {about}")
     print(f"{'module:Class':<{width}}  your own, from a module beside the config, in this folder or in PYTHONPATH")
+    return 0
+
+
+def _options_of(name: str) -> int:
+    """Print the options of an environment, with types, defaults and meaning."""
+    from uirl.config.reference import section_table
+    from uirl.environments.options import ConfigurableEnvironment
+    from uirl.environments.registry import environment_class, option_names
+
+    kind = environment_class(name)
+    if issubclass(kind, ConfigurableEnvironment):
+        print(section_table(kind.options_class).strip())
+    else:
+        names = option_names(kind)
+        print("any; it does not say which" if names is None else ", ".join(sorted(names)) or "none")
     return 0
 
 

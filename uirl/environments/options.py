@@ -22,12 +22,14 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import ConfigDict, Field
 
-from uirl.config.section import Section
+from uirl.config.section import Count, Section
 from uirl.environments.base import BaseEnvironment
 from uirl.errors import ConfigError, did_you_mean
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 """Several names; YAML writes a list."""
+Size = Annotated[tuple[Count, Count], Field(strict=False)]
+"""Width and height in pixels."""
 
 
 class EnvironmentOptions(Section):
@@ -58,7 +60,7 @@ class EnvironmentOptions(Section):
         return f"environment {cls.key!r} has no option {name!r}; {meant}"
 
     @classmethod
-    def read(cls, options: OptionsLike, keys: Mapping[str, Any]) -> Self:
+    def from_arguments(cls, options: OptionsLike, keys: Mapping[str, Any]) -> Self:
         """`options` with `keys` in place of the fields that they name. Raises ConfigError for what does not fit."""
         if isinstance(options, cls) and not keys:
             return options
@@ -86,4 +88,4 @@ class ConfigurableEnvironment(BaseEnvironment):
         for unknown options, with the nearest known one, and for values that do not fit.
         """
         super().__init__(config)
-        self.options = self.options_class.read(options, keys)
+        self.options = self.options_class.from_arguments(options, keys)

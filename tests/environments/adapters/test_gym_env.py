@@ -347,15 +347,15 @@ def test_a_menu_is_chosen_from_by_number() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"view": "pictures"}, "view must be one of"),
-        ({"text": "byte"}, "text must be one of"),
+        ({"view": "pictures"}, "GymEnv.view: got 'pictures', expected 'all' or"),
+        ({"text": "byte"}, "GymEnv.text: got 'byte', expected 'text' or 'bytes'"),
         ({"actions": "call"}, "actions is one of"),
         ({"actions": []}, "an empty list"),
         ({"actions": "numbers"}, "say takes a text word"),
         ({"actions": "numbers", "schemas": [LISTS]}, "sum takes of as"),
         ({"actions": "calls", "schemas": [LISTS]}, "sum takes of as"),
         ({"view": "image"}, "shows no pictures"),
-        ({"render_mode": "human"}, "render_mode is"),
+        ({"render_mode": "human"}, "GymEnv.render_mode: got 'human', expected 'rgb_array' or 'ansi'"),
     ],
 )
 def test_options_that_do_not_fit_are_told(options: dict[str, Any], told: str) -> None:

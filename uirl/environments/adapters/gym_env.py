@@ -21,9 +21,11 @@ except ImportError as error:
 
     raise ConfigError("GymEnv needs the extra 'gymnasium': pip install 'uirl[gymnasium]'") from error
 
+from uirl.config.section import Count, Positive
 from uirl.environments.adapters import gym_spaces
 from uirl.environments.adapters.calls import CalledEpisode, EpisodeThread, environment_of, functions_of, words_of
 from uirl.environments.base import BaseEnvironment
+from uirl.environments.options import EnvironmentOptions, Names, Size
 from uirl.environments.registry import ENVIRONMENTS
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure, did_you_mean
 from uirl.images import screenshot
@@ -31,11 +33,42 @@ from uirl.parsers import create_parser
 from uirl.runtime.limits import clip, shown
 from uirl.types import Action, Observation, StepResult, Task
 
-VIEWS = ("all", "text", "image")
 SERVED = ("remote", "ui_verifiers", "openenv", "mobile_world", "gymnasium")
 """What somebody else runs: the same seed need not give the same episode there."""
 WAYS = ("auto", "text", "calls", "numbers")
 Picture = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class GymEnvOptions(EnvironmentOptions):
+    """How an environment is shown to Gymnasium."""
+
+    key = "GymEnv"
+
+    view: Literal["all", "text", "image"] = "all"
+    """'all' shows the text, and the picture where there is one; 'text' and 'image' one of them."""
+    text: Literal["text", "bytes"] = "text"
+    """How texts are shown: 'text', or 'bytes': `max_text` numbers, the UTF-8 bytes and then zeros."""
+    actions: Any = "auto"
+    """'text': what a policy writes; 'calls': a function and its arguments; 'numbers': the same as `MultiDiscrete`; or a
+    list of actions, of which one is chosen by its number. 'auto': 'text' where the environment reads texts, else
+    'calls'."""
+    words: Names = ()
+    """The texts that 'numbers' can choose as an argument."""
+    read: Callable[[str], Action] | None = None
+    """What makes an action of a text; None: the parser of the environment's format."""
+    schemas: Any = None
+    """JSON schemas of the functions, where the environment does not say itself what can be done."""
+    picture_size: Size | None = None
+    """Width and height of the pictures; None: asked of the environment, which is reset for it where it cannot say."""
+    max_text: Count = 10_000
+    """Characters (or bytes) of the longest text, shown or written. What is shown of a longer one is its beginning, and
+    `info["text_length"]` says so."""
+    render_mode: Literal["rgb_array", "ansi"] | None = None
+    """'rgb_array': the picture, or the words drawn; 'ansi': the state and the last text."""
+    step_timeout: Positive = 60.0
+    """Seconds after which a step is given up."""
+    reset_timeout: Positive = 120.0
+    """Seconds after which a reset is given up."""
 
 
 class GymEnv(gymnasium.Env[Any, Any], EzPickle):
@@ -54,68 +87,26 @@ class GymEnv(gymnasium.Env[Any, Any], EzPickle):
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array", "ansi"], "render_fps": 4}  # noqa: RUF012 (as its base)
 
-    def __init__(
-        self,
-        environment: str | BaseEnvironment,
-        options: Mapping[str, Any] | None = None,
-        *,
-        view: Literal["all", "text", "image"] = "all",
-        text: Literal["text", "bytes"] = "text",
-        actions: str | Sequence[Action | str] = "auto",
-        words: Sequence[str] = (),
-        read: Callable[[str], Action] | None = None,
-        schemas: Sequence[Mapping[str, Any]] | None = None,
-        picture_size: Sequence[int] | None = None,
-        max_text: int = 10_000,
-        render_mode: str | None = None,
-        step_timeout: float = 60.0,
-        reset_timeout: float = 120.0,
-    ) -> None:
+    def __init__(self, environment: str | BaseEnvironment, options: Mapping[str, Any] | None = None, **keys: Any):
         """An environment for Gymnasium.
 
-        Args:
-            environment: a name from the table of environments, 'package.module:Class', or an environment.
-            options: of the named environment.
-            view: 'all' shows the text, and the picture where there is one; 'text' and 'image' one of them.
-            text: how texts are shown: 'text', or 'bytes': `max_text` numbers, the UTF-8 bytes and then zeros.
-            actions: 'text': what a policy writes; 'calls': a function and its arguments; 'numbers': the same as
-                `MultiDiscrete`; or a list of actions, of which one is chosen by its number. 'auto': 'text' where the
-                environment reads texts, else 'calls'.
-            words: the texts that 'numbers' can choose as an argument.
-            read: what makes an action of a text; None: the parser of the environment's format.
-            schemas: JSON schemas of the functions, where the environment does not say itself what can be done.
-            picture_size: width and height of the pictures; None: asked of the environment, which is reset for it where
-                it cannot say.
-            max_text: characters (or bytes) of the longest text, shown or written. What is shown of a longer one is
-                its beginning, and `info["text_length"]` says so.
-            render_mode: None, 'rgb_array' (the picture, or the words drawn) or 'ansi' (the state and the last text).
-            step_timeout, reset_timeout: seconds after which a call is given up.
-
-        Raises:
-            ConfigError: an option does not fit.
+        `environment`: a name from the table of environments, 'package.module:Class', or an environment; `options`: of
+        the named environment; `keys`: fields of `GymEnvOptions`. Raises ConfigError for what does not fit.
         """
-        EzPickle.__init__(
-            self, environment, options, view=view, text=text, actions=actions, words=words, read=read, schemas=schemas,
-            picture_size=picture_size, max_text=max_text, render_mode=render_mode, step_timeout=step_timeout,
-            reset_timeout=reset_timeout,
-        )  # fmt: skip
+        EzPickle.__init__(self, environment, options, **keys)
+        settings = GymEnvOptions.from_arguments(None, keys)
         env = environment_of(environment, options)
-        for name, value, known in (("view", view, VIEWS), ("text", text, ("text", "bytes"))):
-            if value not in known:
-                raise ConfigError(f"{name} must be one of {known}, got {value!r}; {did_you_mean(str(value), known)}")
-        if render_mode not in (None, *self.metadata["render_modes"]):
-            raise ConfigError(f"render_mode is None, 'rgb_array' or 'ansi', got {render_mode!r}")
-        self.render_mode = render_mode
-        self._view, self._bytes, self._max_text = view, text == "bytes", max_text
-        limits = {"step_timeout": step_timeout, "reset_timeout": reset_timeout}
-        self._episode = CalledEpisode(env, schemas, **limits, cuts=True)
+        self.render_mode = settings.render_mode
+        self._view, self._bytes, self._max_text = settings.view, settings.text == "bytes", settings.max_text
+        limits = {"step_timeout": settings.step_timeout, "reset_timeout": settings.reset_timeout}
+        self._episode = CalledEpisode(env, settings.schemas, **limits, cuts=True)
         self._thread = EpisodeThread(self._episode)
         self._task_list: Sequence[Task] | None = None
         self._text = ""
         self._picture: Picture | None = None
-        self._size = self._find_size(picture_size)
+        self._size = self._find_size(settings.picture_size)
         self.observation_space = self._seen_space()
-        self.action_space, self._read = self._action_space(env, actions, words, read, schemas)
+        self.action_space, self._read = self._action_space(env, settings)
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """(The first observation, info) of a new episode. Raises EnvironmentFailure, EpisodeTimeout, or ConfigError for
@@ -154,11 +145,10 @@ class GymEnv(gymnasium.Env[Any, Any], EzPickle):
         """Frees the environment. Calling it twice is fine; so is another `reset`."""
         self._thread.close()
 
-    def _find_size(self, given: Sequence[int] | None) -> tuple[int, int] | None:
+    def _find_size(self, given: tuple[int, int] | None) -> tuple[int, int] | None:
         """Width and height of the pictures; None: there are none, or they are not shown."""
         if given is not None:
-            width, height = given
-            return int(width), int(height)
+            return given
         if self._view == "text" and self.render_mode != "rgb_array":
             return None
         known = getattr(self._episode.env, "picture_size", None)
@@ -183,13 +173,9 @@ class GymEnv(gymnasium.Env[Any, Any], EzPickle):
         return spaces.Dict({"text": text, "image": image}) if alone is None else alone
 
     def _action_space(
-        self,
-        env: BaseEnvironment,
-        actions: str | Sequence[Action | str],
-        words: Sequence[str],
-        read: Callable[[str], Action] | None,
-        schemas: Sequence[Mapping[str, Any]] | None,
+        self, env: BaseEnvironment, options: GymEnvOptions
     ) -> tuple[spaces.Space[Any], gym_spaces.Reader]:
+        actions, read, schemas = options.actions, options.read, options.schemas
         if not isinstance(actions, str):
             return gym_spaces.menu(actions)
         if actions not in WAYS:
@@ -201,7 +187,7 @@ class GymEnv(gymnasium.Env[Any, Any], EzPickle):
             return gym_spaces.texts(self._max_text, read or (lambda text: Action(text=text)))
         functions = functions_of(env, schemas)
         if actions == "numbers":
-            return gym_spaces.numbers(functions, words)
+            return gym_spaces.numbers(functions, options.words)
         return gym_spaces.calls(functions, self._max_text)
 
     def _task(self, instance: int, options: Mapping[str, Any]) -> Task | None:

@@ -8,12 +8,10 @@ from pydantic import Field, model_validator
 
 from uirl.config.section import Count, Index, NonNegative
 from uirl.environments.browser.page.picture import Frame
-from uirl.environments.options import EnvironmentOptions, Names
+from uirl.environments.options import EnvironmentOptions, Names, Size
 from uirl.environments.ui.actions import ACTIONS, CLICKS, ActionSpace, Coordinates
 from uirl.errors import ConfigError
 
-Size = Annotated[tuple[Count, Count], Field(strict=False)]
-"""Width and height."""
 Crop = Annotated[tuple[Index, Index, Count, Count], Field(strict=False)]
 """Left, top, width and height."""
 

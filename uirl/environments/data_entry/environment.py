@@ -39,7 +39,7 @@ class DataEntryEnvironment(WebEnvironment):
 
         Raises ConfigError where an option does not fit, or there is no browser.
         """
-        chosen = DataEntryOptions.read(options, keys)
+        chosen = DataEntryOptions.from_arguments(options, keys)
         level = chosen.base
         needed = 2 * len(chosen.columns) * chosen.wanted
         self.page_size, self.actions, self.max_turns = level.size, _OFFERED[level.slip], needed + needed // 2 + 1

@@ -80,7 +80,7 @@ class ArithmeticEnvironment(ToolEnvironment, ConfigurableEnvironment):
 
     def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
         """A problem and the tools for it. Options: see `ArithmeticOptions`."""
-        chosen = self.options_class.read(options, keys)
+        chosen = self.options_class.from_arguments(options, keys)
         assert isinstance(chosen, ArithmeticOptions)
         instructions = "" if chosen.describe == "none" else self.instructions
         super().__init__(
