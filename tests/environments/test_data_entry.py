@@ -198,6 +198,25 @@ def test_the_task_has_a_name_and_tags() -> None:
     assert {"browser", "click", "type", "sheet"} == set(task.tags)
 
 
+async def test_what_is_sent_after_a_reload_counts() -> None:
+    env = DataEntryEnvironment(level=3, actions=("click", "type", "keys", "goto"))
+    await env.reset(seed=3)
+    for sent in (1, 2):
+        for _ in range(12):  # far more than a row needs
+            action = env.expert_action()
+            assert action is not None
+            result = await env.step(action)
+            if not env.page_state["fields"][0]["value"]:  # the form is empty: it was submitted
+                break
+        assert len(env.progress()["submitted_row_indices"]) == sent
+        if sent == 1:
+            await env.step(Action.of("goto", url="http://app.localhost/"))
+            assert len(env.progress()["submitted_row_indices"]) == 1, "a reload sends nothing"
+    assert (result.terminated, result.observation.info["success"]) == (True, True)
+    assert env.progress()["num_incorrect_submissions"] == 0
+    await env.close()
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

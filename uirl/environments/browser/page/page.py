@@ -197,6 +197,7 @@ class Page:
                     if await self.tabs.close_blank(tab, timeout):
                         continue
                 await tab.settle(drawn=drawn, timeout=timeout)
+            self._clipboard = tab.take_copied() or self._clipboard
             if self.tabs.opening:
                 await self.tabs.ready()
             if self.tabs.shown is tab:

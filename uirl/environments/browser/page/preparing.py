@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from uirl.environments.browser.chromium.cdp import CdpConnection
-from uirl.environments.browser.page.style import STYLE
+from uirl.environments.browser.page.style import COPIES, PERMISSIONS, STYLE
 from uirl.environments.browser.page.tab import Tab
 from uirl.environments.browser.page.world import WORLD
 from uirl.environments.browser.site import Site
@@ -30,7 +30,7 @@ class Preparation:
         self._connection = connection
         self._size = size
         self._listen = listen
-        self._scripts = [STYLE]
+        self._scripts = [STYLE, COPIES]
         self._site: Site | None = None
         self._background: set[asyncio.Task[Any]] = set()
 
@@ -63,6 +63,7 @@ class Preparation:
             call("Page.setInterceptFileChooserDialog", {"enabled": True}),
             call("Target.setAutoAttach", OTHER_PROCESSES),
             *site,
+            call("Page.addScriptToEvaluateOnNewDocument", {"source": PERMISSIONS}),
             *(call("Page.addScriptToEvaluateOnNewDocument", _apart(script)) for script in self._scripts),
             call("Runtime.runIfWaitingForDebugger"),
         ]

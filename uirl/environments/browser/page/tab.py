@@ -62,6 +62,11 @@ class Tab:
         self._own_doing = False  # `_broken` by the page itself
         self._world = World(self.call, self.navigation, target)
 
+    def take_copied(self) -> str:
+        """What a button of the page copied since the last call; empty: nothing."""
+        copied, self._world.copied = self._world.copied, ""
+        return copied
+
     @property
     def broken(self) -> str | None:
         """Why the tab must not be used any more (a call failed, timed out or was cut off); None: it is fine."""

@@ -13,9 +13,13 @@ TWO_FRAMES = """new Promise(done => {
   const frame = next => document.hidden ? done() : requestAnimationFrame(next);
   document.addEventListener('visibilitychange', () => done(), {once: true});
   frame(() => frame(() => setTimeout(done)));
-}).then(() => globalThis.uirlTold ? uirlTold.splice(0) : [])"""
+}).then(() => {
+  const copied = globalThis.uirlCopied ?? null;
+  globalThis.uirlCopied = null;
+  return {told: globalThis.uirlTold ? uirlTold.splice(0) : [], copied};
+})"""
 """JavaScript: a promise that is kept when the page has drawn two frames, or draws none since another tab is shown. It
-gives what the script of `style.py` has to tell the policy.
+gives what the scripts of `style.py` have to tell the policy, and the text that the page copied (null: none).
 
 In the first a scroll arrives, and those who listen to it are called. What they ask for of a frame, and what watches
 where elements are, comes by the second.
@@ -32,6 +36,8 @@ class World:
         self._call = call
         self._navigation = navigation
         self._frame = frame
+        self.copied = ""
+        """The text that a button of the page copied last."""
         self._made: tuple[int, int] | None = None  # the document it is of, and its id
 
     async def id(self) -> int:
@@ -55,5 +61,7 @@ class World:
         """
         where = {"contextId": await self.id(), "awaitPromise": True, "returnByValue": True}
         answer = await self._call("Runtime.evaluate", {"expression": TWO_FRAMES, **where})
-        for words in answer["result"].get("value") or ():
+        value = answer["result"].get("value") or {"told": (), "copied": None}
+        for words in value["told"]:
             tell(words)
+        self.copied = value["copied"] or self.copied
