@@ -217,14 +217,10 @@ def test_check_proves_pictures_and_adapters(capsys: pytest.CaptureFixture[str]) 
 def test_check_says_in_plain_words_what_is_wrong(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from uirl.inference.embedded.engine import TransformersInferenceEngine
+    from uirl.inference.embedded.sampling import BatchSampling
 
-    sample = TransformersInferenceEngine._take
-
-    def shifted(self: object, sequences: object, sampling: object, logits: object) -> None:
-        sample(self, sequences, sampling, logits * 1.1)  # type: ignore[arg-type, operator]
-
-    monkeypatch.setattr(TransformersInferenceEngine, "_take", shifted)
+    sample = BatchSampling.sample
+    monkeypatch.setattr(BatchSampling, "sample", lambda self, logits, uniforms: sample(self, logits * 1.1, uniforms))
     assert main(["check", *QUICK]) == 1
     assert "FAIL  engine and learner agree: largest difference" in capsys.readouterr().out
 

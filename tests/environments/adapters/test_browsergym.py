@@ -188,7 +188,7 @@ def test_a_browser_that_dies_is_a_failure_and_not_a_reward(colours: BrowserGymEn
         assert pid is not None
         os.killpg(pid, signal.SIGKILL)
 
-    colours._run(kill())
+    colours._thread.run(kill())
     with pytest.raises(EnvironmentFailure):
         colours.step("mouse_click(3, 3)")
     with pytest.raises(EnvironmentFailure):
