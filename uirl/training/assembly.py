@@ -72,8 +72,7 @@ def assemble(
     or, `for_training`, the estimator compares episodes of different instances."""
     if config.ray.use_ray:
         raise ConfigError(
-            "ray.use_ray=true, but this version runs its actors in the learner's process; set it to false. (A key that "
-            "did nothing would be a lie.)"
+            "ray.use_ray=true, but this version runs its actors in the learner's process; set it to false"
         )
     own = environment is None
     if not own and not isinstance(environment, BaseEnvironment):
