@@ -35,8 +35,8 @@ def test_the_file_of_the_document_is_the_run_it_describes(caplog: pytest.LogCapt
     assert (config.model.model_name, config.model.use_lora) == ("Qwen/Qwen2-VL-2B-Instruct", True)
     environment = create_environment(config.environment.name, config.environment.options, config.environment)
     assert isinstance(environment, UIVerifiersEnvironment)
-    assert environment.prompt == "Complete the data entry form"
-    assert (environment.session_type, environment.action_format) == ("simple_data_entry", "json")
+    assert environment.options.prompt == "Complete the data entry form"
+    assert (environment.options.session_type, environment.action_format) == ("simple_data_entry", "json")
     assert (environment.max_turns, config.turn_limit) == (50, 50)
     assert config.environment.options["urls"] == [f"http://ui-verifier-vm-{i}:8000" for i in (1, 2, 3, 4)]
     assert config.rollout.parallel == 4, "one episode at a time on each machine"

@@ -172,12 +172,12 @@ def test_the_environment_of_a_runner_has_its_kind_of_session_and_its_limit(vlm: 
     engine = TextEngine(vlm, scripted(vlm, "x"))
     address = "http://127.0.0.1:1"
     own: Any = TaskRunner(address, engine, session_type="forms", options=TaskRunnerOptions(max_steps=3)).environment
-    assert (own.session_type, own.max_turns) == ("forms", 3)
+    assert (own.options.session_type, own.max_turns) == ("forms", 3)
     given = {"session_type": "mine", "max_turns": 9}
     asked: Any = TaskRunner(
         address, engine, session_type="forms", options=TaskRunnerOptions(max_steps=3), environment_options=given
     ).environment
-    assert (asked.session_type, asked.max_turns) == ("mine", 9)
+    assert (asked.options.session_type, asked.max_turns) == ("mine", 9)
 
 
 def test_what_does_not_fit_is_said_at_once(vlm: LoadedModel) -> None:

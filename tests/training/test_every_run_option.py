@@ -188,8 +188,10 @@ def plan_of(trainer: RayPPOTrainer) -> dict[str, Any]:
     """What bounds a run that is too small to be bounded."""
     parts, model = trainer._parts, trainer.learner.policy.model
     collector, engine = parts.collector, parts.engine
-    names = ("limits", "window", "parallel", "retries", "step_timeout", "reset_timeout")
+    names = ("parallel", "retries", "step_timeout", "reset_timeout")
     return {name: getattr(collector, name) for name in names} | {
+        "limits": collector.options.limits,
+        "window": collector.options.window,
         "engine": engine.limits,
         "threads": torch.get_num_threads(),
         "recomputes": model.is_gradient_checkpointing,
@@ -253,7 +255,7 @@ def arguments_of(backend: str, loaded: LoadedModel, *assignments: str) -> Any:
     engine: Any = create_engine(config, loaded)
     client = engine._client
     asked = (client.base_url, client.api_key_env, client.timeout, client.retries)
-    return asked, engine._asked_model, engine._max_context
+    return asked, engine._named_model, engine._max_context
 
 
 @pytest.mark.parametrize(("key", "backend"), [(key, backend) for key, own in OF_ENGINES.items() for backend in own])

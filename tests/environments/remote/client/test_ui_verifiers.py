@@ -312,11 +312,11 @@ async def test_progress_needs_the_graders_token(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"protocol": "X"}, "protocol must be 'auto', 'M' or 'S'"),
-        ({"rows": -1}, "rows must be a number of at least 1"),
-        ({"wrong_cost": -1}, "wrong_cost must be a number of at least 0"),
-        ({"coordinates": "percent"}, "coordinates must be"),
-        ({"width": 0}, "a screen has at least one pixel"),
+        ({"protocol": "X"}, "protocol: got 'X', expected 'auto' or 'M' or 'S'"),
+        ({"rows": -1}, "rows: got -1, expected whole number >= 1"),
+        ({"wrong_cost": -1}, "wrong_cost: got -1, expected number >= 0"),
+        ({"coordinates": "percent"}, "coordinates: got 'percent', expected 'pixels' or"),
+        ({"width": 0}, "width: got 0, expected whole number >= 1"),
     ],
 )
 def test_options_that_do_not_fit(options: dict[str, Any], words: str) -> None:

@@ -72,7 +72,7 @@ def test_one_process_one_session() -> None:
         (["--env", "screen", "--option", "levle=2"], "did you mean 'level'?"),
         (["--env", "screen", "--option", "level"], "expected key=value"),
         (["--env", "screen", "--option", "level=[1"], "the value of level"),
-        (["--env", "screen", "--option", "level=9"], "level must be one of"),
+        (["--env", "screen", "--option", "level=9"], "level: got 9, expected 1 or 2 or 3"),
         (["--env", "screen", "--sessions", "0"], "sessions must be a positive int"),
         (["--env", "screen", "--token-env", "NO_SUCH_VARIABLE"], "NO_SUCH_VARIABLE is not set"),
     ],
