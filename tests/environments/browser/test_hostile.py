@@ -218,9 +218,10 @@ async def test_a_page_that_answers_and_cannot_be_stopped_has_lost() -> None:
 async def test_an_answer_that_comes_late_is_still_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = await Chromium.shared()._connected()
     held: list[bytes] = []
-    with monkeypatch.context() as patch, pytest.raises(Unanswered, match="did not answer") as given_up:
+    with monkeypatch.context() as patch:
         patch.setattr(connection._wire, "send", held.append)
-        await connection.call("Browser.getVersion", timeout=0)
+        with pytest.raises(Unanswered, match="did not answer") as given_up:
+            await connection.call("Browser.getVersion", timeout=0)
     connection._wire.send(held.pop())
     assert "product" in await given_up.value.late
     await asyncio.sleep(0)
