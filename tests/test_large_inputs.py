@@ -1,7 +1,7 @@
 """1 MB and 100 000 items to every public entry: nothing keeps the thread of the event loop for long.
 
 The entries come from the tables they stand in, so that a new parser, tool or route is asked as well. What is measured
-is CPU time of the thread, not the clock: a busy machine changes little. `pytest -s` prints the longest of each kind.
+is CPU time of the thread in units of the machine (`tests/stretches.py`). `pytest -s` prints the longest of each kind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.stretches import BOUND, TRIES, note, table, watching
+from tests.stretches import BOUND, TRIES, note, table, units, watching
 from tests.stretches import call as call_within
 from uirl.environments.adapters.browsergym_actions import read_actions
 from uirl.environments.remote.protocol import native as wire
@@ -152,11 +152,11 @@ async def test_every_route_that_takes_a_body(body: str) -> None:
                 with watching() as seen:
                     task = client.post(path.format(id=made["session"]), content=written)
                     answer = await asyncio.create_task(task)
-                best = min(best, seen.loop)
+                note(f"environment server: POST {path}", seen.loop)
+                best = min(best, units(seen.loop))
                 if best <= BOUND:
                     break
-            note(f"environment server: POST {path}", best)
-            assert best <= BOUND, f"{path} kept the loop for {best:.2f} s"
+            assert best <= BOUND, f"{path} kept the loop for {best:.1f} units"
             assert answer.status_code < 500 or answer.status_code == 503
             assert len(answer.content) < 100_000
     await app.state.sessions.close_all()

@@ -44,7 +44,7 @@ class Limits:
     size: int = 64 * 2**20
     """Length of a text: bytes of bytes, characters of a str."""
     items: int = 2**18
-    """Values of nested data, keys not counted. Reading so many takes less than 0.2 s."""
+    """Values of nested data, keys not counted. Reading so many takes some 0.2 s."""
     depth: int = 64
     """Levels of lists and objects inside each other."""
 
