@@ -340,6 +340,9 @@ def test_whatever_is_written_it_is_an_action_or_a_sentence(text: str) -> None:
         *("(" * 15_000, "noop(" + "[" * 9_000 + "]" * 9_000 + ")", "noop();" * 2_000),
         *("a" + ".b" * 900, "noop(a" + ".b" * 9_000 + ")", "noop(" + "-" * 900 + "1)", "a" + "()" * 900),
         "not " * 900 + "a",
+        # numbers that Python reads and refuses to write; an f-string that it cannot write either
+        *("click(0x" + "f" * 5_000 + ")", "x = 0x" + "f" * 5_000, "send_msg_to_user([0x" + "f" * 5_000 + "])"),
+        "x = f'{\"\a\"}'",
     ],
 )
 def test_a_string_made_to_hurt_is_a_sentence_too(text: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from uirl.environments.browser.page.pointer import NOTCH
 from uirl.environments.ui.vocabulary import MAX_SCROLL
 from uirl.errors import did_you_mean
-from uirl.runtime.limits import LIMITS, shown
+from uirl.runtime.limits import LIMITS, MAX_BITS, shown
 from uirl.types import ToolCall
 
 LONGEST = 20_000
@@ -51,7 +51,7 @@ def read_actions(text: str) -> list[list[ToolCall]]:
         raise Unreadable("ValueError: received an empty action; expected a call such as noop()")
     if len(body) > MOST_CALLS:
         raise Unreadable(f"ValueError: an action has at most {MOST_CALLS} calls, got {len(body)}")
-    _check_depth(body)
+    _check_syntax(body)
     return [_read_call(statement) for statement in body]
 
 
@@ -84,11 +84,15 @@ def _closing(text: str, opening: int) -> int | None:
     return None
 
 
-def _check_depth(level: Sequence[ast.AST]) -> None:
-    """Raises `Unreadable` for syntax so deep that walking it would exhaust the stack."""
+def _check_syntax(level: Sequence[ast.AST]) -> None:
+    """Raise `Unreadable` for syntax so deep that walking it would exhaust the stack, and for numbers so long (in
+    hexadecimal) that Python refuses to write them."""
     for _ in range(LIMITS.depth):
         if not level:
             return
+        for node in level:
+            if isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value.bit_length() > MAX_BITS:
+                raise Unreadable(f"ValueError: a number has at most {MAX_BITS} bits, got {node.value.bit_length()}")
         level = [child for node in level for child in ast.iter_child_nodes(node)]
     raise Unreadable(f"ValueError: an action is nested at most {LIMITS.depth} levels deep; expected plain literals")
 
@@ -102,7 +106,7 @@ def describe_actions() -> str:
 def _read_call(statement: ast.stmt) -> list[ToolCall]:
     call = statement.value if isinstance(statement, ast.Expr) else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise Unreadable(f"ValueError: {ast.unparse(statement):.60} is no call of a function by its name")
+        raise Unreadable(f"ValueError: {_written(statement):.60} is no call of a function by its name")
     name = call.func.id
     function = FUNCTIONS.get(name)
     if function is None:
@@ -117,6 +121,13 @@ def _read_call(statement: ast.stmt) -> list[ToolCall]:
     except TypeError as error:
         raise Unreadable(f"TypeError: {name}: {error}; expected {name}{_signature(function)}") from error
     return list(function(*bound.args, **bound.kwargs))
+
+
+def _written(statement: ast.stmt) -> str:
+    try:
+        return ast.unparse(statement)
+    except ValueError:  # an f-string with a control character, which older versions of Python cannot write
+        return f"a statement ({type(statement).__name__})"
 
 
 def _noop(wait_ms: float = 1000) -> Iterator[ToolCall]:
