@@ -16,9 +16,9 @@ from tests.integrations.verl.worlds import Ladder, TwoLooks
 from uirl.errors import ConfigError
 from uirl.integrations.verl.config.keys import put
 from uirl.integrations.verl.rollout.coordinator import RunObjects, start_coordinator
-from uirl.integrations.verl.tasks.curriculum import CurriculumTasks
 from uirl.integrations.verl.tasks.dataset import CustomEnvironmentDataset
 from uirl.rollout.episode import derive_seed
+from uirl.training.tasks.curriculum import CurriculumTasks
 from uirl.training.tasks.sources import UniformTasks
 from uirl.types import Failure, Task, Trajectory
 
@@ -156,13 +156,6 @@ def test_the_curriculums_state_goes_along() -> None:
 def test_what_is_no_curriculum_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"needs sample_task\(\)"):
         made(curriculum=object())
-
-    class Confused(Ladder):
-        def sample_task(self, difficulty_level: str | None = None) -> str:
-            return "letters/fwe"
-
-    with pytest.raises(ConfigError, match="did you mean 'letters/few'"):
-        CurriculumTasks(TwoLooks().tasks(), Confused(), seed=0).groups(1, 1)
 
 
 def test_verls_own_datasets_use_what_the_run_was_given(tmp_path: Path, one_ray: None) -> None:

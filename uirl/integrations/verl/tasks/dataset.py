@@ -14,8 +14,8 @@ from uirl.environments import ENVIRONMENTS, BaseEnvironment, create_environment,
 from uirl.integrations.verl.config.settings import Settings
 from uirl.integrations.verl.rollout.coordinator import RunObjects, find_coordinator
 from uirl.integrations.verl.rollout.registration import AGENT
-from uirl.integrations.verl.tasks.curriculum import CurriculumTasks
 from uirl.training.evaluation.evaluation import HELD_OUT_SEED
+from uirl.training.tasks.curriculum import CurriculumTasks
 from uirl.training.tasks.sources import TaskSource, UniformTasks, tasks_of
 from uirl.training.tasks.task_sets import task_sets
 from uirl.types import Task, Trajectory
