@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -193,6 +195,27 @@ def test_two_loops_keep_their_own_keys(vlm: LoadedModel) -> None:
         assert not {"first", "second"} & set(os.environ.values())
 
 
+def test_a_loop_that_is_dropped_ends_its_thread_and_forgets_its_key() -> None:
+    closed = threading.Event()
+
+    class Engine(ScriptedInferenceEngine):
+        async def close(self) -> None:
+            closed.set()
+
+    before = set(threading.enumerate())
+    loop = MobileWorldAgentLoop(
+        TwoLooks(), "text", api_key="secret", engine=lambda loaded: Engine(lambda request: [2], end_ids=(2,))
+    )
+    (thread,) = set(threading.enumerate()) - before
+    assert "secret" in os.environ.values()
+    del loop
+    gc.collect()
+    thread.join(timeout=30)
+    assert closed.is_set()
+    assert not thread.is_alive()
+    assert "secret" not in os.environ.values()
+
+
 def test_it_needs_no_verl() -> None:
     code = "import sys, uirl; uirl.MobileWorldAgentLoop; print([m for m in sys.modules if m in ('verl', 'ray')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
@@ -244,7 +267,10 @@ def test_the_reward_calculator_and_the_limit_of_steps_hold() -> None:
 def test_what_does_not_exist_is_told() -> None:
     for options, words in (
         ({"agent_type": "mai_agent"}, "unknown action format 'mai_agent'"),
-        ({"max_step": 0}, "max_step must be a positive int"),
+        ({"max_step": 0}, "max_step: got 0, expected whole number >= 1"),
+        ({"max_tokns": 10}, "has no argument 'max_tokns'; did you mean 'max_tokens'"),
+        ({"agent_typ": "text"}, "did you mean 'agent_type'"),
+        ({"prompt": "mine"}, "prompt: got 'mine', expected 'own' or 'mai_ui' or null"),
         ({"reward_calculator": 3}, "reward_calculator takes a trajectory"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from uirl.config import ModelConfig
-from uirl.environments import BaseEnvironment, EnvironmentSession
+from uirl.config import ModelConfig, Section
+from uirl.config.section import Count, NonNegative, Positive
+from uirl.environments import BaseEnvironment
 from uirl.environments.mobile_world.environment import MobileWorldEnvironment
-from uirl.errors import ConfigError, RolloutFailure, did_you_mean
+from uirl.environments.mobile_world.options import Prompt
+from uirl.errors import ConfigError, did_you_mean
 from uirl.images import ImageStore
 from uirl.inference.base import InferenceEngine, SamplingParams
 from uirl.inference.http import HTTPClient
@@ -18,25 +22,46 @@ from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.inference.openai.engine import OPENAI, OpenAIInferenceEngine
 from uirl.parsers import create_parser
+from uirl.rollout.collector import Collector
 from uirl.rollout.conversation import ContextWindow, style_of
-from uirl.rollout.episode import EngineAgent, EpisodeLimits, EpisodeOptions, EpisodeSpec, run_episode
+from uirl.rollout.episode import EngineAgent, EpisodeLimits, EpisodeOptions, EpisodeSpec
 from uirl.rollout.reward import RewardFunction
 from uirl.runtime.event_loop import EventLoopThread
+from uirl.training.tasks.curriculum import Curriculum
 from uirl.types import Task, Trajectory
 
-AGENT_TYPES = {"mai_ui_agent": "mai_ui"}
-"""Name of a kind of agent -> the parser of its replies, and the prompt of phones; any other name is a parser's."""
+MAI_UI_AGENT = "mai_ui_agent"
+"""The kind of agent whose replies and whose prompt on phones are those of MAI-UI."""
 
 _KEY = "UIRL_AGENT_LOOP_KEY_{}"
 _numbers = itertools.count()
 
 
-class Curriculum(Protocol):
-    """What is asked of a curriculum here."""
+class AgentLoopOptions(Section):
+    """How a `MobileWorldAgentLoop` samples, and how long it waits: keyword arguments of its constructor."""
 
-    def sample_task(self) -> str: ...
+    key = "MobileWorldAgentLoop"
 
-    def update_success_rate(self, task_name: str, success: bool, step: int) -> Any: ...
+    max_step: Count = 50
+    """Replies per task. A phone is asked for its score after the last one."""
+    max_tokens: Count = 2048
+    """Of a reply."""
+    temperature: NonNegative = 0.0
+    """0 is greedy."""
+    max_images: Count | None = 3
+    """The model sees the newest so many screenshots; None: all."""
+    prompt: Prompt | None = None
+    """What it is told on a phone, and how ('mai_ui': MobileWorld's published protocol; 'own'); None: the environment's
+    own choice, else that of the kind of agent: 'mai_ui' for mai_ui_agent."""
+    step_timeout: Positive = 900.0
+    """Seconds after which an action is given up."""
+    reset_timeout: Positive = 1800.0
+    """Seconds after which the set-up of a task is given up."""
+
+    @classmethod
+    def unknown_key(cls, name: str) -> str:
+        known = [*inspect.signature(MobileWorldAgentLoop).parameters, *cls.model_fields]
+        return f"{cls.key} has no argument {name!r}; {did_you_mean(name, known)}"
 
 
 class MobileWorldAgentLoop:
@@ -49,7 +74,7 @@ class MobileWorldAgentLoop:
     def __init__(
         self,
         env: BaseEnvironment | str | Sequence[str],
-        agent_type: str = "mai_ui_agent",
+        agent_type: str = MAI_UI_AGENT,
         model_name: str | None = None,
         llm_base_url: str | None = None,
         api_key: str | None = None,
@@ -57,19 +82,14 @@ class MobileWorldAgentLoop:
         task_curriculum: Curriculum | None = None,
         reward_calculator: RewardFunction | None = None,
         *,
-        max_tokens: int = 2048,
-        temperature: float = 0.0,
-        max_images: int | None = 3,
-        prompt: str | None = None,
-        step_timeout: float = 900.0,
-        reset_timeout: float = 1800.0,
         engine: Callable[[LoadedModel], InferenceEngine] | None = None,
+        **options: Any,
     ) -> None:
         """Asks no server yet. Raises ConfigError for an unknown agent type and for options that do not fit.
 
         Args:
             env: the environment, or the addresses of MobileWorld servers.
-            agent_type: kind of agent (`AGENT_TYPES`) or name of a parser: how replies are read.
+            agent_type: 'mai_ui_agent', or the name of a parser: how replies are read.
             model_name: the model's name at its server; None: the only one it serves.
             llm_base_url: address of that server ('http://host:8000/v1'); None: OpenAI's.
             api_key: its key, kept in the environment of this process until `close`, where the HTTP client reads it;
@@ -77,41 +97,50 @@ class MobileWorldAgentLoop:
             max_step: replies per task. A phone is asked for its score after the last one.
             task_curriculum: asked for a task where none is named, and told how it went.
             reward_calculator: total reward of a trajectory; None: what the environment pays, for phones the score.
-            max_tokens, temperature: of a reply; 0 is greedy.
-            max_images: the model sees the newest so many screenshots; None: all.
-            prompt: what it is told on a phone, and how ('mai_ui': MobileWorld's published protocol; 'own'); None: the
-                environment's own choice, else that of the kind of agent: 'mai_ui' for mai_ui_agent.
-            step_timeout, reset_timeout: seconds after which an action, or the set-up of a task, is given up.
             engine: makes another engine than that of the server.
+            options: the other fields of `AgentLoopOptions` by name.
         """
+        settings = AgentLoopOptions.build({"max_step": max_step, **options})
         self.env = env if isinstance(env, BaseEnvironment) else _phones(env)
         if isinstance(self.env, MobileWorldEnvironment):
             # a copy: the environment may be used elsewhere
-            self.env = self.env.with_prompt(prompt or self.env.prompt or AGENT_TYPES.get(agent_type))
-        elif prompt is not None:
-            raise ConfigError(f"prompt is for phones, and {type(self.env).__name__} has its own; got {prompt!r:.60}")
-        if isinstance(max_step, bool) or not isinstance(max_step, int) or max_step < 1:
-            raise ConfigError(f"max_step must be a positive int, got {max_step!r}")
+            published: Prompt | None = "mai_ui" if agent_type == MAI_UI_AGENT else None
+            self.env = self.env.with_prompt(settings.prompt or self.env.prompt or published)
+            # whoever counts the turns asks for the score at the end
+            self.env.max_turns = min(max_step, self.env.max_turns or max_step)
+        elif settings.prompt is not None:
+            raise ConfigError(
+                f"prompt is for phones, and {type(self.env).__name__} has its own; got {settings.prompt!r}"
+            )
         if reward_calculator is not None and not callable(reward_calculator):
             raise ConfigError(
                 f"reward_calculator takes a trajectory and returns a number, got {reward_calculator!r:.60}"
             )
-        self.max_step = max_step
-        self._parser = create_parser(AGENT_TYPES.get(agent_type, agent_type))
-        self._curriculum, self._reward_fn = task_curriculum, reward_calculator
-        self._key = _KEY.format(next(_numbers))
-        # the record needs some tokenizer; the server is asked with messages and samples in tokens of its own
-        self._loaded = load_model(ModelConfig(model_name="uirl/tiny-vlm", device="cpu"), seed=0)
-        self._chat = ChatRenderer(self._loaded, self.env.tool_schemas())
-        self._engine = engine(self._loaded) if engine else self._server(model_name, llm_base_url, api_key)
-        self._sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature)
-        self._window = ContextWindow(max_images)
-        self._timeouts = (step_timeout, reset_timeout)
-        self._loop = EventLoopThread()
+        self._curriculum = task_curriculum
+        self._sampling = SamplingParams(max_tokens=settings.max_tokens, temperature=settings.temperature)
         self._played = 0
-        self._closed = False
         self.images = ImageStore()
         """The screenshots that the trajectories name."""
+        # the record needs some tokenizer; the server is asked with messages and samples in tokens of its own
+        loaded = load_model(ModelConfig(model_name="uirl/tiny-vlm", device="cpu"), seed=0)
+        self._collector = Collector(
+            environment=self.env,
+            chat=ChatRenderer(loaded, self.env.tool_schemas()),
+            parser=create_parser("mai_ui" if agent_type == MAI_UI_AGENT else agent_type),
+            images=self.images,
+            options=EpisodeOptions(EpisodeLimits(max_step), ContextWindow(settings.max_images), reward_calculator),
+            retries=0,
+            step_timeout=settings.step_timeout,
+            reset_timeout=settings.reset_timeout,
+        )
+        self._key = _KEY.format(next(_numbers))  # two loops may have different keys
+        variable = "OPENAI_API_KEY" if api_key is None else self._key
+        self._engine = engine(loaded) if engine else self._server(loaded, model_name, llm_base_url, variable)
+        self._loop = EventLoopThread()
+        self._finalizer = weakref.finalize(self, _abandon, self._loop, self._engine, self._key)
+        self._finalizer.atexit = False  # the process ends its threads itself
+        if api_key is not None:
+            os.environ[self._key] = api_key
 
     def run_full_interaction(
         self, interaction_id: str, task_name: str | None = None, *, seed: int | None = None
@@ -144,13 +173,12 @@ class MobileWorldAgentLoop:
 
     def close(self) -> None:
         """Frees the connections and forgets the key. Calling it twice is fine."""
-        if not self._closed:
-            self._closed = True
+        if self._finalizer.detach() is not None:
+            os.environ.pop(self._key, None)
             try:
                 self._loop.run(self._engine.close())
             finally:
                 self._loop.close()
-                os.environ.pop(self._key, None)
 
     def __enter__(self) -> MobileWorldAgentLoop:
         return self
@@ -159,48 +187,31 @@ class MobileWorldAgentLoop:
         self.close()
 
     async def _play(self, spec: EpisodeSpec) -> Trajectory:
-        instance = self.env.spawn()
-        if isinstance(instance, MobileWorldEnvironment):
-            # whoever counts the turns asks for the score at the end
-            instance.max_turns = min(self.max_step, instance.max_turns or self.max_step)
-        session = EnvironmentSession(instance, *self._timeouts)
-        agent = EngineAgent(self._engine, self._sampling, spec.trajectory_id, for_training=False)
         try:
-            return await run_episode(
-                session,
-                agent,
-                self._chat,
-                self._parser,
-                spec,
-                images=self.images,
-                options=EpisodeOptions(EpisodeLimits(self.max_step), self._window, self._reward_fn),
-            )
+            (trajectory,) = await self._collector.collect([spec], self._agent)
         finally:
-            try:
-                await session.close()
-            except RolloutFailure:
-                if not session.broken:
-                    raise
+            await self._collector.close()
+        return trajectory
+
+    def _agent(self, spec: EpisodeSpec) -> EngineAgent:
+        return EngineAgent(self._engine, self._sampling, spec.trajectory_id, for_training=False)
 
     def _task(self, name: str | None) -> Task:
-        own = {task.id: task for task in self.env.tasks() or ()}
+        tasks = {task.id: task for task in self.env.tasks() or ()}
         if name is None and self._curriculum is not None:
             name = self._curriculum.sample_task()
         if name is None:
-            return next(iter(own.values()), Task(id=type(self.env).__name__))
-        if own and name not in own:
-            raise ConfigError(f"{type(self.env).__name__} has no task {name!r}; {did_you_mean(name, own)}")
-        return own.get(name) or Task(id=name)
+            return next(iter(tasks.values()), Task(id=type(self.env).__name__))
+        if tasks and name not in tasks:
+            raise ConfigError(f"{type(self.env).__name__} has no task {name!r}; {did_you_mean(name, tasks)}")
+        return tasks.get(name) or Task(id=name)
 
-    def _server(self, model_name: str | None, base_url: str | None, api_key: str | None) -> InferenceEngine:
-        variable = "OPENAI_API_KEY"
-        if api_key is not None:
-            variable = self._key  # two loops may have different keys
-            os.environ[variable] = api_key
-        client = HTTPClient(base_url or OPENAI, api_key_env=variable)
+    def _server(
+        self, loaded: LoadedModel, model_name: str | None, base_url: str | None, key_variable: str
+    ) -> InferenceEngine:
         return OpenAIInferenceEngine(
-            self._loaded,
-            client,
+            loaded,
+            HTTPClient(base_url or OPENAI, api_key_env=key_variable),
             model=model_name,
             tools=self.env.tool_schemas(),
             text_parts=style_of(self.env.message_style).text_parts,
@@ -212,3 +223,8 @@ def _phones(urls: Any) -> MobileWorldEnvironment:
     if not isinstance(addresses, (list, tuple)) or not addresses:
         raise ConfigError(f"env is an environment or the addresses of MobileWorld servers, got {urls!r:.80}")
     return MobileWorldEnvironment(urls=addresses)
+
+
+def _abandon(loop: EventLoopThread, engine: InferenceEngine, key: str) -> None:
+    os.environ.pop(key, None)
+    loop.close_after(engine.close())
