@@ -141,7 +141,7 @@ def test_a_phone_or_a_model_that_breaks_gives_no_reward(vlm: LoadedModel) -> Non
         ) as loop:
             result = loop.run_full_interaction("a", "OpenSettingsTask")
             assert (result["reward"], result["score"], result["success"]) == (None, None, None)
-            assert "expected a score" in result["failure"]
+            assert "the answer.score is missing" in result["failure"]
             server.scripted.append(({"role": "assistant", "content": None}, "no_such_reason"))
             other = loop.run_full_interaction("b", "OpenSettingsTask")
             assert (other["reward"], other["trajectory"].failure.kind) == (None, "engine")

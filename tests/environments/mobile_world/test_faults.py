@@ -154,7 +154,7 @@ def test_answers_of_the_wrong_kind(
 def test_a_score_that_is_missing_is_a_failure_and_no_zero(vlm: LoadedModel, said: Any) -> None:
     with phones() as (phone,):
         phone.double.spoil["score"] = said
-        expect_failures(collect(vlm, small(phone)), "environment", "expected a score from 0 to 1", turn=3)
+        expect_failures(collect(vlm, small(phone)), "environment", "/task/eval answered something else", turn=3)
         assert phone.idle
 
 

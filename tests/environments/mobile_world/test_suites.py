@@ -9,7 +9,7 @@ import pytest
 
 from tests.environments.mobile_world.playing import DONE, SOLUTIONS, environment, phones, play_alone
 from uirl.environments.mobile_world import environment as phone_module
-from uirl.environments.mobile_world.server import Suite, Timeouts
+from uirl.environments.mobile_world.options import MobileWorldOptions
 from uirl.errors import ConfigError, EnvironmentFailure
 
 TASK = "ContactsOpenContact"
@@ -76,7 +76,8 @@ def test_what_may_restart_an_emulator_has_the_time_for_it() -> None:
         play_alone(env, [DONE], TASK)
     limits = dict(asked)
     assert (limits["/health"], limits[SWITCH], limits["/task/init"]) == (543.0, 543.0, 99.0)
-    assert (Timeouts(1, 2, 3).restart, Suite().question) == (600.0, {"target_family": "mobile_world"})
+    options = MobileWorldOptions()
+    assert (options.restart_timeout, options.suite_query) == (600.0, {"target_family": "mobile_world"})
 
 
 def test_the_first_screen_is_waited_for_as_every_other(monkeypatch: pytest.MonkeyPatch) -> None:

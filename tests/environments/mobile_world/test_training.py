@@ -43,11 +43,13 @@ def test_the_config_fits() -> None:
         assert env.max_turns <= store.turn_limit
         assert len(env.pool.servers) == store.rollout.parallel
         # the last step acts, looks, asks for the score and tears down
-        limits = env.timeouts
+        limits = env.options
         assert store.environment.step_timeout is not None
-        assert store.environment.step_timeout >= 2 * limits.step + limits.task + limits.tear_down
+        assert (
+            store.environment.step_timeout >= 2 * limits.step_timeout + limits.task_timeout + limits.tear_down_timeout
+        )
         assert store.environment.reset_timeout is not None
-        assert store.environment.reset_timeout > env.pool.acquire_timeout + 2 * limits.task
+        assert store.environment.reset_timeout > env.pool.acquire_timeout + 2 * limits.task_timeout
 
 
 def test_a_run_on_two_phones(tmp_path: Path) -> None:

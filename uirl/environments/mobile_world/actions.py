@@ -112,8 +112,8 @@ class PhoneSpace:
         if call.name in self.tools:
             return UseTool(call)
         if call.name not in self.names:
-            known = ", ".join([*self.names, *sorted(self.tools)])
-            return f"unknown action {shown(call.name, 40)}; expected one of {known}"
+            offered = ", ".join([*self.names, *sorted(self.tools)])
+            return f"unknown action {shown(call.name, 40)}; expected one of {offered}"
         try:
             return _READERS[call.name](_Arguments(call.name, call.arguments, self))
         except Mistake as mistake:
@@ -182,10 +182,10 @@ class _Arguments(CallArguments):
             raise Mistake(f"{self.action} needs a {name}; got {shown(value, 40)}")
         return self.bounded(name, text, MAX_TEXT)
 
-    def choice(self, name: str, known: tuple[str, ...], default: str | None = None) -> Any:
+    def choice(self, name: str, choices: tuple[str, ...], default: str | None = None) -> Any:
         value = self.values.get(name, default)
-        if not isinstance(value, str) or value.lower() not in known:
-            raise Mistake(f"{self.action} needs {name}, one of {', '.join(known)}; got {shown(value, 40)}")
+        if not isinstance(value, str) or value.lower() not in choices:
+            raise Mistake(f"{self.action} needs {name}, one of {', '.join(choices)}; got {shown(value, 40)}")
         return value.lower()
 
 
@@ -202,10 +202,10 @@ def _swipe(arguments: _Arguments) -> PhoneAction:
 
 def _open(arguments: _Arguments) -> PhoneAction:
     wanted = arguments.text()
-    known = {app.lower(): app for app in arguments.space.apps}
-    if wanted.lower() not in known:
+    apps = {app.lower(): app for app in arguments.space.apps}
+    if wanted.lower() not in apps:
         raise Mistake(f"there is no app {shown(wanted, 40)}; {did_you_mean(wanted[:40], arguments.space.apps)}")
-    return OpenApp(known[wanted.lower()])
+    return OpenApp(apps[wanted.lower()])
 
 
 def _terminate(arguments: _Arguments) -> PhoneAction:

@@ -22,11 +22,11 @@ from uirl.environments.mobile_world.actions import (
     UseTool,
     command,
 )
-from uirl.environments.mobile_world.catalog import Choice, PhoneTask, ask_any, read_list
+from uirl.environments.mobile_world.catalog import Choice, ask_any
 from uirl.environments.mobile_world.ending import notes_of
-from uirl.environments.mobile_world.options import MobileWorldOptions, checked_prompt
+from uirl.environments.mobile_world.options import MobileWorldOptions
 from uirl.environments.mobile_world.prompt import system_prompt
-from uirl.environments.mobile_world.server import PhoneServer, Suite, Timeouts
+from uirl.environments.mobile_world.server import PhoneServer, PhoneTask
 from uirl.environments.mobile_world.state import Episode, ServerState
 from uirl.environments.mobile_world.tools import ToolServers
 from uirl.environments.options import OptionsLike
@@ -70,24 +70,14 @@ class MobileWorldEnvironment(RemoteEnvironment):
         """
         super().__init__(config, options, **keys)
         options = self.options
-        self.timeouts = Timeouts(
-            options.step_timeout, options.task_timeout, options.tear_down_timeout, options.restart_timeout
-        )
-        self.suite, self.prompt = Suite(options.suite, options.suite_seed), options.prompt
+        self.prompt = options.prompt
         self.max_turns = options.max_turns
         self.tool_servers = ToolServers(options.mcp or {})
-        self.choice = Choice(
-            options.task_names,
-            options.tags,
-            options.without_tags,
-            options.apps,
-            self.tool_servers.names,
-            options.ask_user,
-        )
+        self.choice = Choice(options, self.tool_servers.names)
         self._apps = (*APPS, *options.more_apps)
         self._servers = ServerState()
         self._goal = ""
-        self._parting: set[asyncio.Future[None]] = set()
+        self._tear_downs: set[asyncio.Future[None]] = set()
         self._one_call = asyncio.Lock()
         self._forget()
 
@@ -102,9 +92,8 @@ class MobileWorldEnvironment(RemoteEnvironment):
     def tasks(self) -> list[Task]:
         """The tasks that are taken, by name; asks a server the first time. Raises ConfigError where none is left."""
         if self._servers.tasks is None:
-            self._servers.tasks = ask_any(
-                self.client, [server.url for server in self.pool.servers], self.suite, self.timeouts.restart
-            )
+            urls = [server.url for server in self.pool.servers]
+            self._servers.tasks = ask_any(self.client, urls, self.options)
         return [task.as_task() for task in self.choice.of(self._servers.tasks)]
 
     def get_prompt_prefix(self) -> str:
@@ -112,7 +101,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
         tools = [tool.definition for tool in self._episode.tools] if self._episode else []
         if self._published:
             return mai_ui.system_prompt(tools, self._apps[len(APPS) :])
-        names = PhoneSpace(1, 1, ask_user=self.choice.ask_user).names
+        names = PhoneSpace(1, 1, ask_user=self.options.ask_user).names
         return system_prompt(names, self._apps, [tool.schema()["function"] for tool in tools])
 
     def get_state_description(self) -> str:
@@ -129,14 +118,14 @@ class MobileWorldEnvironment(RemoteEnvironment):
     def with_prompt(self, prompt: str | None) -> MobileWorldEnvironment:
         """The same phones with this prompt. Raises ConfigError for one that there is not."""
         other = self.spawn()
-        other.prompt = checked_prompt(prompt)
+        other.prompt = MobileWorldOptions.from_arguments(self.options, {"prompt": prompt}).prompt
         return other
 
     def spawn(self) -> MobileWorldEnvironment:
         """Another episode on the same phones."""
         other = super().spawn()
         assert isinstance(other, MobileWorldEnvironment)
-        other._parting, other._one_call = set(), asyncio.Lock()
+        other._tear_downs, other._one_call = set(), asyncio.Lock()
         other._goal = ""
         return other
 
@@ -148,15 +137,15 @@ class MobileWorldEnvironment(RemoteEnvironment):
         `task` None: one of those that are taken, by `seed`. The goal is the server's, unless the task has its own.
         """
         async with self._one_call:
-            self._part()
-            await self._parted()
+            self._start_tear_down()
+            await self._wait_for_tear_down()
             self._wanted = (task, seed)
             self._turns, self._goal = 0, ""
             await self._lease()
             episode = self._episode
-            assert episode is not None and episode.shot is not None  # noqa: PT018
+            assert episode is not None and episode.screenshot is not None  # noqa: PT018
             self._goal = episode.goal
-            return Observation(episode.goal, (await self._shown(episode.shot),), {"task": episode.task.name})
+            return Observation(episode.goal, (await self._shown(episode.screenshot),), {"task": episode.task.name})
 
     async def step(self, action: Action) -> StepResult:
         """The next screen, the text of a reply, or the end with the score as reward."""
@@ -169,8 +158,8 @@ class MobileWorldEnvironment(RemoteEnvironment):
     async def close(self) -> None:  # type: ignore[override]
         """Tears the task down, where there is one, and gives the phone back."""
         async with self._one_call:
-            self._part()
-        await self._parted()
+            self._start_tear_down()
+        await self._wait_for_tear_down()
 
     async def _holding(self, work: Coroutine[Any, Any, T]) -> T:
         """What `work` with the phone returns; where it fails or is cancelled the phone is left."""
@@ -179,12 +168,12 @@ class MobileWorldEnvironment(RemoteEnvironment):
                 return await work
             except RolloutFailure as error:
                 self._blame(error)
-                self._part()
+                self._start_tear_down()
                 raise
             except asyncio.CancelledError:
                 if self._server is not None:
                     self._given_up(self._server)
-                self._part()
+                self._start_tear_down()
                 raise
 
     async def _score_now(self) -> tuple[float, dict[str, Any]] | None:
@@ -193,74 +182,77 @@ class MobileWorldEnvironment(RemoteEnvironment):
 
     async def _step(self, action: Action) -> StepResult:
         episode = self._episode
-        if self._server is None or episode is None or episode.shot is None:
+        if self._server is None or episode is None or episode.screenshot is None:
             raise EnvironmentFailure("mobile_world has no phone; reset it first")
         self._turns += 1
-        meant: PhoneAction | mai_ui.Instead | str = self._space(episode.shot, episode.tools).read(action)
+        meant: PhoneAction | mai_ui.Instead | str = self._space(episode.screenshot, episode.tools).read(action)
         if self._published and isinstance(meant, str):
             meant = mai_ui.instead_of(action, meant)
         elif self._published and isinstance(meant, Swipe):
             meant = Swipe(meant.direction)
         over = isinstance(meant, (Answer, Terminate, mai_ui.Unknown))
-        told = await self._perform(episode, meant)
+        reply = await self._perform(episode, meant)
         if not over and not isinstance(meant, (str, AskUser, UseTool)):
             await asyncio.sleep(self.options.step_wait_time)
         if over or self._turns >= (self.max_turns or math.inf):
             return await self._finish(episode, meant, over)
-        if told or isinstance(meant, AskUser):
-            return StepResult(Observation(told))
-        episode.shot = await episode.phone.look()
-        return StepResult(Observation("", (await self._shown(episode.shot),)))
+        if reply or isinstance(meant, AskUser):
+            return StepResult(Observation(reply))
+        episode.screenshot = await episode.phone.look()
+        return StepResult(Observation("", (await self._shown(episode.screenshot),)))
 
     async def _perform(self, episode: Episode, meant: PhoneAction | mai_ui.Instead | str) -> str:
         """Carries an action out; what the policy is told in place of a picture, empty: it is shown one."""
         if isinstance(meant, str):
             return meant
         if isinstance(meant, UseTool):
-            done = await episode.tools.call(meant.call)
-            own = f"{done.name} {'answered' if done.success else 'refused'}:\n{done.text}"
-            return mai_ui.tool_words(done) if self._published else own
-        order = None if isinstance(meant, (mai_ui.Nothing, mai_ui.Unknown)) else command(meant)
-        if order is None:
+            result = await episode.tools.call(meant.call)
+            if self._published:
+                return mai_ui.tool_words(result)
+            return f"{result.name} {'answered' if result.success else 'refused'}:\n{result.text}"
+        request = None if isinstance(meant, (mai_ui.Nothing, mai_ui.Unknown)) else command(meant)
+        if request is None:
             return ""
         try:
-            said = await episode.phone.act(order)
+            reply = await episode.phone.act(request)
         except Refused:
             if not isinstance(meant, OpenApp) or not self._published:
                 raise
             return ""  # there is no such app, and the published agent is shown the screen
         if not isinstance(meant, AskUser):
             return ""
-        return said if self._published else f"The owner replied:\n{said}" if said else "The owner did not reply."
+        if self._published:
+            return reply
+        return f"The owner replied:\n{reply}" if reply else "The owner did not reply."
 
     async def _finish(self, episode: Episode, meant: Any, over: bool) -> StepResult:
         """The end: the score, which is all that an episode can earn, and then the tear-down, which cannot change it."""
         score = await episode.phone.score(episode.task.name)
         info = notes_of(score, meant, over)
-        self._part()
-        await self._parted()
-        return StepResult(Observation("", (), info), reward=score.value, terminated=True)
+        self._start_tear_down()
+        await self._wait_for_tear_down()
+        return StepResult(Observation("", (), info), reward=score.score, terminated=True)
 
     # -- the phone -------------------------------------------------------------------------------------------------
 
     async def _open(self, server: Server) -> None:
-        phone = PhoneServer(self.client, server.url, self.options.device, self.timeouts)
+        phone = PhoneServer(self.client, server.url, self.options)
         try:
             await phone.check_health()
             if server not in self._servers.prepared:
-                await phone.prepare(self.suite)
+                await phone.prepare()
                 self._servers.prepared.add(server)
             if self._servers.tasks is None:
-                self._servers.tasks = read_list(await phone.tasks(), f"{server.url}/task/list")
+                self._servers.tasks = await phone.tasks()
             wanted = self._chosen(self._servers.tasks)
             tools = await asyncio.to_thread(self._tools_of, wanted)
             episode = self._episode = Episode(phone, wanted, tools)
-            given = self._wanted[0]
-            episode.goal = (given.goal if given else "") or await phone.goal(wanted.name)
+            task = self._wanted[0]
+            episode.goal = (task.goal if task else "") or await phone.goal(wanted.name)
             episode.begun = True
             await phone.begin(wanted.name)
             await asyncio.sleep(self.options.step_wait_time)  # the phone is on its way home
-            episode.shot = await phone.look()
+            episode.screenshot = await phone.look()
         except RolloutFailure:
             self._servers.prepared.discard(server)
             raise
@@ -272,11 +264,11 @@ class MobileWorldEnvironment(RemoteEnvironment):
         """A call was cancelled: what the phone was told may still be under way."""
         self.pool.take_out(server, "a call was given up")
 
-    def _chosen(self, known: list[PhoneTask]) -> PhoneTask:
+    def _chosen(self, listed: list[PhoneTask]) -> PhoneTask:
         task, seed = self._wanted
         if task is None:
-            return random.Random(seed).choice(self.choice.of(known))
-        by_name = {own.name: own for own in known}
+            return random.Random(seed).choice(self.choice.of(listed))
+        by_name = {one.name: one for one in listed}
         if task.id not in by_name:
             raise EnvironmentFailure(f"the server has no task {task.id!r:.80}; {did_you_mean(task.id, by_name)}")
         missing = set(by_name[task.id].tool_servers) - self.tool_servers.names
@@ -295,7 +287,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
         if episode is not None:
             await asyncio.shield(self._tracked(self._tear_down(episode, server)))
 
-    def _part(self) -> None:
+    def _start_tear_down(self) -> None:
         """Begins to tear the task down; whoever is cancelled meanwhile does not stop it."""
         server, episode = self._server, self._episode
         self._server = None
@@ -303,15 +295,15 @@ class MobileWorldEnvironment(RemoteEnvironment):
         if server is not None and episode is not None:
             self._tracked(self._give_back(episode, server))
 
-    async def _parted(self) -> None:
+    async def _wait_for_tear_down(self) -> None:
         """Waits until what was to be torn down is."""
-        while self._parting:
-            await asyncio.shield(asyncio.gather(*self._parting))
+        while self._tear_downs:
+            await asyncio.shield(asyncio.gather(*self._tear_downs))
 
     def _tracked(self, work: Any) -> asyncio.Future[None]:
         job = asyncio.ensure_future(work)
-        self._parting.add(job)
-        job.add_done_callback(self._parting.discard)
+        self._tear_downs.add(job)
+        job.add_done_callback(self._tear_downs.discard)
         return job
 
     async def _give_back(self, episode: Episode, server: Server) -> None:
@@ -346,15 +338,15 @@ class MobileWorldEnvironment(RemoteEnvironment):
 
     # -- pictures --------------------------------------------------------------------------------------------------
 
-    def _space(self, shot: Screenshot, tools: ToolRegistry) -> PhoneSpace:
+    def _space(self, screenshot: Screenshot, tools: ToolRegistry) -> PhoneSpace:
         """The actions on the screen as it was last seen: a phone that is turned has other sides."""
         return PhoneSpace(
-            *shot.read_size(), self._apps, frozenset(tools.names), self._published or self.choice.ask_user
+            *screenshot.read_size(), self._apps, frozenset(tools.names), self._published or self.options.ask_user
         )
 
-    async def _shown(self, shot: Screenshot) -> Screenshot:
+    async def _shown(self, screenshot: Screenshot) -> Screenshot:
         """The picture as the policy sees it."""
         size = self.options.image_size
-        if size is None or size == shot.read_size():
-            return shot
-        return await asyncio.to_thread(resized, shot, size)
+        if size is None or size == screenshot.read_size():
+            return screenshot
+        return await asyncio.to_thread(resized, screenshot, size)

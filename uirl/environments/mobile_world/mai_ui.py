@@ -89,10 +89,10 @@ def system_prompt(tools: Sequence[ToolDefinition], more_apps: Iterable[str] = ()
 def tool_words(result: ToolResult) -> str:
     """What the policy is told of a tool: the content of its answer, written as Python writes it."""
     if not result.success:
-        said: object = {"result": f"Failed to call tool {result.name} after 5 attempts: {result.text}"}
+        content: object = {"result": f"Failed to call tool {result.name} after 5 attempts: {result.text}"}
     else:
-        said = [{"type": "text", "text": result.text, "annotations": None}]
-    return f"Tool call result: {said}"
+        content = [{"type": "text", "text": result.text, "annotations": None}]
+    return f"Tool call result: {content}"
 
 
 @dataclass(frozen=True, slots=True)

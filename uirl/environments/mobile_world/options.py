@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from uirl.config.section import Count, NonNegative, Positive
 from uirl.environments.options import Names
@@ -12,7 +12,6 @@ from uirl.environments.remote.client.options import ServerPoolOptions
 from uirl.errors import ConfigError
 
 Prompt: TypeAlias = Literal["own", "mai_ui"]
-PROMPTS: tuple[Prompt, ...] = ("own", "mai_ui")
 
 
 class MobileWorldOptions(ServerPoolOptions):
@@ -61,12 +60,13 @@ class MobileWorldOptions(ServerPoolOptions):
     restart_timeout: Positive = 600.0
     """Seconds for the server to restart its emulator."""
 
+    @property
+    def suite_query(self) -> dict[str, str]:
+        """The parameters of a request for the suite."""
+        return {"target_family": self.suite} | ({} if self.suite_seed is None else {"seed": str(self.suite_seed)})
 
-def checked_prompt(name: str | None) -> Prompt | None:
-    """Return the name of a prompt. Raises ConfigError for one that there is not."""
-    for prompt in PROMPTS:
-        if name == prompt:
-            return prompt
-    if name is not None:
-        raise ConfigError(f"mobile_world: prompt is one of {', '.join(PROMPTS)}, or null; got {name!r:.60}")
-    return None
+    @model_validator(mode="after")
+    def _seed_is_read(self) -> Self:
+        if self.suite_seed is not None and self.suite == "mobile_world":
+            raise ConfigError("mobile_world: the tasks of mobile_world take no seed; leave suite_seed out")
+        return self

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+from pydantic import Field
+
+from uirl.environments.mobile_world.options import MobileWorldOptions
+from uirl.environments.options import Names
+from uirl.environments.remote.client.base import understood
 from uirl.environments.remote.client.http import EnvironmentClient, Refused, ServerLost
 from uirl.environments.remote.protocol.pictures import whole
-from uirl.environments.remote.protocol.wire import WireError, from_base64
-from uirl.errors import ConfigError, EnvironmentFailure
+from uirl.environments.remote.protocol.wire import Base64, Plain, Text, WireAnswer
+from uirl.errors import EnvironmentFailure
 from uirl.images import Screenshot
-from uirl.runtime.limits import is_finite, shown
+from uirl.runtime.limits import shown
+from uirl.types import Task
 
-SUITE = "mobile_world"
-FAMILIES = (SUITE, "android_world")
-SWITCH = "/suite_family/switch"
+SWITCH, TASKS = "/suite_family/switch", "/task/list"
 UNHEALTHY = "Device is not healthy"
 """The server's words, behind a status of 500, for an emulator that has stopped working."""
+_TOOLS_OF = "MCP-"
 
 
 class DeviceUnhealthy(ServerLost):
@@ -25,60 +29,68 @@ class DeviceUnhealthy(ServerLost):
     when its health is asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds of one request."""
+class Health(WireAnswer):
+    """`GET /health`."""
 
-    step: float
-    """Of an action, a screenshot and whatever else is quick."""
-    task: float
-    """Of setting a task up, and of its score."""
-    tear_down: float
-    restart: float = 600.0
-    """Of what may restart the emulator: a question for its health, and another suite."""
-
-    def __post_init__(self) -> None:
-        for name in ("step", "task", "tear_down", "restart"):
-            seconds = getattr(self, name)
-            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
-                raise ConfigError(f"mobile_world: a time limit must be positive seconds, got {seconds!r} for {name}")
+    ok: bool
+    device_status: Plain = None
 
 
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """A family of tasks. Raises ConfigError for a seed where nothing is drawn."""
+class Switched(WireAnswer):
+    """`POST /suite_family/switch`."""
 
-    family: str = SUITE
-    """'android_world': later servers know it."""
-    seed: int | None = None
-    """Of the parameters of AndroidWorld's tasks; None: the server's choice."""
+    switched: Plain = False
+    """False: the server had the suite already."""
 
-    def __post_init__(self) -> None:
-        if self.family not in FAMILIES:
-            raise ConfigError(f"mobile_world: suite is one of {', '.join(FAMILIES)}, got {self.family!r:.60}")
-        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
-            raise ConfigError(f"mobile_world: suite_seed must be an int or null, got {self.seed!r:.60}")
-        if self.seed is not None and self.family == SUITE:
-            raise ConfigError(f"mobile_world: the tasks of {SUITE} take no seed; leave suite_seed out")
+
+class PhoneTask(WireAnswer):
+    """One task as the server lists it."""
+
+    name: Annotated[Text, Field(min_length=1)]
+    tags: Names = ()
+    apps: Names = ()
+    """Names of apps, and `MCP-<name>` for every server of tools."""
 
     @property
-    def question(self) -> dict[str, str]:
-        """The parameters of a switch to it."""
-        return {"target_family": self.family} | ({} if self.seed is None else {"seed": str(self.seed)})
+    def tool_servers(self) -> tuple[str, ...]:
+        """Names of the servers of tools that the task needs, in small letters."""
+        return tuple(app[len(_TOOLS_OF) :].lower() for app in self.apps if app.startswith(_TOOLS_OF))
+
+    @property
+    def phone_apps(self) -> set[str]:
+        """Names of the apps on the phone that the task uses."""
+        return {app for app in self.apps if not app.startswith(_TOOLS_OF)}
+
+    def as_task(self, environment: str = "mobile_world") -> Task:
+        """The task for a run: its tags, then its apps as `app:<name>`."""
+        return Task(self.name, environment, tags=(*self.tags, *(f"app:{app}" for app in self.apps)))
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """What the server says of an episode."""
+class TaskList(WireAnswer):
+    """`GET /task/list`, whose answer is the list alone."""
 
-    value: float
-    """0 to 1."""
-    reason: str = ""
+    tasks: Annotated[list[PhoneTask], Field(min_length=1)]
+
+
+class ScreenAnswer(WireAnswer):
+    """`GET /screenshot`."""
+
+    b64_png: Base64
+
+
+class Score(WireAnswer):
+    """`GET /task/eval`."""
+
+    score: Annotated[float, Field(ge=0, le=1)]
+    reason: Plain = ""
 
     @property
     def success(self) -> bool:
         """The benchmark counts what is above 0.99."""
-        return self.value > 0.99
+        return self.score > 0.99
+
+
+AnswerT = TypeVar("AnswerT", bound=WireAnswer)
 
 
 class PhoneServer:
@@ -87,93 +99,91 @@ class PhoneServer:
     Each raises ServerLost, NoAnswer, DeviceUnhealthy, Refused, or EnvironmentFailure for an answer that makes no sense.
     """
 
-    def __init__(self, client: EnvironmentClient, url: str, device: str, timeouts: Timeouts) -> None:
-        self.client, self.url, self.device, self.timeouts = client, url, device, timeouts
+    def __init__(self, client: EnvironmentClient, url: str, options: MobileWorldOptions) -> None:
+        self.client, self.url, self.options = client, url, options
 
     async def check_health(self) -> None:
         """Raises DeviceUnhealthy where the server says so, in either of its two ways."""
         try:
-            said = await self._ask("GET", "/health", timeout=self.timeouts.restart, retries=0)
+            health = await self._read(Health, "GET", "/health", timeout=self.options.restart_timeout, retries=0)
         except Refused as refused:
             if refused.status == 503:
                 raise DeviceUnhealthy(str(refused)) from None
             raise
-        if not isinstance(said, dict) or not isinstance(said.get("ok"), bool):
-            raise EnvironmentFailure(f"{self.url} is no MobileWorld server: GET /health said {shown(said, 80)}")
-        if not said["ok"]:
-            raise DeviceUnhealthy(f"{self.url}/health says that a device is not well: {shown(said, 200)}")
+        if not health.ok:
+            raise DeviceUnhealthy(
+                f"{self.url}/health says that a device is not well: {shown(health.device_status, 200)}"
+            )
 
-    async def prepare(self, suite: Suite = Suite()) -> None:
+    async def prepare(self) -> None:
         """Chooses the suite of tasks and connects the device: once in the life of a server."""
-        said = await self._switch(suite)
-        if suite.seed is not None and not (isinstance(said, dict) and said.get("switched")):
+        answer = await self._switch(self.options.suite_query)
+        if self.options.suite_seed is not None and not answer.switched:
             # a server that has the suite keeps the seed it has, and does not say which
-            await self._switch(Suite())
-            await self._switch(suite)
-        await self._ask("POST", "/init", json={"device": self.device}, timeout=self.timeouts.task)
+            await self._switch({"target_family": "mobile_world"})
+            await self._switch(self.options.suite_query)
+        await self._ask("POST", "/init", json={"device": self.options.device}, timeout=self.options.task_timeout)
 
-    async def _switch(self, suite: Suite) -> Any:
-        return await self._ask("POST", SWITCH, params=suite.question, timeout=self.timeouts.restart)
+    async def _switch(self, query: Mapping[str, str]) -> Switched:
+        return await self._read(Switched, "POST", SWITCH, params=query, timeout=self.options.restart_timeout)
 
-    async def tasks(self) -> Any:
-        """The list of tasks, not yet read."""
-        return await self._ask("GET", "/task/list")
+    async def tasks(self) -> list[PhoneTask]:
+        """The tasks of the suite that the server has."""
+        return read_tasks(await self._ask("GET", TASKS), self.url)
 
     async def goal(self, task: str) -> str:
-        said = await self._ask("GET", "/task/goal", params={"task_name": task})
-        if not isinstance(said, str) or not said:
-            raise EnvironmentFailure(f"{self.url}/task/goal answered {shown(said, 80)}; expected a text")
-        return said
+        goal = await self._ask("GET", "/task/goal", params={"task_name": task})
+        if not isinstance(goal, str) or not goal:
+            raise EnvironmentFailure(f"{self.url}/task/goal answered {shown(goal, 80)}; expected a text")
+        return goal
 
     async def begin(self, task: str) -> None:
         """Brings the phone to the first state of a task. May be sent again: it begins with a snapshot."""
-        await self._ask("POST", "/task/init", json=self._of(task), timeout=self.timeouts.task)
+        await self._ask("POST", "/task/init", json=self._of(task), timeout=self.options.task_timeout)
 
     async def look(self) -> Screenshot:
         """The screen, decoded once to see that it is whole."""
-        said = await self._ask("GET", "/screenshot", params={"device": self.device, "return_b64": "true"})
-        encoded = said.get("b64_png") if isinstance(said, dict) else None
-        where = f"{self.url}/screenshot"
-        if not isinstance(encoded, str):
-            raise EnvironmentFailure(f"{where} answered {shown(said, 80)}; expected b64_png")
-        try:
-            data = from_base64(encoded, "b64_png")
-        except WireError as error:
-            raise EnvironmentFailure(f"{where} sent a picture that cannot be used: {error}") from None
-        return await whole(data, where)
+        query = {"device": self.options.device, "return_b64": "true"}
+        answer = await self._read(ScreenAnswer, "GET", "/screenshot", params=query)
+        return await whole(answer.b64_png, f"{self.url}/screenshot")
 
     async def act(self, action: Mapping[str, Any]) -> str:
         """What the server says of an action: the user's reply to a question, else of no interest. Never sent twice."""
-        body = {"device": self.device, "action": dict(action)}
-        said = await self._ask("POST", "/step", json=body, again=False)
-        if not isinstance(said, dict) or "result" not in said:
-            raise EnvironmentFailure(f"{self.url}/step answered {shown(said, 80)}; expected a result")
-        result = said["result"]
+        body = {"device": self.options.device, "action": dict(action)}
+        answer = await self._ask("POST", "/step", json=body, again=False)
+        if not isinstance(answer, dict) or "result" not in answer:
+            raise EnvironmentFailure(f"{self.url}/step answered {shown(answer, 80)}; expected a result")
+        result = answer["result"]
         return result if isinstance(result, str) else ""
 
     async def score(self, task: str) -> Score:
         """How the task stands. An answer without a score is a failure, never a score of zero."""
-        said = await self._ask("GET", "/task/eval", json=self._of(task), timeout=self.timeouts.task)
-        value: Any = said.get("score") if isinstance(said, dict) else None
-        if not is_finite(value) or not 0 <= value <= 1:
-            raise EnvironmentFailure(f"{self.url}/task/eval answered {shown(said, 120)}; expected a score from 0 to 1")
-        reason = said.get("reason")
-        return Score(float(value), reason if isinstance(reason, str) else "")
+        return await self._read(Score, "GET", "/task/eval", json=self._of(task), timeout=self.options.task_timeout)
 
     async def end(self, task: str) -> None:
         """Tears the task down."""
-        await self._ask(
-            "POST", "/task/tear_down", json=self._of(task), timeout=self.timeouts.tear_down, retries=1
-        )  # fmt: skip
+        limit = self.options.tear_down_timeout
+        await self._ask("POST", "/task/tear_down", json=self._of(task), timeout=limit, retries=1)
 
     def _of(self, task: str) -> dict[str, str]:
-        return {"task_name": task, "req_device": self.device}
+        return {"task_name": task, "req_device": self.options.device}
+
+    async def _read(self, kind: type[AnswerT], method: str, path: str, **options: Any) -> AnswerT:
+        answer = await self._ask(method, path, **options)
+        with understood(self.url + path):
+            return kind.read(answer, "the answer")
 
     async def _ask(self, method: str, path: str, **options: Any) -> Any:
-        options = {"timeout": self.timeouts.step, "again": True, **options}
+        options = {"timeout": self.options.step_timeout, "again": True, **options}
         try:
             return await self.client.json(method, self.url + path, **options)
         except Refused as refused:
             if UNHEALTHY in str(refused):
                 raise DeviceUnhealthy(str(refused)) from None
             raise
+
+
+def read_tasks(answer: Any, url: str) -> list[PhoneTask]:
+    """The tasks that the server at `url` listed. Raises EnvironmentFailure for what is no list of tasks."""
+    with understood(url + TASKS):
+        return TaskList.read({"tasks": answer}, "the answer").tasks

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from uirl.environments.mobile_world.catalog import PhoneTask
-from uirl.environments.mobile_world.server import PhoneServer
+from uirl.environments.mobile_world.server import PhoneServer, PhoneTask
 from uirl.environments.remote.client.servers import Server
 from uirl.images import Screenshot
 from uirl.tools import ToolRegistry
@@ -30,5 +29,5 @@ class Episode:
     goal: str = ""
     begun: bool = False
     """The task may be set up, and is to be torn down."""
-    shot: Screenshot | None = None
+    screenshot: Screenshot | None = None
     """The screen as the policy last saw it, in full size."""

@@ -20,10 +20,10 @@ class ToolServers:
     environment variable of a bearer token (`token_env`), so that no token stands in a config.
     """
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"mobile_world: mcp maps names to servers of tools, got {given!r:.80}")
-        self._sources = {str(name).lower(): _source(name, value) for name, value in given.items()}
+    def __init__(self, servers: Mapping[str, Any]) -> None:
+        if not isinstance(servers, Mapping):
+            raise ConfigError(f"mobile_world: mcp maps names to servers of tools, got {servers!r:.80}")
+        self._sources = {str(name).lower(): _source(name, value) for name, value in servers.items()}
 
     @property
     def names(self) -> frozenset[str]:
@@ -36,18 +36,18 @@ class ToolServers:
         Raises EnvironmentFailure where a server does not answer, ConfigError for two tools of one name and for a tool
         with the name of an action.
         """
-        made = ToolRegistry()
+        registry = ToolRegistry()
         for name in names:
             source = self._sources[name]
             tools = source.start().tools() if isinstance(source, MCPServer) else source
             for tool in tools:
-                registered = made.register(tool.spawn() if isinstance(tool, Tool) else tool)
+                registered = registry.register(tool.spawn() if isinstance(tool, Tool) else tool)
                 if registered.name in ACTIONS:
                     raise ConfigError(
                         f"mcp.{name} has a tool {registered.name!r}, which is an action of the phone; give that server "
                         "a prefix"
                     )
-        return made
+        return registry
 
 
 def _source(name: Any, value: Any) -> MCPServer | list[Any]:
