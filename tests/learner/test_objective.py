@@ -28,7 +28,8 @@ def test_the_value_clip_is_centred_on_the_values_at_the_start_of_the_update(smal
     tensors = UpdateTensors([torch.ones(3)], [returns], [zeros - 1], [zeros - 1], None, [old])
     now = batch.scatter(torch.tensor([0.5, 0.1, 0.9])).requires_grad_()
     scores = TokenScores(batch.scatter(zeros - 1), batch.scatter(zeros), now, None)
-    terms = Objective.of(settings, tensors, 1).terms(scores, tensors.rows(batch, [0]))
+    objective = Objective.of(settings, tensors, 1)
+    terms = objective.terms(scores, objective.rows(batch, [0]), batch.response_mask)
     term = next(term for term in terms if term.name == "value_loss")
     loss = term.loss
     assert loss is not None
@@ -36,7 +37,7 @@ def test_the_value_clip_is_centred_on_the_values_at_the_start_of_the_update(smal
     assert loss.item() == pytest.approx(0.5 * (0.64 + 0.01 + 0.01) / 3)
     assert term.metrics["value_clip_fraction"] == pytest.approx(1 / 3)
     assert term.tokens == 3
-    assert term.weight == settings.value_coef
+    assert term.weight == settings.training.value_coef
     loss.backward()
     # what moved too far towards its return has no gradient any more; d/dv of (v - r)^2 / 2 / 3 elsewhere
     assert now.grad is not None

@@ -36,10 +36,11 @@ from uirl.algorithms.descriptions import (
 )
 from uirl.algorithms.entropy import compute_entropy
 from uirl.algorithms.groups import GroupIndex
-from uirl.algorithms.inputs import AdvantageInputs
+from uirl.algorithms.inputs import AdvantageInputs, AdvantageOptions
 from uirl.algorithms.kl import KLController, KLEstimator, apply_kl_penalty, compute_kl, compute_kl_loss
 from uirl.algorithms.losses import compute_rejection_sampling_loss, compute_value_loss, kept_mask
 from uirl.algorithms.policy_loss import (
+    LossOptions,
     PolicyLossOptions,
     RatioLevel,
     clipped_surrogate,
@@ -59,6 +60,7 @@ __all__ = [
     "PPO",
     "RLOO",
     "AdvantageInputs",
+    "AdvantageOptions",
     "Aggregation",
     "Algorithm",
     "AlgorithmSpec",
@@ -66,6 +68,7 @@ __all__ = [
     "GroupIndex",
     "KLController",
     "KLEstimator",
+    "LossOptions",
     "PolicyLossOptions",
     "RatioLevel",
     "ReinforcePlusPlus",

@@ -11,7 +11,8 @@ from typing import Any
 
 from uirl.algorithms.aggregation import Aggregation
 from uirl.algorithms.checks import check_unit_interval
-from uirl.algorithms.policy_loss import PolicyLossOptions, RatioLevel
+from uirl.algorithms.inputs import AdvantageOptions
+from uirl.algorithms.policy_loss import LossOptions, PolicyLossOptions, RatioLevel
 from uirl.algorithms.registry import AlgorithmSpec, get_algorithm
 
 
@@ -28,11 +29,11 @@ class Algorithm(ABC):
         """The entry of `ALGORITHMS`."""
         return get_algorithm(self.adv_estimator)
 
-    def advantage_options(self) -> dict[str, Any]:
+    def advantage_options(self) -> AdvantageOptions:
         """Keyword arguments for `AdvantageInputs`, next to the tensors."""
         return {}
 
-    def loss_options(self) -> dict[str, Any]:
+    def loss_options(self) -> LossOptions:
         """Keyword arguments for the loss named by `spec.loss`, next to the tensors and the denominator."""
         return {}
 
@@ -55,25 +56,56 @@ class _Clipped(Algorithm):
     """The constant of 'seq-mean-token-sum-norm'; None with the other aggregations."""
     kl_coef: float = 0.0
     """Weight of the KL to the reference policy; 0: no reference policy is needed."""
+    ratio_level: RatioLevel = "token"
+    """'sequence' clips the ratio of the whole row, as GSPO does."""
 
-    def _clip_range(self) -> tuple[float, float]:
-        """Below and above 1."""
-        raise NotImplementedError
+    @property
+    @abstractmethod
+    def clip_range(self) -> tuple[float, float]:
+        """Distances of the lower and the upper clip of the ratio from 1."""
 
-    def loss_options(self) -> dict[str, Any]:
-        """Keyword arguments for `compute_policy_loss`."""
-        eps_low, eps_high = self._clip_range()
+    def loss_options(self) -> LossOptions:
+        eps_low, eps_high = self.clip_range
         options = PolicyLossOptions(
             eps_low=eps_low,
             eps_high=eps_high,
             clip_ratio_c=self.clip_ratio_c,
-            ratio_level=self._ratio_level(),
+            ratio_level=self.ratio_level,
             tis_cap=self.tis_cap,
         )
         return {"options": options, "aggregation": self.aggregation, "loss_length": self.loss_length}
 
-    def _ratio_level(self) -> RatioLevel:
-        return "token"
+
+@dataclass(frozen=True)
+class _OneClipRange(_Clipped):
+    """An algorithm that clips the ratio by the same distance below and above 1."""
+
+    clip_epsilon: float = 0.2
+    """Clip range of the ratio on both sides."""
+
+    def __post_init__(self) -> None:
+        _check_positive(clip_epsilon=self.clip_epsilon)
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        return self.clip_epsilon, self.clip_epsilon
+
+
+@dataclass(frozen=True)
+class _TwoClipRanges(_Clipped):
+    """An algorithm with a clip range of its own below and above 1."""
+
+    eps_low: float = 0.2
+    """Clip range below 1."""
+    eps_high: float = 0.3
+    """Clip range above 1."""
+
+    def __post_init__(self) -> None:
+        _check_positive(eps_low=self.eps_low, eps_high=self.eps_high)
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        return self.eps_low, self.eps_high
 
 
 @dataclass(frozen=True)
@@ -85,23 +117,19 @@ class RejectionSampling(Algorithm):
     aggregation: Aggregation = "token-mean"
     """How token losses become one number, see `aggregate_loss`."""
 
-    @property
-    def adv_estimator(self) -> str:
-        return "rejection_sampling"
+    adv_estimator = "rejection_sampling"
 
-    def advantage_options(self) -> dict[str, Any]:
+    def advantage_options(self) -> AdvantageOptions:
         return {"reward_threshold": self.reward_threshold}
 
-    def loss_options(self) -> dict[str, Any]:
+    def loss_options(self) -> LossOptions:
         return {"aggregation": self.aggregation}
 
 
 @dataclass(frozen=True)
-class PPO(_Clipped):
+class PPO(_OneClipRange):
     """Proximal policy optimisation with a critic (1707.06347)."""
 
-    clip_epsilon: float = 0.2
-    """Clip range of the ratio on both sides."""
     gamma: float = 0.99
     """Discount per response token."""
     gae_lambda: float = 0.95
@@ -112,128 +140,80 @@ class PPO(_Clipped):
     """Whether advantages are whitened over the batch."""
 
     def __post_init__(self) -> None:
-        _check_positive(clip_epsilon=self.clip_epsilon)
+        super().__post_init__()
         check_unit_interval(gamma=self.gamma, gae_lambda=self.gae_lambda)
 
-    @property
-    def adv_estimator(self) -> str:
-        return "gae"
+    adv_estimator = "gae"
 
-    def _clip_range(self) -> tuple[float, float]:
-        return self.clip_epsilon, self.clip_epsilon
-
-    def advantage_options(self) -> dict[str, Any]:
+    def advantage_options(self) -> AdvantageOptions:
         return {"gamma": self.gamma, "lam": self.gae_lambda, "whiten": self.whiten}
 
     def value_loss_options(self) -> dict[str, Any]:
-        return {"cliprange_value": self.cliprange_value, "aggregation": self.aggregation} | (
-            {} if self.loss_length is None else {"loss_length": self.loss_length}
-        )
+        options = {"aggregation": self.aggregation, "loss_length": self.loss_length}
+        return {"cliprange_value": self.cliprange_value} | options
 
 
 @dataclass(frozen=True)
-class GRPO(_Clipped):
+class GRPO(_TwoClipRanges):
     """Group relative policy optimisation (2402.03300) with DAPO's asymmetric clip range (2503.14476).
 
     `GRPO(normalize_by_std=False)` is Dr. GRPO; `GRPO(3e-4, 4e-4, ratio_level="sequence",
     aggregation="seq-mean-token-mean")` is GSPO.
     """
 
-    eps_low: float = 0.2
-    """Clip range below 1."""
-    eps_high: float = 0.3
-    """Clip range above 1."""
     normalize_by_std: bool = True
     """Whether to divide by the group's standard deviation."""
-    ratio_level: RatioLevel = "token"
-    """'sequence' clips the ratio of the whole row, as GSPO does."""
 
-    def __post_init__(self) -> None:
-        _check_positive(eps_low=self.eps_low, eps_high=self.eps_high)
+    adv_estimator = "grpo"
 
-    @property
-    def adv_estimator(self) -> str:
-        return "grpo"
-
-    def _clip_range(self) -> tuple[float, float]:
-        return self.eps_low, self.eps_high
-
-    def advantage_options(self) -> dict[str, Any]:
+    def advantage_options(self) -> AdvantageOptions:
         return {"normalize_by_std": self.normalize_by_std}
 
-    def _ratio_level(self) -> RatioLevel:
-        return self.ratio_level
-
 
 @dataclass(frozen=True)
-class RLOO(_Clipped):
+class RLOO(_OneClipRange):
     """REINFORCE with the mean of the others in the group as baseline (2402.14740)."""
 
-    clip_epsilon: float = 0.2
-    """Clip range of the ratio on both sides."""
-
-    def __post_init__(self) -> None:
-        _check_positive(clip_epsilon=self.clip_epsilon)
-
-    @property
-    def adv_estimator(self) -> str:
-        return "rloo"
-
-    def _clip_range(self) -> tuple[float, float]:
-        return self.clip_epsilon, self.clip_epsilon
+    adv_estimator = "rloo"
 
 
 @dataclass(frozen=True)
-class ReinforcePlusPlus(_Clipped):
+class ReinforcePlusPlus(_OneClipRange):
     """REINFORCE++ (2501.03262): no critic, advantages whitened over the batch."""
 
-    clip_epsilon: float = 0.2
-    """Clip range of the ratio on both sides."""
     gamma: float = 1.0
     """Discount per response token; not read with `group_baseline`."""
     group_baseline: bool = False
     """Whether to subtract the group's mean first (the "-baseline" variant)."""
 
     def __post_init__(self) -> None:
-        _check_positive(clip_epsilon=self.clip_epsilon)
+        super().__post_init__()
         check_unit_interval(gamma=self.gamma)
 
     @property
     def adv_estimator(self) -> str:
         return "reinforce_plus_plus_baseline" if self.group_baseline else "reinforce_plus_plus"
 
-    def _clip_range(self) -> tuple[float, float]:
-        return self.clip_epsilon, self.clip_epsilon
-
-    def advantage_options(self) -> dict[str, Any]:
+    def advantage_options(self) -> AdvantageOptions:
         return {"gamma": self.gamma}
 
 
 @dataclass(frozen=True)
-class TurnLevel(_Clipped):
+class TurnLevel(_TwoClipRanges):
     """Reward-to-go of each turn relative to the same turn of the group."""
 
-    eps_low: float = 0.2
-    """Clip range below 1."""
-    eps_high: float = 0.3
-    """Clip range above 1."""
     gamma: float = 1.0
     """Discount per turn."""
     normalize_by_std: bool = True
     """Whether to divide by the standard deviation among the compared turns."""
 
     def __post_init__(self) -> None:
-        _check_positive(eps_low=self.eps_low, eps_high=self.eps_high)
+        super().__post_init__()
         check_unit_interval(gamma=self.gamma)
 
-    @property
-    def adv_estimator(self) -> str:
-        return "turn_level"
+    adv_estimator = "turn_level"
 
-    def _clip_range(self) -> tuple[float, float]:
-        return self.eps_low, self.eps_high
-
-    def advantage_options(self) -> dict[str, Any]:
+    def advantage_options(self) -> AdvantageOptions:
         return {"gamma": self.gamma, "normalize_by_std": self.normalize_by_std}
 
 
@@ -246,11 +226,9 @@ class GiGPO(TurnLevel):
     step_advantage_weight: float = 1.0
     """Weight of the turn's advantage next to the episode's."""
 
-    @property
-    def adv_estimator(self) -> str:
-        return "gigpo"
+    adv_estimator = "gigpo"
 
-    def advantage_options(self) -> dict[str, Any]:
+    def advantage_options(self) -> AdvantageOptions:
         return {**super().advantage_options(), "step_advantage_weight": self.step_advantage_weight}
 
 

@@ -1,11 +1,23 @@
 """The one thing the trainer hands to an advantage estimator, checked when it is made."""
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 from torch import Tensor
 
 from uirl.algorithms.checks import as_bool_mask, check_aligned, check_unit_interval
 from uirl.algorithms.groups import GroupIndex
+
+
+class AdvantageOptions(TypedDict, total=False):
+    """The hyper-parameters of `AdvantageInputs`, as keyword arguments."""
+
+    gamma: float
+    lam: float
+    normalize_by_std: bool
+    whiten: bool
+    reward_threshold: float
+    step_advantage_weight: float
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -60,21 +72,17 @@ class AdvantageInputs:
         self._check_rewards()
 
     def _check_rewards(self) -> None:
-        mask = as_bool_mask(self.response_mask)
-        stray = (self.token_level_rewards != 0) & ~mask
+        rewards = self.token_level_rewards
+        stray = (rewards != 0) & ~as_bool_mask(self.response_mask)
         if stray.any():
-            row, column = stray.nonzero()[0].tolist()
             raise ValueError(
-                "token_level_rewards must be 0 where response_mask is 0: got "
-                f"{self.token_level_rewards[row, column].item()} in row {row}, column {column}; put the "
-                "reward of a turn on its last response token, or it would be lost"
+                f"token_level_rewards must be 0 where response_mask is 0: got {_first(rewards, stray)}; put the reward "
+                "of a turn on its last response token, or it would be lost"
             )
-        if not self.token_level_rewards.isfinite().all():
-            row, column = (~self.token_level_rewards.isfinite()).nonzero()[0].tolist()
+        if not rewards.isfinite().all():
             raise ValueError(
-                "token_level_rewards must be finite: got "
-                f"{self.token_level_rewards[row, column].item()} in row {row}, column {column}; a failed "
-                "verdict is a missing episode, never a number"
+                f"token_level_rewards must be finite: got {_first(rewards, ~rewards.isfinite())}; a failed verdict is "
+                "a missing episode, never a number"
             )
 
     def required_values(self, estimator: str) -> Tensor:
@@ -100,6 +108,12 @@ class AdvantageInputs:
         if self.anchor_ids is None:
             raise _missing(estimator, "anchor_ids", "the id of each turn's first state [B, T], or turn_level")
         return self.anchor_ids
+
+
+def _first(values: Tensor, wrong: Tensor) -> str:
+    """The first of `values` `[B, T]` that is `wrong`, and where it stands."""
+    row, column = wrong.nonzero()[0].tolist()
+    return f"{values[row, column].item()} in row {row}, column {column}"
 
 
 def _missing(estimator: str, name: str, expected: str) -> ValueError:

@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -53,6 +53,15 @@ class PolicyLossOptions:
             raise ValueError(f"tis_cap must be positive: got {self.tis_cap}; 2 is usual, None switches it off")
         if self.ratio_level not in ("token", "sequence"):
             raise ValueError(f"ratio_level must be 'token' or 'sequence': got {self.ratio_level!r}")
+
+
+class LossOptions(TypedDict, total=False):
+    """Keyword arguments of a loss, beside tensors and denominator."""
+
+    options: PolicyLossOptions
+    """Of `compute_policy_loss` alone."""
+    aggregation: Aggregation
+    loss_length: int | None
 
 
 def compute_policy_loss(

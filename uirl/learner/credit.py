@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from uirl.algorithms import AdvantageInputs, AlgorithmSpec, KLController, apply_kl_penalty
+from uirl.algorithms import AdvantageInputs, AdvantageOptions, AlgorithmSpec, KLController, apply_kl_penalty
 from uirl.errors import AlignmentError, ConfigError
 from uirl.learner.scoring import BatchScores
 from uirl.learner.settings import LearnerSettings
@@ -39,7 +38,7 @@ class Credit:
 
     def is_signal(self, settings: LearnerSettings) -> bool:
         """Whether there is enough to learn from for a step."""
-        floor = settings.min_live_groups if settings.spec.needs_group else 0.0
+        floor = settings.algorithm.min_live_groups if settings.spec.needs_group else 0.0
         return bool(self.live.any()) and self.live_groups >= floor
 
 
@@ -57,7 +56,7 @@ def credit_of_update(
     the coefficient adapts.
     """
     rewards, metrics = view.rewards, dict[str, float]()
-    if settings.kl_in_reward:
+    if settings.training.use_kl_in_reward:
         assert old.log_probs is not None
         assert reference.log_probs is not None
         # k1: its gradient through the return is that of the KL, whatever estimator the loss term uses
@@ -74,7 +73,7 @@ def credit_of_update(
         old.values,
         old.final_values,
         anchors,
-        skip_dead_groups=settings.skip_dead_groups,
+        skip_dead_groups=settings.algorithm.skip_dead_groups,
     )
     metrics |= {"live_fraction": credit.live_fraction, "live_groups": credit.live_groups}
     if old.values is not None:
@@ -95,7 +94,7 @@ def _describe_values(values: Tensor, returns: Tensor) -> dict[str, float]:
 
 def assign_credit(
     spec: AlgorithmSpec,
-    options: Mapping[str, Any],
+    options: AdvantageOptions,
     view: ResponseView,
     rewards: Tensor,
     values: Tensor | None,

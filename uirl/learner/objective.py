@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from uirl.algorithms import (
     compute_policy_loss,
     compute_rejection_sampling_loss,
     compute_value_loss,
+    kept_mask,
 )
 from uirl.errors import NonFiniteError
 from uirl.learner.batch import Batch
@@ -26,72 +27,46 @@ from uirl.learner.settings import LearnerSettings
 from uirl.learner.view import ResponseView
 from uirl.types import Sample
 
+T = TypeVar("T")
+U = TypeVar("U")
+
 
 @dataclass(frozen=True, slots=True)
-class UpdateTensors:
-    """What is fixed before the first step of an update: one flat tensor [tokens] per sample in each list."""
+class UpdateTensors(Generic[T]):
+    """What is fixed before the first step of an update.
 
-    advantages: list[Tensor]
-    returns: list[Tensor]
-    rollout_log_probs: list[Tensor]
-    old_log_probs: list[Tensor] | None = None
+    `UpdateTensors[list[Tensor]]` is that of all samples, one flat tensor [tokens] each; `UpdateTensors[Tensor]` that of
+    the rows of a micro-batch, [B, T] and 0 where no response token is.
+    """
+
+    advantages: T
+    returns: T
+    rollout_log_probs: T
+    old_log_probs: T | None = None
     """None: the loss does not ask for them (rejection sampling)."""
-    ref_log_probs: list[Tensor] | None = None
+    ref_log_probs: T | None = None
     """None: no reference takes part in the loss."""
-    values: list[Tensor] | None = None
+    values: T | None = None
     """None: no critic."""
 
     @staticmethod
-    def of(view: ResponseView, credit: Credit, old: BatchScores, reference: BatchScores) -> UpdateTensors:
-        """The tensors of the samples of `view`, from the credit and the scores of whole trajectories [N, R]."""
+    def of(view: ResponseView, credit: Credit, old: BatchScores, reference: BatchScores) -> UpdateTensors[list[Tensor]]:
+        """Return the tensors of the samples of `view`, from credit and scores of whole trajectories [N, R]."""
+        compact = UpdateTensors(
+            credit.advantages, credit.returns, view.rollout_log_probs, old.log_probs, reference.log_probs, old.values
+        )
+        return compact.map(lambda tensor: view.split(view.flatten(tensor)))
 
-        def parts(compact: Tensor) -> list[Tensor]:
-            return view.split(view.flatten(compact))
-
-        def optional(compact: Tensor | None) -> list[Tensor] | None:
-            return None if compact is None else parts(compact)
-
+    def map(self, change: Callable[[T], U]) -> UpdateTensors[U]:
+        """Return the same with `change` applied to every tensor that is there."""
         return UpdateTensors(
-            advantages=parts(credit.advantages),
-            returns=parts(credit.returns),
-            rollout_log_probs=parts(view.rollout_log_probs),
-            old_log_probs=optional(old.log_probs),
-            ref_log_probs=optional(reference.log_probs),
-            values=optional(old.values),
+            change(self.advantages),
+            change(self.returns),
+            change(self.rollout_log_probs),
+            None if self.old_log_probs is None else change(self.old_log_probs),
+            None if self.ref_log_probs is None else change(self.ref_log_probs),
+            None if self.values is None else change(self.values),
         )
-
-    def rows(self, batch: Batch, members: Sequence[int]) -> UpdateRows:
-        """The tensors of the samples `members`, which are the rows of `batch`."""
-
-        def rows(parts: list[Tensor]) -> Tensor:
-            return batch.scatter(torch.cat([parts[i] for i in members]).to(batch.input_ids.device))
-
-        def optional(parts: list[Tensor] | None) -> Tensor | None:
-            return None if parts is None else rows(parts)
-
-        return UpdateRows(
-            mask=batch.response_mask,
-            advantages=rows(self.advantages),
-            returns=rows(self.returns),
-            rollout_log_probs=rows(self.rollout_log_probs),
-            old_log_probs=optional(self.old_log_probs),
-            ref_log_probs=optional(self.ref_log_probs),
-            values=optional(self.values),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateRows:
-    """`UpdateTensors` of the rows of one micro-batch, each [B, T], 0 where no response token is."""
-
-    mask: Tensor
-    """Booleans: the response tokens."""
-    advantages: Tensor
-    returns: Tensor
-    rollout_log_probs: Tensor
-    old_log_probs: Tensor | None
-    ref_log_probs: Tensor | None
-    values: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,44 +89,53 @@ class Objective:
     nor the number of live tokens in a minibatch changes the weight of a token."""
 
     settings: LearnerSettings
-    tensors: UpdateTensors
+    tensors: UpdateTensors[list[Tensor]]
     denominator: float
     """What one minibatch divides by: its even share of the batch."""
     loss_length: int | None
     """The constant of 'seq-mean-token-sum-norm'; None with the other aggregations."""
 
     @staticmethod
-    def of(settings: LearnerSettings, tensors: UpdateTensors, minibatches: int) -> Objective:
-        """The objective of a batch whose loss is spread over `minibatches`."""
+    def of(settings: LearnerSettings, tensors: UpdateTensors[list[Tensor]], minibatches: int) -> Objective:
+        """Return the objective of a batch, whose tensors are [tokens] per sample and whose loss is spread over
+        `minibatches`."""
         counted = tensors.advantages
         if settings.spec.loss == "rejection_sampling":
             counted = [advantages[advantages > 0] for advantages in counted]
-        aggregation = settings.policy_loss["aggregation"]
+        aggregation = settings.loss["aggregation"]
         total = aggregation_denominator(_mask_of([len(part) for part in counted]), aggregation)
-        length = settings.policy_loss.get("loss_length")
+        length = settings.loss.get("loss_length")
         if aggregation == "seq-mean-token-sum-norm" and length is None:
             length = max(len(part) for part in tensors.advantages)
         return Objective(settings, tensors, total / minibatches, length)
 
-    def terms(self, scores: TokenScores, rows: UpdateRows) -> list[Term]:
-        """Every term of the loss of one micro-batch, whose scores are [B, T] like `rows`."""
-        mask = rows.mask
+    def rows(self, batch: Batch, members: Sequence[int]) -> UpdateTensors[Tensor]:
+        """Return the tensors [B, T] of the samples `members`, which are the rows of `batch`."""
+        return self.tensors.map(
+            lambda parts: batch.scatter(torch.cat([parts[i] for i in members]).to(batch.input_ids.device))
+        )
+
+    def terms(self, scores: TokenScores, rows: UpdateTensors[Tensor], response_mask: Tensor) -> list[Term]:
+        """Return every term of the loss of one micro-batch; scores, rows and mask are [B, T]."""
+        mask = response_mask
         if self.settings.spec.loss == "rejection_sampling":
-            mask = mask & (rows.advantages > 0)
+            mask = kept_mask(rows.advantages, response_mask)
         terms = (
-            self._policy(scores, rows, mask),
+            self._policy(scores, rows, response_mask, mask),
             self._entropy(scores, mask),
-            self._value(scores, rows),
+            self._value(scores, rows, response_mask),
             self._kl(scores, rows, mask),
         )
         return [term for term in terms if term is not None]
 
-    def _policy(self, scores: TokenScores, rows: UpdateRows, mask: Tensor) -> Term:
+    def _policy(self, scores: TokenScores, rows: UpdateTensors[Tensor], response_mask: Tensor, counted: Tensor) -> Term:
+        """Return the term of the policy; the metric of its entropy is a mean over the tokens that are `counted`."""
         assert scores.log_probs is not None
         assert scores.entropy is not None
-        options = self.settings.policy_loss | self._shares()
         if self.settings.spec.loss == "rejection_sampling":
-            loss, metrics = compute_rejection_sampling_loss(scores.log_probs, rows.advantages, rows.mask, **options)
+            loss, metrics = compute_rejection_sampling_loss(
+                scores.log_probs, rows.advantages, response_mask, **self._shares()
+            )
             named = {"nll": metrics["policy/nll"]}
         else:
             assert rows.old_log_probs is not None
@@ -159,46 +143,47 @@ class Objective:
                 rows.old_log_probs,
                 scores.log_probs,
                 rows.advantages,
-                rows.mask,
+                response_mask,
+                options=self.settings.loss.get("options"),
                 rollout_log_probs=rows.rollout_log_probs,
-                **options,
+                **self._shares(),
             )
             named = {name.removeprefix("policy/"): value for name, value in metrics.items() if name != "policy/tokens"}
             named["clip_fraction"] = named["clip_fraction_low"] + named["clip_fraction_high"]
         tokens = metrics["policy/tokens"]
-        named["entropy"] = float(scores.entropy.detach()[mask].sum()) / max(tokens, 1)
+        named["entropy"] = float(scores.entropy.detach()[counted].sum()) / max(tokens, 1)
         return Term("policy_loss", loss, 1.0, named, tokens)
 
     def _entropy(self, scores: TokenScores, mask: Tensor) -> Term | None:
-        coefficient = self.settings.entropy_coef
+        coefficient = self.settings.training.entropy_coef
         if coefficient <= 0:
             return None
         assert scores.entropy is not None
         loss = aggregate_loss(scores.entropy, mask, **self._shares())
         return Term("entropy_loss", loss, -coefficient, {}, float(mask.sum()))
 
-    def _value(self, scores: TokenScores, rows: UpdateRows) -> Term | None:
+    def _value(self, scores: TokenScores, rows: UpdateTensors[Tensor], response_mask: Tensor) -> Term | None:
         if scores.values is None or rows.values is None:
             return None
         loss, metrics = compute_value_loss(
-            scores.values, rows.returns, rows.values, rows.mask, self.settings.value_clip, **self._shares()
+            scores.values, rows.returns, rows.values, response_mask, self.settings.value_clip, **self._shares()
         )
         clipped = {"value_clip_fraction": metrics["value/clip_fraction"]}
-        return Term("value_loss", loss, self.settings.value_coef, clipped, metrics["value/tokens"])
+        return Term("value_loss", loss, self.settings.training.value_coef, clipped, metrics["value/tokens"])
 
-    def _kl(self, scores: TokenScores, rows: UpdateRows, mask: Tensor) -> Term | None:
+    def _kl(self, scores: TokenScores, rows: UpdateTensors[Tensor], mask: Tensor) -> Term | None:
         coefficient = self.settings.kl_loss_coef
         if coefficient <= 0 or rows.ref_log_probs is None:
             return None
         assert scores.log_probs is not None
         loss, metrics = compute_kl_loss(
-            scores.log_probs, rows.ref_log_probs, mask, estimator=self.settings.kl_type, **self._shares()
+            scores.log_probs, rows.ref_log_probs, mask, estimator=self.settings.algorithm.kl_type, **self._shares()
         )
         return Term("kl_loss", loss, coefficient, {"kl_reference": metrics["kl/mean"]}, int(mask.sum()))
 
     def _shares(self) -> dict[str, Any]:
         return {
-            "aggregation": self.settings.policy_loss["aggregation"],
+            "aggregation": self.settings.loss["aggregation"],
             "denominator": self.denominator,
             "loss_length": self.loss_length,
         }

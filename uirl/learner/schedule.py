@@ -31,7 +31,7 @@ class MinibatchSchedule:
     def of(settings: LearnerSettings, view: ResponseView, credit: Credit) -> MinibatchSchedule:
         """The schedule of one update. At least one trajectory must be live."""
         live = tuple(row for row, alive in enumerate(credit.live.tolist()) if alive)
-        shares = min(settings.minibatches, len(view))
+        shares = min(settings.training.minibatches, len(view))
         per_epoch = max(1, round(shares * len(live) / len(view)))
         return MinibatchSchedule(
             sample_rows=view.sample_rows,
@@ -39,7 +39,7 @@ class MinibatchSchedule:
             per_epoch=per_epoch,
             # a likelihood is a mean over what was kept, however many episodes there were
             shares=per_epoch if settings.spec.loss == "rejection_sampling" else shares,
-            scale=len(live) / len(view) if settings.scale_step else 1.0,
+            scale=len(live) / len(view) if settings.algorithm.scale_step_by_live else 1.0,
         )
 
     def minibatches(self, epochs: int, seed: str) -> Iterator[list[int]]:

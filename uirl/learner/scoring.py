@@ -64,8 +64,8 @@ def score_reference(
 
 def trusts_engine(settings: LearnerSettings, view: ResponseView, version: int) -> bool:
     """Whether the engine's log-probs may stand for the learner's at the start of an update of `version`."""
-    if settings.old_log_probs != "auto":
-        return settings.old_log_probs == "rollout"
+    if settings.training.old_log_probs != "auto":
+        return settings.training.old_log_probs == "rollout"
     return settings.engine_is_exact and all(sampled == version for sampled in view.sample_versions)
 
 

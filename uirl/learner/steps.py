@@ -48,18 +48,18 @@ class UpdateSteps:
         losses: dict[str, float] = {}
         with training(self.policy, self.optimizer):
             for batch, members in batches.of(chosen):
-                rows = objective.tensors.rows(batch, members)
+                rows = objective.rows(batch, members)
                 scores = self.policy.log_probs_and_values(
                     batch,
                     self.settings.temperature,
                     entropy=True,
                     values=rows.values is not None,
-                    entropy_gradient=self.settings.entropy_coef > 0,
+                    entropy_gradient=self.settings.training.entropy_coef > 0,
                 )
                 samples = [batches.samples[i] for i in members]
                 if compare and scores.log_probs is not None:
                     self._compare_with_engine(scores.log_probs.detach(), batch, samples)
-                terms = objective.terms(scores, rows)
+                terms = objective.terms(scores, rows, batch.response_mask)
                 for term in terms:
                     require_finite(term.name, term.loss, samples)
                     losses[term.name] = losses.get(term.name, 0.0) + term.loss.item()

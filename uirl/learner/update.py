@@ -46,12 +46,12 @@ class Learner:
         """'update' or 'supervised': whose optimizer is at work; None: none yet."""
         self.optimizer: Optimizer | None = None
         self.reference_frozen = False
-        target = self.settings.kl_target
+        target = config.algorithm.kl_target
         self.kl = KLController(
-            self.settings.kl_coef,
+            config.training.kl_coef,
             target_kl=target if target is not None else 0.1,
             adaptive=target is not None,
-            horizon=self.settings.kl_horizon,
+            horizon=config.algorithm.kl_horizon,
         )
 
     # -- supervised --------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ class Learner:
         """
         if not any(any(sample.response_mask) for sample in samples):
             raise AlignmentError("no samples: got an empty list, expected at least one demonstration")
-        batches = SampleBatches(self.policy.loaded, samples, self.images, self.settings.micro_batch_tokens)
+        batches = SampleBatches(self.policy.loaded, samples, self.images, self.settings.training.micro_batch_tokens)
         metrics = imitate(self.policy, self.use_optimizer("supervised"), batches)
         self.version += 1
         return metrics
@@ -86,7 +86,7 @@ class Learner:
         self._freeze_reference()
         self.updates += 1
         policy, settings = self.policy, self.settings
-        batches = SampleBatches(policy.loaded, samples, self.images, settings.micro_batch_tokens)
+        batches = SampleBatches(policy.loaded, samples, self.images, settings.training.micro_batch_tokens)
         old = score_old(policy, settings, view, batches, self.version)
         reference = score_reference(policy, settings, view, batches)
         credit, credit_metrics = credit_of_update(settings, view, old, reference, self.kl, anchors)
@@ -98,7 +98,9 @@ class Learner:
         if takes_step:
             schedule = MinibatchSchedule.of(settings, view, credit)
             objective = Objective.of(settings, UpdateTensors.of(view, credit, old, reference), schedule.shares)
-            minibatches = schedule.minibatches(settings.update_epochs, f"{settings.seed}/{self.updates}")
+            minibatches = schedule.minibatches(
+                settings.training.update_epochs, f"{settings.training.seed}/{self.updates}"
+            )
             steps = UpdateSteps(policy, self.use_optimizer("update"), settings, self.version, metrics)
             steps.take(batches, objective, minibatches, schedule.scale)
             self.version += 1
@@ -109,10 +111,9 @@ class Learner:
         if self.optimizer is None or self.phase != phase:
             if self.optimizer is not None:
                 self.optimizer.detach()
-            settings = self.settings.update if phase == "update" else self.settings.supervised
             head = self.policy.value_head if phase == "update" else None
             value = [] if head is None else [(f"value_head.{n}", p) for n, p in head.named_parameters()]
-            self.optimizer = Optimizer(self.policy.named_trainable(), value, settings)
+            self.optimizer = Optimizer(self.policy.named_trainable(), value, self.settings.optimizer(phase))
             self.phase = phase
         return self.optimizer
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uirl.algorithms import get_algorithm
+from uirl.algorithms import AdvantageOptions, get_algorithm
 from uirl.errors import AlignmentError
 from uirl.integrations.verl.config.mapping import ESTIMATORS
 from uirl.integrations.verl.trainer.estimators import THRESHOLD, turns_of
@@ -66,7 +66,7 @@ def credit_episodes(rows: Sequence[Row], algorithm: Mapping[str, Any]) -> tuple[
         return view.spread(torch.cat(kept)) if kept else None
 
     penalty, values = spread([row.penalty for row in rows]), spread([row.values for row in rows])
-    options = {
+    options: AdvantageOptions = {
         "gamma": float(algorithm["gamma"]),
         "lam": float(algorithm["lam"]),
         "normalize_by_std": bool(algorithm["norm_adv_by_std_in_grpo"]),
