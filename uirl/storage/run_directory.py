@@ -22,6 +22,12 @@ class RunDirectory:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self.config_path = self.path / "config.yaml"
+        self.metrics_path = self.path / "metrics.jsonl"
+        self.trajectories_path = self.path / "trajectories.sqlite"
+        self.summary_path = self.path / "summary.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.tensorboard = self.path / "tensorboard"
         self._lock: int | None = None
 
     @classmethod
@@ -62,30 +68,6 @@ class RunDirectory:
     @property
     def name(self) -> str:
         return self.path.resolve().name
-
-    @property
-    def config_path(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def trajectories_path(self) -> Path:
-        return self.path / "trajectories.sqlite"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def summary_path(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
 
     def plot_path(self, name: str) -> Path:
         """Return where the picture `name` belongs, for example 'learning_curve'."""

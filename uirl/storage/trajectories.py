@@ -7,7 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +17,6 @@ from uirl.storage.database import connect, database_errors, transaction
 from uirl.storage.records import TurnRow, decode_header, decode_turn, encode_header, encode_turn
 from uirl.types import Trajectory, Turn
 
-_SUMMARY = "id, step, split, created, task_id, environment, group_id, stop_reason, reward, success, failure, turns"
 Rows = Sequence[tuple[Any, ...]]
 
 
@@ -42,6 +41,29 @@ class TrajectorySummary:
     failure: str | None
     """Kind of the failure; None: the episode is evidence."""
     turns: int
+
+    @staticmethod
+    def of(trajectory: Trajectory, step: int, split: str) -> TrajectorySummary:
+        """Return the line about a trajectory that is stored now."""
+        reward = trajectory.total_reward()
+        return TrajectorySummary(
+            id=trajectory.id,
+            step=step,
+            split=split,
+            created=time.time(),
+            task_id=trajectory.task.id,
+            environment=trajectory.task.environment,
+            group_id=trajectory.group_id,
+            stop_reason=trajectory.stop_reason,
+            reward=reward if reward == reward else None,
+            success=trajectory.success,
+            failure=trajectory.failure.kind if trajectory.failure else None,
+            turns=len(trajectory.turns),
+        )
+
+
+_COLUMNS = tuple(field.name for field in fields(TrajectorySummary))
+_SUMMARY = ", ".join(_COLUMNS)
 
 
 class TrajectoryStore:
@@ -92,7 +114,8 @@ class TrajectoryStore:
         headers, turns = [], []
         for trajectory in trajectories:
             turns.append([_turn_row(trajectory, i, pictures, wanted) for i in range(len(trajectory.turns))])
-            headers.append(_header_row(trajectory, int(step), split))
+            summary = TrajectorySummary.of(trajectory, int(step), split)
+            headers.append((*astuple(summary), encode_header(trajectory)))
         with self._lock, database_errors(f"cannot store trajectories in {self.path}"):
             if self._keep_images:
                 self._find(wanted - pictures.keys(), pictures, images)
@@ -113,12 +136,12 @@ class TrajectoryStore:
     def image(self, hash: str) -> bytes:
         """Return the encoded picture with this hash. Raises `StorageError` where it was not kept."""
         with self._lock, database_errors(f"cannot read {self.path}"):
-            row = self._connection.execute("SELECT data FROM images WHERE hash = ?", (hash,)).fetchone()
-        if row is None:
+            picture = self._picture(hash)
+        if isinstance(picture, str):
             raise StorageError(
                 f"there is no image {hash!r} in {self.path}; were screenshots kept (logging.store_images)?"
             )
-        return bytes(row[0])
+        return picture.data
 
     def list(
         self,
@@ -137,7 +160,8 @@ class TrajectoryStore:
         query = f"SELECT {_SUMMARY} FROM trajectories{where} ORDER BY number {order} LIMIT ?"
         with self._lock, database_errors(f"cannot read {self.path}"):
             rows = self._connection.execute(query, (*values, -1 if limit is None else limit)).fetchall()
-        return [_summary(row) for row in rows]
+        summaries = [TrajectorySummary(*row) for row in rows]
+        return [one if one.success is None else replace(one, success=bool(one.success)) for one in summaries]
 
     def __iter__(self) -> Iterator[Trajectory]:
         """Return every trajectory, oldest first, one in memory at a time."""
@@ -203,8 +227,9 @@ class TrajectoryStore:
         with transaction(self._connection):
             first = self._connection.execute("SELECT coalesce(max(number), 0) + 1 FROM trajectories").fetchone()[0]
             self._refuse_stored([row[0] for row in headers])
+            places = ", ".join("?" * (len(_COLUMNS) + 2))
             self._connection.executemany(
-                f"INSERT INTO trajectories (number, {_SUMMARY}, record) VALUES ({', '.join('?' * 14)})",
+                f"INSERT INTO trajectories (number, {_SUMMARY}, record) VALUES ({places})",
                 [(first + i, *row) for i, row in enumerate(headers)],
             )
             self._connection.executemany(
@@ -251,32 +276,6 @@ def _turn_row(trajectory: Trajectory, index: int, pictures: dict[str, bytes], wa
         hashes.append(image.hash)
     wanted.update(turn.context_images)
     return encode_turn(turn, hashes, where)
-
-
-def _header_row(trajectory: Trajectory, step: int, split: str) -> tuple[Any, ...]:
-    """Return the columns of `_SUMMARY`, then the record."""
-    reward = trajectory.total_reward()
-    return (
-        trajectory.id,
-        step,
-        split,
-        time.time(),
-        trajectory.task.id,
-        trajectory.task.environment,
-        trajectory.group_id,
-        trajectory.stop_reason,
-        reward if reward == reward else None,
-        trajectory.success,
-        trajectory.failure.kind if trajectory.failure else None,
-        len(trajectory.turns),
-        encode_header(trajectory),
-    )
-
-
-def _summary(row: tuple[Any, ...]) -> TrajectorySummary:
-    columns = dict(zip(_SUMMARY.split(", "), row, strict=True))
-    columns["success"] = None if columns["success"] is None else bool(columns["success"])
-    return TrajectorySummary(**columns)
 
 
 def _conditions(**wanted: Any) -> tuple[str, tuple[Any, ...]]:
