@@ -4,7 +4,6 @@ engine and learner share, so that their log-probs agree by construction."""
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from uirl.errors import CheckpointError, ConfigError, ContractError, EngineFailure
@@ -22,6 +22,14 @@ from uirl.inference.models.tiny import TINY_MODELS, build_tiny
 from uirl.inference.models.vision import QWEN_FAMILY, VisionInputs, check_family
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_PLACEHOLDER_KEYS = (
+    "image_token_id",
+    "image_token_index",
+    "video_token_id",
+    "vision_start_token_id",
+    "vision_end_token_id",
+)
+"""Config keys of HF that name a token which stands for a picture or encloses one."""
 
 
 @dataclass(slots=True)
@@ -134,14 +142,16 @@ def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedMod
     if _built_in(config):
         init = config.tiny.init_seed if config.tiny.init_seed is not None else seed
         model, tokenizer, processor = build_tiny(config.model_name, config.tiny, seed=init)
-    elif weights:
-        model, tokenizer, processor = _load_pretrained(config)
+        weights = True
     else:
-        return _without_weights(config)
-    model.to(device=device, dtype=DTYPES[config.dtype]).eval()
-    loaded = wrap_model(model, tokenizer, processor, name=config.local_path or config.model_name)
-    _apply_template(loaded, config.chat_template)
-    check_head(loaded)
+        model, tokenizer, processor = _load_pretrained(config, weights=weights)
+    if weights:
+        model.to(device=device, dtype=DTYPES[config.dtype])
+    loaded = wrap_model(model.eval(), tokenizer, processor, name=config.local_path or config.model_name)
+    if config.chat_template is not None:
+        tokenizer.chat_template = TEMPLATES.get(config.chat_template, config.chat_template)
+    if weights:
+        check_head(loaded)
     return loaded
 
 
@@ -152,13 +162,6 @@ def _built_in(config: Any) -> bool:
     if config.model_name not in TINY_MODELS:
         raise ConfigError(f"no built-in model {config.model_name!r}; expected one of {', '.join(TINY_MODELS)}")
     return True
-
-
-def _without_weights(config: Any) -> LoadedModel:
-    model, tokenizer, processor = _load_pretrained(config, weights=False)
-    loaded = wrap_model(model.eval(), tokenizer, processor, name=config.local_path or config.model_name)
-    _apply_template(loaded, config.chat_template)
-    return loaded
 
 
 def wrap_model(model: Any, tokenizer: Any, image_processor: Any | None, *, name: str) -> LoadedModel:
@@ -247,7 +250,7 @@ def check_head(loaded: LoadedModel) -> None:
         )
 
 
-def _load_pretrained(config: Any, *, weights: bool = True) -> tuple[Any, Any, Any | None]:
+def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | None]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
     path = config.local_path or config.model_name
@@ -270,14 +273,12 @@ def _load_pretrained(config: Any, *, weights: bool = True) -> tuple[Any, Any, An
             load = front.from_pretrained if weights else _hollow(front, hf_config)
             model = load(path, **options)
         tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
-    except (OSError, ValueError, json.JSONDecodeError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"cannot load a model from {path!r}: {str(error).rstrip('.')}. "
             "Expected a HF id or a folder with config.json, model.safetensors and a tokenizer."
         ) from error
-    except Exception as error:
-        if type(error).__name__ != "SafetensorError":
-            raise
+    except SafetensorError as error:
         raise CheckpointError(f"the weights in {path!r} are damaged: {error}") from error
     return model, tokenizer, load_image_processor(str(path), hf_config) if pictures else None
 
@@ -332,23 +333,9 @@ def _quiet() -> Iterator[None]:
 def _banned_ids(model: Any, tokenizer: Any, ends: set[int]) -> tuple[int, ...]:
     config = model.config
     banned = set(range(len(tokenizer), model.get_output_embeddings().weight.shape[0]))
-    for key in (
-        "image_token_id",
-        "video_token_id",
-        "vision_start_token_id",
-        "vision_end_token_id",
-        "image_token_index",
-    ):
-        if getattr(config, key, None) is not None:
-            banned.add(int(getattr(config, key)))
-    if tokenizer.pad_token_id is not None:
-        banned.add(tokenizer.pad_token_id)
+    placeholders = [getattr(config, key, None) for key in _PLACEHOLDER_KEYS]
+    banned |= {int(token) for token in (*placeholders, tokenizer.pad_token_id) if token is not None}
     return tuple(sorted(banned - ends))
-
-
-def _apply_template(loaded: LoadedModel, template: str | None) -> None:
-    if template is not None:
-        loaded.tokenizer.chat_template = TEMPLATES.get(template, template)
 
 
 def _device(name: str) -> torch.device:

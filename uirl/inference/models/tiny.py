@@ -40,70 +40,12 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
-_WORDS = [
-    "press",
-    "click",
-    "type",
-    "the",
-    "ok",
-    "button",
-    "red",
-    "green",
-    "blue",
-    "yellow",
-    "purple",
-    "cyan",
-    "field",
-    "digit",
-    "guess",
-    "higher",
-    "lower",
-    "correct",
-    "wrong",
-    "not",
-    "a",
-    "number",
-    "between",
-    "and",
-    "you",
-    "are",
-    "in",
-    "room",
-    "north",
-    "south",
-    "east",
-    "west",
-    "door",
-    "key",
-    "chest",
-    "take",
-    "open",
-    "go",
-    "look",
-    "inventory",
-    "help",
-    "score",
-    "error",
-    "expected",
-    "action",
-    "submit",
-    "next",
-    "done",
-    "try",
-    "again",
-    "hello",
-    "world",
-    "answer",
-    "think",
-    "call",
-    "tool",
-    "result",
-    "true",
-    "false",
-    "null",
-    "left",
-    "right",
-]
+_WORDS = (
+    "press click type the ok button red green blue yellow purple cyan field digit guess higher lower correct wrong "
+    "not a number between and you are in room north south east west door key chest take open go look inventory help "
+    "score error expected action submit next done try again hello world answer think call tool result true false null "
+    "left right"
+)
 
 # digits alone, everything else in long pieces; what an action is meant for begins a piece, so that the token before
 # a coordinate still says whose coordinate it is
@@ -169,13 +111,13 @@ def build_tokenizer(vocab_size: int, *, calls: bool = False, words: Sequence[str
 
 
 def _corpus() -> Iterator[str]:
-    rng = random.Random(0)
+    rng, words = random.Random(0), _WORDS.split()
     for _ in range(1000):
         place = {"x": rng.randint(0, 111), "y": rng.randint(0, 111)}
         yield json.dumps({"action": "click", **place}, separators=(",", ":"))
         yield json.dumps({"action": "click", "target": rng.choice(_TARGETS), **place}, separators=(",", ":"))
         yield json.dumps({"action": "type", "text": str(rng.randint(0, 9))}, separators=(",", ":"))
-        yield " ".join(rng.sample(_WORDS, 3))
+        yield " ".join(rng.sample(words, 3))
     yield from ("user\n", "assistant\n", "system\n", "tool\n") * 50  # for models that get the ChatML template
 
 
@@ -194,22 +136,7 @@ def _word_corpus(words: Sequence[str]) -> Iterator[str]:
 def _language_model(tokenizer: Any, sizes: Any) -> Any:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=sizes.hidden_size,
-            intermediate_size=sizes.intermediate_size,
-            num_hidden_layers=sizes.num_layers,
-            num_attention_heads=sizes.num_heads,
-            num_key_value_heads=sizes.num_heads,
-            max_position_embeddings=4096,
-            initializer_range=sizes.initializer_range,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
+    return Qwen2ForCausalLM(Qwen2Config(**_text_sizes(tokenizer, sizes), tie_word_embeddings=True))
 
 
 def _vision_model(tokenizer: Any, sizes: Any) -> Any:
@@ -239,7 +166,16 @@ def _text_config(tokenizer: Any, sizes: Any) -> dict[str, Any]:
     side = head // 2 * 3 // 8
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
     rope["mrope_section"] = [head // 2 - 2 * side, side, side]
-    config = {
+    config = _text_sizes(tokenizer, sizes) | {"rope_parameters": rope}
+    if sizes.architecture == "qwen3_vl":
+        config["head_dim"] = head
+        rope["mrope_interleaved"] = True
+    return config
+
+
+def _text_sizes(tokenizer: Any, sizes: Any) -> dict[str, Any]:
+    """Return what the configs of both kinds of model say about the text layers."""
+    return {
         "vocab_size": len(tokenizer),
         "hidden_size": sizes.hidden_size,
         "intermediate_size": sizes.intermediate_size,
@@ -248,15 +184,10 @@ def _text_config(tokenizer: Any, sizes: Any) -> dict[str, Any]:
         "num_key_value_heads": sizes.num_heads,
         "max_position_embeddings": 4096,
         "initializer_range": sizes.initializer_range,
-        "rope_parameters": rope,
         "bos_token_id": None,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    if sizes.architecture == "qwen3_vl":
-        config["head_dim"] = head
-        rope["mrope_interleaved"] = True
-    return config
 
 
 def _vision_config(sizes: Any) -> dict[str, Any]:
