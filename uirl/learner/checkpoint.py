@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from uirl.config import ConfigStore
@@ -50,19 +51,25 @@ _STATE, _CONFIG, _POLICY = "state.json", "config.yaml", "policy"
 _ADAPTER, _HEAD = "adapter", "value_head.safetensors"
 _REFERENCE, _OPTIMIZER = "reference.safetensors", "optimizer.safetensors"
 
-_STATE_KEYS: dict[str, tuple[type, ...]] = {
-    "version": (int,),
-    "updates": (int,),
-    "phase": (str, type(None)),
-    "optimizer_steps": (int,),
-    "reference_frozen": (bool,),
-    "kl_coef": (float, int),
-    "critic": (bool,),
-    "adapters": (bool,),
-    "base_fingerprint": (str, type(None)),
-    "random": (dict,),
-    "extra": (dict,),
-}
+
+class CheckpointState(BaseModel):
+    """The content of state.json."""
+
+    model_config = ConfigDict(strict=True)
+
+    version: int
+    updates: int
+    phase: str | None
+    optimizer_steps: int
+    reference_frozen: bool
+    kl_coef: float
+    critic: bool
+    adapters: bool
+    base_fingerprint: str | None
+    """Of the frozen weights that the adapters belong to; None: there are no adapters."""
+    random: dict[str, Any]
+    extra: dict[str, Any]
+    """What the caller of `save_checkpoint` wants back."""
 
 
 def save_checkpoint(
@@ -95,7 +102,7 @@ def save_checkpoint(
             write_tensors(work / _REFERENCE, learner.policy.reference_weights)
         if learner.optimizer is not None and save_optimizer:
             write_tensors(work / _OPTIMIZER, learner.optimizer.state())
-        write_json(work / _STATE, _state_of(learner, extra, save_optimizer))
+        write_json(work / _STATE, _state_of(learner, extra, save_optimizer).model_dump())
     if keep_last_n is not None:
         for old in finished_folders(target.parent)[:-keep_last_n]:
             if old != target:
@@ -116,29 +123,27 @@ def load_checkpoint(folder: str | Path, learner: Learner) -> Any:
     _read_policy(source, learner.policy, trust_remote_code=learner.config.model.trust_remote_code)
     reference = read_tensors(source / _REFERENCE) if (source / _REFERENCE).exists() else None
     learner.policy.load_reference(reference)
-    learner.reference_frozen = state["reference_frozen"]
-    learner.version, learner.updates = state["version"], state["updates"]
-    learner.kl.load_state_dict({"kl_coef": state["kl_coef"]})
+    learner.reference_frozen = state.reference_frozen
+    learner.version, learner.updates = state.version, state.updates
+    learner.kl.load_state_dict({"kl_coef": state.kl_coef})
     _restore_optimizer(source, state, learner)
     try:
-        _set_random(state["random"])
+        _set_random(state.random)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(damaged(source, _STATE, f"has no valid 'random': {error}")) from error
-    return state["extra"]
+    return state.extra
 
 
-def read_state(folder: Path) -> dict[str, Any]:
-    """What state.json of a checkpoint says. Raises CheckpointError that names the key which is missing or of another
-    type: an older or newer uirl wrote it, or something else did."""
-    state = read_json(folder / _STATE)
-    if not isinstance(state, dict):
-        raise CheckpointError(damaged(folder, _STATE, f"is a {type(state).__name__}, expected an object"))
-    for key, kinds in _STATE_KEYS.items():
-        if key not in state or type(state[key]) not in kinds:
-            got = "is missing" if key not in state else f"is {state[key]!r:.40}"
-            expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-            raise CheckpointError(damaged(folder, _STATE, f"has no valid {key!r}: it {got}, expected {expected}"))
-    return state
+def read_state(folder: Path) -> CheckpointState:
+    """Return what state.json of a checkpoint says. Raises CheckpointError that names the key which is missing or of
+    another type: an older or newer uirl wrote it, or something else did."""
+    try:
+        return CheckpointState.model_validate(read_json(folder / _STATE))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        key = ".".join(map(str, problem["loc"])) or "object"
+        what = f"has no valid {key!r}: {problem['msg']}, got {problem['input']!r:.40}"
+        raise CheckpointError(damaged(folder, _STATE, what)) from error
 
 
 def latest_checkpoint(directory: str | Path) -> Path | None:
@@ -168,10 +173,10 @@ def load_policy(folder: str | Path, *, device: str | None = None, trust_remote_c
         )
     model = config.model.model_copy(update={"trust_remote_code": bool(trust_remote_code)})
     model = model if device is None else model.model_copy(update={"device": device})
-    if not state["adapters"]:
+    if not state.adapters:
         model = model.model_copy(update={"local_path": str(source / _POLICY)})
-    policy = Policy.from_model_config(model, critic=state["critic"], seed=config.training.seed)
-    if state["adapters"]:
+    policy = Policy.from_model_config(model, critic=state.critic, seed=config.training.seed)
+    if state.adapters:
         _check_fit(source, state, policy)
         _read_adapters(source, policy)
     _read_head(source, policy)
@@ -242,8 +247,8 @@ def _stored_model(source: Path, policy: Policy, *, trust_remote_code: bool) -> L
     """The model in the checkpoint, read by HF itself: it may have renamed weights when it wrote them."""
     config = ConfigStore.from_yaml(source / _CONFIG).model
     dtype = str(policy.loaded.dtype).removeprefix("torch.")
-    own = {"local_path": str(source / _POLICY), "device": "cpu", "dtype": dtype}
-    return load_model(config.model_copy(update=own | {"trust_remote_code": trust_remote_code}))
+    changes = {"local_path": str(source / _POLICY), "device": "cpu", "dtype": dtype}
+    return load_model(config.model_copy(update=changes | {"trust_remote_code": trust_remote_code}))
 
 
 def _read_adapters(source: Path, policy: Policy) -> None:
@@ -256,50 +261,50 @@ def _read_head(source: Path, policy: Policy) -> None:
 
 
 @torch.no_grad()
-def _copy_all(own: Iterable[tuple[str, Tensor]], stored: Mapping[str, Tensor], source: Path) -> None:
-    """Nothing; copies every stored tensor into its namesake. Raises CheckpointError before the first copy where names
-    or shapes differ."""
-    mine = dict(own)
-    theirs = {name: tensor.shape for name, tensor in stored.items()}
-    if theirs != {name: tensor.shape for name, tensor in mine.items()}:
-        odd = sorted(n for n in theirs.keys() | mine.keys() if n not in mine or theirs.get(n) != mine[n].shape)
+def _copy_all(targets: Iterable[tuple[str, Tensor]], stored: Mapping[str, Tensor], source: Path) -> None:
+    """Copy every stored tensor into its namesake. Raises CheckpointError before the first copy where names or shapes
+    differ."""
+    target_of = dict(targets)
+    ours, theirs = ({name: tensor.shape for name, tensor in side.items()} for side in (target_of, stored))
+    odd = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    if odd:
         raise CheckpointError(
             f"checkpoint {source} is of another model: {odd[0]} is {tuple(theirs.get(odd[0], ())) or 'absent'} there; "
             "build the learner from the config.yaml beside it"
         )
-    for name, tensor in mine.items():
+    for name, tensor in target_of.items():
         tensor.copy_(stored[name])
 
 
-def _state_of(learner: Learner, extra: Mapping[str, Any], save_optimizer: bool) -> dict[str, Any]:
+def _state_of(learner: Learner, extra: Mapping[str, Any], save_optimizer: bool) -> CheckpointState:
     policy, optimizer = learner.policy, learner.optimizer
     saved = optimizer is not None and save_optimizer
-    return {
-        "version": learner.version,
-        "updates": learner.updates,
-        "phase": learner.phase if saved else None,
-        "optimizer_steps": optimizer.steps if optimizer is not None and saved else 0,
-        "reference_frozen": learner.reference_frozen,
-        "kl_coef": learner.kl.value,
-        "critic": policy.value_head is not None,
-        "adapters": policy.lora_config is not None,
-        "base_fingerprint": _fingerprint(policy) if policy.lora_config is not None else None,
-        "random": _random_states(),
-        "extra": dict(extra),
-    }
+    return CheckpointState(
+        version=learner.version,
+        updates=learner.updates,
+        phase=learner.phase if saved else None,
+        optimizer_steps=optimizer.steps if optimizer is not None and saved else 0,
+        reference_frozen=learner.reference_frozen,
+        kl_coef=learner.kl.value,
+        critic=policy.value_head is not None,
+        adapters=policy.lora_config is not None,
+        base_fingerprint=_fingerprint(policy) if policy.lora_config is not None else None,
+        random=_random_states(),
+        extra=dict(extra),
+    )
 
 
-def _check_fit(source: Path, state: Mapping[str, Any], policy: Policy) -> None:
-    for key, mine, words in (
-        ("critic", policy.value_head is not None, "a value head (training.adv_estimator)"),
-        ("adapters", policy.lora_config is not None, "adapters (model.use_lora)"),
+def _check_fit(source: Path, state: CheckpointState, policy: Policy) -> None:
+    for stored, expected, words in (
+        (state.critic, policy.value_head is not None, "a value head (training.adv_estimator)"),
+        (state.adapters, policy.lora_config is not None, "adapters (model.use_lora)"),
     ):
-        if state[key] != mine:
+        if stored != expected:
             raise CheckpointError(
-                f"checkpoint {source} was made {'with' if state[key] else 'without'} {words}, this policy is "
-                f"{'with' if mine else 'without'}; build it from the config.yaml beside it"
+                f"checkpoint {source} was made {'with' if stored else 'without'} {words}, this policy is "
+                f"{'with' if expected else 'without'}; build it from the config.yaml beside it"
             )
-    if state["adapters"] and state["base_fingerprint"] != _fingerprint(policy):
+    if state.adapters and state.base_fingerprint != _fingerprint(policy):
         raise CheckpointError(
             f"the adapters in {source} belong to another base model; load the same model.model_name or local_path, and "
             "for a built-in model the same seed"
@@ -316,13 +321,13 @@ def _fingerprint(policy: Policy) -> str:
     return digest.hexdigest()[:32]
 
 
-def _restore_optimizer(source: Path, state: Mapping[str, Any], learner: Learner) -> None:
+def _restore_optimizer(source: Path, state: CheckpointState, learner: Learner) -> None:
     if learner.optimizer is not None:
         learner.optimizer.detach()
     learner.optimizer, learner.phase = None, None
-    if state["phase"] is not None:
-        optimizer: Optimizer = learner.use_optimizer(state["phase"])
-        optimizer.load_state(read_tensors(source / _OPTIMIZER), state["optimizer_steps"])
+    if state.phase is not None:
+        optimizer: Optimizer = learner.use_optimizer(state.phase)
+        optimizer.load_state(read_tensors(source / _OPTIMIZER), state.optimizer_steps)
 
 
 def _random_states() -> dict[str, Any]:
