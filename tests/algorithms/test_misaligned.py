@@ -25,6 +25,8 @@ OTHERS: dict[str, Any] = {
     "eps_low": 0.2,
     "eps_high": 0.3,
     "clip_ratio_c": 3.0,
+    "low": 0.5,
+    "high": 2.0,
 }
 """What the functions need beside tensors of [B, T]."""
 NOT_ALIGNED = {"compute_entropy", "group_codes"}

@@ -13,6 +13,8 @@ from uirl.algorithms import (
     compute_rejection_sampling_loss,
     compute_value_loss,
     kept_mask,
+    mismatch_log_weight,
+    mismatch_mask,
 )
 
 OPTIONS = {field.name for field in dataclasses.fields(PolicyLossOptions)}
@@ -135,6 +137,39 @@ def test_truncated_importance_weights_by_hand():
     assert "policy/mismatch_kl" in measured_metrics
 
 
+@pytest.mark.parametrize(
+    ("level", "kept", "loss"),
+    [
+        # weights exp(old - rollout): 1, 2.718, 0.368 of the first row, 1, 1, 2.718 of the second; A = 1
+        ("token", [[True, False, False], [True, True, False]], -3 / 6),
+        # geometric means: exp(0) = 1 and exp(1 / 3) = 1.396
+        ("sequence", [[True] * 3, [False] * 3], -3 / 6),
+    ],
+)
+def test_masked_importance_weights_by_hand(level, kept, loss):
+    old = torch.full((2, 3), -2.0)
+    rollout = torch.tensor([[-2.0, -3.0, -1.0], [-2.0, -2.0, -3.0]])
+    mask = torch.ones(2, 3)
+    found = mismatch_mask(mismatch_log_weight(old, rollout, mask), mask, 0.5, 1.25, level)
+    assert found.tolist() == kept
+    log_probs = old.clone().requires_grad_()
+    options = {"mismatch_range": (0.5, 1.25), "mismatch_level": level}
+    got, metrics = policy_loss(old, log_probs, torch.ones(2, 3), mask, rollout_log_probs=rollout, **options)
+    got.backward()
+    # what is left out weighs 0, and the others weigh what they weighed: the denominator is still 6 tokens
+    assert got.item() == pytest.approx(loss)
+    torch.testing.assert_close(log_probs.grad, -torch.tensor(kept).float() / 6)
+    assert metrics["policy/mismatch_masked_fraction"] == pytest.approx(0.5)
+    both, _ = policy_loss(old, old, torch.ones(2, 3), mask, rollout_log_probs=rollout, tis_cap=0.5, **options)
+    assert both.item() == pytest.approx(loss / 2 if level == "token" else -(0.5 + 0.5 + 0.36788) / 6, rel=1e-4)
+
+
+def test_tokens_that_do_not_count_are_never_kept_by_the_mask():
+    log_weight, mask = torch.zeros(1, 3), torch.tensor([[True, False, True]])
+    assert mismatch_mask(log_weight, mask, 0.5, 2.0).tolist() == [[True, False, True]]
+    assert mismatch_mask(log_weight, mask, 0.5, 2.0, "sequence").tolist() == [[True, False, True]]
+
+
 def test_the_mismatch_of_an_engine_that_is_too_sure_is_k3():
     # every weight is e^-1 = 0.36788: w - 1 - log w = 0.36788
     old, rollout = torch.full((1, 2), -2.0), torch.full((1, 2), -1.0)
@@ -241,7 +276,10 @@ def test_no_tokens_give_zero_loss_and_zero_gradient():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tis_cap": 2.0}, "tis_cap=2.0 needs rollout_log_probs"),
+        ({"tis_cap": 2.0}, "tis_cap=2.0 and mismatch_range=None need rollout_log_probs"),
+        ({"mismatch_range": (0.5, 2.0)}, r"mismatch_range=\(0.5, 2.0\) need rollout_log_probs"),
+        ({"mismatch_range": (2.0, 0.5), "rollout_log_probs": torch.zeros(2, 3)}, "0 <= low < high: got"),
+        ({"mismatch_level": "row"}, "mismatch_level must be 'token' or 'sequence': got 'row'"),
         ({"tis_cap": -1.0, "rollout_log_probs": torch.zeros(2, 3)}, "tis_cap must be positive"),
         ({"clip_ratio_c": 0.9}, "clip_ratio_c must be above 1: got 0.9"),
         ({"eps_low": 1.5}, "eps_low=1.5"),

@@ -36,6 +36,10 @@ REFUSED = {
         ["inference.multi_turn=false", "rollout.max_turns=2"],
         ["inference.multi_turn=false", "rollout.max_turns=1"],
     ),
+    "every token would be left out of the loss": (
+        ["algorithm.mismatch_range=[2, 0.5]"],
+        ["algorithm.mismatch_range=[0.5, 2]"],
+    ),
     "the critic would never be trained": (
         ["training.value_coef=0"],
         ["training.value_coef=0", "training.adv_estimator=reinforce_plus_plus"],

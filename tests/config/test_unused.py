@@ -15,6 +15,7 @@ READER = {
     "algorithm.normalize_by_std=false": "training.adv_estimator=turn_level",
     "algorithm.max_resamples=2": "training.adv_estimator=rloo",
     "algorithm.kl_type=k2": "algorithm.kl_loss_coef=0.1",
+    "algorithm.mismatch_range=[0.5, 2]": "training.adv_estimator=grpo",
     "algorithm.tis_cap=2": "training.adv_estimator=grpo",
     "rollout.retries=5": "rollout.group_repair=retry",
     "inference.max_turns=3": "rollout.max_turns=null",

@@ -50,6 +50,7 @@ VALUES: dict[str, list[Any]] = {
     "algorithm.loss_length": [3],
     "algorithm.min_live_groups": [1.0],
     "algorithm.reward_threshold": [0.75],
+    "algorithm.mismatch_range": [[0.0, 0.5]],
     "algorithm.tis_cap": [0.5],
     "checkpoint.save_interval": [1],
     "checkpoint.keep_last_n": [1, None],

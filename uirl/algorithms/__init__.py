@@ -47,6 +47,7 @@ from uirl.algorithms.policy_loss import (
     compute_policy_loss,
     dual_clip,
     mismatch_log_weight,
+    mismatch_mask,
     sequence_log_ratio,
     token_log_ratio,
 )
@@ -99,6 +100,7 @@ __all__ = [
     "masked_mean",
     "masked_whiten",
     "mismatch_log_weight",
+    "mismatch_mask",
     "sequence_log_ratio",
     "token_log_ratio",
 ]

@@ -34,6 +34,10 @@ class PolicyLossOptions:
     tis_cap: float | None = None
     """Truncated importance sampling: largest weight (2 is usual) for tokens sampled by a stale or differently
     rounded policy; None: measured, if the engine's log-probs are given, but not corrected."""
+    mismatch_range: tuple[float, float] | None = None
+    """Lowest and highest importance weight learner / engine that is learned from, see `mismatch_mask`; None: all."""
+    mismatch_level: RatioLevel = "token"
+    """Whether `mismatch_range` drops single tokens or whole sequences."""
 
     def clip_range(self, clip_ratio: float) -> tuple[float, float]:
         """Distances of the lower and the upper clip from 1. Raises ValueError for a range that cannot be meant."""
@@ -51,8 +55,19 @@ class PolicyLossOptions:
             raise ValueError(f"clip_ratio_c must be above 1: got {self.clip_ratio_c}; 3 is usual, None switches it off")
         if self.tis_cap is not None and self.tis_cap <= 0:
             raise ValueError(f"tis_cap must be positive: got {self.tis_cap}; 2 is usual, None switches it off")
-        if self.ratio_level not in ("token", "sequence"):
-            raise ValueError(f"ratio_level must be 'token' or 'sequence': got {self.ratio_level!r}")
+        if self.mismatch_range is not None and not 0 <= self.mismatch_range[0] < self.mismatch_range[1]:
+            raise ValueError(
+                f"mismatch_range must be (low, high) with 0 <= low < high: got {self.mismatch_range}; (0.5, 2) is "
+                "usual, None switches it off"
+            )
+        for name in ("ratio_level", "mismatch_level"):
+            if getattr(self, name) not in ("token", "sequence"):
+                raise ValueError(f"{name} must be 'token' or 'sequence': got {getattr(self, name)!r}")
+
+    @property
+    def corrects_mismatch(self) -> bool:
+        """Whether the loss needs the engine's log-probs."""
+        return self.tis_cap is not None or self.mismatch_range is not None
 
 
 class LossOptions(TypedDict, total=False):
@@ -81,7 +96,7 @@ def compute_policy_loss(
 
     `ratio = exp(log_probs - old_log_probs)`, of the token or of its sequence (`sequence_log_ratio`);
     `token_loss = clipped_surrogate(ratio, advantages, eps_low, eps_high)`, bounded by `dual_clip` and weighed by
-    `mismatch_log_weight`, capped at `tis_cap`; `loss = aggregate_loss(token_loss)`.
+    `mismatch_log_weight`, capped at `tis_cap`, 0 outside `mismatch_mask`; `loss = aggregate_loss(token_loss)`.
 
     Args:
         old_log_probs: Of the learner at the start of the update, `[B, T]`, in nats.
@@ -100,10 +115,11 @@ def compute_policy_loss(
         `(loss, metrics)`: a scalar tensor with gradient, and plain floats that are means over the tokens of this
         call (weigh them by `policy/tokens` when averaging micro-batches), under `policy/`: `clip_fraction_high`,
         `clip_fraction_low`, `clip_fraction_dual`, `approx_kl`, `ratio_mean`, `ratio_max`, `tokens`; and with
-        `rollout_log_probs` `mismatch_weight_mean`, `mismatch_weight_max`, `mismatch_kl`, `mismatch_capped_fraction`.
+        `rollout_log_probs` `mismatch_weight_mean`, `mismatch_weight_max`, `mismatch_kl`, `mismatch_capped_fraction` and
+        `mismatch_masked_fraction`, the last two where `options` cap or mask.
 
     Raises:
-        ValueError: Shapes that differ, a clip range that cannot be meant, `tis_cap` without
+        ValueError: Shapes that differ, a clip range that cannot be meant, `tis_cap` or `mismatch_range` without
             `rollout_log_probs`.
 
     In the first pass over a batch the ratio is 1 everywhere: nothing is clipped and the loss is minus the
@@ -122,14 +138,14 @@ def compute_policy_loss(
         token_loss = dual_clip(token_loss, advantages, options.clip_ratio_c)
     metrics = _policy_metrics(log_ratio, ratio, advantages, mask, clip_range, options.clip_ratio_c)
     if rollout_log_probs is not None:
-        log_weight = mismatch_log_weight(old_log_probs, rollout_log_probs, mask)
-        metrics |= _mismatch_metrics(log_weight, mask, options.tis_cap)
-        if options.tis_cap is not None:
-            token_loss = token_loss * log_weight.exp().clamp(max=options.tis_cap)
-    elif options.tis_cap is not None:
+        weight, mismatch_metrics = _mismatch_weight(old_log_probs, rollout_log_probs, mask, options)
+        metrics |= mismatch_metrics
+        if options.corrects_mismatch:
+            token_loss = token_loss * weight
+    elif options.corrects_mismatch:
         raise ValueError(
-            f"tis_cap={options.tis_cap} needs rollout_log_probs: got None, expected the engine's log-probs [B, T]; "
-            "pass them or drop tis_cap"
+            f"tis_cap={options.tis_cap} and mismatch_range={options.mismatch_range} need rollout_log_probs: got None, "
+            "expected the engine's log-probs [B, T]; pass them or drop the options"
         )
     loss = aggregate_loss(token_loss, mask, aggregation, denominator, loss_length)
     return loss, metrics_as_floats(metrics)
@@ -197,16 +213,43 @@ def mismatch_log_weight(old_log_probs: Tensor, rollout_log_probs: Tensor, mask: 
 
 
 @torch.no_grad()
-def _mismatch_metrics(log_weight: Tensor, mask: Tensor, tis_cap: float | None) -> dict[str, Tensor]:
+def mismatch_mask(log_weight: Tensor, mask: Tensor, low: float, high: float, level: RatioLevel = "token") -> Tensor:
+    """Find the tokens whose importance weight learner / engine is at least `low` and at most `high`: booleans `[B, T]`.
+
+    `log_weight`: from `mismatch_log_weight`, `[B, T]` in nats. `level` 'sequence' judges every token of a row by the
+    geometric mean of the row's weights. Where truncated importance sampling lowers the weight of an outlier, the mask
+    leaves it out: what the engine all but never samples under these weights may be no more than its rounding.
+
+    Sources: masked importance sampling (Liu, Li et al. 2025, "When speed kills stability: demystifying RL collapse from
+    the training-inference mismatch"); `rollout_rs` of verl's rollout correction.
+    """
+    check_aligned(log_weight=log_weight, mask=mask)
+    judged = log_weight if level == "token" else masked_mean(log_weight, mask, dim=-1).unsqueeze(-1)
+    weight = judged.exp().expand_as(log_weight)
+    return as_bool_mask(mask, "mask") & (weight >= low) & (weight <= high)
+
+
+@torch.no_grad()
+def _mismatch_weight(
+    old_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor, options: PolicyLossOptions
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return what the loss of each token is multiplied by, `[B, T]`, and the metrics of the weights before."""
+    log_weight = mismatch_log_weight(old_log_probs, rollout_log_probs, mask)
     weight = log_weight.exp()
     metrics = {
         "policy/mismatch_weight_mean": masked_mean(weight, mask),
         "policy/mismatch_weight_max": _masked_max(weight, mask),
         "policy/mismatch_kl": masked_mean(torch.expm1(log_weight) - log_weight, mask),
     }
-    if tis_cap is not None:
-        metrics["policy/mismatch_capped_fraction"] = masked_mean((weight > tis_cap).float(), mask)
-    return metrics
+    factor = torch.ones_like(weight)
+    if options.tis_cap is not None:
+        metrics["policy/mismatch_capped_fraction"] = masked_mean((weight > options.tis_cap).float(), mask)
+        factor = weight.clamp(max=options.tis_cap)
+    if options.mismatch_range is not None:
+        kept = mismatch_mask(log_weight, mask, *options.mismatch_range, options.mismatch_level)
+        metrics["policy/mismatch_masked_fraction"] = masked_mean((~kept).float(), mask)
+        factor = factor * kept
+    return factor, metrics
 
 
 @torch.no_grad()

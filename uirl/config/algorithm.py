@@ -28,6 +28,12 @@ class AlgorithmConfig(Section):
     tis_cap: Positive | None = None
     """Truncated importance sampling: each token weighs min(exp(old_log_probs - rollout_log_probs), tis_cap), for
     stale rollouts and engines that round differently; None: no correction."""
+    mismatch_range: Annotated[tuple[NonNegative, Positive], Field(strict=False)] | None = None
+    """Masked importance sampling: [low, high], such as [0.5, 2.0]; what has a weight exp(old_log_probs -
+    rollout_log_probs) outside it is left out of the loss, whose denominator stays; None: nothing is. With `tis_cap` the
+    rest is weighed too."""
+    mismatch_level: Literal["token", "sequence"] = "token"
+    """What `mismatch_range` judges: every token, or every sequence by the geometric mean of its weights."""
 
     normalize_by_std: bool = True
     """'grpo', 'turn_level' and 'gigpo' divide by the standard deviation of the group; false: subtract the mean only."""

@@ -150,6 +150,11 @@ def _objective(config: ConfigTree) -> Iterator[str]:
             "training.use_kl_in_reward=true with training.adv_estimator=rejection_sampling: the sign of the penalty "
             "would decide which episodes are above algorithm.reward_threshold; use algorithm.kl_loss_coef"
         )
+    if algorithm.mismatch_range is not None and algorithm.mismatch_range[0] >= algorithm.mismatch_range[1]:
+        yield (
+            f"algorithm.mismatch_range={list(algorithm.mismatch_range)} is empty: every token would be left out of the "
+            "loss; use [low, high] with low below high, as [0.5, 2.0]"
+        )
     if algorithm.loss_length is not None and algorithm.loss_aggregation != "seq-mean-token-sum-norm":
         yield (
             f"algorithm.loss_length={algorithm.loss_length} is read by loss_aggregation='seq-mean-token-sum-norm' "

@@ -35,6 +35,10 @@ _GROUPS = (_estimators(*GROUP_ESTIMATORS), f"by estimators that compare within a
 _CLIPPED = (_policy_loss, "by the clipped policy loss, which rejection_sampling does not have")
 _HTTP = (_over_http, "where the engine is a server: inference.backend=openai, or vllm or sglang with a server_url")
 _LOCAL_SERVERS = (lambda config: config.inference.backend in ("vllm", "sglang"), "by the backends vllm and sglang")
+_MISMATCH = (
+    lambda config: _policy_loss(config) and config.training.old_log_probs != "rollout",
+    "by the clipped policy loss, with old_log_probs that are not the engine's own: it weighs one against the other",
+)
 _VERL = (_never, "by runs under verl alone")
 
 READ: dict[str, tuple[Condition, str]] = {
@@ -44,9 +48,11 @@ READ: dict[str, tuple[Condition, str]] = {
     "training.old_log_probs": _CLIPPED,
     "algorithm.ratio": _CLIPPED,
     "algorithm.dual_clip": _CLIPPED,
-    "algorithm.tis_cap": (
-        lambda config: _policy_loss(config) and config.training.old_log_probs != "rollout",
-        "by the clipped policy loss, with old_log_probs that are not the engine's own: it weighs one against the other",
+    "algorithm.tis_cap": _MISMATCH,
+    "algorithm.mismatch_range": _MISMATCH,
+    "algorithm.mismatch_level": (
+        lambda config: config.algorithm.mismatch_range is not None,
+        "where algorithm.mismatch_range is set",
     ),
     "training.lam": _CRITIC,
     "training.value_coef": _CRITIC,

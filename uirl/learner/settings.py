@@ -98,6 +98,12 @@ def _loss_options(training: TrainingConfig, finer: AlgorithmConfig, spec: Algori
         return shared
     low, high = training.clip_range
     options = PolicyLossOptions(
-        eps_low=low, eps_high=high, clip_ratio_c=finer.dual_clip, ratio_level=finer.ratio, tis_cap=finer.tis_cap
+        eps_low=low,
+        eps_high=high,
+        clip_ratio_c=finer.dual_clip,
+        ratio_level=finer.ratio,
+        tis_cap=finer.tis_cap,
+        mismatch_range=finer.mismatch_range,
+        mismatch_level=finer.mismatch_level,
     )
     return {**shared, "options": options}

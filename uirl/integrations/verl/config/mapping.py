@@ -239,6 +239,8 @@ WITHOUT_EFFECT: dict[str, str] = {
     "algorithm.whiten_advantages": "verl always whitens the advantages of gae and reinforce_plus_plus",
     "algorithm.step_weight": "belongs to gigpo, which does not run under verl",
     "algorithm.min_live_groups": "verl keeps groups without a signal, or refills the batch (algorithm.max_resamples)",
+    "algorithm.mismatch_range": "verl masks by algorithm.rollout_correction.rollout_rs and its thresholds; set those",
+    "algorithm.mismatch_level": "the name in verl's rollout_rs says the level",
     "algorithm.scale_step_by_live": "verl keeps groups without a signal, or refills the batch",
     "checkpoint.save_seconds": "verl saves by steps (checkpoint.save_interval)",
     "checkpoint.from_step": "verl goes back with trainer.resume_mode=resume_path and trainer.resume_from_path",
