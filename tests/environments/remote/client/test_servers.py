@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any, cast
 
 import pytest
 
 from tests.environments.remote.running import PATIENCE
 from uirl.environments.remote.client import servers
+from uirl.environments.remote.client.base import RemoteEnvironment
+from uirl.environments.remote.client.http import ServerLost
 from uirl.environments.remote.client.servers import MAX_BACKOFF, Server, ServerPool
 from uirl.errors import ConfigError, EnvironmentFailure
 
@@ -77,8 +80,9 @@ def test_a_server_that_failed_is_tried_by_one_session_and_rests_longer_each_time
 def test_a_full_server_is_left_alone_and_not_blamed(clock: Clock) -> None:
     pool = ServerPool(["a", "b"], clock=clock)
     server = pool.servers[0]
-    assert taken(pool, 4) == ["a", "b", "a", "b"]
+    assert taken(pool, 5) == ["a", "b", "a", "b", "a"]
     pool.full(server, 3.0)
+    pool.give_back(server)
     assert taken(pool, 3) == ["b", "b", "b"]
     pool.give_back(server)  # one session less there: room for one
     assert taken(pool, 2) == ["a", "b"]
@@ -88,8 +92,8 @@ def test_a_full_server_is_left_alone_and_not_blamed(clock: Clock) -> None:
     assert server.room == 3
     clock.now += 1.0
     assert taken(pool, 1) == ["a"]
-    pool.give_back(server)
     pool.full(server, 3.0)
+    pool.give_back(server)
     assert taken(pool, 1) == ["b"]
     assert server.failures == 0
 
@@ -121,8 +125,8 @@ def test_a_server_that_is_full_runs_again(clock: Clock) -> None:
         pool.give_back(server)
     clock.now += 20.0
     assert taken(pool, 1) == ["a"]
-    pool.give_back(server)
     pool.full(server, 1.0)  # by now it runs, and others were faster
+    pool.give_back(server)
     assert server.failures == 0
     clock.now += 1.0
     assert taken(pool, 1) == ["a"]
@@ -175,6 +179,77 @@ async def test_who_waits_is_woken_by_whoever_gives_back(monkeypatch: pytest.Monk
         assert [task.result() for task in done] == [one]
         threading.Thread(target=pool.give_back, args=(one,)).start()  # from wherever it was used
         assert await still.pop() is one
+
+
+async def test_who_waits_is_not_overtaken_by_who_comes_later() -> None:
+    pool = ServerPool(["http://a"], max_sessions=1)
+    one = await pool.take()
+    order: list[str] = []
+
+    async def waiter(name: str) -> None:
+        server = await pool.take(PATIENCE)
+        order.append(name)
+        pool.give_back(server)
+
+    waiting = [asyncio.create_task(waiter(name)) for name in ("first", "second")]
+    while len(pool._waiting) < 2:
+        await asyncio.sleep(0)
+    pool.give_back(one)  # and who gives it back wants it again at once
+    await asyncio.gather(waiter("the one that played"), *waiting)
+    assert order == ["first", "second", "the one that played"]
+
+
+class Lost(RemoteEnvironment):
+    """A client whose server takes one session and cannot be reached."""
+
+    asked = 0
+
+    def _max_sessions(self) -> int | None:
+        return 1
+
+    def _reset_timeout(self) -> float:
+        return 1.0
+
+    async def _open(self, server: Server) -> None:
+        Lost.asked += 1
+        await asyncio.sleep(0)
+        raise ServerLost("it cannot be reached")
+
+    async def _leave(self, server: Server) -> None:
+        await asyncio.sleep(0)
+
+    def _forget(self) -> None:
+        self._seen = None
+
+    def get_state_description(self) -> str:
+        return ""
+
+    def reset(self) -> Any:
+        return ""
+
+    def step(self, action: Any) -> Any:
+        return ""
+
+
+async def test_a_server_that_was_lost_is_not_handed_to_the_next_one_who_waits() -> None:
+    template = Lost(url="http://a", acquire_timeout=0.2, retry_backoff=3600.0)
+    sessions = [cast(Lost, template.spawn()) for _ in range(5)]
+    problems = await asyncio.gather(*[session._lease() for session in sessions], return_exceptions=True)
+    assert all(isinstance(problem, EnvironmentFailure) for problem in problems)
+    assert Lost.asked == 1
+
+
+async def test_a_closed_event_loop_holds_nobody_up() -> None:
+    pool = ServerPool(["http://a"], max_sessions=1)
+    one = await pool.take()
+    gone = asyncio.new_event_loop()
+    pool._waiting.append(gone.create_future())
+    gone.close()
+    waiting = asyncio.create_task(pool.take(PATIENCE))
+    while len(pool._waiting) < 2:
+        await asyncio.sleep(0)
+    pool.give_back(one)
+    assert await waiting is one
 
 
 def test_a_pool_needs_servers() -> None:

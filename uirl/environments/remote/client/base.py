@@ -133,19 +133,27 @@ class RemoteEnvironment(ConfigurableEnvironment):
         try:
             await self._open(server)
         except BaseException as error:  # cancelled or not, half a session must not stay behind
+            another_may = self._judge(server, error)
             await self._let_go(server)
-            if isinstance(error, Refused) and error.status == 503:
-                self.pool.full(server, error.retry_after or 1.0)
+            if isinstance(error, RolloutFailure) and another_may:
                 return error
-            if isinstance(error, (ServerLost, NoAnswer)):
-                self.pool.take_out(server, str(error))
-                return error
-            if isinstance(error, RolloutFailure):
-                self.pool.doubt(server, str(error))
             raise
         self._server = server
         self.pool.well(server)
         return None
+
+    def _judge(self, server: Server, error: BaseException) -> bool:
+        """Tell the pool why no session was opened, before the place goes to who waits; return whether another server
+        may be asked."""
+        if isinstance(error, Refused) and error.status == 503:
+            self.pool.full(server, error.retry_after or 1.0)
+        elif isinstance(error, (ServerLost, NoAnswer)):
+            self.pool.take_out(server, str(error))
+        else:
+            if isinstance(error, RolloutFailure):
+                self.pool.doubt(server, str(error))
+            return False
+        return True
 
     def _blame(self, error: RolloutFailure) -> None:
         """Takes the session's server out of the pool where the failure is its own."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from collections import deque
@@ -71,67 +70,56 @@ class ServerPool:
         self.acquire_timeout = acquire_timeout
         self._retry_backoff, self._clock = retry_backoff, clock
         self._lock = threading.Lock()
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[asyncio.Future[Server]] = deque()
 
     async def take(self, timeout: float | None = None) -> Server:
-        """A server with one session more. Raises EnvironmentFailure where none gets free within `timeout` seconds
-        (None: the pool's)."""
+        """Return a server with one session more; those who wait are served in the order in which they came.
+
+        Raises EnvironmentFailure where none gets free within `timeout` seconds (None: the pool's).
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self.acquire_timeout if timeout is None else timeout)
-        while True:
-            server = self.choose()
-            if server is not None:
-                return server
-            left = deadline - loop.time()
-            if left <= 0:
-                raise EnvironmentFailure(f"no server is free: {self.describe()}")
-            turn: asyncio.Future[None] = loop.create_future()
-            with self._lock:
-                self._waiting.append(turn)
-            try:
-                # woken when a session is given back; otherwise servers may be tried again as time passes
-                await asyncio.wait([turn], timeout=min(left, _LOOK))
-            except asyncio.CancelledError:
-                if turn.done():
-                    self._wake()  # somebody else's turn now
-                raise
-            finally:
-                turn.cancel()
+        turn: asyncio.Future[Server] = loop.create_future()
+        with self._lock:
+            self._waiting.append(turn)
+        try:
+            while not turn.done():
+                # sessions that are given back go to who waits; otherwise servers may be tried again as time passes
+                self._hand_out()
+                left = deadline - loop.time()
+                await asyncio.wait([turn], timeout=min(max(left, 0.0), _LOOK))
+                if left <= 0 and not turn.done():
+                    raise EnvironmentFailure(f"no server is free: {self.describe()}")
+            return turn.result()
+        except asyncio.CancelledError:
+            if turn.done():
+                self.give_back(turn.result())
+            raise
+        finally:
+            turn.cancel()
 
     def choose(self) -> Server | None:
-        """The same at once; None: all are out or full."""
+        """Return a server with one session more at once, whoever waits; None: all are out or full."""
         with self._lock:
-            now = self._clock()
-            free = [server for server in self.servers if _may_take(server, now)]
-            if not free:
-                return None
-            # one that cannot open sessions is the least busy of all: it must not draw every session to itself
-            best = min(free, key=lambda s: (s.doubtful_until > now, s.fallback, s.active))
-            if best.room is not None and best.active >= best.room:
-                best.full_until = now + PROBE  # this session finds out; the others wait for how it goes
-            best.active += 1
-            if best.failures:
-                # the other sessions wait for how it goes
-                best.trying, best.out_until = True, now + self._backoff_of(best)
-            return best
+            return self._choose()
 
     def give_back(self, server: Server) -> None:
-        """The session is over."""
+        """Note that a session is over."""
         with self._lock:
             server.active -= 1
-        self._wake()
+        self._hand_out()
 
     def well(self, server: Server) -> None:
-        """The server opened a session."""
+        """Note that the server opened a session."""
         with self._lock:
             server.failures, server.out_until, server.why, server.trying = 0, 0.0, "", False
             server.doubtful_until = 0.0
             if server.room is not None:
                 server.room = max(server.room, server.active)
-        self._wake()
+        self._hand_out()
 
     def take_out(self, server: Server, why: str) -> None:
-        """The server failed: it gets no session for a while."""
+        """Note that the server failed: it gets no session for a while."""
         with self._lock:
             server.why = why
             if server.failures and not server.trying:
@@ -140,30 +128,57 @@ class ServerPool:
             server.out_until = self._clock() + self._backoff_of(server)
 
     def doubt(self, server: Server, why: str) -> None:
-        """The server answered, and opened no session. That may be the task's fault: it is used where no other can."""
+        """Note that the server answered, and opened no session. That may be the task's fault: it is used where no other
+        can."""
         with self._lock:
             server.doubtful_until, server.why = self._clock() + self._retry_backoff, why
 
     def full(self, server: Server, seconds: float) -> None:
-        """The server took no session beside those it has for us, call it after `give_back`; nothing is wrong with it.
-        In `seconds` one session may ask again."""
+        """Note that the server took no session beside the others that it has for us; nothing is wrong with it. In
+        `seconds` one session may ask again. Call it before `give_back`: the place is none for those who wait."""
         with self._lock:
-            server.room, server.full_until = server.active, self._clock() + seconds
+            server.room, server.full_until = server.active - 1, self._clock() + seconds
             server.failures, server.out_until, server.trying, server.why = 0, 0.0, False, "full"
 
     def describe(self) -> str:
         """Every server and why it is not used, for an error."""
         return "; ".join(f"{s.url} ({s.why or f'{s.active} sessions'})" for s in self.servers)
 
-    def _wake(self) -> None:
-        """Lets one of those who wait look again."""
+    def _choose(self) -> Server | None:
+        now = self._clock()
+        free = [server for server in self.servers if _may_take(server, now)]
+        if not free:
+            return None
+        # one that cannot open sessions is the least busy of all: it must not draw every session to itself
+        best = min(free, key=lambda s: (s.doubtful_until > now, s.fallback, s.active))
+        if best.room is not None and best.active >= best.room:
+            best.full_until = now + PROBE  # this session finds out; the others wait for how it goes
+        best.active += 1
+        if best.failures:
+            # the other sessions wait for how it goes
+            best.trying, best.out_until = True, now + self._backoff_of(best)
+        return best
+
+    def _hand_out(self) -> None:
+        """Give the sessions that are free to those who wait, in the order in which they came."""
         with self._lock:
             while self._waiting:
-                turn = self._waiting.popleft()
+                turn = self._waiting[0]
                 if not turn.done():
-                    with contextlib.suppress(RuntimeError):  # its event loop is closed
-                        turn.get_loop().call_soon_threadsafe(_look, turn)
+                    server = self._choose()
+                    if server is None:
                         return
+                    try:
+                        turn.get_loop().call_soon_threadsafe(self._deliver, turn, server)
+                    except RuntimeError:  # the event loop of who waited is closed
+                        server.active -= 1
+                self._waiting.popleft()
+
+    def _deliver(self, turn: asyncio.Future[Server], server: Server) -> None:
+        if turn.done():  # who waited has given up
+            self.give_back(server)
+        else:
+            turn.set_result(server)
 
     def _backoff_of(self, server: Server) -> float:
         return min(self._retry_backoff * 2.0 ** max(0, server.failures - 1), MAX_BACKOFF)
@@ -174,8 +189,3 @@ def _may_take(server: Server, now: float) -> bool:
     if server.out_until > now or (server.max_sessions is not None and server.active >= server.max_sessions):
         return False
     return server.room is None or server.active < server.room or server.full_until <= now
-
-
-def _look(turn: asyncio.Future[None]) -> None:
-    if not turn.done():
-        turn.set_result(None)
