@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from uirl.config import ConfigStore, EnvironmentConfig, ModelConfig, TrainingConfig, load_config
 from uirl.environments.registry import option_sections
 from uirl.errors import ConfigError
+from uirl.integrations.mobile_world import AgentLoopOptions
+from uirl.serving import EndpointOptions
 
 
 def message(call, *args, **kwargs) -> str:
@@ -342,8 +344,9 @@ def test_every_key_is_documented():
 
 def test_the_reference_page_is_up_to_date():
     page = Path(__file__).parents[2] / "docs" / "configuration.md"
-    written = "ConfigStore.reference(option_sections())"
-    assert page.read_text() == ConfigStore.reference(option_sections()), f"write it: {written} -> docs/configuration.md"
+    written = "ConfigStore.reference(option_sections(), [EndpointOptions, AgentLoopOptions])"
+    expected = ConfigStore.reference(option_sections(), [EndpointOptions, AgentLoopOptions])
+    assert page.read_text() == expected, f"write it: {written} -> docs/configuration.md"
 
 
 def test_the_config_loads_no_torch():

@@ -24,11 +24,23 @@ _OPTIONS = """
 The keys below `environment.options`, by environment. In code they are keyword arguments of the class.
 """
 
+_ARGUMENTS = """
+## Options in code
 
-def markdown(tree: type[KeyedModel], options: Iterable[type[KeyedModel]] = ()) -> str:
-    """Write the reference of all sections below `tree`, one table each, and of the options of environments."""
-    tables = "".join(section_table(section, "###") for section in options)
-    return _HEAD + "".join(map(section_table, _sections(tree))) + (_OPTIONS + tables if tables else "") + _aliases()
+Options of classes that no YAML names: keyword arguments of `ModelEndpoint` and `MobileWorldAgentLoop`.
+"""
+
+
+def markdown(
+    tree: type[KeyedModel], options: Iterable[type[KeyedModel]] = (), arguments: Iterable[type[KeyedModel]] = ()
+) -> str:
+    """Write the reference of all sections below `tree`, one table each, of the `options` of environments and of those
+    that are `arguments` of classes."""
+    parts = [_HEAD, *map(section_table, _sections(tree))]
+    for head, sections in ((_OPTIONS, options), (_ARGUMENTS, arguments)):
+        tables = [section_table(section, "###") for section in sections]
+        parts += [head, *tables] if tables else []
+    return "".join([*parts, _aliases()])
 
 
 def _aliases() -> str:
@@ -50,8 +62,8 @@ def section_table(section: type[KeyedModel], level: str = "##") -> str:
     """Write a section as a Markdown table below a heading: key, kind of value, default and meaning."""
     rows = [_row(name, field) for name, field in section.model_fields.items() if nested_section(field) is None]
     about = " ".join((section.__doc__ or "").split())
-    head = f"\n{level} {section.key}\n\n{about}\n\n| key | value | default | meaning |\n|---|---|---|---|\n"
-    return head + "\n".join(rows) + "\n"
+    head = f"\n{level} {section.key or section.__name__}\n\n{about}\n"
+    return head + "\n| key | value | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def _row(name: str, field: FieldInfo) -> str:

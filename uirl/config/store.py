@@ -68,13 +68,14 @@ class ConfigStore(ConfigTree):
         return type(self).from_dict(values)
 
     @classmethod
-    def reference(cls, options: Iterable[type[KeyedModel]] = ()) -> str:
+    def reference(cls, options: Iterable[type[KeyedModel]] = (), arguments: Iterable[type[KeyedModel]] = ()) -> str:
         """Write every key with its type, default and meaning, as Markdown.
 
         `options`: sections of the options of environments (`uirl.environments.registry.option_sections()`), which are
-        documented beside them.
+        documented beside them. `arguments`: sections of options that only code gives (`EndpointOptions`,
+        `AgentLoopOptions`).
         """
-        return markdown(cls, options)
+        return markdown(cls, options, arguments)
 
 
 def load_config(path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> ConfigStore:
