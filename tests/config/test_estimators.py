@@ -3,7 +3,7 @@
 from typing import get_args
 
 from uirl.algorithms import ALGORITHMS
-from uirl.config.training import GROUP_ESTIMATORS, Estimator
+from uirl.config.sections.training import GROUP_ESTIMATORS, Estimator
 
 OTHER_NAMES = {"ppo", "grpo_mean", "dr_grpo"}
 """Second names in the table: in the config they are `gae`, and `grpo` with `algorithm.normalize_by_std=false`."""

@@ -5,7 +5,7 @@ import torch
 
 from tests.inference.models.test_vision_families import saved
 from tests.learner.worlds import make_config, sample_trajectories, weights_of
-from uirl.config.model import LoraConfig
+from uirl.config.sections.model import LoraConfig
 from uirl.errors import CheckpointError, ConfigError
 from uirl.images import ImageStore
 from uirl.learner import Learner, Policy, collate, export_peft, save_checkpoint

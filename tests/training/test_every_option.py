@@ -18,7 +18,7 @@ from tests.learner.worlds import sample_trajectories, with_version
 from tests.training.options import TINY, alternatives, assignment, build, digest, value_of
 from uirl import ConfigStore
 from uirl.config import AlgorithmConfig
-from uirl.config.training import GROUP_ESTIMATORS, Estimator
+from uirl.config.sections.training import GROUP_ESTIMATORS, Estimator
 from uirl.images import ImageStore
 from uirl.learner import Learner, Policy
 from uirl.types import Sample

@@ -15,7 +15,7 @@ import pytest
 
 from tests.rollout.worlds import Countdown, Fragile
 from uirl import ConfigStore, GuessNumberEnvironment, RayPPOTrainer, TrajectoryStore, read_metrics
-from uirl.config.training import Estimator
+from uirl.config.sections.training import Estimator
 from uirl.errors import CheckpointError, ConfigError, RolloutFailure, StorageError
 from uirl.learner import export_hf, load_policy
 from uirl.rollout.samples import anchors_of

@@ -1,16 +1,16 @@
 """The config of a run: `ConfigStore` and its sections."""
 
-from uirl.config.algorithm import AlgorithmConfig
-from uirl.config.checkpoint import CheckpointConfig
-from uirl.config.environment import EnvironmentConfig
-from uirl.config.inference import InferenceConfig
-from uirl.config.logging import LoggingConfig
-from uirl.config.model import LoraConfig, ModelConfig, TinyConfig
-from uirl.config.ray import RayConfig
-from uirl.config.rollout import RolloutConfig
 from uirl.config.section import Section
+from uirl.config.sections.algorithm import AlgorithmConfig
+from uirl.config.sections.checkpoint import CheckpointConfig
+from uirl.config.sections.environment import EnvironmentConfig
+from uirl.config.sections.inference import InferenceConfig
+from uirl.config.sections.logging import LoggingConfig
+from uirl.config.sections.model import LoraConfig, ModelConfig, TinyConfig
+from uirl.config.sections.ray import RayConfig
+from uirl.config.sections.rollout import RolloutConfig
+from uirl.config.sections.training import DEFAULT_GROUP_SIZE, GROUP_ESTIMATORS, TrainingConfig, WarmStartConfig
 from uirl.config.store import ConfigStore, load_config
-from uirl.config.training import DEFAULT_GROUP_SIZE, GROUP_ESTIMATORS, TrainingConfig, WarmStartConfig
 
 __all__ = [
     "DEFAULT_GROUP_SIZE",

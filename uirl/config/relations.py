@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from uirl.config.training import GROUP_ESTIMATORS
+from uirl.config.sections.training import GROUP_ESTIMATORS
 from uirl.config.tree import ConfigTree
 from uirl.config.unused import unused_settings
 

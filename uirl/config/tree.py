@@ -6,17 +6,17 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from uirl.config.algorithm import AlgorithmConfig
-from uirl.config.checkpoint import CheckpointConfig
-from uirl.config.environment import EnvironmentConfig
-from uirl.config.inference import InferenceConfig
 from uirl.config.keys import KeyedModel
-from uirl.config.logging import LoggingConfig
-from uirl.config.model import ModelConfig
-from uirl.config.ray import RayConfig
-from uirl.config.rollout import RolloutConfig
 from uirl.config.section import Section
-from uirl.config.training import TrainingConfig
+from uirl.config.sections.algorithm import AlgorithmConfig
+from uirl.config.sections.checkpoint import CheckpointConfig
+from uirl.config.sections.environment import EnvironmentConfig
+from uirl.config.sections.inference import InferenceConfig
+from uirl.config.sections.logging import LoggingConfig
+from uirl.config.sections.model import ModelConfig
+from uirl.config.sections.ray import RayConfig
+from uirl.config.sections.rollout import RolloutConfig
+from uirl.config.sections.training import TrainingConfig
 
 
 class ConfigTree(Section):

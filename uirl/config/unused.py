@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from uirl.config.training import GROUP_ESTIMATORS
+from uirl.config.sections.training import GROUP_ESTIMATORS
 from uirl.config.tree import ConfigTree
 
 Condition = Callable[[ConfigTree], bool]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uirl.config.model import LoraConfig
+from uirl.config.sections.model import LoraConfig
 from uirl.errors import ConfigError, ContractError
 from uirl.runtime.folders import write_tensors
 

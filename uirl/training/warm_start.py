@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from uirl.config.training import WarmStartConfig
+from uirl.config.sections.training import WarmStartConfig
 from uirl.errors import EnvironmentFailure
 from uirl.images import Screenshot
 from uirl.metrics import plain_row

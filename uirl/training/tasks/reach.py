@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from uirl.config import ConfigStore
-from uirl.config.training import GROUP_ESTIMATORS
+from uirl.config.sections.training import GROUP_ESTIMATORS
 from uirl.environments import BaseEnvironment
 from uirl.environments.instances import look_alike, signature_of, takes_seed, takes_task
 from uirl.errors import ConfigError, RolloutFailure

@@ -1,0 +1,1 @@
+"""The sections of the config: keys, types, defaults and what they mean."""
