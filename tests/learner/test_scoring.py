@@ -1,0 +1,144 @@
+"""Old log-probs: whose they are, at which temperature, and when a gap between engine and learner stops the run."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.learner.updates import TEXT, make_learner
+from tests.learner.worlds import make_config, sample_trajectories, weights_of, with_version
+from uirl.errors import AlignmentError, NonFiniteError
+from uirl.inference.embedded.attention_proof import proven_spans
+from uirl.inference.models import attention
+from uirl.learner import Policy
+
+
+def test_rollout_log_probs_are_used_where_they_are_exact(images):
+    learner = make_learner(images, "training.adv_estimator=reinforce_plus_plus")
+    samples = sample_trajectories(learner.policy, images)
+    first = learner.update(samples)
+    assert first["old_log_probs_recomputed"] == 0
+    assert first["staleness"] == 0
+    assert 0 < first["log_prob_gap_max"] < 1e-4
+    assert 0 < first["log_prob_gap_mean"] <= first["log_prob_gap_max"]
+    assert learner.version == 1
+    stale = learner.update(samples)  # sampled by version 0, learned at 1
+    assert stale["old_log_probs_recomputed"] == 1
+    assert stale["staleness"] == 1
+    assert "log_prob_gap_max" not in stale
+    assert stale["mismatch_weight_max"] != 1
+
+
+@pytest.mark.parametrize(
+    ("override", "recomputed"),
+    [
+        ("inference.top_p=0.9", 1.0),
+        ("inference.top_k=5", 1.0),
+        ("model.dtype=bfloat16", 1.0),
+        ("inference.temperature=1.0", 0.0),
+    ],
+)
+def test_old_log_probs_are_recomputed_where_the_engine_rounds_or_filters(override, recomputed, images):
+    learner = make_learner(images, TEXT, "training.adv_estimator=reinforce_plus_plus", override)
+    metrics = learner.update(sample_trajectories(learner.policy, images))
+    assert metrics["old_log_probs_recomputed"] == recomputed
+    # either way the first minibatch starts from a ratio of 1
+    assert metrics["optimizer_steps"] == 2
+
+
+def test_recomputed_and_exact_old_log_probs_give_the_same_step(images):
+    samples = sample_trajectories(Policy.from_config(make_config()), images)
+    weights = []
+    for exact in (True, False):
+        source = f"training.old_log_probs={'rollout' if exact else 'recompute'}"
+        learner = make_learner(images, "training.adv_estimator=reinforce_plus_plus", source)
+        assert learner.update(samples)["old_log_probs_recomputed"] == float(not exact)
+        weights.append(weights_of(learner.policy))
+    gaps = [(weights[0][name] - w).abs() for name, w in weights[1].items()]
+    # Adam turns the rounding of a gradient near 0 into a step of up to the learning rate, on a few weights
+    assert torch.cat([g.flatten() for g in gaps]).median() < 1e-6
+
+
+def test_a_temperature_belongs_to_the_log_probs(images):
+    learner = make_learner(images, "training.adv_estimator=reinforce_plus_plus", "inference.temperature=0.6")
+    metrics = learner.update(sample_trajectories(learner.policy, images, temperature=0.6))
+    assert metrics["log_prob_gap_max"] < 1e-4
+
+
+@pytest.mark.parametrize("adapters", ["model.use_lora=false", "model.use_lora=true"])
+def test_recomputed_old_and_reference_log_probs_have_the_temperature_too(images, adapters):
+    options = ["training.adv_estimator=reinforce_plus_plus", "training.old_log_probs=recompute", adapters, TEXT]
+    options += ["inference.temperature=0.5", "algorithm.kl_loss_coef=0.1", "training.minibatches=1"]
+    learner = make_learner(images, *options)
+    metrics = learner.update(sample_trajectories(learner.policy, images, temperature=0.5))
+    assert metrics["old_log_probs_recomputed"] == 1
+    # nothing has moved: learner now = learner before = reference = engine
+    assert metrics["ratio_max"] == pytest.approx(1, abs=1e-4)
+    assert metrics["mismatch_weight_max"] == pytest.approx(1, abs=1e-3)
+    assert metrics["mismatch_kl"] == pytest.approx(0, abs=1e-6)
+    assert metrics["kl_reference"] == pytest.approx(0, abs=1e-6)
+
+
+def test_engine_and_learner_with_other_tokens_stop_the_run(images):
+    learner = make_learner(images, "training.adv_estimator=reinforce_plus_plus", "training.minibatches=1")
+    samples = sample_trajectories(learner.policy, images)
+    before = weights_of(learner.policy)
+    at = samples[2].response_mask.index(True)
+    shifted = list(samples[2].rollout_log_probs)
+    shifted[at] -= 1.0
+    samples[2] = replace(samples[2], rollout_log_probs=tuple(shifted))
+    with pytest.raises(AlignmentError, match=rf"disagree by .* on token {at} of the sample of trajectory trajectory-2"):
+        learner.update(samples)
+    assert learner.version == 0
+    assert all(torch.equal(w, before[name]) for name, w in weights_of(learner.policy).items())
+
+
+HALF = (TEXT, "training.adv_estimator=reinforce_plus_plus", "model.dtype=bfloat16", "model.tiny.initializer_range=0.3")
+
+
+def test_rounding_in_bfloat16_stops_nothing(images):
+    learner = make_learner(images, *HALF)
+    metrics = learner.update(sample_trajectories(learner.policy, images, turns=8))
+    assert 1e-4 < metrics["log_prob_gap_max"] < 0.5
+    assert metrics["log_prob_gap_mean"] < 0.05
+
+
+def test_an_engine_that_attends_differently_stops_bfloat16_too(images, monkeypatch):
+    learner = make_learner(images, *HALF)
+    proven_spans(learner.policy.loaded)
+
+    def short_sighted(kind, size, at, span):
+        places = torch.arange(span)[None, None]
+        return (places <= at[:, :, None]) & (places > at[:, :, None] - 2)
+
+    monkeypatch.setattr(attention, "_visible", short_sighted)
+    samples = sample_trajectories(learner.policy, images, turns=8)
+    with pytest.raises(AlignmentError, match=r"far more than torch.bfloat16 rounds.*attends differently"):
+        learner.update(samples)
+    assert learner.version == 0
+
+
+def test_many_small_gaps_stop_a_run_that_no_single_token_would(images):
+    learner = make_learner(images, *HALF, "training.minibatches=1")
+    samples = sample_trajectories(learner.policy, images, turns=8)
+    # at prompt tokens they are never read
+    samples[1] = replace(samples[1], rollout_log_probs=tuple(x - 0.5 for x in samples[1].rollout_log_probs))
+    with pytest.raises(AlignmentError, match=r"disagree by 0\.\d+ nats as a mean over \d+ tokens .* trajectory-1"):
+        learner.update(samples)
+
+
+def test_samples_of_a_future_version_are_refused(images):
+    learner = make_learner(images, TEXT, "training.adv_estimator=reinforce_plus_plus")
+    samples = with_version(sample_trajectories(learner.policy, images), 3)
+    with pytest.raises(AlignmentError, match="sampled by version 3, but the learner is at 0"):
+        learner.update(samples)
+
+
+def test_demonstrations_never_reach_a_policy_gradient(images):
+    learner = make_learner(images, TEXT, "training.adv_estimator=reinforce_plus_plus")
+    samples = sample_trajectories(learner.policy, images)
+    nan = tuple(math.nan for _ in samples[1].token_ids)
+    samples[1] = replace(samples[1], rollout_log_probs=nan)
+    with pytest.raises(NonFiniteError, match=r"old log-probs of trajectory trajectory-1.*demonstration"):
+        learner.update(samples)
