@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from importlib import import_module
 
 import pytest
@@ -10,7 +12,8 @@ from uirl.runtime.lazy import lazy_exports
 
 
 def test_a_name_comes_from_its_home_and_another_is_told_with_the_package() -> None:
-    load = lazy_exports("some.package", {"OrderedDict": "collections", "lost": "collections"})
+    load, names = lazy_exports("some.package", {"collections": "OrderedDict lost", "json": "dumps"})
+    assert names == ["OrderedDict", "dumps", "lost"]
     assert load("OrderedDict") is import_module("collections").OrderedDict
     with pytest.raises(AttributeError, match=r"module 'some\.package' has no attribute 'other'"):
         load("other")
@@ -33,5 +36,17 @@ def test_every_name_of_a_package_has_a_home(package: str) -> None:
     assert module.__all__
     for name in module.__all__:
         assert getattr(module, name) is not None
+    source = ast.parse(inspect.getsource(module))
+    shown = [one.body for one in source.body if isinstance(one, ast.If)]
+    for_type_checkers = {
+        (imported.module, name.name)
+        for body in shown
+        for imported in body
+        if isinstance(imported, ast.ImportFrom)
+        for name in imported.names
+    }
+    assert sorted(name for _, name in for_type_checkers) == module.__all__
+    for home, name in for_type_checkers:
+        assert getattr(import_module(str(home)), name) is getattr(module, name)
     with pytest.raises(AttributeError, match=f"module {package!r} has no attribute 'nonsense'"):
         module.nonsense  # noqa: B018

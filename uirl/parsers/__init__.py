@@ -15,34 +15,14 @@ if TYPE_CHECKING:
     from uirl.parsers.react import ReActActionParser
     from uirl.parsers.registry import PARSERS, create_parser
 
-_EXPORTS = {
-    "ANSWER": "uirl.parsers.base",
-    "ActionParser": "uirl.parsers.base",
-    "TextParser": "uirl.parsers.base",
-    "check_parser": "uirl.parsers.conformance",
-    "FunctionCallingParser": "uirl.parsers.function_calling",
-    "JSONActionParser": "uirl.parsers.json_action",
-    "MAIUIActionParser": "uirl.parsers.mai_ui",
-    "grid_to_pixel": "uirl.parsers.mai_ui",
-    "pixel_to_grid": "uirl.parsers.mai_ui",
-    "ReActActionParser": "uirl.parsers.react",
-    "PARSERS": "uirl.parsers.registry",
-    "create_parser": "uirl.parsers.registry",
+_HOMES = {
+    "uirl.parsers.base": "ANSWER ActionParser TextParser",
+    "uirl.parsers.conformance": "check_parser",
+    "uirl.parsers.function_calling": "FunctionCallingParser",
+    "uirl.parsers.json_action": "JSONActionParser",
+    "uirl.parsers.mai_ui": "MAIUIActionParser grid_to_pixel pixel_to_grid",
+    "uirl.parsers.react": "ReActActionParser",
+    "uirl.parsers.registry": "PARSERS create_parser",
 }
 
-__all__ = [
-    "ANSWER",
-    "PARSERS",
-    "ActionParser",
-    "FunctionCallingParser",
-    "JSONActionParser",
-    "MAIUIActionParser",
-    "ReActActionParser",
-    "TextParser",
-    "check_parser",
-    "create_parser",
-    "grid_to_pixel",
-    "pixel_to_grid",
-]
-
-__getattr__ = lazy_exports(__name__, _EXPORTS)
+__getattr__, __all__ = lazy_exports(__name__, _HOMES)

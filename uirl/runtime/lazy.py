@@ -7,15 +7,16 @@ from importlib import import_module
 from typing import Any
 
 
-def lazy_exports(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of `package` for names that live in other modules.
+def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
+    """Return the `__getattr__` and the `__all__` of `package`, for names that live in other modules.
 
-    `homes`: name -> the module that defines it.
+    `homes`: module -> the names that it defines, separated by blanks.
     """
+    home_of = {name: home for home, names in homes.items() for name in names.split()}
 
     def __getattr__(name: str) -> Any:
-        if name not in homes:
+        if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(homes[name]), name)
+        return getattr(import_module(home_of[name]), name)
 
-    return __getattr__
+    return __getattr__, sorted(home_of)

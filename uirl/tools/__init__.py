@@ -17,34 +17,16 @@ if TYPE_CHECKING:
     from uirl.tools.registry import ToolRegistry
     from uirl.tools.search import SearchTool
 
-_EXPORTS = {
-    "CalculatorTool": "uirl.tools.calculator",
-    "EnvironmentStepTool": "uirl.tools.environment_step",
-    "FunctionTool": "uirl.tools.base",
-    "LookupTool": "uirl.tools.lookup",
-    "MCPServer": "uirl.tools.mcp_tools",
-    "MCPTool": "uirl.tools.mcp_tools",
-    "PythonTool": "uirl.tools.python_runner",
-    "SearchTool": "uirl.tools.search",
-    "Tool": "uirl.tools.base",
-    "ToolDefinition": "uirl.tools.definition",
-    "ToolError": "uirl.tools.base",
-    "ToolRegistry": "uirl.tools.registry",
+_HOMES = {
+    "uirl.tools.base": "FunctionTool Tool ToolError",
+    "uirl.tools.calculator": "CalculatorTool",
+    "uirl.tools.definition": "ToolDefinition",
+    "uirl.tools.environment_step": "EnvironmentStepTool",
+    "uirl.tools.lookup": "LookupTool",
+    "uirl.tools.mcp_tools": "MCPServer MCPTool",
+    "uirl.tools.python_runner": "PythonTool",
+    "uirl.tools.registry": "ToolRegistry",
+    "uirl.tools.search": "SearchTool",
 }
 
-__all__ = [
-    "CalculatorTool",
-    "EnvironmentStepTool",
-    "FunctionTool",
-    "LookupTool",
-    "MCPServer",
-    "MCPTool",
-    "PythonTool",
-    "SearchTool",
-    "Tool",
-    "ToolDefinition",
-    "ToolError",
-    "ToolRegistry",
-]
-
-__getattr__ = lazy_exports(__name__, _EXPORTS)
+__getattr__, __all__ = lazy_exports(__name__, _HOMES)

@@ -9,6 +9,4 @@ from uirl.runtime.lazy import lazy_exports
 if TYPE_CHECKING:
     from uirl.environments.data_entry.environment import DataEntryEnvironment
 
-__all__ = ["DataEntryEnvironment"]
-
-__getattr__ = lazy_exports(__name__, {"DataEntryEnvironment": "uirl.environments.data_entry.environment"})
+__getattr__, __all__ = lazy_exports(__name__, {"uirl.environments.data_entry.environment": "DataEntryEnvironment"})

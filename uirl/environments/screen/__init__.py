@@ -9,6 +9,4 @@ from uirl.runtime.lazy import lazy_exports
 if TYPE_CHECKING:
     from uirl.environments.screen.environment import ScreenEnvironment
 
-__all__ = ["ScreenEnvironment"]
-
-__getattr__ = lazy_exports(__name__, {"ScreenEnvironment": "uirl.environments.screen.environment"})
+__getattr__, __all__ = lazy_exports(__name__, {"uirl.environments.screen.environment": "ScreenEnvironment"})

@@ -9,22 +9,19 @@ from typing import Any
 
 from uirl.runtime.lazy import lazy_exports
 
-_HOME = {
-    "CustomEnvironmentDataset": "uirl.integrations.verl.tasks.dataset",
-    "CustomGRPOTrainer": "uirl.integrations.verl.config.grpo",
-    "CustomRayPPOTrainer": "uirl.integrations.verl.trainer.trainer",
-    "EnvironmentAgentLoop": "uirl.integrations.verl.rollout.agent_loop",
-    "EnvironmentRewardWrapper": "uirl.integrations.verl.tasks.reward",
-    "MobileWorldAgentLoop": "uirl.integrations.verl.rollout.mobile_world",
-    "create_trainer": "uirl.integrations.verl.trainer.trainer",
-    "create_verl_config": "uirl.integrations.verl.config.mapping",
-    "export_checkpoint": "uirl.integrations.verl.trainer.checkpoints",
-    "load_verl_config": "uirl.integrations.verl.config.reading",
+_HOMES = {
+    "uirl.integrations.verl.tasks.dataset": "CustomEnvironmentDataset",
+    "uirl.integrations.verl.config.grpo": "CustomGRPOTrainer",
+    "uirl.integrations.verl.trainer.trainer": "CustomRayPPOTrainer create_trainer",
+    "uirl.integrations.verl.rollout.agent_loop": "EnvironmentAgentLoop",
+    "uirl.integrations.verl.tasks.reward": "EnvironmentRewardWrapper",
+    "uirl.integrations.verl.rollout.mobile_world": "MobileWorldAgentLoop",
+    "uirl.integrations.verl.config.mapping": "create_verl_config",
+    "uirl.integrations.verl.trainer.checkpoints": "export_checkpoint",
+    "uirl.integrations.verl.config.reading": "load_verl_config",
 }
 
-__all__ = sorted(_HOME)
-
-_load = lazy_exports(__name__, _HOME)
+_load, __all__ = lazy_exports(__name__, _HOMES)
 
 
 def __getattr__(name: str) -> Any:
