@@ -74,6 +74,7 @@ def test_options_and_config_reach_the_class() -> None:
         (MINE, {}, "missing a required argument: 'level'; options: level, speed"),
         ("no.such.module:Class", {}, "No module named 'no'"),
         (f"{Mine.__module__}:Yours", {}, "cannot be loaded"),
+        (":Class", {}, "cannot be loaded: Empty module name; expected 'package.module:Class'"),
         ("uirl.types:Task", {}, "expected a subclass of uirl.BaseEnvironment"),
     ],
 )

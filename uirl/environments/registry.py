@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.options import ConfigurableEnvironment, EnvironmentOptions
 from uirl.errors import ConfigError, did_you_mean
+from uirl.runtime.lazy import load_class
 
 ENVIRONMENTS = {
     "screen": "uirl.environments.screen:ScreenEnvironment",
@@ -34,18 +34,11 @@ def environment_class(name: str) -> type[BaseEnvironment]:
         raise ConfigError(
             f"unknown environment {name!r}; {did_you_mean(name, ENVIRONMENTS)} Your own is 'package.module:Class'."
         )
-    module, _, attribute = target.partition(":")
-    try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"environment {name!r} cannot be loaded: {error}; expected 'package.module:Class'. A module of your own is "
-            "looked for beside the config file that is named on the command line, in the current folder, and in "
-            "PYTHONPATH"
-        ) from error
-    if not (isinstance(found, type) and issubclass(found, BaseEnvironment)):
-        raise ConfigError(f"environment {name!r} is {found!r}; expected a subclass of uirl.BaseEnvironment")
-    return found
+    hint = (
+        ". A module of your own is looked for beside the config file that is named on the command line, in the current "
+        "folder, and in PYTHONPATH"
+    )
+    return load_class(target, BaseEnvironment, f"environment {name!r}", hint)  # type: ignore[type-abstract]
 
 
 def create_environment(name: str, options: Mapping[str, Any] | None = None, config: Any = None) -> BaseEnvironment:

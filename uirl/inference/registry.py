@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from uirl.errors import ConfigError, did_you_mean
 from uirl.inference.base import InferenceEngine
 from uirl.inference.models.loading import LoadedModel
+from uirl.runtime.lazy import load
 
 if TYPE_CHECKING:
     from uirl.config import ConfigStore
@@ -31,6 +31,5 @@ def create_engine(config: ConfigStore, loaded: LoadedModel, *, shared: bool = Fa
         raise ConfigError("inference.backend=scripted needs a script; make a ScriptedInferenceEngine in Python")
     if backend not in BACKENDS:
         raise ConfigError(f"inference.backend {backend!r} is not known; {did_you_mean(backend, BACKENDS)}")
-    module, _, name = BACKENDS[backend].partition(":")
-    engine: InferenceEngine = getattr(import_module(module), name).from_config(config, loaded, shared=shared)
+    engine: InferenceEngine = load(BACKENDS[backend]).from_config(config, loaded, shared=shared)
     return engine

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from importlib import import_module
 
 from uirl.errors import ConfigError, did_you_mean
 from uirl.parsers.base import ActionParser
+from uirl.runtime.lazy import load_class
 
 PARSERS = {
     "text": "uirl.parsers.base:TextParser",
@@ -34,15 +34,8 @@ def create_parser(name: str) -> ActionParser:
             f"unknown action format {name!r}; {did_you_mean(name, PARSERS)} Or give 'package.module:Class'."
         )
     module, attribute, *words = target.split(":", 2)
-    try:
-        parser_class = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"action format {name!r} cannot be loaded: {error}; expected 'package.module:Class'"
-        ) from error
-    if not (isinstance(parser_class, type) and issubclass(parser_class, ActionParser)):
-        raise ConfigError(f"action format {name!r} is {parser_class!r}; expected a subclass of uirl.ActionParser")
-    return parser_class(*words)
+    what = f"action format {name!r}"
+    return load_class(f"{module}:{attribute}", ActionParser, what)(*words)  # type: ignore[type-abstract]
 
 
 def format_of(parser: ActionParser) -> str:
@@ -53,7 +46,7 @@ def format_of(parser: ActionParser) -> str:
     kind = type(parser)
     for name in (*PARSERS, f"{kind.__module__}:{kind.__qualname__}"):
         with suppress(ConfigError, TypeError):
-            made = create_parser(name)
-            if type(made) is kind and vars(made) == vars(parser):
+            same = create_parser(name)
+            if type(same) is kind and vars(same) == vars(parser):
                 return name
     raise ConfigError(f"no name makes this {kind.__name__}; use one of {', '.join(PARSERS)}, or a class of a module")

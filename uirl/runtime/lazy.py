@@ -1,10 +1,14 @@
-"""Names of a package that are imported when they are first used (PEP 562), so that importing it loads little."""
+"""What is imported when it is first used: names of a package (PEP 562), and classes named in a config."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
+
+from uirl.errors import ConfigError
+
+T = TypeVar("T")
 
 
 def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
@@ -20,3 +24,24 @@ def lazy_exports(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str]
         return getattr(import_module(home_of[name]), name)
 
     return __getattr__, sorted(home_of)
+
+
+def load(target: str) -> Any:
+    """Return what 'package.module:Name' names. Raises ImportError, AttributeError or ValueError."""
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)
+
+
+def load_class(target: str, base: type[T], what: str, hint: str = "") -> type[T]:
+    """Return the subclass of `base` that 'package.module:Class' names.
+
+    Raises ConfigError, which begins with `what`, for a target that cannot be loaded (`hint`: what may help) and for
+    what is no such class.
+    """
+    try:
+        found = load(target)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{what} cannot be loaded: {error}; expected 'package.module:Class'{hint}") from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(f"{what} is {found!r}; expected a subclass of uirl.{base.__name__}")
+    return found

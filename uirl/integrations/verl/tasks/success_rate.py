@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from uirl.errors import ConfigError, did_you_mean
+from uirl.runtime.lazy import load
 
 STRATA = {"frontier": 0.25, "exploration": 0.5, "near_mastery": 0.75, "exploitation": 1.0}
 """Stratum -> success rates up to which (exclusive, but for the last) a task belongs to it."""
@@ -125,8 +125,7 @@ def create_curriculum(section: Mapping[str, Any], seed: int = 0) -> Any | None:
 
 
 def _class(name: str) -> Any:
-    module, _, attribute = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return load(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"curriculum.class={name!r}: {error}; expected 'package.module:Class'") from error
