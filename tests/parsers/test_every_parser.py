@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from uirl.parsers import PARSERS, ActionParser, check_parser, create_parser, json_reading
-from uirl.parsers.json_reading import MAX_OBJECTS
+from uirl.parsers import PARSERS, ActionParser, check_parser, create_parser, json_calls
+from uirl.parsers.json_calls import MAX_OBJECTS
 from uirl.types import Action, ToolCall
 
 FORMATS = sorted(set(PARSERS) - {"hermes", "function_calling"})
@@ -213,13 +213,13 @@ def test_a_value_is_tried_at_a_bounded_number_of_places_and_at_none_twice(
     name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[int] = []
-    decode = json_reading._DECODER.raw_decode
+    decode = json_calls._DECODER.raw_decode
 
     def counting(text: str, position: int = 0) -> tuple[object, int]:
         tried.append(position)
         return decode(text, position)
 
-    monkeypatch.setattr(json_reading._DECODER, "raw_decode", counting)
+    monkeypatch.setattr(json_calls._DECODER, "raw_decode", counting)
     made(name).parse(GARBAGE[kind](MEGABYTE // 10))
     assert len(tried) <= MAX_OBJECTS + 1
     assert tried == sorted(set(tried))

@@ -8,7 +8,7 @@ import pytest
 
 from uirl.errors import ConfigError
 from uirl.parsers import FunctionCallingParser
-from uirl.parsers.json_reading import MAX_OBJECTS
+from uirl.parsers.json_calls import MAX_OBJECTS
 from uirl.parsers.registry import format_of
 from uirl.types import Action, ToolCall
 

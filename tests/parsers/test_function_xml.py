@@ -8,7 +8,7 @@ import pytest
 
 from uirl.parsers import FunctionCallingParser, function_xml
 from uirl.parsers.function_xml import typed
-from uirl.parsers.json_reading import MAX_OBJECTS
+from uirl.parsers.json_calls import MAX_OBJECTS
 from uirl.types import Action, ToolCall
 
 TOOLS = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from uirl.parsers import ANSWER, ReActActionParser
-from uirl.parsers.json_reading import MAX_OBJECTS
+from uirl.parsers.json_calls import MAX_OBJECTS
 from uirl.types import Action, ToolCall
 
 parser = ReActActionParser()

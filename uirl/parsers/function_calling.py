@@ -7,10 +7,10 @@ from typing import Any
 
 from uirl.errors import ConfigError, did_you_mean
 from uirl.parsers.base import ActionParser, Tools, tools_of
-from uirl.parsers.llama_style import LLAMA_3
-from uirl.parsers.mistral_style import MISTRAL
-from uirl.parsers.qwen_style import QWEN, QWEN3_CODER
-from uirl.parsers.reply_reading import read_reply, write_reply
+from uirl.parsers.llama import LLAMA_3
+from uirl.parsers.mistral import MISTRAL
+from uirl.parsers.qwen import QWEN, QWEN3_CODER
+from uirl.parsers.reply import read_reply, write_reply
 from uirl.types import Action
 
 STYLES = {"qwen": QWEN, "hermes": QWEN, "qwen3-coder": QWEN3_CODER, "llama-3": LLAMA_3, "mistral": MISTRAL}

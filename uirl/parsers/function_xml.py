@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from uirl.parsers.base import Tools
-from uirl.parsers.json_reading import MAX_OBJECTS, Unreadable, check_plain, read_value, write_value
-from uirl.parsers.reply_reading import END_OF_THOUGHT, check_count
+from uirl.parsers.json_calls import MAX_OBJECTS, Unreadable, check_count, check_plain, read_value, write_value
+from uirl.parsers.reply import END_OF_THOUGHT
 from uirl.types import ToolCall
 
 OPEN_FUNCTION = "<function="
@@ -52,11 +52,11 @@ def read_functions(text: str, position: int, tools: Tools) -> tuple[list[ToolCal
 
 def write_function(call: ToolCall, tools: Tools) -> str:
     """The call as Qwen's chat template writes it; values that would read as others are JSON."""
-    given = "".join(
+    arguments = "".join(
         f"<parameter={name}>\n{_write_value(value, _schema_of(tools, call.name, name))}\n</parameter>\n"
         for name, value in call.arguments.items()
     )
-    return f"<function={call.name}>\n{given}</function>"
+    return f"<function={call.name}>\n{arguments}</function>"
 
 
 def typed(text: str, schema: Mapping[str, Any] | None) -> Any:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from uirl.parsers.base import ActionParser
-from uirl.parsers.json_reading import (
+from uirl.parsers.json_calls import (
     MAX_OBJECTS,
     Malformed,
     Unreadable,
     check_plain,
-    read_long_form,
+    read_call,
     read_name,
     read_value,
     write_value,
 )
-from uirl.parsers.reply_reading import checked, never_stops_thinking, text_before
+from uirl.parsers.reply import checked, never_stops_thinking, text_before
 from uirl.types import Action, ToolCall
 
 _END_OF_THOUGHT = "</think>"
@@ -96,7 +96,7 @@ def _read_call(value: dict[str, Any]) -> ToolCall | None:
         return None
     if key != "action":
         named = any(holder in value for holder in _ARGUMENT_KEYS)
-        return read_long_form(value, key, _ARGUMENT_KEYS) if named else None
+        return read_call(value, key, _ARGUMENT_KEYS) if named else None
     name = read_name(value, key)
     check_plain(value)
     return ToolCall(name, {k: v for k, v in value.items() if k != key})

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from uirl.parsers.base import ANSWER, ActionParser, Tools
-from uirl.parsers.json_reading import Unreadable
-from uirl.parsers.qwen_style import CLOSE, OPEN, find_block, long_form, read_block, read_named, read_values
-from uirl.parsers.reply_reading import (
+from uirl.parsers.json_calls import Unreadable, json_call, read_calls
+from uirl.parsers.qwen import ARGUMENT_KEYS, CLOSE, OPEN, find_block, read_block, read_values, write_blocks
+from uirl.parsers.reply import (
     Format,
     never_stops_thinking,
     next_end_of_thought,
@@ -108,7 +108,7 @@ def _read(text: str, position: int, tools: Tools) -> tuple[list[ToolCall], int]:
     if not text.startswith(OPEN, position):
         return read_block(text, position, tools)  # which says that the block does not open
     values, end = read_values(text, position)
-    calls = [_read_action(read_named(_named(value), ("arguments", "parameters"), _EXPECTED)) for value in values]
+    calls = [_read_action(call) for call in read_calls(list(map(_named, values)), ARGUMENT_KEYS, _EXPECTED)]
     closed = next_end_of_thought(text, 0, position) >= 0
     draft_end = -1 if closed else next_end_of_thought(text, end, len(text))
     return calls, draft_end if draft_end >= 0 else len(text)
@@ -150,14 +150,13 @@ def _middle(a: float, b: float) -> float:
     return int(middle) if middle.is_integer() else middle
 
 
-def _write(thought: str, calls: Sequence[ToolCall], tools: Tools) -> str:
+def _write(calls: Sequence[ToolCall], tools: Tools) -> str:
     if len(calls) != 1:
         raise ValueError(f"a reply of MAI-UI has one call, got {len(calls)}; write one action per turn")
     call = calls[0]
     if call.name in ACTIONS:
         call = ToolCall(MOBILE_USE, {"action": call.name, **call.arguments}, call.id)
-    block = f"{OPEN}\n{write_marked(long_form(call), compact=True)}\n{CLOSE}"
-    return f"<thinking>\n{thought}\n</thinking>\n{block}" if thought else block
+    return write_blocks([write_marked(json_call(call), compact=True)])
 
 
 _EXPECTED = f'expected {{"name":"{MOBILE_USE}","arguments":{{"action":NAME,...}}}}'
@@ -167,4 +166,5 @@ _MAI_UI = Format(
     _read,
     _write,
     f"Write your plan in <thinking></thinking>, then act by writing {_EXAMPLE}; coordinates [x,y] go from 0 to {GRID}.",
+    thought="<thinking>\n{}\n</thinking>\n",
 )

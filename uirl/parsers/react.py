@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from uirl.parsers.base import ANSWER, ActionParser, Tools
-from uirl.parsers.json_reading import Malformed, Unreadable, check_plain, read_value
-from uirl.parsers.reply_reading import (
+from uirl.parsers.json_calls import Malformed, Unreadable, check_plain, read_value
+from uirl.parsers.reply import (
     END_OF_THOUGHT,
     Format,
+    finder,
     next_end_of_thought,
     read_reply,
     write_marked,
@@ -80,11 +81,6 @@ class ReActActionParser(ActionParser):
 
     def describe(self) -> str:
         return _REACT.description
-
-
-def _find(text: str, start: int, tools: Tools) -> int:
-    match = _STEP.search(text, start)
-    return match.start() if match else -1
 
 
 def _read(text: str, position: int, tools: Tools) -> tuple[list[ToolCall], int]:
@@ -162,9 +158,8 @@ def _end_of_text(text: str, start: int, ends: re.Pattern[str]) -> int:
     return end.start() if end else len(text)
 
 
-def _write(thought: str, calls: Sequence[ToolCall], tools: Tools) -> str:
-    steps = [_write_step(call, last=i == len(calls) - 1) for i, call in enumerate(calls)]
-    return "\n".join([f"Thought: {thought}", *steps] if thought else steps)
+def _write(calls: Sequence[ToolCall], tools: Tools) -> str:
+    return "\n".join(_write_step(call, last=i == len(calls) - 1) for i, call in enumerate(calls))
 
 
 def _write_step(call: ToolCall, *, last: bool) -> str:
@@ -181,9 +176,10 @@ def _ends_a_reply(answer: str) -> bool:
 
 
 _REACT = Format(
-    _find,
+    finder(_STEP),
     _read,
     _write,
     "Write Thought: and what you think, then Action: NAME and on the next line Action Input: with a JSON object of "
     "arguments; or, when you know it, Final Answer: and the answer.",
+    thought="Thought: {}\n",
 )

@@ -1,9 +1,10 @@
-"""One JSON value inside a reply: where it ends, whether it can be kept, and how it is written back."""
+"""JSON inside a reply: where a value ends, which call an object is, whether it can be kept, how it is written back."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from uirl.runtime import limits
@@ -71,7 +72,7 @@ def read_name(value: dict[str, Any], key: str) -> str:
     return name
 
 
-def read_long_form(value: dict[str, Any], name_key: str, argument_keys: tuple[str, ...]) -> ToolCall:
+def read_call(value: dict[str, Any], name_key: str, argument_keys: tuple[str, ...]) -> ToolCall:
     """The call in `{name_key: NAME, one of argument_keys: {...}, "id": "..."}`, the last two optional.
 
     The arguments may be a string that holds the object as JSON, as OpenAI's interface writes them.
@@ -95,6 +96,25 @@ def read_long_form(value: dict[str, Any], name_key: str, argument_keys: tuple[st
     return ToolCall(name, arguments, identity)
 
 
+def _read_named_call(value: Any, argument_keys: tuple[str, ...], expected: str) -> ToolCall:
+    """The call in an object with a "name"; raises Unreadable for anything else."""
+    if not isinstance(value, dict):
+        raise Unreadable(f"a call must be an object, got {type(value).__name__}; {expected}")
+    if "name" not in value:
+        raise Unreadable(f'a call without "name"; {expected}')
+    if value.get("type") == "function":
+        value = {key: item for key, item in value.items() if key != "type"}
+    return read_call(value, "name", argument_keys)
+
+
+def _is_call(value: Any, argument_keys: Sequence[str]) -> bool:
+    """Whether an object in a text is meant as a call: a name with arguments, and nothing but what calls have."""
+    if not isinstance(value, dict) or "name" not in value:
+        return False
+    arguments = set(argument_keys) & set(value)
+    return len(arguments) == 1 and set(value) <= {"name", "type", "id", *arguments}
+
+
 def _unpacked(text: str) -> Any:
     """The object that a string holds as JSON; else the string."""
     try:
@@ -107,12 +127,51 @@ def _unpacked(text: str) -> Any:
     return value
 
 
+def read_calls(values: Sequence[Any], argument_keys: tuple[str, ...], expected: str) -> list[ToolCall]:
+    """The calls in objects with a "name", at least one. Raises Unreadable, which says what was `expected`."""
+    check_count(values)
+    if not values:
+        raise Unreadable(f"an empty list of calls; {expected}")
+    return [_read_named_call(value, argument_keys, expected) for value in values]
+
+
+def read_unmarked_calls(
+    text: str, position: int, begins_like_a_call: re.Pattern[str], argument_keys: tuple[str, ...], expected: str
+) -> tuple[list[ToolCall], int]:
+    """The calls in the JSON at `position`, an object or a list of them, and where it ends.
+
+    No marker says that there are calls: JSON of which a part is none is text, and so is broken JSON, except where it
+    `begins_like_a_call`. Raises Unreadable.
+    """
+    try:
+        value, end = read_value(text, position)
+    except Malformed as error:
+        if begins_like_a_call.match(text, position):
+            raise
+        return [], error.end
+    values = value if isinstance(value, list) else [value]
+    named = all(_is_call(value, argument_keys) for value in values)
+    return (read_calls(values, argument_keys, expected) if named else []), end
+
+
+def check_count(calls: Sequence[object]) -> None:
+    """Raises Unreadable for more calls than a reply may hold."""
+    if len(calls) > MAX_OBJECTS:
+        raise Unreadable(f"more than {MAX_OBJECTS} calls; expected fewer")
+
+
 def check_plain(value: Any) -> None:
     """Raises Unreadable for what JSON lets through and stores, wires and environments cannot hold."""
     try:
         limits.check_plain(value, _KEPT, whole=True)
     except limits.InputError as error:
         raise Unreadable(str(error)) from None
+
+
+def json_call(call: ToolCall, arguments_key: str = "arguments") -> dict[str, Any]:
+    """The call as an object, its id only where it has one."""
+    identity = {"id": call.id} if call.id else {}
+    return {"name": call.name, arguments_key: dict(call.arguments), **identity}
 
 
 def write_value(value: Any, *, compact: bool) -> str:

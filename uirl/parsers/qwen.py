@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from uirl.parsers.base import Tools
 from uirl.parsers.function_xml import OPEN_FUNCTION, read_functions, write_function
-from uirl.parsers.json_reading import Unreadable, read_long_form, read_value
-from uirl.parsers.reply_reading import NO_TOOLS, Format, check_count, write_marked
+from uirl.parsers.json_calls import Unreadable, check_count, json_call, read_calls, read_value
+from uirl.parsers.reply import NO_TOOLS, Format, finder, write_marked
 from uirl.types import ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+ARGUMENT_KEYS = ("arguments", "parameters")
 _EXPECTED = f'expected {OPEN}{{"name":NAME,"arguments":{{...}}}}{CLOSE}'
 _LEAD = re.compile(r"[\s\"'`]*+(?:json\s*+)?(?=[{\[])")
 _NEXT = re.compile(r"[\s,]*+(?=\{)")
@@ -37,7 +38,7 @@ def read_block(text: str, position: int, tools: Tools = NO_TOOLS) -> tuple[list[
     if function is not None:
         return read_functions(text, function.end(), tools)
     values, end = read_values(text, position)
-    return [read_named(value, ("arguments", "parameters"), _EXPECTED) for value in values], end
+    return read_calls(values, ARGUMENT_KEYS, _EXPECTED), end
 
 
 def read_values(text: str, position: int) -> tuple[list[Any], int]:
@@ -54,37 +55,16 @@ def read_values(text: str, position: int) -> tuple[list[Any], int]:
         values += value if isinstance(value, list) else [value]
         check_count(values)
         following = _NEXT.match(text, end)
-    if not values:
-        raise Unreadable(f"an empty list of calls; {_EXPECTED}")
     return values, end
 
 
-def read_named(value: Any, argument_keys: tuple[str, ...], expected: str) -> ToolCall:
-    """The call in an object with a "name"; raises Unreadable for anything else."""
-    if not isinstance(value, dict):
-        raise Unreadable(f"a call must be an object, got {type(value).__name__}; {expected}")
-    if "name" not in value:
-        raise Unreadable(f'a call without "name"; {expected}')
-    if value.get("type") == "function":
-        value = {key: item for key, item in value.items() if key != "type"}
-    return read_long_form(value, "name", argument_keys)
+def write_blocks(calls: Iterable[str]) -> str:
+    """One block per call, which is written by now."""
+    return "\n".join(f"{OPEN}\n{call}\n{CLOSE}" for call in calls)
 
 
-def write_blocks(thought: str, calls: Sequence[ToolCall], tools: Tools = NO_TOOLS) -> str:
-    """The thought, then one block per call."""
-    blocks = [f"{OPEN}\n{write_marked(long_form(call))}\n{CLOSE}" for call in calls]
-    return "\n".join([thought, *blocks] if thought else blocks)
-
-
-def long_form(call: ToolCall, arguments_key: str = "arguments") -> dict[str, Any]:
-    """The call as an object, its id only where it has one."""
-    identity = {"id": call.id} if call.id else {}
-    return {"name": call.name, arguments_key: dict(call.arguments), **identity}
-
-
-def _find_function(text: str, start: int, tools: Tools) -> int:
-    match = _PLACE.search(text, start)
-    return match.start() if match else -1
+def _write(calls: Sequence[ToolCall], tools: Tools) -> str:
+    return write_blocks(write_marked(json_call(call)) for call in calls)
 
 
 def _read_function(text: str, position: int, tools: Tools) -> tuple[list[ToolCall], int]:
@@ -92,19 +72,18 @@ def _read_function(text: str, position: int, tools: Tools) -> tuple[list[ToolCal
     return read(text, position, tools)
 
 
-def _write_functions(thought: str, calls: Sequence[ToolCall], tools: Tools) -> str:
-    blocks = [f"{OPEN}\n{write_function(call, tools)}\n{CLOSE}" for call in calls]
-    return "\n".join([thought, *blocks] if thought else blocks)
+def _write_functions(calls: Sequence[ToolCall], tools: Tools) -> str:
+    return write_blocks(write_function(call, tools) for call in calls)
 
 
 QWEN = Format(
     find_block,
     read_block,
-    write_blocks,
+    _write,
     f'Call a tool by writing {OPEN}{{"name": NAME, "arguments": {{...}}}}{CLOSE}.',
 )
 QWEN3_CODER = Format(
-    _find_function,
+    finder(_PLACE),
     _read_function,
     _write_functions,
     f"Call a tool by writing {OPEN}<function=NAME><parameter=ARGUMENT>VALUE</parameter></function>{CLOSE}, with one "

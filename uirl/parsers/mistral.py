@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from uirl.parsers.base import Tools
-from uirl.parsers.json_reading import Malformed, Unreadable, check_plain, read_value
-from uirl.parsers.llama_style import names_call
-from uirl.parsers.qwen_style import long_form, read_named
-from uirl.parsers.reply_reading import Format, check_count, write_marked
+from uirl.parsers.json_calls import (
+    Unreadable,
+    check_count,
+    check_plain,
+    json_call,
+    read_calls,
+    read_unmarked_calls,
+    read_value,
+)
+from uirl.parsers.reply import Format, first_match, write_marked
 from uirl.types import ToolCall
 
 _EXPECTED = 'expected [TOOL_CALLS] [{"name":NAME,"arguments":{...}}]'
@@ -29,36 +34,27 @@ _ID_LENGTH = 9
 _BEGINS_LIKE_A_CALL = re.compile(r'\[\s*\{\s*"(?:name|arguments|parameters|id)"\s*:')
 
 
-def find_calls(text: str, start: int, tools: Tools) -> int:
+def _find(text: str, start: int, tools: Tools) -> int:
     """Where the marker, a list of objects, or at the start of the reply a tool with arguments stands."""
     if start == 0 and _bare_head(text, 0, tools):
         return 0
-    match = _OPENING.search(text, start)
-    return match.start() if match else -1
+    return first_match(_OPENING, text, start)
 
 
-def read_calls(text: str, position: int, tools: Tools) -> tuple[list[ToolCall], int]:
+def _read(text: str, position: int, tools: Tools) -> tuple[list[ToolCall], int]:
     """The calls at `position` and where they end; none where a list without the marker is not one of calls."""
     marker = _MARKER.match(text, position)
     if marker is not None:
         return _read_marked(text, marker.end())
     if not text.startswith("[", position):
         return _read_bare(text, position, tools)
-    try:
-        values, end = read_value(text, position)
-    except Malformed as error:
-        if _BEGINS_LIKE_A_CALL.match(text, position):
-            raise
-        return [], error.end
-    if not all(names_call(value, _ARGUMENT_KEYS) for value in values):
-        return [], end
-    return _read_list(values), end
+    return read_unmarked_calls(text, position, _BEGINS_LIKE_A_CALL, _ARGUMENT_KEYS, _EXPECTED)
 
 
 def _read_marked(text: str, position: int) -> tuple[list[ToolCall], int]:
     if text[position : position + 1] in ("[", "{") and not text.startswith(("[ARGS]", "[CALL_ID]"), position):
         value, end = read_value(text, position)
-        return _read_list(value if isinstance(value, list) else [value]), end
+        return read_calls(value if isinstance(value, list) else [value], _ARGUMENT_KEYS, _EXPECTED), end
     head = _HEAD.match(text, position)
     if head is None:
         raise Unreadable(f"{_EXPECTED}, got {text[position : position + 12]!r} after [TOOL_CALLS]")
@@ -95,21 +91,13 @@ def _read_arguments(text: str, position: int, name: str, identity: str) -> tuple
     return [ToolCall(name, arguments, identity)], end
 
 
-def _read_list(values: list[Any]) -> list[ToolCall]:
-    check_count(values)
-    if not values:
-        raise Unreadable(f"an empty list of calls; {_EXPECTED}")
-    return [read_named(value, _ARGUMENT_KEYS, _EXPECTED) for value in values]
-
-
-def _write(thought: str, calls: Sequence[ToolCall], tools: Tools) -> str:
-    written = f"[TOOL_CALLS] {write_marked([long_form(call) for call in calls])}"
-    return f"{thought}\n{written}" if thought else written
+def _write(calls: Sequence[ToolCall], tools: Tools) -> str:
+    return f"[TOOL_CALLS] {write_marked([json_call(call) for call in calls])}"
 
 
 MISTRAL = Format(
-    find_calls,
-    read_calls,
+    _find,
+    _read,
     _write,
     'Call tools by writing [TOOL_CALLS] [{"name": NAME, "arguments": {...}}, ...].',
     control_words=("[TOOL_CALLS]",),

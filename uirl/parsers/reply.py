@@ -6,11 +6,12 @@ A `Format` says where calls begin and how one is read; the walk is the same for 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from uirl.parsers.base import Tools
-from uirl.parsers.json_reading import MAX_OBJECTS, Unreadable, write_value
+from uirl.parsers.json_calls import MAX_OBJECTS, Unreadable, check_count, write_value
 from uirl.types import Action, ToolCall
 
 _ENDS_OF_THOUGHT = ("</think>", "</thinking>")
@@ -32,12 +33,14 @@ class Format:
     """(reply, from where, tools) -> where the next call may begin; -1: there is none."""
     read: Callable[[str, int, Tools], tuple[list[ToolCall], int]]
     """(reply, a place of `find`, tools) -> the calls there and where they end, after that place. Raises Unreadable."""
-    write: Callable[[str, Sequence[ToolCall], Tools], str]
-    """(thought, at least one call, tools) -> a reply."""
+    write: Callable[[Sequence[ToolCall], Tools], str]
+    """(at least one call, tools) -> their part of a reply."""
     description: str
     """One sentence for a system prompt."""
     control_words: tuple[str, ...] = ()
     """What `write` begins a call with, where that is a control token; `write_marked` keeps it out of arguments."""
+    thought: str = "{}\n"
+    """How a thought stands before the calls."""
 
 
 def read_reply(form: Format, text: str, tools: Tools = NO_TOOLS) -> Action:
@@ -88,8 +91,8 @@ def write_reply(form: Format, action: Action, tools: Tools = NO_TOOLS) -> str:
     """
     if not action.tool_calls:
         return action.text
-    written = form.write(action.thought, action.tool_calls, tools)
-    return checked(written, action, lambda text: read_reply(form, text, tools))
+    thought = form.thought.format(action.thought) if action.thought else ""
+    return checked(thought + form.write(action.tool_calls, tools), action, lambda text: read_reply(form, text, tools))
 
 
 def checked(text: str, action: Action, read: Callable[[str], Action]) -> str:
@@ -119,14 +122,18 @@ def last_end_of_thought(text: str, start: int, stop: int) -> int:
 
 def next_end_of_thought(text: str, start: int, stop: int) -> int:
     """Where the next closing tag of a thought in `text[start:stop]` begins; -1: there is none."""
-    match = END_OF_THOUGHT.search(text, start, stop)
+    return first_match(END_OF_THOUGHT, text, start, stop)
+
+
+def first_match(pattern: re.Pattern[str], text: str, start: int, stop: int = sys.maxsize) -> int:
+    """Where `pattern` first matches in `text[start:stop]`; -1: nowhere."""
+    match = pattern.search(text, start, stop)
     return match.start() if match else -1
 
 
-def check_count(calls: Sequence[object]) -> None:
-    """Raises Unreadable for more calls than a reply may hold."""
-    if len(calls) > MAX_OBJECTS:
-        raise Unreadable(f"more than {MAX_OBJECTS} calls; expected fewer")
+def finder(pattern: re.Pattern[str]) -> Callable[[str, int, Tools], int]:
+    """The `find` of a format whose calls begin where `pattern` matches."""
+    return lambda text, start, tools: first_match(pattern, text, start)
 
 
 def write_marked(value: object, *, compact: bool = False) -> str:
