@@ -19,12 +19,12 @@ from tests.stretches import BOUND, TRIES, note, table, units, watching
 from tests.stretches import call as call_within
 from uirl.environments.adapters.browsergym_actions import read_actions
 from uirl.environments.remote.protocol import native as wire
-from uirl.environments.remote.protocol.wire import loads
 from uirl.environments.remote.server.app import create_app
 from uirl.environments.remote.server.settings import ServerSettings
 from uirl.environments.ui.actions import ActionSpace
 from uirl.errors import UirlError
 from uirl.parsers import PARSERS, create_parser
+from uirl.runtime.wire import loads
 from uirl.serving.protocol.chat_requests import read_chat_call, read_completion_call
 from uirl.serving.protocol.wire import read_json
 from uirl.tools import CalculatorTool, LookupTool, SearchTool, ToolRegistry

@@ -12,10 +12,11 @@ from uirl.environments.options import Names
 from uirl.environments.remote.client.base import understood
 from uirl.environments.remote.client.http import EnvironmentClient, Refused, ServerLost
 from uirl.environments.remote.protocol.pictures import whole
-from uirl.environments.remote.protocol.wire import Base64, Plain, Text, WireAnswer
+from uirl.environments.remote.protocol.wire import Base64
 from uirl.errors import EnvironmentFailure
 from uirl.images import Screenshot
 from uirl.runtime.limits import shown
+from uirl.runtime.wire import Plain, Text, WireAnswer
 from uirl.types import Task
 
 SWITCH, TASKS = "/suite_family/switch", "/task/list"

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from uirl.inference.base import SamplingParams
+from uirl.runtime.wire import WireModel
 from uirl.serving.problems import bad_request
 from uirl.serving.protocol.messages import WireMessage, read_messages
 from uirl.serving.protocol.tools import read_tool_choice, read_tools, tools_key
-from uirl.serving.protocol.wire import MAX_NOTED, Ignored, Text, WireModel, only, parse, refused, shown, whole_text
+from uirl.serving.protocol.wire import MAX_NOTED, Ignored, Text, only, parse, refused, shown, whole_text
 from uirl.serving.tool_choice import AS_IT_LIKES, ToolChoice
 
 MAX_CHOICES = 32

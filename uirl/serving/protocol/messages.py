@@ -15,12 +15,12 @@ from uirl.images import Screenshot
 from uirl.inference.messages import Message
 from uirl.runtime.bounded_cache import BoundedCache
 from uirl.runtime.limits import MAX_CALLS, LimitError
+from uirl.runtime.wire import WireModel
 from uirl.serving.problems import APIProblem, bad_request
 from uirl.serving.protocol.wire import (
     Ignored,
     NotedModel,
     Text,
-    WireModel,
     only,
     parse,
     parse_one,

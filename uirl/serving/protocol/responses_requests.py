@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from uirl.runtime.limits import MAX_CALLS
+from uirl.runtime.wire import WireModel
 from uirl.serving.problems import bad_request
 from uirl.serving.protocol.chat_requests import CallRequest, ChatCall, notes_of
 from uirl.serving.protocol.messages import (
@@ -28,7 +29,7 @@ from uirl.serving.protocol.messages import (
     tool_message,
 )
 from uirl.serving.protocol.tools import read_flat_tools, read_tool_choice, tools_key
-from uirl.serving.protocol.wire import Ignored, NotedModel, Text, WireModel, only, parse, parse_one, shown, whole_text
+from uirl.serving.protocol.wire import Ignored, NotedModel, Text, only, parse, parse_one, shown, whole_text
 from uirl.types import ToolCall
 
 _LOG_PROBS = "message.output_text.logprobs"

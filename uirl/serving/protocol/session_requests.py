@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from uirl.serving.protocol.wire import Text, WireModel
+from uirl.runtime.wire import WireModel
+from uirl.serving.protocol.wire import Text
 
 
 class SessionRequest(WireModel):

@@ -6,19 +6,16 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
+from uirl.runtime.wire import WireAnswer, WireModel
 from uirl.serving.problems import bad_request
-from uirl.serving.protocol.wire import Name, Text, WireModel, only, parse, shown, whole_text
+from uirl.serving.protocol.wire import Name, Text, only, parse, shown, whole_text
 from uirl.serving.tool_choice import ToolChoice
 
 MAX_TOOLS = 1024
 
 
-class _Parameters(WireModel):
+class _Parameters(WireAnswer):
     """A JSON schema: whatever it says, the template shows it."""
-
-    @classmethod
-    def _without_unknown(cls, present: dict[str, Any], unknown: list[str]) -> dict[str, Any]:
-        return {}
 
 
 class _Function(WireModel):

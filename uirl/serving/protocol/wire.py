@@ -3,80 +3,53 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
+from itertools import islice
+from typing import Annotated, Any, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from uirl.errors import did_you_mean
 from uirl.runtime import limits
 from uirl.runtime.limits import InputError, LimitError, check_whole, clip, sample
+from uirl.runtime.wire import UNKNOWN, WireError, WireModel
 from uirl.serving.problems import bad_request
 
 MAX_NOTED = 20
 """Names of fields that are noted where they are passed over."""
-_EXPECTED = {
-    "string_type": "a string", "bool_type": "true or false", "int_type": "a whole number", "float_type": "a number",
-    "list_type": "a list", "dict_type": "an object", "model_type": "an object", "literal_error": "another value",
-}  # fmt: skip
-_FIELD = "field"
-M = TypeVar("M", bound="WireModel")
-
-
-class WireModel(BaseModel):
-    """One JSON object of a request. A null counts as absent; unknown fields and values of another type are refused."""
-
-    model_config = ConfigDict(strict=True, frozen=True, protected_namespaces=())
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_object(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        present = {name: item for name, item in value.items() if item is not None}
-        return cls._without_unknown(present, [name for name in present if name not in cls.model_fields])
-
-    @classmethod
-    def _without_unknown(cls, present: dict[str, Any], unknown: list[str]) -> dict[str, Any]:
-        if unknown:
-            message = f"is not known here; {did_you_mean(unknown[0], cls.model_fields)}"
-            raise _error("unknown_parameter", message, clip(unknown[0]))
-        return present
+_TYPES = ("string_type", "bool_type", "int_type", "float_type", "list_type", "dict_type")
+_CODES = dict.fromkeys(_TYPES, "invalid_type") | {
+    "missing": "missing_required_parameter",
+    "model_type": "invalid_value",
+    UNKNOWN: "unknown_parameter",
+}
+"""Kind of a problem -> OpenAI's code; validators give the code itself (`refused`)."""
+M = TypeVar("M", bound=WireModel)
 
 
 class NotedModel(WireModel):
     """An object that a client sends back, with notes of its library on it: these are passed over and named."""
 
-    NOTED: ClassVar[str] = "noted"
     noted: tuple[str, ...] = ()
     """The names of fields that are not known, at most 20, shortened."""
 
+    @model_validator(mode="before")
     @classmethod
-    def _without_unknown(cls, present: dict[str, Any], unknown: list[str]) -> dict[str, Any]:
-        unknown += [cls.NOTED] if cls.NOTED in present else []
-        noted = tuple(clip(name).encode(errors="replace").decode() for name in unknown[:MAX_NOTED])
-        return {name: item for name, item in present.items() if name not in unknown} | {cls.NOTED: noted}
+    def _note_unknown(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        fields = cls.model_fields.keys() - {"noted"}
+        unknown = islice((name for name, item in value.items() if name not in fields and item is not None), MAX_NOTED)
+        noted = tuple(clip(name).encode(errors="replace").decode() for name in unknown)
+        return {name: item for name, item in value.items() if name in fields} | {"noted": noted}
 
 
 def parse(model: type[M], value: Any, where: str = "") -> M:
-    """The object that `value` holds; `where` is its path in the request. Raises a 400 that names the first field that
-    is wrong."""
+    """Read the object that `value` holds; `where` is its path in the request. Raises a 400 that names the first field
+    that is wrong."""
     try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        errors = error.errors(include_url=False)
-    # what is there and wrong says more than what is missing beside it
-    first = next((one for one in errors if one["type"] != "missing"), errors[0])
-    kind, context = first["type"], first.get("ctx", {})
-    param = where
-    for step in (*first["loc"], *([context[_FIELD]] if _FIELD in context else [])):
-        param += f"[{step}]" if isinstance(step, int) else f".{step}" if param else step
-    if kind == "missing":
-        raise bad_request("is missing", param, "missing_required_parameter")
-    if kind in _EXPECTED:
-        code = "invalid_value" if kind == "model_type" else "invalid_type"
-        raise bad_request(f"expected {_EXPECTED[kind]}, got {shown(first['input'])}", param or None, code)
-    raise bad_request(first["msg"], param or None, kind if "message" in context else "invalid_value")
+        return model.read(value, where)
+    except WireError as error:
+        raise bad_request(error.problem, error.path or None, _CODES.get(error.kind, error.kind)) from None
 
 
 def parse_one(models: dict[str, type[M]], tag: str, value: Any, where: str, default: str | None = None) -> M:
@@ -95,7 +68,7 @@ def parse_one(models: dict[str, type[M]], tag: str, value: Any, where: str, defa
 
 def refused(message: str, code: str = "invalid_value") -> PydanticCustomError:
     """What a validator raises: the message for the client, which names the field itself, and OpenAI's code."""
-    return _error(code, message)
+    return PydanticCustomError(code, "{told}", {"told": message})
 
 
 def only(*allowed: Any, why: str) -> AfterValidator:
@@ -154,8 +127,3 @@ def read_json(text: bytes | bytearray | str, param: str | None = None) -> Any:
     except InputError as error:
         code = "limit_exceeded" if isinstance(error, LimitError) else "invalid_json"
         raise bad_request(str(error).removeprefix(f"{param} "), param, code) from None
-
-
-def _error(code: str, message: str, field: str | None = None) -> PydanticCustomError:
-    context = {"message": message} | ({} if field is None else {_FIELD: field})
-    return PydanticCustomError(code, "{message}", context)

@@ -289,10 +289,10 @@ async def test_an_answer_to_another_step_is_a_failure(screen: Served, monkeypatc
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"scored_at_end": "false"}, "environment.scored_at_end is 'false'; expected bool"),
+        ({"scored_at_end": "false"}, "environment.scored_at_end is 'false'; expected true or false"),
         ({"max_turns": 0}, "environment.max_turns is 0"),
-        ({"tool_schemas": {}}, "environment.tool_schemas is {}; expected list"),
-        ({"controls": {"blank": {"action": {"txt": "a"}}}}, "environment.controls.blank.action has an unknown field"),
+        ({"tool_schemas": {}}, "environment.tool_schemas is {}; expected a list"),
+        ({"controls": {"blank": {"action": {"txt": "a"}}}}, "environment.controls.blank.action.txt is not known here"),
         ({"action_format": None}, "environment.action_format is missing"),
         ({"protocol": 2}, "speaks protocol 2 and this client 1"),
     ],

@@ -17,8 +17,8 @@ from tests.environments.remote.server.test_ui_verifiers import Recorder
 from tests.environments.remote.stand_ins import many_sessions, single_session
 from uirl.environments import EnvironmentSession, ScreenEnvironment, create_environment
 from uirl.environments.remote.client.ui_verifiers import Progress, UIVerifiersEnvironment
-from uirl.environments.remote.protocol.wire import WireError
 from uirl.errors import ConfigError, EnvironmentFailure
+from uirl.runtime.wire import WireError
 from uirl.types import Action, StepResult, Task
 
 

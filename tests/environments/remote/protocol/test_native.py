@@ -21,10 +21,11 @@ from uirl.environments.remote.protocol.native import (
     write_task,
 )
 from uirl.environments.remote.protocol.pictures import as_png, media_type, whole
-from uirl.environments.remote.protocol.wire import WireError, dumps, loads, plain
+from uirl.environments.remote.protocol.wire import plain
 from uirl.errors import EnvironmentFailure
 from uirl.images import Screenshot, screenshot
 from uirl.runtime.limits import LIMITS, MAX_CALLS
+from uirl.runtime.wire import WireError, dumps, loads
 from uirl.types import Action, Observation, StepResult, Task, ToolCall, ToolResult
 
 anything = st.recursive(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.environments.remote.running import Served, serving, until
 from uirl.environments import BaseEnvironment, ScreenEnvironment
-from uirl.environments.remote.protocol.wire import dumps
+from uirl.runtime.wire import dumps
 from uirl.types import Observation, StepResult, Task, ToolResult
 
 HUNG = 1.0
@@ -84,7 +84,7 @@ def test_pictures_as_base64_and_as_bytes_are_the_same(http: httpx.Client) -> Non
         ("step", b"[" * 100_000, (400, "request", "too deep")),
         ("step", b'{"action":{},"turn":true}', (400, "request", "body.turn is True")),
         ("step", b'{"action":{},"turn":7}', (409, "order", "step 7 of the episode was asked for, but 0 were taken")),
-        ("reset", b'{"seed":"x"}', (400, "request", "body.seed is 'x'; expected int")),
+        ("reset", b'{"seed":"x"}', (400, "request", "body.seed is 'x'; expected a whole number")),
         ("reset", b'{"task":{"id":""}}', (400, "request", "Task.id is empty")),
         ("reset", b'{"sed":1}', (400, "request", "did you mean 'seed'?")),
     ],

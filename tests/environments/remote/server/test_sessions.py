@@ -10,11 +10,11 @@ import pytest
 
 from tests.environments.remote.running import PATIENCE
 from uirl.environments import BaseEnvironment
-from uirl.environments.remote.protocol.wire import WireError
 from uirl.environments.remote.server.counters import Counters
 from uirl.environments.remote.server.sessions import Lease, Progress, Sessions
 from uirl.environments.remote.server.settings import ServerSettings
 from uirl.errors import EnvironmentFailure
+from uirl.runtime.wire import WireError
 from uirl.types import Action, Observation, StepResult, Task
 
 

@@ -14,9 +14,9 @@ from uirl.environments.options import ConfigurableEnvironment, OptionsLike
 from uirl.environments.remote.client.http import EnvironmentClient, NoAnswer, Refused, ServerLost
 from uirl.environments.remote.client.options import ServerPoolOptions
 from uirl.environments.remote.client.servers import Server, ServerPool
-from uirl.environments.remote.protocol.wire import WireError
 from uirl.errors import EnvironmentFailure, RolloutFailure
 from uirl.runtime.http import checked_url
+from uirl.runtime.wire import WireError
 from uirl.types import StepResult
 
 GOODBYE = 2.0

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from uirl.environments.remote.protocol.wire import WireError, dumps, loads
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.http import (
@@ -25,6 +24,7 @@ from uirl.runtime.http import (
     RetryPolicy,
     count_tries,
 )
+from uirl.runtime.wire import WireError, dumps, loads
 
 SHOWN = 300
 """Characters of an answer that stand in an error."""

@@ -34,9 +34,9 @@ from uirl.environments.remote.protocol.native import (
     WireTask,
 )
 from uirl.environments.remote.protocol.pictures import whole
-from uirl.environments.remote.protocol.wire import WireAnswer, WireError, WireModel
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
 from uirl.runtime.limits import shown
+from uirl.runtime.wire import WireAnswer, WireError, WireModel
 from uirl.types import Action, Observation, StepResult, Task
 
 A = TypeVar("A", bound=WireAnswer)

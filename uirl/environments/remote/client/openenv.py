@@ -18,11 +18,11 @@ from uirl.environments.remote.protocol.openenv import action_fields, check_field
 from uirl.environments.remote.protocol.openenv_messages import ErrorData, Message, Schemas
 from uirl.environments.remote.protocol.openenv_tools import ASK_FOR_TOOLS, read_tools, takes_tool_calls
 from uirl.environments.remote.protocol.pictures import whole
-from uirl.environments.remote.protocol.wire import WireError, dumps, loads
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
 from uirl.parsers import create_parser
 from uirl.runtime.http import CONNECT, MAX_BYTES
 from uirl.runtime.limits import shown
+from uirl.runtime.wire import WireError, dumps, loads
 from uirl.tools.definition import ToolDefinition
 from uirl.types import Action, Observation, StepResult, Task
 

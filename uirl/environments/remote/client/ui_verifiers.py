@@ -28,7 +28,6 @@ from uirl.environments.remote.protocol.ui_verifiers import (
     SessionIds,
     SubmittedRows,
 )
-from uirl.environments.remote.protocol.wire import WireError, loads
 from uirl.environments.ui.actions import (
     ActionSpace,
     Click,
@@ -45,6 +44,7 @@ from uirl.environments.ui.vocabulary import SCROLL_NOTCHES
 from uirl.errors import EnvironmentFailure, RolloutFailure
 from uirl.images import Screenshot
 from uirl.runtime.limits import shown
+from uirl.runtime.wire import WireError, loads
 from uirl.types import Action, Observation, StepResult, Task
 
 MOUSE = ("click", "double_click", "triple_click", "right_click", "move")

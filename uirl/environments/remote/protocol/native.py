@@ -7,19 +7,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from uirl.environments.remote.protocol.pictures import media_type
-from uirl.environments.remote.protocol.wire import (
-    Base64,
-    Count,
-    Items,
-    Object,
-    Plain,
-    Text,
-    WireAnswer,
-    WireModel,
-    plain,
-)
+from uirl.environments.remote.protocol.wire import Base64, plain
 from uirl.images import Screenshot
 from uirl.runtime.limits import MAX_CALLS
+from uirl.runtime.wire import Count, Items, Object, Plain, Text, WireAnswer, WireModel
 from uirl.types import Action, Observation, StepResult, Task, ToolCall, ToolResult
 
 PROTOCOL = 1

@@ -13,10 +13,11 @@ from typing import Any
 from uirl.environments.remote.protocol.native import write_action
 from uirl.environments.remote.protocol.openenv_messages import Ends, FrameData
 from uirl.environments.remote.protocol.openenv_tools import read_tool_answer, takes_tool_calls, tool_action
-from uirl.environments.remote.protocol.wire import WireError, from_base64, plain
+from uirl.environments.remote.protocol.wire import from_base64, plain
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.images import Screenshot, screenshot
 from uirl.runtime.limits import shown
+from uirl.runtime.wire import WireError
 from uirl.types import Action, Observation, ToolCall
 
 NAME_FIELDS = ("action_type", "action", "name", "tool_name", "type", "command")

@@ -7,18 +7,8 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field
 
 from uirl.environments.remote.protocol.native import EnvironmentDescription, WireAction, WireTask, WireToolResult
-from uirl.environments.remote.protocol.wire import (
-    Base64,
-    Count,
-    Items,
-    Object,
-    Plain,
-    Text,
-    WireAnswer,
-    WireError,
-    WireModel,
-    plain,
-)
+from uirl.environments.remote.protocol.wire import Base64, plain
+from uirl.runtime.wire import Count, Items, Object, Plain, Text, WireAnswer, WireError, WireModel
 from uirl.types import Action, Observation, ToolCall
 
 _CALL = {

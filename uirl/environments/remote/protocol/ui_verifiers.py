@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from uirl.environments.remote.protocol.wire import Count, Items, Text, WireAnswer
+from uirl.runtime.wire import Count, Items, Text, WireAnswer
 
 ROOT_M, ROOT_S = "UI Verifiers Server", "UI Verifiers Session Server"
 """How `GET /` begins."""

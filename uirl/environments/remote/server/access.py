@@ -21,11 +21,11 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
-from uirl.environments.remote.protocol.wire import dumps
 from uirl.environments.remote.server.connections import PROVE
 from uirl.environments.remote.server.counters import Counters
 from uirl.environments.remote.server.problems import HeadersTooLarge, NotAllowed, NoToken, Refusal, TooLarge, body
 from uirl.environments.remote.server.settings import Tokens
+from uirl.runtime.wire import dumps
 
 HEADER_LIMIT = 16 * 1024
 """Bytes of a request's headers and query together."""

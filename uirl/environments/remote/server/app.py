@@ -17,7 +17,6 @@ from starlette.requests import ClientDisconnect
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.registry import create_environment
-from uirl.environments.remote.protocol.wire import WireError, dumps
 from uirl.environments.remote.server.access import HEADER_LIMIT, Guard
 from uirl.environments.remote.server.connections import most_connections, patient
 from uirl.environments.remote.server.counters import Counters
@@ -30,6 +29,7 @@ from uirl.environments.remote.server.sessions import Sessions
 from uirl.environments.remote.server.settings import ServerSettings, read_tokens
 from uirl.environments.remote.server.ui_verifiers import PodNotFound, UIVerifiers
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure, RolloutFailure
+from uirl.runtime.wire import WireError, dumps
 
 GRACE = 5
 """Seconds that open requests get when the server is told to stop."""

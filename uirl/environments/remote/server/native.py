@@ -38,10 +38,11 @@ from uirl.environments.remote.protocol.native import (
     WireTask,
 )
 from uirl.environments.remote.protocol.pictures import media_type
-from uirl.environments.remote.protocol.wire import WireError, WireModel, dumps, loads, plain
+from uirl.environments.remote.protocol.wire import plain
 from uirl.environments.remote.server.access import may_grade, require_grader, require_owner
 from uirl.environments.remote.server.problems import NoSession, NotAllowed, OutOfTurn
 from uirl.environments.remote.server.sessions import Lease, Sessions
+from uirl.runtime.wire import WireError, WireModel, dumps, loads
 from uirl.types import Action, Task
 
 M = TypeVar("M", bound=WireModel)

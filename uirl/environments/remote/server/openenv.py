@@ -27,13 +27,13 @@ from uirl.environments.remote.protocol.openenv_messages import (
     StateData,
     StepData,
 )
-from uirl.environments.remote.protocol.wire import WireError, WireModel, dumps, loads
 from uirl.environments.remote.server.access import may_grade
 from uirl.environments.remote.server.native import answer, describe_environment
 from uirl.environments.remote.server.problems import Full, NotAllowed, Refusal, SessionOver
 from uirl.environments.remote.server.sessions import Lease, Sessions
 from uirl.errors import ContractError, RolloutFailure
 from uirl.runtime.limits import shown
+from uirl.runtime.wire import WireError, WireModel, dumps, loads
 from uirl.types import Task
 
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from uirl.environments.remote.protocol.wire import WireError
 from uirl.errors import ContractError, EpisodeTimeout, RolloutFailure, without_addresses
+from uirl.runtime.wire import WireError
 
 
 class Refusal(Exception):

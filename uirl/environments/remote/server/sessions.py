@@ -15,7 +15,7 @@ from typing import Any
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.remote.protocol.ui_verifiers import SubmittedRows
-from uirl.environments.remote.protocol.wire import WireError, plain
+from uirl.environments.remote.protocol.wire import plain
 from uirl.environments.remote.server.counters import Counters
 from uirl.environments.remote.server.problems import Full, NoSession, OutOfTurn, Refusal, SessionOver
 from uirl.environments.remote.server.settings import ServerSettings
@@ -23,6 +23,7 @@ from uirl.environments.session import EnvironmentSession
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
 from uirl.images import Screenshot
 from uirl.runtime.limits import shown
+from uirl.runtime.wire import WireError
 from uirl.types import Action, Observation, StepResult, Task
 
 WARM = 60.0
