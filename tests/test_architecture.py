@@ -252,6 +252,10 @@ def fenced(page: str, heading: str) -> str:
     return text.split(f"\n## {heading}\n")[1].split("```")[1]
 
 
+def maps_differ(listed: set[str], there: set[str]) -> str:
+    return f"the map and the folders differ: add {sorted(there - listed)}, remove {sorted(listed - there)}"
+
+
 def test_the_map_of_the_architecture_page_is_the_folders() -> None:
     listed, above = set(), ""
     for line in fenced("docs/architecture.md", "Map").splitlines():
@@ -262,12 +266,12 @@ def test_the_map_of_the_architecture_page_is_the_folders() -> None:
         elif entry:
             listed.add(f"{above}/{entry[2].rstrip('/')}")
     files = {path.name for path in ROOT.glob("*.py")} - {"__main__.py"}
-    assert listed == folders(2) | files
+    assert listed == folders(2) | files, maps_differ(listed, folders(2) | files)
 
 
 def test_the_map_of_the_readme_is_the_folders() -> None:
     listed = re.findall(r"\buirl/(\w+)", fenced("README.md", "Map"))
-    assert sorted(listed) == sorted(folders(1))
+    assert sorted(listed) == sorted(folders(1)), maps_differ(set(listed), folders(1))
 
 
 def run(code: str) -> str:

@@ -154,6 +154,7 @@ def test_options_take_plain_data_only():
     assert text.startswith("environment.options.a.b[1]: got <class 'object'>, expected mapping of plain data")
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -342,11 +343,13 @@ def test_every_key_is_documented():
     assert undocumented == []
 
 
+def reference_page() -> str:
+    return ConfigStore.reference(option_sections(), [EndpointOptions, AgentLoopOptions])
+
+
 def test_the_reference_page_is_up_to_date():
-    page = Path(__file__).parents[2] / "docs" / "configuration.md"
-    written = "ConfigStore.reference(option_sections(), [EndpointOptions, AgentLoopOptions])"
-    expected = ConfigStore.reference(option_sections(), [EndpointOptions, AgentLoopOptions])
-    assert page.read_text() == expected, f"write it: {written} -> docs/configuration.md"
+    command = "python -c 'from tests.config.test_store import PAGE, reference_page; PAGE.write_text(reference_page())'"
+    assert PAGE.read_text() == reference_page(), f"write docs/configuration.md again: {command}"
 
 
 def test_the_config_loads_no_torch():

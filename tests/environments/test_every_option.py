@@ -15,7 +15,7 @@ import gymnasium
 import pytest
 
 from uirl.environments.browser import environment as browser
-from uirl.environments.registry import create_environment, environment_class, option_names
+from uirl.environments.registry import ENVIRONMENTS, create_environment, environment_class, option_names
 from uirl.environments.scripted import play_episode
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import ConfigError
@@ -133,6 +133,8 @@ TRIED_ELSEWHERE: dict[tuple[str, str], tuple[Any, ...]] = {
     ("gymnasium", "view"): ("text", "image"),  # of numbers 'auto' shows the text; 'image' is refused, see below
     ("data_entry", "level"): (1, 5),  # the base of every try, and one that is played in test_data_entry
 }
+WITH_SERVERS = {"remote", "ui_verifiers", "openenv", "mobile_world"}
+"""Environments whose options are tried in `remote/client/test_every_option.py`."""
 SEEDS = range(4)
 _CLICKS = ((25, 70), (80, 100), (40, 150), (130, 120))
 
@@ -238,6 +240,11 @@ async def test_every_option_changes_what_can_be_seen_or_is_refused(name: str, wa
             elif alone == await looker.seen({}, one.shows):
                 idle.append((option, value, {}))
     assert not idle
+
+
+def test_every_environment_is_tried() -> None:
+    missing = ENVIRONMENTS.keys() - CASES.keys() - WITH_SERVERS
+    assert not missing, "add a case for each option to CASES"
 
 
 @pytest.mark.parametrize("name", CASES)
