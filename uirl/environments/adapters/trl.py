@@ -105,7 +105,9 @@ class TRLEnvironment:
 class TRLEnvironmentFactory:
     """What `GRPOTrainer(environment_factory=...)` takes: each call makes an environment with an instance of its own.
 
-    A context manager: `close` frees every environment that was made.
+    A context manager: `close` frees every environment that was made. The episode's reward is the environment's own
+    (`get_reward`); a failed episode has none. TRL goes on asking the model after the episode's end: such calls change
+    nothing and are told so.
     """
 
     def __init__(
@@ -118,7 +120,15 @@ class TRLEnvironmentFactory:
         reset_timeout: float = 120.0,
         give_up_after: int = 32,
     ) -> None:
-        """See `trl_environment`."""
+        """Prepare a factory.
+
+        Args:
+            environment: a name from the table of environments, 'package.module:Class', or an environment.
+            options: of the named environment.
+            schemas: JSON schemas of the functions, where the environment does not say itself what can be done.
+            step_timeout, reset_timeout: seconds after which a call is given up, and the episode counts as failed.
+            give_up_after: failed episodes in a row after which `reset` ends the run.
+        """
         self._env = environment_of(environment, options)
         self._schemas = schemas
         self._limits: dict[str, Any] = {"step_timeout": step_timeout, "reset_timeout": reset_timeout}
@@ -134,8 +144,8 @@ class TRLEnvironmentFactory:
         """Another environment."""
         episode = CalledEpisode(self._env, self._schemas, **self._limits)
         self._thread.episodes.append(episode)
-        made: TRLEnvironment = self._class(self, episode)
-        return made
+        environment: TRLEnvironment = self._class(self, episode)
+        return environment
 
     def rows(self, count: int, *, seed: int = 0, instructions: str = "") -> list[dict[str, Any]]:
         """Rows of a dataset (`datasets.Dataset.from_list`): prompt, seed and task of `count` episodes.
@@ -172,35 +182,8 @@ class TRLEnvironmentFactory:
             ) from failure
 
 
-def trl_environment(
-    environment: str | BaseEnvironment,
-    options: Mapping[str, Any] | None = None,
-    *,
-    schemas: Sequence[Mapping[str, Any]] | None = None,
-    step_timeout: float = 60.0,
-    reset_timeout: float = 120.0,
-    give_up_after: int = 32,
-) -> TRLEnvironmentFactory:
-    """A factory for TRL: `GRPOTrainer(environment_factory=trl_environment("guess_number"), ...)`.
-
-    Args:
-        environment: a name from the table of environments, 'package.module:Class', or an environment.
-        options: of the named environment.
-        schemas: JSON schemas of the functions, where the environment does not say itself what can be done.
-        step_timeout, reset_timeout: seconds after which a call is given up, and the episode counts as failed.
-        give_up_after: failed episodes in a row after which `reset` ends the run.
-
-    The episode's reward is the environment's own (`get_reward`); a failed episode has none. TRL goes on asking the
-    model after the episode's end: such calls change nothing and are told so.
-    """
-    return TRLEnvironmentFactory(
-        environment,
-        options,
-        schemas=schemas,
-        step_timeout=step_timeout,
-        reset_timeout=reset_timeout,
-        give_up_after=give_up_after,
-    )
+trl_environment = TRLEnvironmentFactory
+"""`GRPOTrainer(environment_factory=trl_environment("guess_number"), ...)`."""
 
 
 def _task(given: str | Mapping[str, Any] | None) -> Task | None:
