@@ -84,9 +84,6 @@ class MobileWorldEnvironment(RemoteEnvironment):
     def _max_sessions(self) -> int | None:
         return 1
 
-    def _reset_timeout(self) -> float:
-        return self.options.task_timeout
-
     # -- what the environment is -----------------------------------------------------------------------------------
 
     def tasks(self) -> list[Task]:

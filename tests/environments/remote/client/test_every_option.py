@@ -33,9 +33,14 @@ def leased(env: Any) -> Any:
         servers,
         env.pool.acquire_timeout,
         env.pool._backoff_of(env.pool.servers[0]),
-        env.step_timeout,
-        env.reset_timeout,
+        env.options.step_timeout,
+        getattr(env.options, "reset_timeout", None),
     )
+
+
+def limits(env: Any) -> Any:
+    """The time limits of a phone's server."""
+    return (env.options.step_timeout, env.options.task_timeout)
 
 
 def told(env: Any) -> Any:
@@ -137,7 +142,7 @@ CLIENTS: dict[str, dict[str, Look | str]] = {
         "suite_seed": f"{SUITES}test_a_seed_reaches_a_server_that_has_the_suite_already",
         "restart_timeout": f"{SUITES}test_what_may_restart_an_emulator_has_the_time_for_it",
         "image_size": f"{PHONE}test_small_pictures_of_the_same_places",
-        "task_timeout": (8.0, leased),
+        "task_timeout": (8.0, limits),
         "tear_down_timeout": "mobile_world/test_faults.py::test_half_open_sockets",
     },
 }

@@ -207,9 +207,6 @@ class Lost(RemoteEnvironment):
     def _max_sessions(self) -> int | None:
         return 1
 
-    def _reset_timeout(self) -> float:
-        return 1.0
-
     async def _open(self, server: Server) -> None:
         Lost.asked += 1
         await asyncio.sleep(0)

@@ -43,7 +43,6 @@ class RemoteEnvironment(ConfigurableEnvironment):
             acquire_timeout=options.acquire_timeout,
             retry_backoff=options.retry_backoff,
         )
-        self.step_timeout, self.reset_timeout = options.step_timeout, self._reset_timeout()
         self.client = EnvironmentClient(options.token_env)
         self._server: Server | None = None
         self._turns = 0
@@ -94,10 +93,6 @@ class RemoteEnvironment(ConfigurableEnvironment):
     def _max_sessions(self) -> int | None:
         """Sessions per server that this process opens; None: as many as a server takes."""
         return None
-
-    @abstractmethod
-    def _reset_timeout(self) -> float:
-        """Seconds for a server to answer a reset."""
 
     @abstractmethod
     async def _open(self, server: Server) -> None:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
+from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.http import (
     CONNECT,
@@ -100,12 +100,14 @@ class EnvironmentClient:
         NoAnswer, Refused, EpisodeTimeout where the server says that its environment hung, or EnvironmentFailure for an
         answer of more than `MAX_BYTES`.
         """
-        content = None if json is None else dumps(json)
+        headers, content = self.headers(), None if json is None else dumps(json)
+        if content is not None:
+            headers["content-type"] = "application/json"
         retries = self.retries if retries is None else retries
         policy = RetryPolicy(retries, self.backoff, _MAX_PAUSE, _BUSY, again)
         try:
             return await self.transport.send(
-                method, url, policy, timeout=timeout, headers=self._headers(content), params=params, content=content
+                method, url, policy, timeout=timeout, headers=headers, params=params, content=content
             )
         except NoResponse as late:
             raise NoAnswer(f"{method} {url}: {late}") from None
@@ -142,8 +144,7 @@ class EnvironmentClient:
 
         Raises EnvironmentFailure with `problem`, what each server said, and `remedy` where none gives one.
         """
-        method, content = ("GET", None) if question is None else ("POST", dumps(question))
-        once = RetryPolicy(retries=0)
+        method = "GET" if question is None else "POST"
 
         async def ask_each() -> T:
             problems = []
@@ -151,16 +152,12 @@ class EnvironmentClient:
             try:
                 for url in urls:
                     try:
-                        answer = await self.transport.send(
-                            method, url + path, once, timeout=timeout, headers=self._headers(content), content=content
+                        value = await self.json(
+                            method, url + path, json=question, timeout=timeout, again=False, retries=0
                         )
-                        return read(loads(answer.content))
-                    except ErrorStatus as error:
-                        problems.append(f"{url}: {error.response.status} {error.response.text[:100]!r}")
-                    except RequestFailure as failure:
-                        problems.append(f"{url}: {failure}")
-                    except (WireError, EnvironmentFailure) as error:
-                        problems.append(f"{url}: {type(error).__name__}: {error}")
+                        return read(value)
+                    except (WireError, RolloutFailure) as error:
+                        problems.append(str(error) if url in str(error) else f"{url}: {error}")
             finally:
                 await self.release()
             raise EnvironmentFailure(f"{problem}: {'; '.join(problems)}. {remedy}")
@@ -172,9 +169,6 @@ class EnvironmentClient:
             loop.close()
 
     # -- inside --------------------------------------------------------------------------------------------------
-
-    def _headers(self, content: bytes | None) -> dict[str, str]:
-        return self.headers() | ({} if content is None else {"content-type": "application/json"})
 
     def _refused(self, method: str, url: str, answer: Response) -> Refused | EpisodeTimeout:
         status, said = answer.status, _said(answer)

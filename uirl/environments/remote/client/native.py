@@ -33,7 +33,7 @@ from uirl.environments.remote.protocol.native import (
     WireObservation,
     WireTask,
 )
-from uirl.environments.remote.protocol.pictures import whole
+from uirl.environments.remote.protocol.pictures import all_whole
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
 from uirl.runtime.limits import shown
 from uirl.runtime.wire import WireAnswer, WireError, WireModel
@@ -78,9 +78,6 @@ class NativeRemoteEnvironment(RemoteEnvironment):
 
     def _max_sessions(self) -> int | None:
         return self.options.max_sessions
-
-    def _reset_timeout(self) -> float:
-        return self.options.reset_timeout
 
     # -- what the environment is -----------------------------------------------------------------------------------
 
@@ -150,7 +147,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         if self._server is not None:
             try:
                 answer = await self._call(
-                    "POST", "/reset", self._episode, Observed, timeout=self.reset_timeout, again=True
+                    "POST", "/reset", self._episode, Observed, timeout=self.options.reset_timeout, again=True
                 )
                 first = answer.observation
             except (Refused, ServerLost) as error:
@@ -163,7 +160,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         if first is None:
             raise EnvironmentFailure(f"{self.url} opened a session and did not reset it; expected an observation")
         self._turn, self._state = 0, ""
-        return await self._seen(first, self.url)
+        return await all_whole(first.to_observation(), self.url)
 
     async def step(self, action: Action | str) -> StepResult:
         """What the served environment answers. An act whose outcome is unknown raises, and is never sent again."""
@@ -174,7 +171,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         close = "after" if limit is not None and self._turn + 1 >= limit else "done"
         request = StepRequest.model_construct(action=WireAction.of(action), turn=self._turn, close=close)
         url = self.url
-        answer = await self._call("POST", "/step", request, StepAnswer, timeout=self.step_timeout, again=False)
+        answer = await self._call("POST", "/step", request, StepAnswer, timeout=self.options.step_timeout, again=False)
         self._turn += 1
         if answer.state is not None:
             self._state, self._session = answer.state, ""
@@ -187,7 +184,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         if answer.reward is None and not self.options.blind:
             raise EnvironmentFailure(f"{url} shows no rewards to this token any more")
         return StepResult(
-            observation=await self._seen(answer.observation, url),
+            observation=await all_whole(answer.observation.to_observation(), url),
             reward=answer.reward or 0.0,
             terminated=answer.terminated,
             truncated=answer.truncated,
@@ -198,14 +195,16 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         first."""
         if self._server is None:
             return self._state
-        answer = await self._call("GET", "/state", None, StateAnswer, timeout=self.step_timeout, again=True)
+        answer = await self._call("GET", "/state", None, StateAnswer, timeout=self.options.step_timeout, again=True)
         return answer.text
 
     async def expert_action(self) -> Action | None:  # type: ignore[override]
         """What the served environment's demonstrator would do; needs a token with grader rights."""
         if self._server is None:
             return None
-        answer = await self._call("POST", "/expert", WireModel(), ExpertAnswer, timeout=self.step_timeout, again=True)
+        answer = await self._call(
+            "POST", "/expert", WireModel(), ExpertAnswer, timeout=self.options.step_timeout, again=True
+        )
         return None if answer.action is None else answer.action.to_action()
 
     async def score_now(self) -> tuple[float, dict[str, Any]] | None:
@@ -213,7 +212,9 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         of a version without this call, or the token sees no rewards. The session ends with it."""
         if self._server is None or self.options.blind or not self.description.scores_now:
             return None
-        answer = await self._call("POST", "/score", WireModel(), ScoreAnswer, timeout=self.reset_timeout, again=False)
+        answer = await self._call(
+            "POST", "/score", WireModel(), ScoreAnswer, timeout=self.options.reset_timeout, again=False
+        )
         self._session = ""
         await self.close()
         return None if answer.score is None else (answer.score.reward, answer.score.info)
@@ -228,7 +229,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
             "POST",
             f"{server.url}/v1/sessions",
             json=request.write(),
-            timeout=self.reset_timeout,
+            timeout=self.options.reset_timeout,
             again=False,
             retries=0,
         )
@@ -268,12 +269,6 @@ class NativeRemoteEnvironment(RemoteEnvironment):
             raise
         with understood(url):
             return answer.read(value, "answer")
-
-    async def _seen(self, wire: WireObservation, url: str) -> Observation:
-        observation = wire.to_observation()
-        for image in observation.images:
-            await whole(image.data, url)
-        return observation
 
     # -- before there is a session -----------------------------------------------------------------------------------
 

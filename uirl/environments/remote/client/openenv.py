@@ -17,7 +17,7 @@ from uirl.environments.remote.protocol.native import write_task
 from uirl.environments.remote.protocol.openenv import action_fields, check_fields, read_frame
 from uirl.environments.remote.protocol.openenv_messages import ErrorData, Message, Schemas
 from uirl.environments.remote.protocol.openenv_tools import ASK_FOR_TOOLS, read_tools, takes_tool_calls
-from uirl.environments.remote.protocol.pictures import whole
+from uirl.environments.remote.protocol.pictures import all_whole
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
 from uirl.parsers import create_parser
 from uirl.runtime.http import CONNECT, MAX_BYTES
@@ -74,9 +74,6 @@ class OpenEnvEnvironment(RemoteEnvironment):
         self._servers = _Servers()
         self._forget()
 
-    def _reset_timeout(self) -> float:
-        return self.options.reset_timeout
-
     def get_prompt_prefix(self) -> str:
         """The prompt; with describe='prompt' the tools too, which a server is asked for the first time."""
         tools = self._tools() if self.options.describe == "prompt" else ()
@@ -115,7 +112,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
             await self._lease()
             said = await self._begin(task, seed)
         frame = read_frame(said, self.url)
-        self._last = await self._checked(frame.observation)
+        self._last = await all_whole(frame.observation, self.url)
         return self._last
 
     async def step(self, action: Action | str) -> StepResult:
@@ -138,7 +135,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
             raise EnvironmentFailure(
                 f"{self.url} shows no rewards to this token; give token_env the grader's, or set blind to go without"
             )
-        last = self._last = await self._checked(frame.observation)
+        last = self._last = await all_whole(frame.observation, self.url)
         return await self._end(StepResult(last, frame.reward or 0.0, frame.terminated, frame.truncated))
 
     async def _begin(self, task: Task | None, seed: int | None) -> dict[str, Any]:
@@ -192,7 +189,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
         socket = self._socket
         if socket is None:
             raise EnvironmentFailure(f"{type(self).__name__} has no session; reset it first")
-        limit = self.reset_timeout if kind == "reset" else self.step_timeout
+        limit = self.options.reset_timeout if kind == "reset" else self.options.step_timeout
         try:
             said = await self._exchange(socket, kind, data, limit, url)
         except RolloutFailure as error:
@@ -239,11 +236,6 @@ class OpenEnvEnvironment(RemoteEnvironment):
 
     def _forget(self) -> None:
         self._socket, self._last = None, Observation()
-
-    async def _checked(self, observation: Observation) -> Observation:
-        for shot in observation.images:
-            await whole(shot.data, self.url)
-        return observation
 
     @property
     def _ours(self) -> bool:

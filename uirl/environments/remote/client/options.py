@@ -40,13 +40,18 @@ class ServerPoolOptions(EnvironmentOptions):
     """Seconds for a server to answer a step."""
 
 
-class NativeRemoteOptions(ServerPoolOptions):
+class RemoteOptions(ServerPoolOptions):
+    """The same, of environments whose reset is one request."""
+
+    reset_timeout: Positive = 180.0
+    """Seconds for a server to answer a reset."""
+
+
+class NativeRemoteOptions(RemoteOptions):
     """An environment that `uirl serve` serves."""
 
     key = "remote"
 
-    reset_timeout: Positive = 180.0
-    """Seconds for a server to answer a reset."""
     max_sessions: Count | None = None
     """Sessions per server that this process opens; None: as many as a server takes."""
     blind: bool = False
@@ -55,15 +60,13 @@ class NativeRemoteOptions(ServerPoolOptions):
     """Name of one of the environment's controls, to play it."""
 
 
-class UIVerifiersOptions(ServerPoolOptions):
+class UIVerifiersOptions(RemoteOptions):
     """A screen behind a server of ui-verifiers."""
 
     key = "ui_verifiers"
 
     acquire_timeout: NonNegative = 60.0
     """Seconds that a reset waits for a server with room."""
-    reset_timeout: Positive = 180.0
-    """Seconds for a server to answer a reset."""
     protocol: Literal["auto", "M", "S"] = "auto"
     """M: a session per episode, a mouse; S: one session for the life of the server, mouse and keyboard. 'auto' asks the
     server."""
@@ -96,13 +99,11 @@ class UIVerifiersOptions(ServerPoolOptions):
         return self
 
 
-class OpenEnvOptions(ServerPoolOptions):
+class OpenEnvOptions(RemoteOptions):
     """An environment behind OpenEnv's `/ws`."""
 
     key = "openenv"
 
-    reset_timeout: Positive = 180.0
-    """Seconds for a server to answer a reset."""
     action_format: str = "json"
     """Parser of the policy's replies; 'text': the reply is the action."""
     name_field: str | None = None

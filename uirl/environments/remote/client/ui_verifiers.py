@@ -113,9 +113,6 @@ class UIVerifiersEnvironment(RemoteEnvironment):
     def _max_sessions(self) -> int | None:
         return 1 if self.options.protocol == "S" else None
 
-    def _reset_timeout(self) -> float:
-        return self.options.reset_timeout
-
     def get_prompt_prefix(self) -> str:
         return f"You use a computer. Answer each screenshot with one JSON action:\n{self.space.describe()}"
 
@@ -181,7 +178,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
     # -- the session -----------------------------------------------------------------------------------------------
 
     async def _open(self, server: Server) -> None:
-        root = await self.client.send("GET", f"{server.url}/", timeout=self.step_timeout, again=True, retries=0)
+        root = await self.client.send("GET", f"{server.url}/", timeout=self.options.step_timeout, again=True, retries=0)
         self._ours = root.headers.get("server") == "uirl"
         single = root.text.startswith(ROOT_S)
         if not (single or root.text.startswith(ROOT_M)):
@@ -201,7 +198,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
             return
         answer = await self.client.json(
             "POST", f"{server.url}/session", params={"type": self.options.session_type, "n": 1, "seed": self._seed},
-            timeout=self.reset_timeout, again=False, retries=0,
+            timeout=self.options.reset_timeout, again=False, retries=0,
         )  # fmt: skip
         with understood(server.url):
             ids = SessionIds.read(answer, "answer").session_ids
@@ -217,7 +214,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         """Goes over to protocol S where the server offers it for this session."""
         base = f"{server.url}/proxy/{self._session}"
         try:
-            root = await self.client.send("GET", f"{base}/", timeout=self.step_timeout, again=True)
+            root = await self.client.send("GET", f"{base}/", timeout=self.options.step_timeout, again=True)
         except Refused as refused:
             if refused.status != 404:
                 raise
@@ -238,7 +235,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
     # -- requests --------------------------------------------------------------------------------------------------
 
     async def _get(self, url: str, query: dict[str, Any], *, again: bool) -> Any:
-        limit = self.step_timeout + self.options.delay
+        limit = self.options.step_timeout + self.options.delay
         try:
             return await self.client.send("GET", url, params=query, timeout=limit, again=again)
         except RolloutFailure as error:

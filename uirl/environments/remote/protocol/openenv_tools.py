@@ -7,18 +7,62 @@ talks to a server.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AliasChoices, Field
 
 from uirl.environments.remote.protocol.wire import from_base64, plain
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.images import Screenshot
-from uirl.runtime.limits import shown
+from uirl.runtime.wire import Items, Object, Plain, Text, WireAnswer, WireError
 from uirl.tools.definition import ToolDefinition
 from uirl.types import ToolCall, ToolResult
 
 CALL_TOOL = "call_tool"
 ASK_FOR_TOOLS = {"jsonrpc": "2.0", "method": "tools/list", "params": {}, "id": 1}
 """What `POST /mcp` is asked; it needs no session."""
+
+
+class ListedTool(WireAnswer):
+    """A tool of a list; servers write the key of its parameters in one of two ways."""
+
+    name: Text
+    description: Text = ""
+    parameters: Annotated[Object, Field(validation_alias=AliasChoices("inputSchema", "input_schema"))] = Field(
+        default_factory=dict
+    )
+
+    def to_definition(self) -> ToolDefinition:
+        """Return the tool. Raises ConfigError for a name or parameters that cannot be used."""
+        return ToolDefinition(self.name, self.description, self.parameters or {"type": "object", "properties": {}})
+
+
+class ToolList(WireAnswer):
+    """The result of `ASK_FOR_TOOLS`."""
+
+    tools: Items[ListedTool]
+
+
+class ToolsAnswer(WireAnswer):
+    """The answer to `ASK_FOR_TOOLS`, in JSON-RPC."""
+
+    result: ToolList
+
+
+class ContentBlock(WireAnswer):
+    """A part of what a tool answered: a text, or a picture in base64."""
+
+    type: Plain = None
+    text: Plain = ""
+    data: Plain = ""
+
+
+class ToolOutput(WireAnswer):
+    """What a tool of MCP answered."""
+
+    content: Items[ContentBlock]
+    is_error: Annotated[Plain, Field(validation_alias=AliasChoices("is_error", "isError"))] = False
+    structured_content: Plain = None
 
 
 def takes_tool_calls(schema: Mapping[str, Any]) -> bool:
@@ -34,13 +78,12 @@ def tool_action(call: ToolCall) -> dict[str, Any]:
     return {"type": CALL_TOOL, "tool_name": call.name, "arguments": plain(call.arguments, "arguments")}
 
 
-def read_tools(said: Any, where: str) -> tuple[ToolDefinition, ...]:
-    """The tools of an answer to `ASK_FOR_TOOLS`. Raises EnvironmentFailure for what is no list of tools."""
-    result = said.get("result") if isinstance(said, Mapping) else None
-    listed = result.get("tools") if isinstance(result, Mapping) else None
-    if not isinstance(listed, list):
-        raise EnvironmentFailure(f"{where} answered {shown(said, 120)}; expected a list of tools")
-    return tuple(_definition(tool, where) for tool in listed)
+def read_tools(answer: Any, where: str) -> tuple[ToolDefinition, ...]:
+    """Return the tools of an answer to `ASK_FOR_TOOLS`. Raises EnvironmentFailure for what is no list of tools."""
+    try:
+        return tuple(tool.to_definition() for tool in ToolsAnswer.read(answer, "answer").result.tools)
+    except (WireError, ConfigError) as error:
+        raise EnvironmentFailure(f"{where} lists no tools that can be used: {error}") from None
 
 
 def read_tool_answer(seen: Mapping[str, Any], call: ToolCall) -> tuple[ToolResult, tuple[Screenshot, ...]] | None:
@@ -54,27 +97,15 @@ def read_tool_answer(seen: Mapping[str, Any], call: ToolCall) -> tuple[ToolResul
     if error is not None:
         words = error.get("message") if isinstance(error, Mapping) else error
         return ToolResult(call.name, call.arguments, False, str(words), call.id), ()
-    content = result.get("content") if isinstance(result, Mapping) else None
-    if not isinstance(content, list) or not all(isinstance(block, Mapping) for block in content):
+    try:
+        output = ToolOutput.read(result, "result")
+    except WireError:
         return ToolResult(call.name, call.arguments, True, result, call.id), ()
     images = tuple(
-        Screenshot(from_base64(str(block.get("data", "")), f"result.content[{i}].data"))
-        for i, block in enumerate(content)
-        if block.get("type") == "image"
+        Screenshot(from_base64(str(block.data), f"result.content[{i}].data"))
+        for i, block in enumerate(output.content)
+        if block.type == "image"
     )
-    texts = [str(block.get("text", "")) for block in content if block.get("type") == "text"]
-    failed = bool(result.get("is_error", result.get("isError", False)))
-    told: Any = "\n".join(texts) if texts or images else result.get("structured_content")
-    return ToolResult(call.name, call.arguments, not failed, told, call.id), images
-
-
-def _definition(tool: Any, where: str) -> ToolDefinition:
-    if not isinstance(tool, Mapping):
-        raise EnvironmentFailure(f"{where} lists {shown(tool, 80)}; expected a tool with a name")
-    parameters = next((tool[key] for key in ("inputSchema", "input_schema") if tool.get(key)), None)
-    try:
-        return ToolDefinition(
-            tool.get("name", ""), tool.get("description") or "", parameters or {"type": "object", "properties": {}}
-        )
-    except ConfigError as error:
-        raise EnvironmentFailure(f"{where} lists a tool that cannot be used: {error}") from error
+    texts = [str(block.text) for block in output.content if block.type == "text"]
+    shown_result = "\n".join(texts) if texts or images else output.structured_content
+    return ToolResult(call.name, call.arguments, not output.is_error, shown_result, call.id), images

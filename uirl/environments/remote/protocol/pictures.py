@@ -8,6 +8,7 @@ import math
 
 from uirl.errors import EnvironmentFailure
 from uirl.images import Screenshot
+from uirl.types import Observation
 
 SMALL = 16 * 1024
 """Bytes of a picture that is decoded sooner than a thread is woken."""
@@ -52,6 +53,13 @@ async def whole(data: bytes, where: str) -> Screenshot:
     except ValueError as error:
         raise EnvironmentFailure(f"{where} sent a picture that cannot be used: {error}") from None
     return shot
+
+
+async def all_whole(observation: Observation, where: str) -> Observation:
+    """Return the observation. Raises EnvironmentFailure where one of its pictures is not whole."""
+    for image in observation.images:
+        await whole(image.data, where)
+    return observation
 
 
 def resized(shot: Screenshot, size: tuple[int, int]) -> Screenshot:

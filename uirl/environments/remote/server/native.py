@@ -91,7 +91,7 @@ class Native:
     async def create(self, request: Request) -> Response:
         """A new session; reset at once where `reset` is true or `task` or `seed` is given."""
         wanted = await _read(OpenRequest, request)
-        task = self._task_of(wanted.task, request)
+        task = task_of(wanted.task, graded=may_grade(request))
         lease = self.sessions.open("native", graders=may_grade(request), variant=wanted.variant)
         opened: dict[str, Any] = {
             "session": lease.id,
@@ -122,7 +122,7 @@ class Native:
         lease = self._lease(id)
         require_owner(request, lease.graders)
         wanted = await _read(ResetRequest, request)
-        await self.sessions.reset(lease, self._task_of(wanted.task, request), wanted.seed)
+        await self.sessions.reset(lease, task_of(wanted.task, graded=may_grade(request)), wanted.seed)
         return answer(Observed.model_construct(observation=self._shown(lease, request)))
 
     async def step(self, id: str, request: Request) -> Response:
@@ -202,12 +202,6 @@ class Native:
             raise NoSession("no such session")
         return lease
 
-    def _task_of(self, wire: WireTask | None, request: Request) -> Task | None:
-        task = None if wire is None else wire.to_task()
-        if task is not None and task.checks and not may_grade(request):
-            raise NotAllowed("a task with checks needs the grader's token: who sets the checks grades itself")
-        return task
-
     def _shown(self, lease: Lease, request: Request) -> WireObservation:
         if lease.observation is None:
             raise OutOfTurn("there is no observation yet; reset the session first")
@@ -217,6 +211,14 @@ class Native:
 def answer(model: WireModel, status: int = 200) -> Response:
     """Return an answer in JSON."""
     return Response(dumps(model.write()), status, media_type="application/json")
+
+
+def task_of(wire: WireTask | None, *, graded: bool) -> Task | None:
+    """Return the task that a client asks for. Raises NotAllowed where an agent sends checks."""
+    task = None if wire is None else wire.to_task()
+    if task is not None and task.checks and not graded:
+        raise NotAllowed("a task with checks needs the grader's token: who sets the checks grades itself")
+    return task
 
 
 def describe_environment(name: str, environment: BaseEnvironment) -> EnvironmentDescription:

@@ -28,8 +28,8 @@ from uirl.environments.remote.protocol.openenv_messages import (
     StepData,
 )
 from uirl.environments.remote.server.access import may_grade
-from uirl.environments.remote.server.native import answer, describe_environment
-from uirl.environments.remote.server.problems import Full, NotAllowed, Refusal, SessionOver
+from uirl.environments.remote.server.native import answer, describe_environment, task_of
+from uirl.environments.remote.server.problems import Full, Refusal, SessionOver
 from uirl.environments.remote.server.sessions import Lease, Sessions
 from uirl.errors import ContractError, RolloutFailure
 from uirl.runtime.limits import shown
@@ -68,13 +68,12 @@ class OpenEnv:
         await socket.accept()
         try:
             lease = self.sessions.open("openenv", graders=may_grade(socket), leased=False)
-        except Full as full:
-            more = {"active_sessions": full.active, "max_sessions": full.capacity}
-            await _fail(socket, "CAPACITY_REACHED", str(full), **more)
-            await socket.close(1000)
-            return
-        except RolloutFailure as failure:
-            await _fail(socket, "FACTORY_ERROR", str(failure))
+        except (Full, RolloutFailure) as error:
+            if isinstance(error, Full):
+                more = {"active_sessions": error.active, "max_sessions": error.capacity}
+                await _fail(socket, "CAPACITY_REACHED", str(error), **more)
+            else:
+                await _fail(socket, "FACTORY_ERROR", str(error))
             await socket.close(1000)
             return
         conversation = Connection(socket, lease, self.sessions, may_grade(socket))
@@ -170,10 +169,7 @@ class Connection:
     def _task(self, wanted: ResetData) -> Task | None:
         name = wanted.task_id or wanted.task_name
         if wanted.task is not None:
-            task = wanted.task.to_task()
-            if task.checks and not self._graded:
-                raise NotAllowed("a task with checks needs the grader's token: who sets the checks grades itself")
-            return task
+            return task_of(wanted.task, graded=self._graded)
         if name is None:
             return None
         for task in self._sessions.environment.tasks() or ():
