@@ -119,9 +119,9 @@ def test_calls(call: str) -> None:
 
 
 READERS: dict[str, Callable[[Any], Any]] = {
-    "action": lambda value: wire.read_action(value["action"]),
-    "task": wire.read_task,
-    "observation": wire.read_observation,
+    "action": lambda value: wire.WireAction.read(value["action"], "action"),
+    "task": lambda value: wire.WireTask.read(value, "task"),
+    "observation": lambda value: wire.WireObservation.read(value, "observation"),
     "chat": read_chat_call,
     "completion": read_completion_call,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+from dataclasses import fields
 from typing import Any
 
 from uirl.cli.imports import make_importable
@@ -11,11 +12,18 @@ from uirl.errors import ConfigError
 
 
 def add_command(commands: Any) -> None:
-    """Adds the command to those of `uirl`."""
+    """Add the command to those of `uirl`."""
     serve = commands.add_parser("serve", help="serve an environment as sessions over HTTP")
-    serve.add_argument("--env", required=True, metavar="NAME", help="environment: a name, or package.module:Class")
     serve.add_argument(
-        "--option", action="append", default=[], metavar="KEY=VALUE", help="option of the environment, as in YAML"
+        "--env", dest="environment", required=True, metavar="NAME", help="environment: a name, or package.module:Class"
+    )
+    serve.add_argument(
+        "--option",
+        dest="options",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="option of the environment, as in YAML",
     )
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
     serve.add_argument("--port", type=int, default=8000, help="default 8000; 0: any free one")
@@ -32,27 +40,19 @@ def add_command(commands: Any) -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from uirl.environments.remote.serve import serve_environment
     from uirl.environments.remote.server.settings import ServerSettings
 
     make_importable()
-    settings = ServerSettings(
-        environment=options.env,
-        options=dict(_option(text) for text in options.option),
-        host=options.host,
-        port=options.port,
-        sessions=1 if options.single else options.sessions,
-        lease=options.lease,
-        idle=options.idle,
-        step_timeout=options.step_timeout,
-        reset_timeout=options.reset_timeout,
-        token_env=options.token_env,
-        grader_token_env=options.grader_token_env,
-        seed=options.seed,
-        single=options.single,
-    )
+    options.options = dict(_option(text) for text in options.options)
+    options.sessions = 1 if options.single else options.sessions
+    names = [field.name for field in fields(ServerSettings) if hasattr(options, field.name)]
+    settings = ServerSettings(**{name: getattr(options, name) for name in names})
+    try:
+        from uirl.environments.remote.server.app import serve
+    except ImportError as error:
+        raise ConfigError(f"a server needs more packages ({error}): pip install 'uirl[server]'") from error
     # whoever waits for the line, a script or a test, must not wait for a buffer
-    serve_environment(settings, functools.partial(print, flush=True))
+    serve(settings, announce=functools.partial(print, flush=True))
     return 0
 
 

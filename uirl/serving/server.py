@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from uvicorn import Config, Server
 
-from uirl.environments.remote.server.connections import PROVE, most_connections, patient
+from uirl.environments.remote.server.connections import PROVE, connection_class, connection_limit
 from uirl.errors import ConfigError, EngineFailure, RolloutFailure
 from uirl.runtime.limits import shown
 from uirl.serving.lengths import beside_the_loop
@@ -278,7 +278,7 @@ async def serving(app: FastAPI, host: str, port: int) -> AsyncIterator[int]:
         # log_config None: how a program logs is its own affair
         Config(
             app,
-            http=patient(most=most_connections(MOST_CONNECTIONS)),
+            http=connection_class(max_connections=connection_limit(MOST_CONNECTIONS)),
             ws="none",
             log_config=None,
             access_log=False,

@@ -79,7 +79,7 @@ class Served:
 def serving(
     environment: BaseEnvironment | str = "screen", *, deadlines: dict[str, float] | None = None, **settings: Any
 ) -> Iterator[Served]:
-    """`environment` on a server; at the end no session may be left. `deadlines`: of `PatientConnection`."""
+    """`environment` on a server; at the end no session may be left. `deadlines`: of `ProvenConnection`."""
     name = environment if isinstance(environment, str) else type(environment).__name__.lower()
     read = ServerSettings(name, port=0, **settings)
     app = server_app.create_app(read, None if isinstance(environment, str) else environment)

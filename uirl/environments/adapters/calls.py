@@ -31,26 +31,19 @@ ACT = "act"
 """The function of an environment whose actions are plain text."""
 OVER = "The episode is over."
 
-_TEXT = ToolDefinition(
+
+def _takes_one_text(name: str, purpose: str, argument: str, meaning: str) -> ToolDefinition:
+    properties = {argument: {"type": "string", "description": meaning}}
+    return ToolDefinition(name, purpose, {"type": "object", "properties": properties, "required": [argument]})
+
+
+_TEXT = _takes_one_text(
     ACT,
     "Does something in the environment and returns what is seen after it.",
-    {
-        "type": "object",
-        "properties": {
-            "action": {"type": "string", "description": "What to do, in the words the environment asks for."}
-        },
-        "required": ["action"],
-    },
+    "action",
+    "What to do, in the words the environment asks for.",
 )
-_ANSWER = ToolDefinition(
-    ANSWER,
-    "Gives the final answer.",
-    {
-        "type": "object",
-        "properties": {"text": {"type": "string", "description": "The answer."}},
-        "required": ["text"],
-    },
-)
+_ANSWER = _takes_one_text(ANSWER, "Gives the final answer.", "text", "The answer.")
 
 
 def environment_of(environment: str | BaseEnvironment, options: Mapping[str, Any] | None = None) -> BaseEnvironment:

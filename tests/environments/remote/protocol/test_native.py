@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 from tests.inference.pictures import picture
 from uirl.environments.remote.protocol.native import (
     StepAnswer,
+    WireAction,
     WireObservation,
-    read_action,
-    read_observation,
-    read_task,
-    write_action,
-    write_task,
+    WireTask,
 )
 from uirl.environments.remote.protocol.pictures import as_png, media_type, whole
 from uirl.environments.remote.protocol.wire import plain
@@ -48,6 +45,18 @@ def sent(value: Any) -> Any:
     return loads(dumps(value))
 
 
+def read_action(value: Any) -> Action:
+    return WireAction.read(value, "action").to_action()
+
+
+def read_task(value: Any) -> Task:
+    return WireTask.read(value, "task").to_task()
+
+
+def read_observation(value: Any) -> Observation:
+    return WireObservation.read(value, "observation").to_observation()
+
+
 def written(observation: Observation, *, info: bool) -> dict[str, Any]:
     return WireObservation.of(observation, info=info).write()
 
@@ -55,14 +64,14 @@ def written(observation: Observation, *, info: bool) -> dict[str, Any]:
 @settings(max_examples=60, deadline=None)
 @given(actions)
 def test_actions_come_back_as_they_were(action: Action) -> None:
-    assert read_action(sent(write_action(action))) == action
+    assert read_action(sent(WireAction.of(action).write())) == action
 
 
 @settings(max_examples=60, deadline=None)
 @given(tasks)
 def test_tasks_come_back_as_they_were(task: Task) -> None:
-    assert read_task(sent(write_task(task))) == task
-    assert read_task(sent(write_task(task, checks=False))).checks == {}
+    assert read_task(sent(WireTask.of(task).write())) == task
+    assert read_task(sent(WireTask.of(task, checks=False).write())).checks == {}
 
 
 @settings(max_examples=60, deadline=None)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.environments.remote.running import Served, serving
-from uirl.environments.remote.server.connections import most_connections
+from uirl.environments.remote.server.connections import connection_limit
 
 TOKEN = "agent-token-4711"
 KEY = f"Authorization: Bearer {TOKEN}"
@@ -22,7 +22,9 @@ MOST = 24
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     """A server that takes 24 connections and does not close silent ones by itself while a test runs."""
     monkeypatch.setenv("ENV_TOKEN", TOKEN)
-    with serving("screen", token_env="ENV_TOKEN", deadlines={"most": MOST, "header_seconds": 600.0}) as served:
+    with serving(
+        "screen", token_env="ENV_TOKEN", deadlines={"max_connections": MOST, "header_seconds": 600.0}
+    ) as served:
         yield served
 
 
@@ -96,6 +98,6 @@ def test_what_does_not_come_in_time_is_closed(monkeypatch: pytest.MonkeyPatch, s
 
 def test_there_are_no_more_connections_than_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (200, 200))
-    assert [most_connections(wanted) for wanted in (4, 1000)] == [4, 100]
+    assert [connection_limit(wanted) for wanted in (4, 1000)] == [4, 100]
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert most_connections(100_000) == 100_000
+    assert connection_limit(100_000) == 100_000

@@ -51,6 +51,11 @@ class _Servers:
     """None: nobody asked yet."""
 
 
+def _described(name: str) -> Any:
+    """Return a property of the environment that its servers describe."""
+    return property(lambda self: getattr(self.description, name))
+
+
 class NativeRemoteEnvironment(RemoteEnvironment):
     """One session of `uirl serve` per instance: same observations, rewards, tool results and ends as played locally.
 
@@ -81,25 +86,11 @@ class NativeRemoteEnvironment(RemoteEnvironment):
 
     # -- what the environment is -----------------------------------------------------------------------------------
 
-    @property
-    def action_format(self) -> str:  # type: ignore[override]
-        return self.description.action_format
-
-    @property
-    def max_turns(self) -> int | None:  # type: ignore[override]
-        return self.description.max_turns
-
-    @property
-    def scored_at_end(self) -> bool:  # type: ignore[override]
-        return self.description.scored_at_end
-
-    @property
-    def message_style(self) -> str:  # type: ignore[override]
-        return self.description.message_style
-
-    @property
-    def demonstrator_may_fail(self) -> bool:  # type: ignore[override]
-        return self.description.demonstrator_may_fail
+    action_format = _described("action_format")
+    max_turns: int | None = _described("max_turns")
+    scored_at_end: bool = _described("scored_at_end")
+    message_style: str = _described("message_style")
+    demonstrator_may_fail = _described("demonstrator_may_fail")
 
     def get_prompt_prefix(self) -> str:
         return self.description.prompt_prefix

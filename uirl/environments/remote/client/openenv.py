@@ -13,7 +13,7 @@ from uirl.environments.remote.client.base import GOODBYE, RemoteEnvironment, und
 from uirl.environments.remote.client.http import NoAnswer, Refused, ServerLost
 from uirl.environments.remote.client.options import OpenEnvOptions
 from uirl.environments.remote.client.servers import Server
-from uirl.environments.remote.protocol.native import write_task
+from uirl.environments.remote.protocol.native import WireTask
 from uirl.environments.remote.protocol.openenv import action_fields, check_fields, read_frame
 from uirl.environments.remote.protocol.openenv_messages import ErrorData, Message, Schemas
 from uirl.environments.remote.protocol.openenv_tools import ASK_FOR_TOOLS, read_tools, takes_tool_calls
@@ -141,7 +141,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
     async def _begin(self, task: Task | None, seed: int | None) -> dict[str, Any]:
         data: dict[str, Any] = {**(self.options.reset_options or {}), "seed": seed}
         if task is not None:
-            data |= {"task": write_task(task)} if self._ours else {"task_id": task.id, "task_name": task.id}
+            data |= {"task": WireTask.of(task).write()} if self._ours else {"task_id": task.id, "task_name": task.id}
         return await self._ask("reset", {key: value for key, value in data.items() if value is not None})
 
     # -- the connection --------------------------------------------------------------------------------------------

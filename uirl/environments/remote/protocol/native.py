@@ -356,31 +356,3 @@ class ClosedAnswer(WireAnswer):
     """`DELETE /v1/sessions/{id}`."""
 
     closed: Text
-
-
-# -- between nouns and JSON -----------------------------------------------------------------------------------------
-
-
-def read_action(value: Any, where: str = "action") -> Action:
-    """Read the JSON form of an action. Raises WireError."""
-    return WireAction.read(value, where).to_action()
-
-
-def read_task(value: Any, where: str = "task") -> Task:
-    """Read the JSON form of a task. Raises WireError."""
-    return WireTask.read(value, where).to_task()
-
-
-def read_observation(value: Any, where: str = "observation") -> Observation:
-    """Read the JSON form of an observation, its pictures as they were captured, byte for byte. Raises WireError."""
-    return WireObservation.read(value, where).to_observation()
-
-
-def write_action(action: Action) -> dict[str, Any]:
-    """Return the JSON form of an action."""
-    return WireAction.of(action).write()
-
-
-def write_task(task: Task, *, checks: bool = True) -> dict[str, Any]:
-    """Return the JSON form of a task; without its checks for those who must not see them."""
-    return WireTask.of(task, checks=checks).write()

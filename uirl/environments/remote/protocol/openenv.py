@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from uirl.environments.remote.protocol.native import write_action
+from uirl.environments.remote.protocol.native import WireAction
 from uirl.environments.remote.protocol.openenv_messages import Ends, FrameData
 from uirl.environments.remote.protocol.openenv_tools import read_tool_answer, takes_tool_calls, tool_action
 from uirl.environments.remote.protocol.wire import from_base64, plain
@@ -46,7 +46,7 @@ def action_fields(
     """
     properties = schema.get("properties", {})
     if "tool_calls" in properties:
-        return {key: value for key, value in write_action(action).items() if value not in (None, "", [])}
+        return {key: value for key, value in WireAction.of(action).write().items() if value not in (None, "", [])}
     if format == "text":
         return {wanted["text"] or _only_text_field(schema): action.text}
     if action.parse_error is not None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import math
 
 from uirl.errors import EnvironmentFailure
-from uirl.images import Screenshot
+from uirl.images import Screenshot, screenshot
 from uirl.types import Observation
 
 SMALL = 16 * 1024
@@ -26,20 +25,17 @@ def media_type(data: bytes) -> str:
 
 
 def as_png(shot: Screenshot) -> bytes:
-    """The picture as PNG; the same bytes where it is one. Raises EnvironmentFailure for what is no picture."""
+    """Return the picture as PNG; the same bytes where it is one. Raises EnvironmentFailure for what is no picture."""
     if media_type(shot.data) == "image/png":
         return shot.data
     try:
-        picture = shot.open()
+        return screenshot(shot.open()).data
     except ValueError as error:
         raise EnvironmentFailure(f"the environment's picture cannot be used: {error}") from error
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG", compress_level=1)
-    return buffer.getvalue()
 
 
 async def whole(data: bytes, where: str) -> Screenshot:
-    """The screenshot of bytes that decode to the last pixel.
+    """Return the screenshot of bytes that decode to the last pixel.
 
     Raises EnvironmentFailure for others: a picture that is cut off would otherwise be found out by the model, far from
     the server that sent it. Large ones are decoded on a thread, beside the event loop.
@@ -63,7 +59,5 @@ async def all_whole(observation: Observation, where: str) -> Observation:
 
 
 def resized(shot: Screenshot, size: tuple[int, int]) -> Screenshot:
-    """The picture in another size (width, height in pixels), as PNG."""
-    buffer = io.BytesIO()
-    shot.open().resize(size).save(buffer, format="PNG", compress_level=1)
-    return Screenshot(buffer.getvalue())
+    """Return the picture in another size (width, height in pixels), as PNG."""
+    return screenshot(shot.open().resize(size))

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import uvicorn
+import websockets  # noqa: F401  uvicorn speaks WebSocket through it, and says so only when it runs
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exception_handlers import http_exception_handler
 from fastapi.responses import PlainTextResponse
@@ -18,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.registry import create_environment
 from uirl.environments.remote.server.access import HEADER_LIMIT, Guard
-from uirl.environments.remote.server.connections import most_connections, patient
+from uirl.environments.remote.server.connections import connection_class, connection_limit
 from uirl.environments.remote.server.counters import Counters
 from uirl.environments.remote.server.health import Health
 from uirl.environments.remote.server.live_view import LiveView
@@ -43,7 +44,10 @@ KEEP_ALIVE = 75
 
 
 def create_app(settings: ServerSettings, environment: BaseEnvironment | None = None) -> FastAPI:
-    """The ASGI application, its sessions in `app.state.sessions`. `environment` None: the one the settings name."""
+    """Return the ASGI application, its sessions in `app.state.sessions`.
+
+    `environment` None: the one that the settings name.
+    """
     if environment is None:
         environment = create_environment(settings.environment, settings.options)
     tokens, counters = read_tokens(settings), Counters()
@@ -72,41 +76,42 @@ def create_app(settings: ServerSettings, environment: BaseEnvironment | None = N
         # with a token a proxy may stand before the server and call it by another name
         local_names_only=tokens.agent is None,
     )
-    for room in (Health(sessions), Native(sessions), OpenEnv(sessions), LiveView(sessions), verifiers):
-        app.include_router(room.router())
+    for part in (Health(sessions), Native(sessions), OpenEnv(sessions), LiveView(sessions), verifiers):
+        app.include_router(part.router())
     for error in (Refusal, RolloutFailure, ContractError, WireError):
         app.add_exception_handler(error, _refuse)
     app.add_exception_handler(StarletteHTTPException, _http_error)
     app.add_exception_handler(PodNotFound, _pod_not_found)
-    app.add_exception_handler(ClientDisconnect, _gone)
-    app.add_exception_handler(Exception, _broke)
+    app.add_exception_handler(ClientDisconnect, _client_disconnected)
+    app.add_exception_handler(Exception, _internal_error)
     return app
 
 
 def serve(
-    settings: ServerSettings, environment: BaseEnvironment | None = None, say: Callable[[str], None] = print
+    settings: ServerSettings, environment: BaseEnvironment | None = None, announce: Callable[[str], None] = print
 ) -> None:
-    """Runs the server until the process is told to stop (SIGINT, SIGTERM); then every session is closed.
+    """Run the server until the process is told to stop (SIGINT, SIGTERM); then close every session.
 
-    `say` hears the address once the port answers. Raises ConfigError for a port that cannot be had.
+    `announce` is called with the address once the port answers. Raises ConfigError for a port that cannot be had.
     """
     app = create_app(settings, environment)
-    with _listening(settings) as door:
+    with _listening(settings) as listener:
         config = uvicorn.Config(app, **connection_options(settings), access_log=False, log_level="warning")
         server = uvicorn.Server(config)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        say(f"serving {settings.environment} on http://{host}:{door.getsockname()[1]} ({settings.sessions} sessions)")
+        address = f"http://{host}:{listener.getsockname()[1]}"
+        announce(f"serving {settings.environment} on {address} ({settings.sessions} sessions)")
         with contextlib.suppress(KeyboardInterrupt):
-            server.run(sockets=[door])
+            server.run(sockets=[listener])
         if not server.started:
             raise EnvironmentFailure("the server did not start; the lines above say why")
 
 
 def connection_options(settings: ServerSettings, **limits: float) -> dict[str, Any]:
-    """How uvicorn treats the connections of such a server; `limits`: others than the usual (`PatientConnection`)."""
-    usual = {"most": most_connections(8 * settings.sessions + SPARE_CONNECTIONS)}
+    """Return how uvicorn treats the connections of such a server; `limits`: others than usual (`ProvenConnection`)."""
+    usual = {"max_connections": connection_limit(8 * settings.sessions + SPARE_CONNECTIONS)}
     return {
-        "http": patient(**{**usual, **limits}),
+        "http": connection_class(**{**usual, **limits}),
         "h11_max_incomplete_event_size": HEADER_LIMIT,
         "ws": "websockets-sansio",
         "ws_max_size": settings.body_limit,
@@ -121,20 +126,20 @@ def connection_options(settings: ServerSettings, **limits: float) -> dict[str, A
 def _listening(settings: ServerSettings) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     # said to be TCP in so many words: asyncio otherwise leaves Nagle's algorithm on, and every answer waits 40 ms
-    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as door:
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            door.bind((settings.host.strip("[]"), settings.port))
-            door.listen(BACKLOG)
+            listener.bind((settings.host.strip("[]"), settings.port))
+            listener.listen(BACKLOG)
         except OSError as error:
             where, why = f"{settings.host}:{settings.port}", error.strerror or error
             raise ConfigError(f"serve: cannot listen on {where}: {why}; give another --port") from error
-        yield door
+        yield listener
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    status, headers, said = describe(error)
-    return Response(dumps(said), status, headers, media_type="application/json")
+    status, headers, content = describe(error)
+    return Response(dumps(content), status, headers, media_type="application/json")
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -148,11 +153,11 @@ async def _pod_not_found(request: Request, error: Exception) -> Response:
     return PlainTextResponse("Pod not found", 404)
 
 
-async def _gone(request: Request, error: Exception) -> Response:
+async def _client_disconnected(request: Request, error: Exception) -> Response:
     return Response(status_code=400)  # the client went while it sent: nobody reads this
 
 
-async def _broke(request: Request, error: Exception) -> Response:
+async def _internal_error(request: Request, error: Exception) -> Response:
     # the log has the traceback; strangers have no use for it
-    said = body("server", f"the server itself failed: {type(error).__name__}; its log says more")
-    return Response(dumps(said), 500, media_type="application/json")
+    content = body("server", f"the server itself failed: {type(error).__name__}; its log says more")
+    return Response(dumps(content), 500, media_type="application/json")

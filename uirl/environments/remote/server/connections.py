@@ -24,11 +24,11 @@ PROVE = "uirl.prove_connection"
 _ages = itertools.count()
 
 
-class PatientConnection(H11Protocol):
+class ProvenConnection(H11Protocol):
     """HTTP/1.1 as uvicorn speaks it, with deadlines, and a limit that counts clients instead of sockets."""
 
     header_seconds, body_seconds = HEADER_SECONDS, BODY_SECONDS
-    most = 1024
+    max_connections = 1024
     """Connections at a time."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -39,17 +39,17 @@ class PatientConnection(H11Protocol):
         self._waits_for: str | None = None
         app = self.app
 
-        async def known(scope: Any, receive: Any, send: Any) -> None:
+        async def with_proof(scope: Any, receive: Any, send: Any) -> None:
             scope[PROVE] = self._prove
             await app(scope, receive, send)
 
-        self.app = known
+        self.app = with_proof
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._watch()
-        if len(self.connections) > self.most:
-            self._make_room()
+        if len(self.connections) > self.max_connections:
+            self._free_a_connection()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect(None)
@@ -69,7 +69,7 @@ class PatientConnection(H11Protocol):
         self.proven = True
 
     def _watch(self) -> None:
-        """Sets the deadline for what the client still owes."""
+        """Set the deadline for what the client still owes."""
         if self.transport.is_closing() or self.transport.get_protocol() is not self:
             self._expect(None)  # closed, or a WebSocket by now
         elif self.conn.their_state is h11.IDLE:
@@ -90,34 +90,35 @@ class PatientConnection(H11Protocol):
         if self.transport.is_closing():
             return
         if self._waits_for == "headers":
-            self._say(b"408 Request Timeout")
+            self._answer(b"408 Request Timeout")
         self.transport.close()
 
-    def _make_room(self) -> None:
-        """Lets the oldest connection go that has shown no token; where all have, this one."""
-        others = [c for c in self.connections if isinstance(c, PatientConnection) and not c.proven and c is not self]
+    def _free_a_connection(self) -> None:
+        """Let the oldest connection go that has shown no token; where all have, this one."""
+        others = [c for c in self.connections if isinstance(c, ProvenConnection) and not c.proven and c is not self]
         if others:
             oldest = min(others, key=lambda c: c._age)
             self.connections.discard(oldest)
             oldest.transport.abort()
         else:
-            self._say(b"503 Service Unavailable")
+            self._answer(b"503 Service Unavailable")
             self.connections.discard(self)
             self.transport.close()
 
-    def _say(self, status: bytes) -> None:
+    def _answer(self, status: bytes) -> None:
         self.transport.write(
             b"HTTP/1.1 " + status + b"\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
         )
 
 
-def patient(**limits: float) -> type[PatientConnection]:
-    """The class of connections of one server, for `uvicorn.Config(http=...)`: `most` at a time, and other deadlines."""
-    return type("PatientConnection", (PatientConnection,), limits)
+def connection_class(**limits: float) -> type[ProvenConnection]:
+    """Return the class of connections of one server, for `uvicorn.Config(http=...)`: `max_connections` at a time, and
+    other deadlines."""
+    return type("ProvenConnection", (ProvenConnection,), limits)
 
 
-def most_connections(wanted: int) -> int:
-    """`wanted`, or half of the files that this process may have open: the environments need some too."""
+def connection_limit(wanted: int) -> int:
+    """Return `wanted`, or half of the files that this process may have open: the environments need some too."""
     try:
         import resource
     except ImportError:  # Windows has no such limit

@@ -219,7 +219,6 @@ class Sessions:
         """What the environment answers. `turn`: the number of steps the client knows of; another one raises OutOfTurn,
         so that a step that somebody sends twice is taken once."""
         async with self._calling(lease, "step"):
-            self._refuse_before_reset(lease)
             if turn is not None and turn != lease.turns:
                 raise OutOfTurn(f"step {turn} of the episode was asked for, but {lease.turns} were taken so far")
             result = await lease.session.step(action)
@@ -229,19 +228,16 @@ class Sessions:
     async def score(self, lease: Lease) -> tuple[float, dict[str, Any]] | None:
         """Ends the episode here: what its last action is worth, and what is to be noted; None: that is not known."""
         async with self._calling(lease, "score_now"):
-            self._refuse_before_reset(lease)
             return await lease.session.score()
 
     async def expert_action(self, lease: Lease) -> Action | None:
         """What the environment's demonstrator would do now."""
         async with self._calling(lease, "expert_action"):
-            self._refuse_before_reset(lease)
             return await lease.session.expert_action()
 
     async def state_description(self, lease: Lease) -> str:
         """The environment's state as text."""
         async with self._calling(lease, "get_state_description"):
-            self._refuse_before_reset(lease)
             return await lease.session.state_description()
 
     def touch(self, lease: Lease) -> None:
@@ -314,11 +310,6 @@ class Sessions:
             raise Refusal(f"the environment has no variant {shown(variant)}")
         return found
 
-    def _refuse_before_reset(self, lease: Lease) -> None:
-        # an instance that was taken over still stands in the episode of somebody else
-        if lease.observation is None:
-            raise OutOfTurn("the session has no episode yet; reset it first")
-
     def _session(self, spawn: Callable[[], BaseEnvironment]) -> EnvironmentSession:
         try:
             instance = spawn()
@@ -352,6 +343,9 @@ class Sessions:
                 raise SessionOver(f"the session is over: {lease.over}")
             started = time.perf_counter()
             try:
+                # an instance that was taken over still stands in the episode of somebody else
+                if lease.observation is None and method != "reset":
+                    raise OutOfTurn("the session has no episode yet; reset it first")
                 yield
             except RolloutFailure as failure:
                 self.counters.add("uirl_failures_total", kind=failure.kind)
