@@ -46,9 +46,9 @@ def markdown(
 def _aliases() -> str:
     rows = [f"| `{key}` | {_cell(alias.meaning)} |" for key, alias in ALIASES.items()]
     head = (
-        "\n## Aliases\n\nThe YAML of the project's founding documents is accepted: in files and on the command "
-        "line these keys\nare translated into ours, and one line of the log says so. Together with our own key of the "
-        "same meaning they\nare an error.\n\n| key | is read as |\n|---|---|\n"
+        "\n## Aliases\n\nThe keys of earlier config files are accepted: in files and on the command line they are "
+        "translated into ours, and\none line of the log says so. Together with our own key of the same meaning they "
+        "are an error.\n\n| key | is read as |\n|---|---|\n"
     )
     return head + "\n".join(rows) + "\n"
 
