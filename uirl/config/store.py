@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, Self
 
 from uirl.config import yaml_text
@@ -90,11 +89,7 @@ def load_config(path: str | os.PathLike[str] | None = None, overrides: Iterable[
 
 
 def _read(path: str | os.PathLike[str]) -> Any:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the config {path}: {error}; expected a YAML file in UTF-8") from error
-    values = yaml_text.parse(text, str(path))
+    values = yaml_text.read(path)
     with _naming(path):
         return translate_file(values, ConfigStore.model_fields) if isinstance(values, dict) else values or {}
 

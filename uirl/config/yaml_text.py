@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -71,6 +73,15 @@ def parse(text: str, source: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{source} is not YAML that can be read: {error}") from error
+
+
+def read(path: str | os.PathLike[str]) -> Any:
+    """The plain data in a file; None for an empty one. Raises `ConfigError` that names the file."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the config {path}: {error}; expected a YAML file in UTF-8") from error
+    return parse(text, str(path))
 
 
 def render(data: Any) -> str:

@@ -104,7 +104,7 @@ def test_a_screenshot_is_as_large_as_verl_and_our_workers_keep_it() -> None:
     pixels = one.expand(-1, -1, 2, -1).reshape(patches, -1)
     assert pixels.nbytes == memory.pixels(vision, patches)
     frames = type("Processor", (), {"temporal_patch_size": 2})()
-    packed = PackedInputs({PIXELS: pixels}, frames)._values[PIXELS]
+    packed = PackedInputs({PIXELS: pixels}, frames).data[PIXELS]
     assert packed.codes.nbytes == memory.packed_pixels(vision, patches)
 
 

@@ -76,6 +76,6 @@ def test_the_inputs_of_a_sequence_are_read_as_before_and_travel_small(processor:
     travelled = pickle.dumps(packed)
     assert len(travelled) < inputs[PIXELS].nbytes / 8 + 8000
     again = pickle.loads(travelled)
-    assert isinstance(again._values[PIXELS], PackedPixels), "still packed"
+    assert isinstance(again.data[PIXELS], PackedPixels), "still packed"
     assert torch.equal(again[PIXELS], inputs[PIXELS])
     assert packed != again, "compared by identity: tensors have no truth value"

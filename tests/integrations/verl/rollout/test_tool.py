@@ -285,7 +285,7 @@ def test_rows_carry_pictures_as_verls_dataset_reads_them() -> None:
 
 
 def test_a_configuration_that_does_not_fit_says_so() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'options'"):
+    with pytest.raises(ConfigError, match=r"did you mean 'EnvironmentTool\.options'"):
         EnvironmentTool({"environment": "guess_number", "option": {}})
     with pytest.raises(ConfigError, match="`function` is None"):
         EnvironmentTool({"environment": f"{HERE}:Drawing"})

@@ -89,10 +89,12 @@ def test_a_section_makes_a_curriculum() -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"initial_distribution": {"frontier": -1}}, "expected a number of at least 0"),
+        ({"initial_distribution": {"frontier": -1}}, r"curriculum\.initial_distribution.*got -1"),
+        ({"initial_distribution": {"frontiers": 1}}, "did you mean 'frontier'"),
         ({"initial_distribution": {"frontier": 0}}, "no task can be drawn"),
-        ({"window": 0}, "expected at least 1"),
-        ({"colour": "red"}, "colour"),
+        ({"window": 0}, r"curriculum\.window: got 0, expected whole number >= 1"),
+        ({"windows": 3}, "did you mean 'curriculum.window'"),
+        ({"class": f"{__name__}:Mine", "colour": "red"}, "colour"),
         ({"class": "nowhere:Mine"}, "expected 'package.module:Class'"),
     ],
 )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from uirl.config import ConfigStore
+from uirl.config import ConfigStore, yaml_text
 from uirl.errors import ConfigError
+from uirl.integrations.verl.config.keys import put
+from uirl.integrations.verl.config.mapping import verl_values
 
 
 class CustomGRPOTrainer:
@@ -40,39 +42,26 @@ class CustomGRPOTrainer:
 
         Raises ConfigError for anything else.
         """
+        settings = {
+            "training.adv_estimator": "grpo",
+            "training.clip_ratio_low": self.eps_low,
+            "training.clip_ratio_high": self.eps_high,
+            "algorithm.normalize_by_std": self.normalize_by_std,
+            "algorithm.kl_loss_coef": self.kl_coef,
+        }
+        ours = config if isinstance(config, ConfigStore) else ConfigStore()
+        ours = ours.override([f"{key}={yaml_text.render(value).strip()}" for key, value in settings.items()])
         if isinstance(config, ConfigStore):
-            return config.override(
-                [
-                    "training.adv_estimator=grpo",
-                    f"training.clip_ratio_low={self.eps_low}",
-                    f"training.clip_ratio_high={self.eps_high}",
-                    f"algorithm.normalize_by_std={str(self.normalize_by_std).lower()}",
-                    f"algorithm.kl_loss_coef={self.kl_coef}",
-                ]
-            )
+            return ours
         if not hasattr(config, "actor_rollout_ref"):
             raise ConfigError(f"expected a ConfigStore or verl's config, got {type(config).__name__}")
-        from uirl.integrations.verl.config.keys import put
-
-        made = copy.deepcopy(config)
+        changed = copy.deepcopy(config)
         try:
-            for key, value in self._keys().items():
-                put(made, key, value)
+            for key, value in verl_values(ours, settings).items():
+                put(changed, key, value)
         except ConfigError as error:
             raise ConfigError(
                 f"{error} Expected a whole config of verl's; a file in verl's terms becomes one with "
                 "uirl.integrations.verl.load_verl_config(path)[0]"
             ) from error
-        return made
-
-    def _keys(self) -> dict[str, Any]:
-        """verl's keys."""
-        actor = "actor_rollout_ref.actor"
-        return {
-            "algorithm.adv_estimator": "grpo",
-            "algorithm.norm_adv_by_std_in_grpo": self.normalize_by_std,
-            f"{actor}.clip_ratio_low": self.eps_low,
-            f"{actor}.clip_ratio_high": self.eps_high,
-            f"{actor}.use_kl_loss": self.kl_coef > 0,
-            f"{actor}.kl_loss_coef": self.kl_coef,
-        }
+        return changed

@@ -7,7 +7,8 @@ setting that does nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from uirl.config import ConfigStore
@@ -35,15 +36,24 @@ ESTIMATORS = {
     "rejection_sampling": "uirl_rejection_sampling",
 }
 """Our estimators -> verl's, or those of ours that `uirl.integrations.verl.trainer.estimators` registers with it."""
+OUR_ESTIMATORS = {theirs: ours for ours, theirs in ESTIMATORS.items()}
 
 _UNSET: Any = object()
 """verl's own value stays."""
 
 KL_TYPES = {"k1": "k1", "k2": "k2", "k3": "low_var_kl"}
 
+Convert = Callable[[Any, ConfigStore], Any]
+
 
 def same(value: Any, config: ConfigStore) -> Any:
+    """Return the value: it means the same under verl."""
     return value
+
+
+def unless_null(replacement: Any) -> Convert:
+    """Return a conversion that leaves values as they are, and puts `replacement` in place of null."""
+    return lambda value, config: replacement if value is None else value
 
 
 def _estimator(value: str, config: ConfigStore) -> str:
@@ -67,23 +77,38 @@ def _sequences(value: int, config: ConfigStore) -> int:
     return prompts // value
 
 
-Convert = Callable[[Any, ConfigStore], Any]
+def _loss(value: str, config: ConfigStore) -> str:
+    if config.training.adv_estimator == "rejection_sampling":
+        return "gpg"  # -log_prob x advantage, where the advantage is 1 for what is kept
+    return {"token": "vanilla", "sequence": "gspo"}[value]
+
+
+def _rollout_name(backend: str, config: ConfigStore) -> str:
+    if backend in ("vllm", "sglang"):
+        return backend
+    if backend == "transformers":
+        return "vllm"  # the embedded engine lives in one process; verl's default stands in
+    raise ConfigError(f"inference.backend={backend!r} cannot be updated by verl; use vllm or sglang")
+
+
+def _template(name: str | None, config: ConfigStore) -> Any:
+    from uirl.inference.models.templates import TEMPLATES
+
+    return None if name is None else TEMPLATES.get(name, name)
+
 
 MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
     "model.dtype": ([f"{ROLLOUT}.dtype"], same),
     "model.tensor_parallel_size": ([f"{ROLLOUT}.tensor_model_parallel_size"], same),
     "model.trust_remote_code": ([f"{HF}.trust_remote_code", "data.trust_remote_code"], same),
-    "model.chat_template": ([f"{HF}.custom_chat_template"], lambda value, config: _template(value)),
-    "model.attn_implementation": (
-        [f"{HF}.override_config.attn_implementation"],
-        lambda value, config: _UNSET if value is None else value,
-    ),
+    "model.chat_template": ([f"{HF}.custom_chat_template"], _template),
+    "model.attn_implementation": ([f"{HF}.override_config.attn_implementation"], unless_null(_UNSET)),
     "model.gradient_checkpointing": (
         [f"{HF}.enable_gradient_checkpointing", "critic.model.enable_gradient_checkpointing"],
-        lambda value, config: _UNSET if value is None else value,
+        unless_null(_UNSET),
     ),
     "model.lora.lora_alpha": ([f"{HF}.lora_alpha"], same),
-    "inference.backend": ([f"{ROLLOUT}.name"], lambda value, config: _rollout_name(value)),
+    "inference.backend": ([f"{ROLLOUT}.name"], _rollout_name),
     "inference.temperature": ([f"{ROLLOUT}.temperature"], same),
     "inference.top_p": ([f"{ROLLOUT}.top_p", f"{ROLLOUT}.val_kwargs.top_p"], same),
     "inference.top_k": ([f"{ROLLOUT}.top_k", f"{ROLLOUT}.val_kwargs.top_k"], lambda value, config: value or -1),
@@ -112,10 +137,7 @@ MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
         # ours counts steps of the optimiser, verl's schedule moves once per update
         lambda value, config: math.ceil(value / (config.training.minibatches * config.training.update_epochs)),
     ),
-    "training.max_grad_norm": (
-        [f"{ACTOR}.optim.clip_grad", "critic.optim.clip_grad"],
-        lambda value, config: 1e9 if value is None else value,
-    ),
+    "training.max_grad_norm": ([f"{ACTOR}.optim.clip_grad", "critic.optim.clip_grad"], unless_null(1e9)),
     "training.adv_estimator": (["algorithm.adv_estimator"], _estimator),
     "training.gamma": (["algorithm.gamma"], same),
     "training.lam": (["algorithm.lam"], same),
@@ -123,25 +145,22 @@ MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
     "training.clip_ratio_low": ([f"{ACTOR}.clip_ratio_low"], lambda value, config: config.training.clip_range[0]),
     "training.clip_ratio_high": ([f"{ACTOR}.clip_ratio_high"], lambda value, config: config.training.clip_range[1]),
     "training.entropy_coef": ([f"{ACTOR}.entropy_coeff"], same),
-    "training.value_clip": (["critic.cliprange_value"], lambda value, config: 1e9 if value is None else value),
+    "training.value_clip": (["critic.cliprange_value"], unless_null(1e9)),
     "training.value_learning_rate": (
         ["critic.optim.lr"],
         lambda value, config: config.training.learning_rate if value is None else value,
     ),
     "training.use_kl_in_reward": (["algorithm.use_kl_in_reward"], same),
     "training.kl_coef": (["algorithm.kl_ctrl.kl_coef"], same),
-    "training.eval_every": (["trainer.test_freq"], lambda value, config: -1 if value is None else value),
+    "training.eval_every": (["trainer.test_freq"], unless_null(-1)),
     "training.eval_temperature": (
         [f"{ROLLOUT}.val_kwargs.temperature"],
         lambda value, config: config.inference.temperature if value is None else value,
     ),
     "algorithm.loss_aggregation": ([f"{ACTOR}.loss_agg_mode", "critic.loss_agg_mode"], same),
     "algorithm.loss_length": ([f"{ACTOR}.loss_scale_factor"], same),
-    "algorithm.ratio": (
-        [f"{ACTOR}.policy_loss.loss_mode"],
-        lambda value, config: _loss(config),
-    ),
-    "algorithm.dual_clip": ([f"{ACTOR}.clip_ratio_c"], lambda value, config: 1e9 if value is None else value),
+    "algorithm.ratio": ([f"{ACTOR}.policy_loss.loss_mode"], _loss),
+    "algorithm.dual_clip": ([f"{ACTOR}.clip_ratio_c"], unless_null(1e9)),
     "algorithm.tis_cap": (
         ["algorithm.rollout_correction.rollout_is", "algorithm.rollout_correction.rollout_is_threshold"],
         lambda value, config: (None, 2.0) if value is None else ("token", value),
@@ -161,14 +180,14 @@ MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
         lambda value, config: ("fixed", 0.1) if value is None else ("adaptive", value),
     ),
     "algorithm.kl_horizon": (["algorithm.kl_ctrl.horizon"], same),
-    "checkpoint.output_dir": (["trainer.default_local_dir"], lambda value, config: _UNSET if value is None else value),
+    "checkpoint.output_dir": (["trainer.default_local_dir"], unless_null(_UNSET)),
     "checkpoint.save_interval": (
         ["trainer.save_freq"],
         lambda value, config: -1 if value is None else value * config.training.num_iters_per_epoch,
     ),
     "checkpoint.keep_last_n": (["trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep"], same),
     "checkpoint.resume": (["trainer.resume_mode"], lambda value, config: "auto" if value else "disable"),
-    "ray.address": (["ray_kwargs.ray_init.address"], lambda value, config: _UNSET if value is None else value),
+    "ray.address": (["ray_kwargs.ray_init.address"], unless_null(_UNSET)),
     "ray.nnodes": (["trainer.nnodes"], same),
     "ray.gpus_per_node": (["trainer.n_gpus_per_node"], same),
     "logging.wandb": (
@@ -283,15 +302,12 @@ def create_verl_config(
     `megatron`: verl's schema for it even if `overrides` name no strategy. Raises ConfigError for what verl cannot do,
     for keys verl does not have, and where verl is not installed.
     """
-    given = as_mapping(overrides)
-    schema = "ppo_megatron_trainer" if megatron else schema_of(given)
+    verl_keys = as_mapping(overrides)
+    schema = "ppo_megatron_trainer" if megatron else schema_of(verl_keys)
     composed = compose(schema)
     strategy = "megatron" if schema == "ppo_megatron_trainer" else "fsdp2"
     values = FIXED | adapter_keys(config, strategy) | recompute_keys(config, strategy)
-    for key, (targets, convert) in MAPPED.items():
-        value = convert(_at(config, key), config)
-        spread = value if isinstance(value, tuple) else (value,) * len(targets)
-        values |= {target: v for target, v in zip(targets, spread, strict=True) if v is not _UNSET}
+    values |= verl_values(config, MAPPED)
     path = model_path or config.model.local_path or config.model.model_name
     values |= {f"{HF}.path": path, "critic.model.path": path, "critic.model.tokenizer_path": path}
     values["data.max_prompt_length"] = prompt_length
@@ -300,12 +316,23 @@ def create_verl_config(
     options = dict(config.inference.engine_options)
     if options:
         values[f"{ROLLOUT}.engine_kwargs.{values[f'{ROLLOUT}.name']}"] = options
-    values |= given
+    values |= verl_keys
     for key, value in values.items():
         put(composed, key, value)
     tell_critic(composed)
-    Settings(config.to_dict()).write(composed)
+    Settings(config=config.to_dict()).write(composed)
     return composed
+
+
+def verl_values(config: ConfigStore, keys: Iterable[str]) -> dict[str, Any]:
+    """Return verl's key -> value for those of our `keys` (of `MAPPED`) that say something there."""
+    values: dict[str, Any] = {}
+    for key in keys:
+        targets, convert = MAPPED[key]
+        value = convert(attrgetter(key)(config), config)
+        spread = value if isinstance(value, tuple) else (value,) * len(targets)
+        values |= {target: v for target, v in zip(targets, spread, strict=True) if v is not _UNSET}
+    return values
 
 
 def tell_critic(config: Any) -> None:
@@ -319,37 +346,12 @@ def tell_critic(config: Any) -> None:
 def ignored(config: ConfigStore) -> list[str]:
     """The settings of `config` that differ from their defaults and have no effect under verl, each with the reason."""
     default = ConfigStore()
-    return [f"{key}: {why}" for key, why in WITHOUT_EFFECT.items() if _at(config, key) != _at(default, key)]
-
-
-def _at(config: ConfigStore, key: str) -> Any:
-    value: Any = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
+    return [
+        f"{key}: {why}" for key, why in WITHOUT_EFFECT.items() if attrgetter(key)(config) != attrgetter(key)(default)
+    ]
 
 
 def _response_length(config: ConfigStore) -> int:
     if config.rollout.max_tokens is not None:
         return config.rollout.max_tokens
     return 4 * config.inference.max_tokens * config.turn_limit
-
-
-def _loss(config: ConfigStore) -> str:
-    if config.training.adv_estimator == "rejection_sampling":
-        return "gpg"  # -log_prob x advantage, where the advantage is 1 for what is kept
-    return {"token": "vanilla", "sequence": "gspo"}[config.algorithm.ratio]
-
-
-def _rollout_name(backend: str) -> str:
-    if backend in ("vllm", "sglang"):
-        return backend
-    if backend == "transformers":
-        return "vllm"  # the embedded engine lives in one process; verl's default stands in
-    raise ConfigError(f"inference.backend={backend!r} cannot be updated by verl; use vllm or sglang")
-
-
-def _template(name: str | None) -> Any:
-    from uirl.inference.models.templates import TEMPLATES
-
-    return None if name is None else TEMPLATES.get(name, name)

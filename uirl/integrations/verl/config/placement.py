@@ -6,7 +6,7 @@ from typing import Any
 
 from uirl.errors import ConfigError, did_you_mean
 from uirl.integrations.verl.config.keys import ACTOR, CRITIC_TOKENS, ROLLOUT
-from uirl.integrations.verl.config.roles import Part, needs_reference, pool_of, trained_parts
+from uirl.integrations.verl.config.roles import Part, adapter_ranks, needs_reference, pool_of, trained_parts
 from uirl.integrations.verl.config.strategies import STRATEGIES
 
 
@@ -17,8 +17,7 @@ def check_placement(config: Any) -> None:
     sequence that no micro-batch can hold, adapters in the key of the other engine, a schema of another strategy.
     """
     gpus = sum(pool_of(config.trainer, "trainer"))
-    _check_schema(config)
-    _check_order(config)
+    _check_sections(config)
     for part in trained_parts(config):
         _check_split(part, gpus)
         _check_mini_batch(part, gpus, config.actor_rollout_ref.rollout.n)
@@ -56,9 +55,8 @@ def longest_sequence(config: Any) -> int:
     return int(rollout.prompt_length + rollout.response_length)
 
 
-def _check_schema(config: Any) -> None:
-    strategies = {"actor_rollout_ref.actor": config.actor_rollout_ref.actor, "critic": config.critic}
-    for name, section in strategies.items():
+def _check_sections(config: Any) -> None:
+    for name, section in {ACTOR: config.actor_rollout_ref.actor, "critic": config.critic}.items():
         if section.strategy not in STRATEGIES:
             raise ConfigError(
                 f"{name}.strategy={section.strategy!r} has no place here; {did_you_mean(section.strategy, STRATEGIES)}"
@@ -69,6 +67,11 @@ def _check_schema(config: Any) -> None:
                 f"{'megatron' if 'megatron' in section else 'fsdp'}; set actor_rollout_ref.actor.strategy and "
                 "critic.strategy to the same, in the file or the overrides from which the config is made"
             )
+        if section.shuffle:
+            raise ConfigError(
+                f"{name}.shuffle=true would tear the sequences of an episode into several mini-batches, some of them "
+                "without any; leave it false, verl's own value"
+            )
 
 
 def _check_split(part: Part, gpus: int) -> None:
@@ -78,15 +81,6 @@ def _check_split(part: Part, gpus: int) -> None:
             f"{part.name} is split over {part.model} x {part.context} GPUs (tensor x pipeline, context), which does "
             f"not divide the {gpus} GPUs of trainer.nnodes x trainer.n_gpus_per_node; change the one or the other"
         )
-
-
-def _check_order(config: Any) -> None:
-    for name in ("actor_rollout_ref.actor", "critic"):
-        if (config.actor_rollout_ref.actor if name != "critic" else config.critic).shuffle:
-            raise ConfigError(
-                f"{name}.shuffle=true would tear the sequences of an episode into several mini-batches, some of them "
-                "without any; leave it false, verl's own value"
-            )
 
 
 def _check_tokens(config: Any) -> None:
@@ -102,7 +96,9 @@ def _check_tokens(config: Any) -> None:
 
 
 def _micro_batches(config: Any) -> list[tuple[str, int, int]]:
-    """(key, tokens, GPUs that share them) of every pass whose micro-batches are filled up with tokens."""
+    """Return (key, tokens, GPUs that share them) of every pass whose micro-batches are filled up with tokens."""
+    from omegaconf import OmegaConf
+
     parts = {part.name: part for part in trained_parts(config)}
     actor = parts["actor_rollout_ref.actor"]
     passes = [(actor.section.use_dynamic_bsz, f"{ACTOR}.ppo_max_token_len_per_gpu", actor.context)]
@@ -114,14 +110,7 @@ def _micro_batches(config: Any) -> list[tuple[str, int, int]]:
         passes.append((section.log_prob_use_dynamic_bsz, f"actor_rollout_ref.{name}.{forward}", actor.context))
     if "critic" in parts:  # verl's critic fills up its micro-batches whatever its `use_dynamic_bsz` says
         passes.append((True, CRITIC_TOKENS, parts["critic"].context))
-    out = []
-    for filled, key, gpus in passes:
-        section = config
-        for name in key.split(".")[:-1]:
-            section = section[name]
-        if filled:
-            out.append((key, int(section[key.split(".")[-1]]), gpus))
-    return out
+    return [(key, int(OmegaConf.select(config, key)), gpus) for filled, key, gpus in passes if filled]
 
 
 def _check_mini_batch(part: Part, gpus: int, members: int) -> None:
@@ -139,11 +128,9 @@ def _check_rollout(config: Any, gpus: int) -> None:
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     rollout, per_node = config.actor_rollout_ref.rollout, config.trainer.n_gpus_per_node
-    known = list(RolloutReplicaRegistry._registry)
-    if rollout.name not in known:
-        raise ConfigError(
-            f"actor_rollout_ref.rollout.name={rollout.name!r} is unknown; {did_you_mean(rollout.name, known)}"
-        )
+    backends = list(RolloutReplicaRegistry._registry)
+    if rollout.name not in backends:
+        raise ConfigError(f"{ROLLOUT}.name={rollout.name!r} is unknown; {did_you_mean(rollout.name, backends)}")
     size = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
     within, across = per_node % size == 0, size % per_node == 0 and gpus % size == 0
     if not (within or across):
@@ -160,11 +147,11 @@ def _check_rollout(config: Any, gpus: int) -> None:
 
 
 def _check_adapters(config: Any) -> None:
-    model, strategy = config.actor_rollout_ref.model, config.actor_rollout_ref.actor.strategy
-    flat, section = int(model.get("lora_rank") or 0), int(model.get("lora", {}).get("rank") or 0)
-    wrong, right = (flat, "lora.rank") if strategy == "megatron" else (section, "lora_rank")
-    if wrong:
+    strategy = config.actor_rollout_ref.actor.strategy
+    wrong, right = ("lora_rank", "lora.rank") if strategy == "megatron" else ("lora.rank", "lora_rank")
+    rank = adapter_ranks(config)[wrong]
+    if rank:
         raise ConfigError(
-            f"adapters of rank {wrong} stand in the key that {strategy} does not read, and all weights would be "
+            f"adapters of rank {rank} stand in the key that {strategy} does not read, and all weights would be "
             f"trained; set actor_rollout_ref.model.{right} and leave the other 0"
         )

@@ -10,9 +10,9 @@ from uirl.config import ConfigStore, yaml_text
 from uirl.errors import ConfigError
 from uirl.integrations.verl.config.keys import HF, OTHER_NAMES, ROLLOUT, as_mapping, compose
 from uirl.integrations.verl.config.mapping import (
-    ESTIMATORS,
     FOR_SMALL_MODELS,
     MAPPED,
+    OUR_ESTIMATORS,
     create_verl_config,
     same,
 )
@@ -54,10 +54,7 @@ def _read(
     path: str | Path, overrides: Mapping[str, Any] | Sequence[str]
 ) -> tuple[dict[str, Any], ConfigStore, dict[str, Any], set[str]]:
     """The same, and those keys of ours that the file or `overrides` write."""
-    try:
-        values = yaml_text.parse(Path(path).read_text(encoding="utf-8"), str(path)) or {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the config {path}: {error}; expected a YAML file in UTF-8") from error
+    values = yaml_text.read(path) or {}
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds {type(values).__name__}; expected sections such as trainer: and algorithm:")
     sections = {name: values.pop(name, None) or {} for name in OURS}
@@ -131,7 +128,7 @@ def _minibatches(value: Any, config: ConfigStore, flat: Mapping[str, Any]) -> An
 
 
 def _estimator(value: Any, config: ConfigStore, flat: Mapping[str, Any]) -> Any:
-    return {theirs: ours for ours, theirs in ESTIMATORS.items()}.get(value, _NOTHING)
+    return OUR_ESTIMATORS.get(value, _NOTHING)
 
 
 def _updates_per_epoch(value: Any, config: ConfigStore, flat: Mapping[str, Any]) -> Any:

@@ -70,11 +70,16 @@ def pool_of(section: Any, name: str) -> list[int]:
     return [section.n_gpus_per_node] * section.nnodes
 
 
-def has_adapters(config: Any) -> bool:
-    """Whether verl trains adapters: by rank, in the key of either engine, or from a folder."""
+def adapter_ranks(config: Any) -> dict[str, int]:
+    """Return key of the model -> rank of its adapters: FSDP reads `lora_rank`, Megatron `lora.rank`; 0: no adapters."""
     model = config.actor_rollout_ref.model
-    ranks = (int(model.get("lora", {}).get("rank") or 0), int(model.get("lora_rank") or 0))
-    return max(ranks) > 0 or model.get("lora_adapter_path") is not None
+    return {"lora_rank": int(model.get("lora_rank") or 0), "lora.rank": int(model.get("lora", {}).get("rank") or 0)}
+
+
+def has_adapters(config: Any) -> bool:
+    """Return whether verl trains adapters: by rank, in the key of either engine, or from a folder."""
+    from_folder = config.actor_rollout_ref.model.get("lora_adapter_path") is not None
+    return from_folder or max(adapter_ranks(config).values()) > 0
 
 
 def needs_reference(config: Any) -> bool:

@@ -11,7 +11,7 @@ from uirl.config import ConfigStore
 from uirl.integrations.verl.config import memory
 from uirl.integrations.verl.config.memory import GIB
 from uirl.integrations.verl.config.placement import longest_sequence
-from uirl.integrations.verl.config.roles import Part, has_adapters, needs_reference, trained_parts
+from uirl.integrations.verl.config.roles import Part, adapter_ranks, has_adapters, needs_reference, trained_parts
 from uirl.integrations.verl.config.settings import Settings
 from uirl.integrations.verl.config.shape import Shape, Vision
 
@@ -273,8 +273,7 @@ def _engine(part: Part) -> Any:
 
 def _adapter_parameters(config: Any, shape: Shape) -> float:
     """Of adapters on every linear layer of the text part: rank x (inputs + outputs) each."""
-    model = config.actor_rollout_ref.model
-    rank = max(int(model.get("lora_rank") or 0), int(model.get("lora", {}).get("rank") or 0))
+    rank = max(adapter_ranks(config).values())
     wide, narrow = shape.width, shape.intermediate
     sums = 2 * (wide + shape.queries) + 2 * (wide + shape.keys) + 3 * (wide + narrow)
     return float(rank * sums * shape.layers)

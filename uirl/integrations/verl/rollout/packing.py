@@ -7,7 +7,8 @@ once per frame. Both are found out and undone here, and nothing is packed that w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections import UserDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,44 +65,30 @@ def pack_pixels(pixels: Tensor, processor: Any = None) -> PackedPixels | None:
 
 
 def _per_colour(values: Any, default: float, dtype: torch.dtype) -> Tensor:
-    given = [default] * _COLOURS if values is None else list(values)
-    return torch.tensor(given, dtype=dtype).reshape(1, -1, 1)
+    per_colour = [default] * _COLOURS if values is None else list(values)
+    return torch.tensor(per_colour, dtype=dtype).reshape(1, -1, 1)
 
 
 def _offsets() -> Tensor:
     return torch.arange(_COLOURS).reshape(1, _COLOURS, 1) * _LEVELS
 
 
-class PackedInputs(MutableMapping[str, Any]):
+class PackedInputs(UserDict[str, Any]):
     """What a processor made for one sequence, with its pixels packed: every look at them makes them anew.
 
     No dict, so that verl's queue keeps it as it is and unpacks nothing on the way.
     """
 
-    def __init__(self, inputs: MutableMapping[str, Any], processor: Any = None) -> None:
-        self._values = dict(inputs)
-        packed = pack_pixels(self._values[PIXELS], processor) if isinstance(self._values.get(PIXELS), Tensor) else None
+    def __init__(self, inputs: Mapping[str, Any], processor: Any = None) -> None:
+        super().__init__(inputs)
+        pixels = self.data.get(PIXELS)
+        packed = pack_pixels(pixels, processor) if isinstance(pixels, Tensor) else None
         if packed is not None:
-            self._values[PIXELS] = packed
+            self.data[PIXELS] = packed
 
     def __getitem__(self, key: str) -> Any:
-        value = self._values[key]
+        value = self.data[key]
         return value.unpack() if isinstance(value, PackedPixels) else value
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self._values[key] = value
-
-    def __delitem__(self, key: str) -> None:
-        del self._values[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._values
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__

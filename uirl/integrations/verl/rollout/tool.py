@@ -17,6 +17,8 @@ from uuid import uuid4
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
+from uirl.config import Section
+from uirl.config.section import Positive
 from uirl.environments.adapters.calls import CalledEpisode, environment_of, functions_of, words_of
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.session import EnvironmentSession
@@ -27,10 +29,30 @@ from uirl.runtime.files import write_atomically
 from uirl.tools.definition import ToolDefinition
 from uirl.types import Observation, Task
 
-_KEYS = ("type", "environment", "options", "function", "schemas", "step_timeout", "reset_timeout")
 _EPISODES = "uirl_episodes"
 """Attribute of verl's record of a trajectory in progress that holds its episodes, by environment: all functions of one
 environment share it."""
+
+
+class ToolConfig(Section):
+    """The keys of one tool in verl's `tool_config_path`."""
+
+    key = "EnvironmentTool"
+
+    type: str = "native"
+    """verl's own key."""
+    environment: str
+    """A name of the table, or 'package.module:Class'."""
+    options: dict[str, Any] | None = None
+    """Options of the environment."""
+    function: str | None = None
+    """Which of its functions the tool is; None: the only one."""
+    schemas: list[dict[str, Any]] | None = None
+    """JSON schemas of the functions, where the environment does not say itself what can be done."""
+    step_timeout: Positive | None = None
+    """Seconds; None: that of `CalledEpisode`."""
+    reset_timeout: Positive | None = None
+    """Seconds; None: that of `CalledEpisode`."""
 
 
 @dataclass
@@ -48,8 +70,7 @@ class _Instance:
 class EnvironmentTool(BaseTool):
     """One function of an environment as a tool of verl; several share the episode of their trajectory.
 
-    `config`: `environment` (a name, or 'package.module:Class') and its `options`; `function`, where it has several;
-    `schemas`, where it does not say itself what can be done; `step_timeout` and `reset_timeout` in seconds.
+    `config`: the fields of `ToolConfig`.
 
     verl's loop makes and releases an instance around every call. The episode therefore belongs to the trajectory: it
     begins at its first call with the `seed` and `task` of the row (`create_kwargs`), and is closed when it is over,
@@ -60,18 +81,11 @@ class EnvironmentTool(BaseTool):
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
         """Raises ConfigError for a key, an environment or a function that does not exist."""
-        for key in config:
-            if key not in _KEYS:
-                raise ConfigError(f"EnvironmentTool has no key {key!r}; {did_you_mean(str(key), _KEYS)}")
-        if "environment" not in config:
-            raise ConfigError("EnvironmentTool needs `environment`, the name of one")
-        self._env = environment_of(config["environment"], config.get("options"))
-        self._schemas: Sequence[Mapping[str, Any]] | None = config.get("schemas")
-        self._definition = _function(self._env, self._schemas, config.get("function"))
-        limits = ("step_timeout", "reset_timeout")
-        self._limits: dict[str, Any] = {name: float(config[name]) for name in limits if name in config}
-        shared = {key: config.get(key) for key in ("environment", "options", "schemas", *limits)}
-        self._key = json.dumps(shared, sort_keys=True)
+        keys = ToolConfig.build(config)
+        self._env = environment_of(keys.environment, keys.options)
+        self._definition = _function(self._env, keys.schemas, keys.function)
+        self._arguments = keys.model_dump(include={"schemas", "step_timeout", "reset_timeout"}, exclude_none=True)
+        self._key = keys.model_dump_json(exclude={"type", "function"})
         self._instances: dict[str, _Instance] = {}
         self._closing: set[asyncio.Task[None]] = set()
         super().__init__(config, tool_schema or schema_of(self._definition))
@@ -137,7 +151,7 @@ class EnvironmentTool(BaseTool):
         return self._instances[instance_id]
 
     def _new_episode(self) -> CalledEpisode:
-        return CalledEpisode(self._env, self._schemas, **self._limits)
+        return CalledEpisode(self._env, **self._arguments)
 
     async def _begin(self, episode: CalledEpisode, made: _Instance) -> Observation:
         try:

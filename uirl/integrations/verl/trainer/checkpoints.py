@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -152,20 +151,16 @@ def _lora_scale(actor: Path) -> float:
 
 
 def _refuse_foreign(state: dict[str, Tensor], loaded: LoadedModel, actor: Path) -> None:
-    own = dict(_named_tensors(loaded))
-    odd = sorted(name for name in state.keys() | own.keys() if name not in state or name not in own)
+    expected = loaded.model.state_dict()
+    odd = sorted(state.keys() ^ expected.keys())
     if odd:
         raise CheckpointError(
             f"{actor} does not fit its own huggingface/config.json: {odd[0]} is "
-            f"{'only in the model' if odd[0] in own else 'only in the shards'} (and {len(odd) - 1} more)"
+            f"{'only in the model' if odd[0] in expected else 'only in the shards'} (and {len(odd) - 1} more)"
         )
     for name, tensor in state.items():
-        if tensor.shape != own[name].shape:
+        if tensor.shape != expected[name].shape:
             raise CheckpointError(
-                f"{actor}: {name} has shape {tuple(tensor.shape)}, expected {tuple(own[name].shape)}; shards of "
+                f"{actor}: {name} has shape {tuple(tensor.shape)}, expected {tuple(expected[name].shape)}; shards of "
                 "another run lie in the same folder"
             )
-
-
-def _named_tensors(loaded: LoadedModel) -> Iterator[tuple[str, Tensor]]:
-    yield from loaded.model.state_dict().items()

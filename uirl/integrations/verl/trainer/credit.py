@@ -15,13 +15,11 @@ from torch import Tensor
 
 from uirl.algorithms import AdvantageOptions, get_algorithm
 from uirl.errors import AlignmentError
-from uirl.integrations.verl.config.mapping import ESTIMATORS
+from uirl.integrations.verl.config.mapping import OUR_ESTIMATORS
 from uirl.integrations.verl.trainer.estimators import THRESHOLD, turns_of
 from uirl.learner.credit import assign_credit
 from uirl.learner.view import response_view
 from uirl.types import Sample
-
-_OURS = {theirs: ours for ours, theirs in ESTIMATORS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +55,12 @@ def credit_episodes(rows: Sequence[Row], algorithm: Mapping[str, Any]) -> tuple[
     `algorithm`: verl's section of that name. Raises AlignmentError where a sequence is missing, or turns and rewards
     do not meet.
     """
-    own = [row.mask > 0 for row in rows]
-    at = [i for i, mask in enumerate(own) if mask.any()]
-    view = response_view(_samples([rows[i] for i in at], [own[i] for i in at]))
+    sampled = [row.mask > 0 for row in rows]
+    at = [i for i, mask in enumerate(sampled) if mask.any()]
+    view = response_view(_samples([rows[i] for i in at], [sampled[i] for i in at]))
 
     def spread(parts: Sequence[Tensor | None]) -> Tensor | None:
-        kept = [part[own[i]].float() for i, part in enumerate(parts) if part is not None and own[i].any()]
+        kept = [part[sampled[i]].float() for i, part in enumerate(parts) if part is not None and sampled[i].any()]
         return view.spread(torch.cat(kept)) if kept else None
 
     penalty, values = spread([row.penalty for row in rows]), spread([row.values for row in rows])
@@ -72,20 +70,20 @@ def credit_episodes(rows: Sequence[Row], algorithm: Mapping[str, Any]) -> tuple[
         "normalize_by_std": bool(algorithm["norm_adv_by_std_in_grpo"]),
         "reward_threshold": float(algorithm.get(THRESHOLD, 0.0)),
     }
-    spec = get_algorithm(_OURS[str(algorithm["adv_estimator"])])
+    spec = get_algorithm(OUR_ESTIMATORS[str(algorithm["adv_estimator"])])
     rewards = view.rewards if penalty is None else view.rewards + penalty
     credit = assign_credit(spec, options, view, rewards, values, None)
 
     def by_row(compact: Tensor) -> list[Tensor]:
-        out = [torch.zeros(mask.shape) for mask in own]
+        out = [torch.zeros(mask.shape) for mask in sampled]
         for i, part in zip(at, view.split(view.flatten(compact)), strict=True):
-            out[i][own[i]] = part.float()
+            out[i][sampled[i]] = part.float()
         return out
 
     return by_row(credit.advantages), by_row(credit.returns)
 
 
-def _samples(rows: Sequence[Row], own: Sequence[Tensor]) -> list[Sample]:
+def _samples(rows: Sequence[Row], sampled: Sequence[Tensor]) -> list[Sample]:
     """The sampled tokens of each row as the learner knows them, turns numbered through the episode."""
     episodes: dict[tuple[str, str], list[int]] = {}
     for i in sorted(range(len(rows)), key=lambda i: _sequence(rows[i].key)):
@@ -94,7 +92,7 @@ def _samples(rows: Sequence[Row], own: Sequence[Tensor]) -> list[Sample]:
     for (group, member), parts in episodes.items():
         turns, rewards, first = [], rows[parts[0]].turn_rewards, 0
         for i in parts:
-            turns.append(turns_of(own[i][None])[0][own[i]] + first)
+            turns.append(turns_of(sampled[i][None])[0][sampled[i]] + first)
             first = int(turns[-1][-1]) + 1
         if first != len(rewards):
             raise AlignmentError(

@@ -21,7 +21,7 @@ from uirl.integrations.verl.rollout.context import close_environments
 from uirl.integrations.verl.rollout.coordinator import find_coordinator
 from uirl.integrations.verl.trainer.estimators import TURN_LEVEL, tell_threshold
 from uirl.integrations.verl.trainer.record import StepRecord
-from uirl.integrations.verl.trainer.run_state import checkpoint_folder, read_state, write_state
+from uirl.integrations.verl.trainer.run_state import continue_record, write_state
 from uirl.integrations.verl.trainer.v1 import all_failed, report
 
 
@@ -42,10 +42,18 @@ class LegacyTrainer(RayPPOTrainer):
 
     def init_workers(self) -> None:
         super().init_workers()
-        self.async_rollout_manager = _Listening(self.async_rollout_manager, self)
+        generate = self.async_rollout_manager.generate_sequences
 
-    def heard(self, batch: Any) -> None:
-        """The episodes of a step have been played; `batch` is what verl made of them."""
+        def generate_and_record(prompts: Any) -> Any:
+            batch = generate(prompts)
+            if not prompts.meta_info.get("validate", False):
+                self._record_step(batch)
+            return batch
+
+        self.async_rollout_manager.generate_sequences = generate_and_record
+
+    def _record_step(self, batch: Any) -> None:
+        """Record the episodes of a step, of which verl made `batch`."""
         played = ray.get(self._coordinator.take.remote())
         failures = [t.failure for t in played.episodes if t.failure is not None]
         if failures and len(failures) == len(played.episodes):
@@ -53,7 +61,7 @@ class LegacyTrainer(RayPPOTrainer):
         level_failed_scores(batch)
         report(self.train_dataset, played.episodes, self.global_steps)
         if self.record is not None:
-            self.record.hear(played)
+            self.record.count(played)
             epoch = (self.global_steps - 1) // max(1, len(self.train_dataloader))
             self.record.add(self.global_steps, epoch, played, {})
             ray.get(self._coordinator.take_held_out.remote())  # verl's own trackers have their numbers
@@ -64,34 +72,13 @@ class LegacyTrainer(RayPPOTrainer):
         write_state(folder, self.train_dataset, self.record)
 
     def _load_checkpoint(self) -> Any:
-        made = super()._load_checkpoint()
-        after, state = self.global_steps or None, {}
-        if after is not None:
-            state = read_state(checkpoint_folder(self.config, after))
-            self.train_dataset.load_state_dict(state["dataset"])
-        ray.get(self._coordinator.begin.remote(after))
-        self.record = StepRecord(self._settings, after, state.get("tally"))
-        return made
-
-
-class _Listening:
-    """An agent-loop manager whose training batches somebody hears of."""
-
-    def __init__(self, manager: Any, trainer: LegacyTrainer) -> None:
-        self._manager, self._trainer = manager, trainer
-
-    def generate_sequences(self, prompts: Any) -> Any:
-        made = self._manager.generate_sequences(prompts)
-        if not prompts.meta_info.get("validate", False):
-            self._trainer.heard(made)
-        return made
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._manager, name)
+        loaded = super()._load_checkpoint()
+        self.record = continue_record(self, self._settings, self._coordinator)
+        return loaded
 
 
 def level_failed_scores(batch: Any) -> None:
-    """Nothing; gives rows of failed episodes the mean score of the rest of their group, 0 where all failed."""
+    """Give rows of failed episodes the mean score of the rest of their group, 0 where all failed."""
     outcomes = batch.non_tensor_batch["uirl"]
     groups = np.array([outcome["group"] for outcome in outcomes], dtype=object)
     failed = np.array([outcome["failure"] is not None for outcome in outcomes])
@@ -105,12 +92,12 @@ def level_failed_scores(batch: Any) -> None:
 
 
 def run_legacy(config: Any) -> None:
-    """Nothing, once verl's legacy trainer has come to its end."""
+    """Train with verl's legacy trainer until it has come to its end."""
     model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
     data = config.data
     train, val = (
-        create_rl_dataset(files, data, model.tokenizer, model.processor, is_train=is_train, max_samples=most)
-        for files, is_train, most in (
+        create_rl_dataset(files, data, model.tokenizer, model.processor, is_train=is_train, max_samples=limit)
+        for files, is_train, limit in (
             (data.train_files, True, data.get("train_max_samples", -1)),
             (data.val_files, False, data.get("val_max_samples", -1)),
         )

@@ -55,12 +55,12 @@ class StepRecord:
             self._episodes = int(rows[-1]["episodes_total"]) if rows else 0
             self._steps = int(rows[-1]["step"]) if rows else 0
 
-    def hear(self, played: Played) -> None:
-        """Nothing; counts the training episodes of a step, before its checkpoint is written."""
+    def count(self, played: Played) -> None:
+        """Count the training episodes of a step, before its checkpoint is written."""
         self.tally.add(played.episodes, played.attempts)
 
-    def hear_held_out(self, played: Played) -> None:
-        """Nothing; keeps the numbers of an evaluation for the next row, named as the local trainer names them."""
+    def count_held_out(self, played: Played) -> None:
+        """Keep the numbers of an evaluation for the next row, named as the local trainer names them."""
         if not played.episodes:
             return
         report = report_on(played.episodes, played.attempts)
@@ -68,7 +68,7 @@ class StepRecord:
         self._held_out = {"eval/success": report.success, "eval/reward": report.reward, "eval/turns": report.turns}
 
     def forget_held_out(self) -> None:
-        """Nothing; the newest evaluation is in no row to come."""
+        """Leave the newest evaluation out of the rows to come."""
         self._held_out = {}
 
     def add(self, step: int, epoch: int, played: Played, metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -76,13 +76,13 @@ class StepRecord:
         held_out, self._held_out = self._held_out, {}
         if not played.episodes:
             return {}
-        own = row_of(played.episodes, {}, {}, played.attempts) | held_out
+        row = row_of(played.episodes, {}, {}, played.attempts) | held_out
         self._episodes += len(played.episodes)
         self._steps = step
         if self._logger is not None:
             update = {ours: float(metrics[theirs]) for theirs, ours in _UPDATE.items() if theirs in metrics}
-            self._logger.log(step, {**own, **update, "epoch": epoch, "episodes_total": self._episodes})
-        return {f"uirl/{name}": float(value) for name, value in own.items() if value is not None}
+            self._logger.log(step, {**row, **update, "epoch": epoch, "episodes_total": self._episodes})
+        return {f"uirl/{name}": float(value) for name, value in row.items() if value is not None}
 
     def add_start(self) -> None:
         """Writes down what an evaluation before the first step found."""

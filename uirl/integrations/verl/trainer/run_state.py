@@ -9,9 +9,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import ray
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 
 from uirl.errors import CheckpointError
+from uirl.integrations.verl.config.settings import Settings
 from uirl.integrations.verl.trainer.record import StepRecord
 from uirl.runtime.files import write_atomically
 
@@ -49,11 +51,17 @@ def read_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def checkpoint_folder(config: Any, step: int) -> Path:
-    """The folder of verl's checkpoint that the run resumed from."""
-    if config.trainer.resume_mode == "resume_path":
-        return Path(config.trainer.resume_from_path)
-    return Path(config.trainer.default_local_dir) / f"global_step_{step}"
+def continue_record(trainer: Any, settings: Settings, coordinator: Any) -> StepRecord:
+    """Restore what is ours from the checkpoint that a trainer of verl's has loaded, and open the record after it."""
+    step, state = trainer.global_steps or None, {}
+    if step is not None:
+        folder = Path(trainer.config.trainer.default_local_dir) / f"global_step_{step}"
+        if trainer.config.trainer.resume_mode == "resume_path":
+            folder = Path(trainer.config.trainer.resume_from_path)
+        state = read_state(folder)
+        trainer.train_dataset.load_state_dict(state["dataset"])
+    ray.get(coordinator.begin.remote(step))
+    return StepRecord(settings, step, state.get("tally"))
 
 
 def check_world_size(config: Any, gpus: int) -> None:

@@ -93,7 +93,8 @@ class Runner:
         OmegaConf.resolve(config)
         settings = Settings.read(config.data)
         name, coordinator = start_coordinator(settings.config, settings.directory, *self._packed)
-        Settings(settings.config, name, settings.directory, settings.poll_seconds).write(config)
+        settings.coordinator = name
+        settings.write(config)
         try:
             if config.trainer.use_v1:
                 self._run_v1(config, coordinator)

@@ -235,8 +235,8 @@ def _verl_config(config: Any, store: ConfigStore, directory: Path, overrides: Ma
     for key, value in hooks.items():
         if key not in overrides:
             put(made, key, value)
-    known = Settings.read(made.data)
-    Settings(store.to_dict(), None, str(directory), known.poll_seconds).write(made)
+    poll_seconds = Settings.read(made.data).poll_seconds
+    Settings(config=store.to_dict(), directory=str(directory), poll_seconds=poll_seconds).write(made)
     tell_critic(made)
     for model in ("actor_rollout_ref.model", "critic.model"):
         _load_with(made, f"{model}.external_lib", VISION_OUTPUTS)

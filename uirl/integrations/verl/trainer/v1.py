@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -26,7 +25,7 @@ from uirl.integrations.verl.trainer.credit import Row, any_rewritten, credit_epi
 from uirl.integrations.verl.trainer.liveness import Watch, lost
 from uirl.integrations.verl.trainer.minibatches import Division, Sized, counts, divide, rows_at_once, wanted_minibatches
 from uirl.integrations.verl.trainer.record import StepRecord
-from uirl.integrations.verl.trainer.run_state import check_world_size, checkpoint_folder, read_state
+from uirl.integrations.verl.trainer.run_state import check_world_size, continue_record
 from uirl.types import Trajectory
 
 WITHIN_GROUP = (
@@ -63,14 +62,14 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         settings = Settings.read(config.data)
         if settings.coordinator is None:
             name, _ = start_coordinator(settings.config, settings.directory)
-            settings = replace(settings, coordinator=name)
-        settings = replace(settings, credits_episodes=True)
+            settings.coordinator = name
+        settings.credits_episodes = True
         settings.write(config)
         with open_dict(config):
             config.trainer.v1.trainer_mode = "sync"  # the base classes compare this name
         estimators.tell_threshold(config, settings.store().algorithm.reward_threshold)
         self._settings = settings
-        self._coordinator = find_coordinator(settings.coordinator)  # type: ignore[arg-type]
+        self._coordinator = find_coordinator(settings.coordinator)
         self.record: StepRecord | None = None
         self._played = Played()
         self._metrics: dict[str, Any] = {}
@@ -94,17 +93,12 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         trainer = self.config.trainer
         check_world_size(self.config, trainer.nnodes * trainer.n_gpus_per_node)
         super()._load_checkpoint()
-        after, state = self.global_steps or None, {}
-        if after is not None:
-            state = read_state(checkpoint_folder(self.config, after))
-            self.train_dataset.load_state_dict(state["dataset"])
-        ray.get(self._coordinator.begin.remote(after))
-        self.record = StepRecord(self._settings, after, state.get("tally"))
+        self.record = continue_record(self, self._settings, self._coordinator)
 
     def on_validate_end(self) -> None:
         super().on_validate_end()
         assert self.record is not None
-        self.record.hear_held_out(ray.get(self._coordinator.take_held_out.remote()))
+        self.record.count_held_out(ray.get(self._coordinator.take_held_out.remote()))
         if self.global_steps == 0:
             self.record.add_start()
 
@@ -118,7 +112,7 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         batch = super().step(metrics, timing_raw)
         assert self.record is not None
         self._played = ray.get(self._coordinator.take.remote())
-        self.record.hear(self._played)
+        self.record.count(self._played)
         report(self.train_dataset, self._played.episodes, self.global_steps)
         return batch
 
@@ -161,13 +155,13 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         if str(self.config.algorithm.adv_estimator) in WITHIN_GROUP:
             batch = self._without_lone_members(batch, metrics)
         metrics["training/learned_episodes"] = len({episode_of(key) for key in batch.keys})
-        own, self._batch = list(batch.keys), batch
+        keys, self._batch = list(batch.keys), batch
         batch = super()._balance_batch(batch, metrics, **options)
         assert self._division is not None
         padding = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag.get("is_padding", False)]
         metrics["training/padding_rows"] = len(padding)
         metrics["training/optimizer_steps"] = self._actor_steps()
-        rows = [*own, *padding]
+        rows = [*keys, *padding]
         self._blocks = [[rows[i] for i in block] for block in self._division.blocks]
         self._place(batch, "actor", metrics, options.get("logging_prefix", "global_seqlen"))
         return batch
@@ -257,9 +251,9 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
             fields = ["old_log_probs", "rollout_log_probs", "response_mask"]
             data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
             gap = (data["old_log_probs"].values() - data["rollout_log_probs"].values()).abs()
-            own = data["response_mask"].values() > 0
-            metrics["training/log_prob_gap_max"] = gap[own].max().item()
-            metrics["training/log_prob_gap_mean"] = gap[own].mean().item()
+            gap = gap[data["response_mask"].values() > 0]
+            metrics["training/log_prob_gap_max"] = gap.max().item()
+            metrics["training/log_prob_gap_mean"] = gap.mean().item()
         return batch
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
