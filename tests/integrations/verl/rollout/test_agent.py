@@ -24,7 +24,7 @@ from tests.integrations.verl.loops import (
 )
 from uirl.errors import ConfigError
 from uirl.images import Screenshot, screenshot
-from uirl.integrations.verl.rollout.agent import ServerAgent, Travelling
+from uirl.integrations.verl.rollout.agent import RemoteImage, ServerAgent
 from uirl.integrations.verl.rollout.agent_loop import EpisodeFailed
 from uirl.integrations.verl.rollout.context import context_of
 from uirl.rollout.conversation import Context
@@ -69,7 +69,7 @@ def test_pictures_go_to_the_server_as_they_were_captured_and_are_forgotten() -> 
     assert client.sizes[0] < sum(len(shot.data) for shot in shots) + 1000
     assert client.sizes[0] < 640 * 360 * 3 / 20, "not the pixels"
     assert [sent() for sent in client.sent] == [None] * 3, "the agent keeps none"
-    (arrived,) = pickle.loads(pickle.dumps([Travelling(shots[0])]))
+    (arrived,) = pickle.loads(pickle.dumps([RemoteImage(shots[0])]))
     assert (arrived.mode, arrived.tobytes()) == ("RGB", plain.tobytes())
 
 

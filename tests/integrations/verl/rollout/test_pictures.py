@@ -25,7 +25,7 @@ def pixels(seed: int) -> torch.Tensor:
 
 def worker() -> Any:
     made = PictureWorker.__new__(PictureWorker)
-    made._beside, made._made = ThreadPoolExecutor(1, thread_name_prefix="pictures"), {}
+    made._beside, made._packed_inputs = ThreadPoolExecutor(1, thread_name_prefix="pictures"), {}
     made.processor = SimpleNamespace(image_processor=None)
     return made
 
@@ -64,7 +64,7 @@ def test_episodes_go_on_while_pictures_are_processed(monkeypatch: pytest.MonkeyP
     assert processed == [(True, True)] * 2
     assert [isinstance(one, PackedInputs) for one in inputs] == [True, True]
     assert torch.equal(inputs[0][PIXELS], pixels(0))
-    assert w._made == {}
+    assert w._packed_inputs == {}
 
 
 def test_what_is_left_of_an_output_that_verl_could_not_take_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_what_is_left_of_an_output_that_verl_could_not_take_is_forgotten(monkeyp
     w = worker()
     with pytest.raises(ValueError, match="no room"):
         asyncio.run(w._agent_loop_postprocess(output(), False))
-    assert w._made == {}
+    assert w._packed_inputs == {}
 
 
 def test_a_sequence_vision_outputs_is_left_to_verl(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ OTHER_NAMES = {
 
 
 def compose(name: str = "ppo_trainer") -> Any:
-    """verl's own config of that name with all its defaults, as its command composes it."""
+    """Return verl's own config of that name with all its defaults, as its command composes it."""
     try:
         import verl
         from hydra import compose as hydra_compose
@@ -43,7 +43,7 @@ def compose(name: str = "ppo_trainer") -> Any:
 
 
 def put(config: Any, key: str, value: Any) -> None:
-    """Sets one of verl's keys. Raises ConfigError, with the nearest one, for a key verl does not have.
+    """Set one of verl's keys. Raises ConfigError, with the nearest one, for a key verl does not have.
 
     In the sections `FREE`, and in those that verl leaves empty, anything goes. Raises ConfigError as well for a value
     that the key cannot hold.
@@ -68,22 +68,22 @@ def _put(config: Any, key: str, value: Any) -> None:
     path = key.split(".")
     for i, part in enumerate(path):
         # keys(), not `in`: omegaconf hides keys whose value is still missing
-        known = [str(name) for name in node.keys()] if OmegaConf.is_dict(node) else []  # noqa: SIM118
-        if OmegaConf.is_dict(node) and not known and i:
+        names = [str(name) for name in node.keys()] if OmegaConf.is_dict(node) else []  # noqa: SIM118
+        if OmegaConf.is_dict(node) and not names and i:
             with open_dict(config):
                 OmegaConf.update(config, key, value, force_add=True)
             return
-        if part not in known:
+        if part not in names:
             raise ConfigError(
                 f"verl has no key {key!r}: {'.'.join(path[:i]) or 'the top'} holds no {part!r}; "
-                f"{did_you_mean(part, known)}"
+                f"{did_you_mean(part, names)}"
             )
         node = node[part] if i < len(path) - 1 else node
     open_value = OmegaConf.is_interpolation(node, path[-1]) or OmegaConf.is_missing(node, path[-1])
-    kept = None if open_value else node[path[-1]]
-    section, mapping = OmegaConf.is_dict(kept), isinstance(value, Mapping)
-    if kept is not None and value is not None and section != mapping:
-        expected = "keys and values" if section else f"a value like {kept!r:.60}"
+    current = None if open_value else node[path[-1]]
+    is_section = OmegaConf.is_dict(current)
+    if current is not None and value is not None and is_section != isinstance(value, Mapping):
+        expected = "keys and values" if is_section else f"a value like {current!r:.60}"
         raise ConfigError(f"verl's key {key} cannot hold {value!r:.80}; expected {expected}")
     OmegaConf.update(config, key, value)
 

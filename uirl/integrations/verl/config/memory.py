@@ -162,10 +162,10 @@ def rows_within_budget(
     """The same where a prompt holds `budget` tokens, of which a picture takes `picture_tokens`, and a budget drops the
     oldest turns one by one. How many fit depends on the length of replies, up to `reply_tokens` each: of all numbers
     that may fit, the one with the most pictures in all sequences together."""
-    fewest = max(1, budget // (picture_tokens + reply_tokens))
-    most = max(1, budget // picture_tokens)
+    min_pictures = max(1, budget // (picture_tokens + reply_tokens))
+    max_pictures = max(1, budget // picture_tokens)
     cases = []
-    for fitting in range(min(fewest, turns), min(most, turns) + 1):
+    for fitting in range(min(min_pictures, turns), min(max_pictures, turns) + 1):
         dropped_by_budget = max_images is None or fitting < max_images
         cases.append(rows_of_episode(turns, *((fitting, 1) if dropped_by_budget else (max_images, block))))
     return max(cases, key=sum)

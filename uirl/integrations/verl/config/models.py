@@ -93,11 +93,11 @@ def check_model_folder(path: str | Path, *, trust_remote_code: bool = False) -> 
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     if not hasattr(config, "vision_config"):
         return config
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         processor = hf_processor(path, trust_remote_code=trust_remote_code)
     if processor is None:
-        why = "; ".join(str(w.message).split("\n")[0] for w in heard) or "it gave no reason"
+        why = "; ".join(str(w.message).split("\n")[0] for w in caught) or "it gave no reason"
         raise CheckpointError(
             f"verl cannot build the processor of the vision-language model {path}: {why}. Install what it names (for "
             "Qwen-VL the torchvision that belongs to your torch) and see that preprocessor_config.json is there"

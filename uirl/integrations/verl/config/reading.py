@@ -32,14 +32,14 @@ def load_verl_config(
     two never disagree; ours goes along in `data.uirl`. Of `FOR_SMALL_MODELS`, what nobody wrote keeps verl's own value.
     `model_path` replaces the model of the file. Raises ConfigError for a key that neither verl nor we have.
     """
-    flat, own, curriculum, written = _read(path, overrides)
+    flat, store, curriculum, written = _read(path, overrides)
     flat = _verls_own(flat, written) | flat
     if model_path is not None:
         flat[f"{HF}.path"] = model_path
-    own = with_verl_values(own, flat)
+    store = with_verl_values(store, flat)
     if "rollout.parallel" not in written:  # verl plays all episodes of an update at once
-        own.rollout.parallel = max(own.rollout.parallel, own.training.batch_size)
-    return create_verl_config(own, flat, model_path=flat.get(f"{HF}.path")), own, curriculum
+        store.rollout.parallel = max(store.rollout.parallel, store.training.batch_size)
+    return create_verl_config(store, flat, model_path=flat.get(f"{HF}.path")), store, curriculum
 
 
 def read_verl_yaml(
@@ -62,7 +62,7 @@ def _read(
         if not isinstance(section, dict):
             raise ConfigError(f"{path}: section {name} is {section!r:.60}; expected keys and values")
     flat = _in_verls_words(dict(_leaves(values)), str(path))
-    own, changes = ConfigStore.build(sections["uirl"]), []
+    store, changes = ConfigStore.build(sections["uirl"]), []
     written = {key for key, _ in _leaves(sections["uirl"])}
     for key, value in as_mapping(overrides).items():
         first, _, rest = key.partition(".")
@@ -74,7 +74,7 @@ def _read(
         else:
             # another spelling of the same key, one in the file and one on the command line, must not be written twice
             flat[OTHER_NAMES.get(key, key)] = value
-    return flat, own.override(changes), sections["curriculum"], written
+    return flat, store.override(changes), sections["curriculum"], written
 
 
 def _verls_own(flat: Mapping[str, Any], written: set[str]) -> dict[str, Any]:

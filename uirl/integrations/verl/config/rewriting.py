@@ -29,7 +29,7 @@ def reads_several(config: Any, *, credits_episodes: bool) -> str | None:
 
 
 def check_window(config: Any, store: ConfigStore) -> None:
-    """Nothing; raises ConfigError where a window rewrites history under a trainer that would drop those episodes.
+    """Raise ConfigError where a window rewrites history under a trainer that would drop those episodes.
 
     `config`: verl's. A chat template that rewrites history by itself is found when the first episode is played.
     """

@@ -36,8 +36,8 @@ class RunMemory:
         self.rollout, self.tensor = rollout, rollout.tensor_model_parallel_size
         size = self.tensor * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
         self.servers = self.gpus // size
-        most = (config.data.get("mm_processor_kwargs") or {}).get("max_pixels") or math.inf
-        self.patches = 0 if shape.vision is None else memory.patches_of(shape.vision, *picture, most)
+        max_pixels = (config.data.get("mm_processor_kwargs") or {}).get("max_pixels") or math.inf
+        self.patches = 0 if shape.vision is None else memory.patches_of(shape.vision, *picture, max_pixels)
         self.adapters = _adapter_parameters(config, shape) if has_adapters(config) else 0.0
         self.reference = _reference(config, shape, self.gpus)
         self.fused = bool(config.actor_rollout_ref.model.use_fused_kernels)

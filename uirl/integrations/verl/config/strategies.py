@@ -111,18 +111,18 @@ def recompute_keys(config: ConfigStore, strategy: str) -> dict[str, Any]:
 
 
 def _hf_layers(target: str | list[str], vision: bool) -> Any:
-    known = _HF_LAYERS_WITH_VISION if vision else _HF_LAYERS
-    return known[target] if isinstance(target, str) else list(target)
+    layers = _HF_LAYERS_WITH_VISION if vision else _HF_LAYERS
+    return layers[target] if isinstance(target, str) else list(target)
 
 
 def _megatron_layers(target: str | list[str]) -> list[str]:
     if isinstance(target, str):
         return _MEGATRON_LAYERS[target]
-    known = _MEGATRON_LAYERS["all"]
-    foreign = sorted(set(target) - set(known))
+    layers = _MEGATRON_LAYERS["all"]
+    foreign = sorted(set(target) - set(layers))
     if foreign:
         raise ConfigError(
-            f"model.lora.target names {', '.join(foreign)}; Megatron merges layers and calls them {', '.join(known)}. "
+            f"model.lora.target names {', '.join(foreign)}; Megatron merges layers and calls them {', '.join(layers)}. "
             "Use these names, or 'attention', 'mlp', 'all'"
         )
     return list(target)

@@ -56,9 +56,9 @@ class ServerAgent(Agent):
         sampling = {**self._sampling, "max_tokens": min(self._max_tokens, max_tokens)}
         if self._seeded and seed is not None:
             sampling["seed"] = seed
-        images = [Travelling(shot) for shot in context.images]
+        images = [RemoteImage(screenshot) for screenshot in context.images]
         try:
-            made = await self._client.generate(
+            answer = await self._client.generate(
                 request_id=self._request_id,
                 prompt_ids=list(context.prompt_ids),
                 sampling_params=sampling,
@@ -67,33 +67,33 @@ class ServerAgent(Agent):
             )
         except (RayError, RuntimeError, OSError) as error:
             raise EngineFailure(f"verl's rollout server did not answer: {_first_line(error)}") from error
-        return self._read(made)
+        return self._read(answer)
 
-    def _read(self, made: Any) -> Response:
-        if not made.token_ids:
-            raise EngineFailure(f"verl's rollout server answered with no token (stop reason {made.stop_reason!r})")
-        fields = made.extra_fields
+    def _read(self, answer: Any) -> Response:
+        if not answer.token_ids:
+            raise EngineFailure(f"verl's rollout server answered with no token (stop reason {answer.stop_reason!r})")
+        fields = answer.extra_fields
         versions = [fields[key] for key in ("min_global_steps", "max_global_steps") if fields.get(key) is not None]
         self.versions += versions
-        ids = tuple(made.token_ids)
+        ids = tuple(answer.token_ids)
         reason = "stop" if ids[-1] in self._end_ids else "length"
-        if made.stop_reason in ("aborted", "abort"):
+        if answer.stop_reason in ("aborted", "abort"):
             reason = "abort"
-        return Response(ids, tuple(made.log_probs or ()), reason, min(versions, default=0))
+        return Response(ids, tuple(answer.log_probs or ()), reason, min(versions, default=0))
 
 
-class Travelling:
+class RemoteImage:
     """A picture on its way to a server in another process: it goes as it was captured and arrives as a PIL image. A
     screenshot of 1280 x 720 is 2.8 MB of pixels, every turn, and a few hundred kB encoded."""
 
-    def __init__(self, shot: Screenshot) -> None:
-        self._shot = shot
+    def __init__(self, screenshot: Screenshot) -> None:
+        self._screenshot = screenshot
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (self._shot.data,)
+        return _decoded, (self._screenshot.data,)
 
 
-def _arrived(data: bytes) -> Any:
+def _decoded(data: bytes) -> Any:
     return Screenshot(data).open()
 
 

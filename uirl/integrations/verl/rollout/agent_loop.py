@@ -76,11 +76,11 @@ class EnvironmentAgentLoop(AgentLoopBase):
             return agents[attempt.trajectory_id]
 
         trajectory, *attempts = await context.collector(spec.task.environment, split).collect([spec], make_agent)
-        for played in [*attempts, trajectory]:
-            versions = agents[played.id].versions if played.id in agents else []
+        for attempt in [*attempts, trajectory]:
+            versions = agents[attempt.id].versions if attempt.id in agents else []
             # weights of global step n sample the episodes of step n + 1
             at = step if step is not None else max(versions, default=0) + 1
-            await context.record(played, int(at), split, repeated=played is not trajectory)
+            await context.record(attempt, int(at), split, repeated=attempt is not trajectory)
         return trajectory, agents[trajectory.id].versions if trajectory.id in agents else []
 
     def _failed(self, trajectory: Trajectory, context: RolloutContext) -> AgentLoopOutput:
@@ -150,11 +150,11 @@ def spec_of(row: Mapping[str, Any]) -> EpisodeSpec:
 
 
 def _task(info: Mapping[str, Any]) -> Task:
-    given, environment = info.get("task"), str(info.get("environment") or "")
-    if isinstance(given, Mapping):
-        fields = {"environment": environment, **{str(key): value for key, value in given.items()}}
+    task, environment = info.get("task"), str(info.get("environment") or "")
+    if isinstance(task, Mapping):
+        fields = {"environment": environment, **{str(key): value for key, value in task.items()}}
         try:
             return Task(**fields)
         except TypeError as error:
             raise ConfigError(f"the task of a row cannot be read: {error}; expected the fields of uirl.Task") from error
-    return Task(id=str(given or environment or "unnamed"), environment=environment)
+    return Task(id=str(task or environment or "unnamed"), environment=environment)

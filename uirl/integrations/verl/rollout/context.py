@@ -42,7 +42,7 @@ class RolloutContext:
         self._collectors: dict[tuple[str, str], Collector] = {}
         self._sent: set[str] = set()
         self._playing = 0
-        self._given: BaseEnvironment | None = None
+        self._environment_object: BaseEnvironment | None = None
         self._reward_fn: RewardFunction | None = None
 
     async def open(self) -> RolloutContext:
@@ -51,7 +51,7 @@ class RolloutContext:
             return self
         os.environ.update(await self.coordinator.env.remote())
         objects = RunObjects.unpack(await self.coordinator.worker_objects.remote())
-        self._given, self._reward_fn = objects.environment, objects.reward_fn
+        self._environment_object, self._reward_fn = objects.environment, objects.reward_fn
         return self
 
     def collector(self, name: str, split: str) -> Collector:
@@ -90,11 +90,11 @@ class RolloutContext:
 
     def _environment(self, name: str, split: str) -> BaseEnvironment:
         settings = self.store.environment
-        if self._given is not None and (
-            name in ("", settings.name) or isinstance(self._given, environment_class(name))
-        ):
-            return self._given
-        options = settings.options_for(split) if name in ("", settings.name) else {}
+        of_the_run = name in ("", settings.name)
+        instance = self._environment_object
+        if instance is not None and (of_the_run or isinstance(instance, environment_class(name))):
+            return instance
+        options = settings.options_for(split) if of_the_run else {}
         return create_environment(name or settings.name, options, settings)
 
     def _make(self, environment: BaseEnvironment) -> Collector:
@@ -150,7 +150,7 @@ def picture_options(config: Any) -> dict[str, Any]:
 
 
 def bound_pictures(loaded: LoadedModel, options: Mapping[str, Any]) -> None:
-    """Nothing; gives the image processor of `loaded` the bounds of `options` (`min_pixels`, `max_pixels`)."""
+    """Give the image processor of `loaded` the bounds of `options` (`min_pixels`, `max_pixels`)."""
     if options and loaded.vision is None:
         raise ConfigError(f"data.mm_processor_kwargs is set, but {loaded.name} sees no pictures; leave it empty")
     if options:

@@ -24,7 +24,7 @@ from uirl.types import Task, Trajectory
 
 
 @dataclass(slots=True)
-class Played:
+class EndedEpisodes:
     """Episodes that ended."""
 
     episodes: list[Trajectory] = field(default_factory=list)
@@ -32,9 +32,9 @@ class Played:
     attempts: list[Trajectory] = field(default_factory=list)
     """That failed and were repeated."""
 
-    def in_order(self) -> Played:
+    def in_order(self) -> EndedEpisodes:
         """The same, by their ids."""
-        return Played(*(sorted(some, key=lambda t: t.id) for some in (self.episodes, self.attempts)))
+        return EndedEpisodes(*(sorted(some, key=lambda t: t.id) for some in (self.episodes, self.attempts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class RunCoordinator:
         self._worker_objects, self._dataset_objects = worker_objects, dataset_objects
         self._directory = directory
         self._store: TrajectoryStore | None = None
-        self._played, self._held_out = Played(), Played()
+        self._played, self._held_out = EndedEpisodes(), EndedEpisodes()
         self._failures: list[str] = []
         self._first_error: Exception | None = None
         self._evaluated: set[str] = set()
@@ -148,15 +148,15 @@ class RunCoordinator:
             self._store.add(trajectory, step=step, split=split, images=images)
         return True
 
-    def take(self) -> Played:
+    def take(self) -> EndedEpisodes:
         """The training episodes that ended since the last call."""
-        played, self._played = self._played, Played()
+        played, self._played = self._played, EndedEpisodes()
         self._failures.clear()
         return played.in_order()
 
-    def take_held_out(self) -> Played:
+    def take_held_out(self) -> EndedEpisodes:
         """The episodes of evaluations that ended since the last call."""
-        played, self._held_out = self._held_out, Played()
+        played, self._held_out = self._held_out, EndedEpisodes()
         return played.in_order()
 
     def report_error(self, error: Exception) -> None:

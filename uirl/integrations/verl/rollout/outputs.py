@@ -76,7 +76,7 @@ def _output(
     return EpisodeOutput(
         prompt_ids=list(sample.token_ids[:start]),
         response_ids=list(sample.token_ids[start:]),
-        response_mask=[int(own) for own in sample.response_mask[start:]],
+        response_mask=[int(sampled) for sampled in sample.response_mask[start:]],
         response_logprobs=None if any(map(math.isnan, log_probs)) else log_probs,
         token_rewards=list(sample.rewards[start:]) if alone else None,
         reward_score=trajectory.total_reward(),

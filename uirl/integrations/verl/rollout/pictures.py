@@ -25,23 +25,23 @@ class PictureWorker(_Worker):
         super().__init__(*args, **kwargs)
         # one: HuggingFace's tokenizers do not bear two callers at once
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="pictures")
-        self._made: dict[int, PackedInputs] = {}
+        self._packed_inputs: dict[int, PackedInputs] = {}
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **row: Any) -> None:
         outputs = output if isinstance(output, list) else [output]
         loop = asyncio.get_running_loop()
         for one in outputs:
             if one.multi_modal_data:
-                self._made[id(one)] = await loop.run_in_executor(self._beside, self._packed, one)
+                self._packed_inputs[id(one)] = await loop.run_in_executor(self._beside, self._packed, one)
         try:
             await super()._agent_loop_postprocess(output, validate, **row)
         finally:
             for one in outputs:
-                self._made.pop(id(one), None)
+                self._packed_inputs.pop(id(one), None)
 
     def _compute_multi_modal_inputs(self, output: Any, input_ids: torch.Tensor) -> Any:
-        made = self._made.pop(id(output), None)
-        return super()._compute_multi_modal_inputs(output, input_ids) if made is None else made
+        packed = self._packed_inputs.pop(id(output), None)
+        return super()._compute_multi_modal_inputs(output, input_ids) if packed is None else packed
 
     def _packed(self, output: Any) -> PackedInputs:
         ids = torch.tensor([*output.prompt_ids, *output.response_ids])

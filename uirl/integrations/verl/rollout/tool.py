@@ -96,16 +96,16 @@ class EnvironmentTool(BaseTool):
         `seed` and `task` (an id, or the fields of a `Task`) choose the episode. Given within `create_kwargs`, as verl's
         loop does, which drops the answer, the episode begins later and the observation is empty.
         """
-        within = kwargs.get("create_kwargs")
-        given = {**(within or {}), **{key: value for key, value in kwargs.items() if key in ("seed", "task")}}
-        seed = given.get("seed")
-        made = _Instance(_task(given.get("task")), None if seed is None else int(seed))
+        create_kwargs = kwargs.get("create_kwargs")
+        chosen = {**(create_kwargs or {}), **{key: value for key, value in kwargs.items() if key in ("seed", "task")}}
+        seed = chosen.get("seed")
+        instance = _Instance(_task(chosen.get("task")), None if seed is None else int(seed))
         identity = instance_id or str(uuid4())
-        self._instances[identity] = made
-        if within is not None:
+        self._instances[identity] = instance
+        if create_kwargs is not None:
             return identity, ToolResponse()
-        made.episode = self._new_episode()
-        return identity, response_of(await self._begin(made.episode, made))
+        instance.episode = self._new_episode()
+        return identity, response_of(await self._begin(instance.episode, instance))
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
@@ -115,8 +115,8 @@ class EnvironmentTool(BaseTool):
         A call that cannot be carried out answers with what was wrong. Raises `EpisodeFailed` where the environment
         failed.
         """
-        made = self._instance(instance_id)
-        episode = await self._episode_of(made, kwargs.get("agent_data"))
+        instance = self._instance(instance_id)
+        episode = await self._episode_of(instance, kwargs.get("agent_data"))
         try:
             seen, reward = await episode.call(self._definition.name, parameters)
         except ValueError as mistake:
@@ -137,13 +137,13 @@ class EnvironmentTool(BaseTool):
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         """Frees the instance. Raises `EpisodeFailed`, when everything is closed, where the environment failed."""
-        made = self._instances.pop(instance_id, None)
-        if made is None or made.episode is None:
+        instance = self._instances.pop(instance_id, None)
+        if instance is None or instance.episode is None:
             return
-        if not made.lent or not made.episode.running:
-            await made.episode.close()
-        if made.episode.failure is not None:
-            raise _typed(made.episode.failure)
+        if not instance.lent or not instance.episode.running:
+            await instance.episode.close()
+        if instance.episode.failure is not None:
+            raise _typed(instance.episode.failure)
 
     def _instance(self, instance_id: str) -> _Instance:
         if instance_id not in self._instances:
@@ -153,30 +153,30 @@ class EnvironmentTool(BaseTool):
     def _new_episode(self) -> CalledEpisode:
         return CalledEpisode(self._env, **self._arguments)
 
-    async def _begin(self, episode: CalledEpisode, made: _Instance) -> Observation:
+    async def _begin(self, episode: CalledEpisode, instance: _Instance) -> Observation:
         try:
-            return await episode.reset(made.task, made.seed)
+            return await episode.reset(instance.task, instance.seed)
         except RolloutFailure as failure:
             raise _typed(failure) from failure
 
-    async def _episode_of(self, made: _Instance, trajectory: Any) -> CalledEpisode:
-        """The instance's episode: that of the trajectory where there is one, begun where it has not."""
-        if made.episode is not None:
-            return made.episode
+    async def _episode_of(self, instance: _Instance, trajectory: Any) -> CalledEpisode:
+        """Return the instance's episode: that of the trajectory where there is one, begun where it has not."""
+        if instance.episode is not None:
+            return instance.episode
         if trajectory is None:
-            made.episode = self._new_episode()
-            await self._begin(made.episode, made)
-            return made.episode
+            instance.episode = self._new_episode()
+            await self._begin(instance.episode, instance)
+            return instance.episode
         episodes: dict[str, CalledEpisode] = vars(trajectory).setdefault(_EPISODES, {})
-        made.lent = True
+        instance.lent = True
         if self._key in episodes:
-            made.episode = episodes[self._key]
-            return made.episode
-        made.episode = episodes[self._key] = self._new_episode()
+            instance.episode = episodes[self._key]
+            return instance.episode
+        instance.episode = episodes[self._key] = self._new_episode()
         # nobody tells a tool that the trajectory ended: verl just lets go of its record
-        weakref.finalize(trajectory, self._close_on, asyncio.get_running_loop(), made.episode)
-        await self._begin(made.episode, made)
-        return made.episode
+        weakref.finalize(trajectory, self._close_on, asyncio.get_running_loop(), instance.episode)
+        await self._begin(instance.episode, instance)
+        return instance.episode
 
     def _close_on(self, loop: asyncio.AbstractEventLoop, episode: CalledEpisode) -> None:
         def begin() -> None:
@@ -238,13 +238,10 @@ def reward_of_calls(
 def schema_of(definition: ToolDefinition) -> OpenAIFunctionToolSchema:
     """A definition in verl's form, which keeps of an argument its type, its choices and a description."""
     schema = definition.schema()
-    properties = {name: _property(name, given) for name, given in definition.parameters.get("properties", {}).items()}
+    properties = {name: _property(name, kind) for name, kind in definition.parameters.get("properties", {}).items()}
     parameters = {"type": "object", "properties": properties, "required": definition.parameters.get("required", [])}
     function = {**schema["function"], "parameters": parameters}
-    found: OpenAIFunctionToolSchema = OpenAIFunctionToolSchema.model_validate(
-        {"type": "function", "function": function}
-    )
-    return found
+    return OpenAIFunctionToolSchema.model_validate({"type": "function", "function": function})
 
 
 def response_of(seen: Observation, over: bool = False) -> ToolResponse:
@@ -264,18 +261,18 @@ def _property(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _function(env: BaseEnvironment, schemas: Sequence[Mapping[str, Any]] | None, name: str | None) -> ToolDefinition:
-    known = {one.name: one for one in functions_of(env, schemas)}
-    if name is None and len(known) == 1:
-        return next(iter(known.values()))
-    if name not in known:
-        raise ConfigError(f"EnvironmentTool: `function` is {name!r}; {did_you_mean(str(name), known)}")
-    return known[name]
+    functions = {one.name: one for one in functions_of(env, schemas)}
+    if name is None and len(functions) == 1:
+        return next(iter(functions.values()))
+    if name not in functions:
+        raise ConfigError(f"EnvironmentTool: `function` is {name!r}; {did_you_mean(str(name), functions)}")
+    return functions[name]
 
 
-def _task(given: Any) -> Task | None:
-    if given is None or given == "":
+def _task(value: Any) -> Task | None:
+    if value is None or value == "":
         return None
-    return Task(**given) if isinstance(given, Mapping) else Task(id=str(given))
+    return Task(**value) if isinstance(value, Mapping) else Task(id=str(value))
 
 
 def _typed(failure: RolloutFailure) -> EpisodeFailed:
@@ -296,13 +293,13 @@ async def _rows(
             opening: dict[str, Any] = {"seed": seed + index} | ({"task": task.id} if task else {})
             pictures = [{"bytes": screenshot(picture).data} for picture in first.images]
             system = [{"role": "system", "content": instructions}] if instructions else []
-            said = {"role": "user", "content": "<image>" * len(pictures) + words_of(first)}
+            opening_message = {"role": "user", "content": "<image>" * len(pictures) + words_of(first)}
             kwargs = {name: {"create_kwargs": opening} for name in functions}
             rows.append(
                 {
                     "data_source": type(env).__name__,
                     "agent_name": "tool_agent",
-                    "prompt": [*system, said],
+                    "prompt": [*system, opening_message],
                     **({"images": pictures} if pictures else {}),
                     "reward_model": {"style": "rule", "ground_truth": ""},
                     "extra_info": {"index": index, "need_tools_kwargs": True, "tools_kwargs": kwargs},

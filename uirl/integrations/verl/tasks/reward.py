@@ -93,8 +93,8 @@ async def environment_reward(
     name = str(extra_info.get("environment") or options.get("environment") or "")
     if not name:
         raise ConfigError("the row names no environment; set reward_kwargs.environment to a name of the table")
-    given = json.dumps(dict(options.get("options") or {}), sort_keys=True)
-    return await _named(name, given).score(solution_str, {"extra_info": extra_info})
+    environment_options = json.dumps(dict(options.get("options") or {}), sort_keys=True)
+    return await _named(name, environment_options).score(solution_str, {"extra_info": extra_info})
 
 
 @lru_cache(64)

@@ -61,6 +61,6 @@ def tell_threshold(config: Any, threshold: float) -> None:
 
 def turns_of(response_mask: Tensor) -> Tensor:
     """int64 [B, T]: number of the turn, from 0, of each sampled token; -1 elsewhere."""
-    own = response_mask > 0
-    before = torch.nn.functional.pad(own, (1, 0))[:, :-1]
-    return torch.where(own, (own & ~before).cumsum(-1) - 1, -1)
+    sampled = response_mask > 0
+    before = torch.nn.functional.pad(sampled, (1, 0))[:, :-1]
+    return torch.where(sampled, (sampled & ~before).cumsum(-1) - 1, -1)

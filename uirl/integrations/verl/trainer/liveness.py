@@ -47,25 +47,25 @@ class Watch:
         answers = list(self._asked)
         if not answers:
             return {}
-        gone = {}
+        dead = {}
         for answer in ray.wait(answers, num_returns=len(answers), timeout=seconds)[0]:
             name = self._asked.pop(answer)
             try:
                 ray.get(answer)
             except ActorDiedError as error:
-                gone[name] = error
+                dead[name] = error
             except RayActorError:
                 continue  # out of reach for the moment: it is asked again
-        return gone
+        return dead
 
     def lost(self, error: BaseException) -> ProcessLost:
         """The error of a run that cannot go on because of what Ray says, with the actor's name where there is one."""
-        gone = getattr(error, "actor_id", None)
-        names = (name for name, actor in self._actors.items() if gone and actor._actor_id.hex() == gone)
+        dead = getattr(error, "actor_id", None)
+        names = (name for name, actor in self._actors.items() if dead and actor._actor_id.hex() == dead)
         return lost(f"{next(names, 'a process of the run')} died", error)
 
     def check(self) -> None:
-        """Nothing. Raises ProcessLost where one has died."""
+        """Raise ProcessLost where one has died."""
         for name, error in self.dead().items():
             raise lost(f"{name} died", error)
 

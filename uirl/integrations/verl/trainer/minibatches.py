@@ -43,10 +43,10 @@ class Division:
 def divide(episodes: Sequence[Hashable], tokens: Sequence[int], *, blocks: int, multiple: int) -> Division:
     """Rows in `blocks` blocks of equal length, a multiple of `multiple`, that differ as little as may be in real rows,
     then in tokens. `episodes[i]` is that of row i: its rows are in the same block."""
-    own: dict[Hashable, list[int]] = {}
+    rows_of: dict[Hashable, list[int]] = {}
     for i, episode in enumerate(episodes):
-        own.setdefault(episode, []).append(i)
-    largest_first = sorted(own.values(), key=lambda rows: (len(rows), sum(tokens[i] for i in rows)), reverse=True)
+        rows_of.setdefault(episode, []).append(i)
+    largest_first = sorted(rows_of.values(), key=lambda rows: (len(rows), sum(tokens[i] for i in rows)), reverse=True)
     out: list[list[int]] = [[] for _ in range(blocks)]
     weight = [0] * blocks
     for rows in largest_first:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from uirl.integrations.verl.config.settings import Settings
-from uirl.integrations.verl.rollout.coordinator import Played
+from uirl.integrations.verl.rollout.coordinator import EndedEpisodes
 from uirl.metrics import MetricsLogger, read_metrics
 from uirl.storage import RunDirectory
 from uirl.training.evaluation.evaluation import report_on
@@ -55,11 +55,11 @@ class StepRecord:
             self._episodes = int(rows[-1]["episodes_total"]) if rows else 0
             self._steps = int(rows[-1]["step"]) if rows else 0
 
-    def count(self, played: Played) -> None:
+    def count(self, played: EndedEpisodes) -> None:
         """Count the training episodes of a step, before its checkpoint is written."""
         self.tally.add(played.episodes, played.attempts)
 
-    def count_held_out(self, played: Played) -> None:
+    def count_held_out(self, played: EndedEpisodes) -> None:
         """Keep the numbers of an evaluation for the next row, named as the local trainer names them."""
         if not played.episodes:
             return
@@ -71,7 +71,7 @@ class StepRecord:
         """Leave the newest evaluation out of the rows to come."""
         self._held_out = {}
 
-    def add(self, step: int, epoch: int, played: Played, metrics: Mapping[str, Any]) -> dict[str, float]:
+    def add(self, step: int, epoch: int, played: EndedEpisodes, metrics: Mapping[str, Any]) -> dict[str, float]:
         """What verl's trackers shall show of the episodes of a step; all of it is written down."""
         held_out, self._held_out = self._held_out, {}
         if not played.episodes:

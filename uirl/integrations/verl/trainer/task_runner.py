@@ -155,8 +155,8 @@ def create_agent_loop_manager(config: Any, trainer: Any) -> Any:
 
 
 def watch_over(trainer: Any, watch: Watch, first_error: Callable[[], Exception | None]) -> None:
-    """Nothing; from now on the trainer's waiting for episodes ends with ProcessLost where a process has died, and with
-    what `first_error` returns: an error that is meant for the person.
+    """Make the trainer listen: from now on its waiting for episodes ends with ProcessLost where a process has died, and
+    with what `first_error` returns: an error that is meant for the person.
 
     With a sampler of somebody else's that waits in another way, complaints are heard when all episodes have ended.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment, EnvironmentSession, create_environment
-from uirl.errors import ConfigError
+from uirl.errors import ConfigError, did_you_mean
 from uirl.integrations.verl.config.idle_keys import check_idle_keys
 from uirl.integrations.verl.config.keys import put
 from uirl.integrations.verl.config.mapping import create_verl_config, ignored, tell_critic
@@ -106,9 +107,9 @@ class CustomRayPPOTrainer:
         world = environment or create_environment(settings.name, settings.options_for("train"), settings)
         self._tasks = None if dataset is None else tuple(tasks_of(world, dataset))
         self._eval_tasks = None if eval_dataset is None else tuple(tasks_of(world, eval_dataset))
-        for given in (self._tasks, self._eval_tasks):
-            if given is not None:
-                require_tasks_arrive(world, given, own=False)
+        for tasks in (self._tasks, self._eval_tasks):
+            if tasks is not None:
+                require_tasks_arrive(world, tasks, own=False)
         require_shared_instances(world, self._tasks or tasks_of(world), self.store)
         if environment is None:
             _close(world)  # it was made to see that it can be made
@@ -176,7 +177,11 @@ class CustomRayPPOTrainer:
 def create_trainer(
     config: Any, environment: BaseEnvironment | None = None, tokenizer: Any = None, **options: Any
 ) -> CustomRayPPOTrainer:
-    """A trainer that is ready to `fit()`; `options` are those of `CustomRayPPOTrainer`."""
+    """Return a trainer that is ready to `fit()`; `options` are those of `CustomRayPPOTrainer`. Raises ConfigError."""
+    parameters = inspect.signature(CustomRayPPOTrainer).parameters
+    for name in options:
+        if name not in parameters:
+            raise ConfigError(f"create_trainer has no option {name!r}; {did_you_mean(name, parameters)}")
     return CustomRayPPOTrainer(config, environment, tokenizer, **options)
 
 
@@ -224,27 +229,27 @@ def _verl_config(config: Any, store: ConfigStore, directory: Path, overrides: Ma
     from omegaconf import OmegaConf
 
     if isinstance(config, ConfigStore):
-        made = create_verl_config(store, overrides)
+        composed = create_verl_config(store, overrides)
     else:
-        made = copy.deepcopy(config)
+        composed = copy.deepcopy(config)
         for key, value in overrides.items():
-            put(made, key, value)
-    if "${" in str(OmegaConf.to_container(made.trainer, resolve=False)["default_local_dir"]):  # verl's own
-        put(made, "trainer.default_local_dir", str(directory / "checkpoints"))
+            put(composed, key, value)
+    if "${" in str(OmegaConf.to_container(composed.trainer, resolve=False)["default_local_dir"]):  # verl's own
+        put(composed, "trainer.default_local_dir", str(directory / "checkpoints"))
     hooks = HOOKS if use_v1 else {**HOOKS, **LEGACY_HOOKS}
     for key, value in hooks.items():
         if key not in overrides:
-            put(made, key, value)
-    poll_seconds = Settings.read(made.data).poll_seconds
-    Settings(config=store.to_dict(), directory=str(directory), poll_seconds=poll_seconds).write(made)
-    tell_critic(made)
+            put(composed, key, value)
+    poll_seconds = Settings.read(composed.data).poll_seconds
+    Settings(config=store.to_dict(), directory=str(directory), poll_seconds=poll_seconds).write(composed)
+    tell_critic(composed)
     for model in ("actor_rollout_ref.model", "critic.model"):
-        _load_with(made, f"{model}.external_lib", VISION_OUTPUTS)
-    rollout, longest = made.actor_rollout_ref.rollout, longest_sequence(made)
+        _load_with(composed, f"{model}.external_lib", VISION_OUTPUTS)
+    rollout, longest = composed.actor_rollout_ref.rollout, longest_sequence(composed)
     if rollout.max_model_len is None:
         # verl's None is all that the model's positions allow, and a server without a cache for that does not start
         rollout.max_model_len = longest + (rollout.name == "sglang")  # which leaves one token free
-    data = made.data
+    data = composed.data
     if data.custom_cls.name == HOOKS["data.custom_cls.name"] and (data.shuffle or data.dataloader_num_workers):
         raise ConfigError(
             f"data.shuffle={data.shuffle} and data.dataloader_num_workers={data.dataloader_num_workers}, but the "
@@ -252,11 +257,11 @@ def _verl_config(config: Any, store: ConfigStore, directory: Path, overrides: Ma
             "false and 0, or name a dataset of your own (data.custom_cls)"
         )
     if data.custom_cls.name == HOOKS["data.custom_cls.name"]:
-        check_idle_keys(made)
-    check_placement(made)
-    check_window(made, store)
-    picture_options(made)
-    return made
+        check_idle_keys(composed)
+    check_placement(composed)
+    check_window(composed, store)
+    picture_options(composed)
+    return composed
 
 
 def _load_with(config: Any, key: str, module: str) -> None:
@@ -264,8 +269,8 @@ def _load_with(config: Any, key: str, module: str) -> None:
     from omegaconf import OmegaConf
 
     named = OmegaConf.select(config, key)
-    own = [named] if isinstance(named, str) else list(named or ())
-    put(config, key, [*own, module] if own and module not in own else own or module)
+    modules = [named] if isinstance(named, str) else list(named or ())
+    put(config, key, [*modules, module] if modules and module not in modules else modules or module)
 
 
 def _needs_writing(path: str) -> bool:

@@ -19,7 +19,7 @@ from uirl.errors import RolloutFailure
 from uirl.integrations.verl.config.mapping import ESTIMATORS
 from uirl.integrations.verl.config.rewriting import CREDITING as MODE
 from uirl.integrations.verl.config.settings import Settings
-from uirl.integrations.verl.rollout.coordinator import Played, find_coordinator, start_coordinator
+from uirl.integrations.verl.rollout.coordinator import EndedEpisodes, find_coordinator, start_coordinator
 from uirl.integrations.verl.trainer import estimators  # registers them where advantages are computed
 from uirl.integrations.verl.trainer.credit import Row, any_rewritten, credit_episodes, episode_of
 from uirl.integrations.verl.trainer.liveness import Watch, lost
@@ -71,7 +71,7 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         self._settings = settings
         self._coordinator = find_coordinator(settings.coordinator)
         self.record: StepRecord | None = None
-        self._played = Played()
+        self._played = EndedEpisodes()
         self._metrics: dict[str, Any] = {}
         self._dead_servers: dict[str, Exception] = {}
         self._saved: int | None = None
