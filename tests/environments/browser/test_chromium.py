@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from uirl.environments.browser.process import Chromium, find_executable
+from uirl.environments.browser.process import MAX_PAGE_MEMORY, Chromium, find_executable
 from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
 
 NOISE = """(() => {
@@ -110,6 +110,20 @@ async def test_a_killed_browser_fails_its_pages_and_is_started_again() -> None:
     assert await new[0].evaluate("1 + 1") == 2
     assert browser.starts == 2
     assert ended(first)
+
+
+async def test_processes_of_pages_may_not_fill_the_machine_and_the_browser_itself_has_no_such_limit() -> None:
+    browser = Chromium.shared()
+    page = await browser.new_page(200, 200)
+    assert browser.pid is not None
+    limits: dict[bool, set[str]] = {True: set(), False: set()}
+    for pid in running(browser.pid):
+        arguments = Path(f"/proc/{pid}/cmdline").read_text()
+        size = next(row for row in Path(f"/proc/{pid}/limits").read_text().splitlines() if "Max data size" in row)
+        limits["--type=renderer" in arguments].add(size.split()[3])
+    assert limits[True] == {str(MAX_PAGE_MEMORY)}
+    assert "unlimited" in limits[False]
+    await page.close()
 
 
 async def test_close_leaves_no_process_and_no_profile() -> None:

@@ -26,6 +26,9 @@ TRICKS = {
     "endless promises": "(function again() { Promise.resolve().then(again); })()",
     "an endless script in the next document": "location = '/endless.html'",
     "questions without end": "while (true) alert('again')",
+    "gigabytes of buffers and text": """let a = [];
+        for (let i = 0; i < 70; i++) try { a.push(new Uint8Array(16e6).fill(1)) } catch {}
+        for (let i = 0; i < 12e3; i++) document.body.append('z'.repeat(1e5) + i)""",
     "an array without end": "let a = []; while (true) a.push(new Array(1e6).fill(1.5))",
 }
 
@@ -101,7 +104,7 @@ async def ended(session: EnvironmentSession) -> StepResult:
 @pytest.mark.parametrize("trick", TRICKS)
 async def test_an_action_that_makes_a_page_unusable_has_lost(trick: str, monkeypatch: pytest.MonkeyPatch) -> None:
     env, session = await begun(TRICKS[trick])
-    if trick not in ("an array without end", "questions without end"):
+    if trick not in ("gigabytes of buffers and text", "an array without end", "questions without end"):
         hurry(env, monkeypatch)
     lost = await ended(session)
     assert (lost.terminated, lost.reward, lost.observation.info["success"]) == (True, 0.0, False)

@@ -222,6 +222,29 @@ async def test_dialogs_are_answered_and_told() -> None:
     assert await solves(env)
 
 
+class Opener(Trouble):
+    html = """<body style="margin:0"><button style="width:90px;height:20px"
+        onclick="count.textContent = window.open('').confirm('sure?')">ask there</button><p id=count>0</p></body>"""
+    actions = ("click", "wait", "dialog")
+
+
+async def test_a_dialog_of_a_window_that_stops_the_page_which_opened_it_is_answered() -> None:
+    env = Opener()
+    await env.reset(seed=1)
+    asked = await env.step(COUNT)
+    assert "sure?" in asked.observation.text
+    assert not asked.done
+    await env.step(Action.of("dialog", choice="ok"))  # nothing to do where it came before the window was shown
+    answered = await env.step(Action.of("wait", seconds=0))
+    assert (answered.done, answered.observation.info["state"]["count"]) == (False, "true")
+    await env.reset(seed=1)
+    await env.step(COUNT)
+    again = await env.reset(seed=1)
+    assert "sure?" not in again.text, "the next episode begins without the dialog"
+    assert (await env.step(Action.of("wait", seconds=0))).observation.info["state"]["count"] == "0"
+    await env.close()
+
+
 async def test_windows_become_tabs_and_are_gone_with_the_next_episode() -> None:
     env = Trouble()
     await env.reset(seed=1)

@@ -67,6 +67,11 @@ SMALL_SHM = 512 * 2**20
 """Bytes of /dev/shm under which pages are shared through the temporary folder (containers often give 64 MiB)."""
 
 
+MAX_PAGE_MEMORY = 2 << 30
+"""Bytes of data (`RLIMIT_DATA`) of a process that runs pages. One that needs more crashes, which is an outcome of its
+episode; one that the system kills when the machine has no memory left would be a failure of the machine."""
+
+
 def find_executable() -> str:
     """Path of the browser: `UIRL_CHROMIUM`, else the first of `EXECUTABLES` on the PATH.
 
@@ -338,6 +343,9 @@ def _flags(executable: str, profile: Path) -> list[str]:
     shm = Path("/dev/shm")
     if not shm.is_dir() or shutil.disk_usage(shm).total < SMALL_SHM:
         flags.append("--disable-dev-shm-usage")
+    if shutil.which("prlimit") is not None:
+        # The zygote is forked into every process that runs pages. The browser's own process keeps the pictures of all.
+        flags.append(f"--zygote-cmd-prefix=prlimit --data={MAX_PAGE_MEMORY}:")
     return flags
 
 

@@ -386,7 +386,7 @@ class Page:
             tab.end(f"the page asked more than {MAX_DIALOGS} times in one step", own_doing=True)
             return
         if self.asks_policy and tab is self.tabs.shown and event["type"] != "alert":
-            tab.block(Dialog(event["type"], event["message"], event.get("defaultPrompt", "")))
+            self.tabs.block(Dialog(event["type"], event["message"], event.get("defaultPrompt", "")))
             return
         if event["type"] != "beforeunload":
             self._notice(f"the page said: {event['message']}")

@@ -137,8 +137,12 @@ class Tab:
             raise Blocked("a dialog is open")
 
     def block(self, dialog: Dialog) -> None:
-        """A dialog is open: whoever waits for the page is told (`Blocked`), and so is every later one."""
+        """Leave a dialog open: every call until it is answered raises `Blocked`."""
         self.dialog = dialog
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """End the calls that wait with `Blocked`: a dialog of this tab or of one that its scripts reach is open."""
         for session in (self.session, *self.frames.sessions):
             self._connection.fail_session(session, "a dialog is open", Blocked)
         self.navigation.give_up()

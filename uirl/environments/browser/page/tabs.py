@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from uirl.environments.browser.chromium.cdp import CdpConnection
+from uirl.environments.browser.page.dialogs import Dialog
 from uirl.environments.browser.page.tab import Tab
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
 
@@ -108,6 +109,12 @@ class Tabs:
     def acted(self) -> None:
         """An action of the policy begins: what it opens is counted anew."""
         self._opened = 0
+
+    def block(self, dialog: Dialog) -> None:
+        """Leave a dialog of the shown tab open for the policy. The script that opened it may be another tab's."""
+        self.shown.block(dialog)
+        for tab in self._all:
+            tab.interrupt()
 
     async def show(self, tab: Tab) -> None:
         """Brings it to the front."""
