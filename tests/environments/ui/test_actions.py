@@ -13,39 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from uirl.environments.ui.actions import (
-    ACTIONS,
-    CLICKS,
-    ActionSpace,
-    Answer,
-    AnswerDialog,
-    Back,
-    Click,
-    ClickMark,
-    CloseTab,
-    Drag,
-    DragMark,
-    Fill,
-    Focus,
-    Forward,
-    Goto,
-    HoldKey,
-    Insert,
-    Keys,
-    LookAgain,
-    MouseButton,
-    Move,
-    MoveToMark,
-    NewTab,
-    Scroll,
-    Select,
-    SwitchTab,
-    Terminate,
-    Type,
-    UIAction,
-    Upload,
-    Wait,
-)
+from uirl.environments.ui import vocabulary as ui
+from uirl.environments.ui.actions import ACTIONS, ActionSpace
 from uirl.environments.ui.keys import read_chord
 from uirl.errors import ConfigError
 from uirl.parsers.json_action import JSONActionParser
@@ -56,44 +25,44 @@ GRID = ActionSpace(160, 210, coordinates="grid_999")
 MARKED = ActionSpace(160, 210, marks=True)
 HELD = ActionSpace(160, 210, modifiers=True)
 
-READ: list[tuple[dict[str, Any], UIAction]] = [
-    ({"action": "click", "x": 0, "y": 209}, Click(0, 209)),
-    ({"action": "click", "target": "ok", "x": 3, "y": 4}, Click(3, 4)),
-    ({"action": "double_click", "x": 3, "y": 4}, Click(3, 4, "left", 2)),
-    ({"action": "triple_click", "x": 3, "y": 4}, Click(3, 4, "left", 3)),
-    ({"action": "right_click", "x": 3, "y": 4}, Click(3, 4, "right", 1)),
-    ({"action": "middle_click", "x": 3, "y": 4}, Click(3, 4, "middle", 1)),
-    ({"action": "mouse_down", "x": 3, "y": 4}, MouseButton(3, 4, "left", True)),
-    ({"action": "mouse_up", "x": 3, "y": 4, "button": "right"}, MouseButton(3, 4, "right", False)),
-    ({"action": "key_down", "key": "Shift"}, HoldKey("shift", True)),
-    ({"action": "key_up", "key": "a"}, HoldKey("a", False)),
-    ({"action": "insert", "text": "ab"}, Insert("ab")),
-    ({"action": "fill", "x": 3, "y": 4, "value": ""}, Fill(3, 4, None, "")),
-    ({"action": "focus", "x": 3, "y": 4}, Focus(3, 4)),
-    ({"action": "select", "x": 3, "y": 4, "options": "red"}, Select(3, 4, None, ("red",))),
-    ({"action": "select", "x": 3, "y": 4, "options": ["red", "blue"]}, Select(3, 4, None, ("red", "blue"))),
-    ({"action": "upload", "files": []}, Upload(None, None, None, ())),
-    ({"action": "upload", "x": 3, "y": 4, "files": "a.pdf"}, Upload(3, 4, None, ("a.pdf",))),
-    ({"action": "forward"}, Forward()),
-    ({"action": "new_tab"}, NewTab()),
-    ({"action": "switch_tab", "tab": 2}, SwitchTab(2)),
-    ({"action": "close_tab"}, CloseTab()),
-    ({"action": "dialog", "choice": "ok"}, AnswerDialog("ok")),
-    ({"action": "dialog", "choice": "cancel", "text": "7"}, AnswerDialog("cancel", "7")),
-    ({"action": "move", "x": 3.0, "y": 4}, Move(3, 4)),
-    ({"action": "drag", "x": 3, "y": 4, "to_x": 159, "to_y": 0}, Drag(3, 4, 159, 0)),
-    ({"action": "type", "text": " ä\n"}, Type(" ä\n")),
-    ({"action": "keys", "keys": "ctrl+a"}, Keys(("ctrl", "a"))),
-    ({"action": "scroll", "direction": "down"}, Scroll("down", 3, None, None)),
-    ({"action": "scroll", "direction": "left", "amount": 1, "x": 5, "y": 6}, Scroll("left", 1, 5, 6)),
-    ({"action": "wait"}, Wait(1.0)),
-    ({"action": "wait", "seconds": 0}, Wait(0.0)),
-    ({"action": "back"}, Back()),
-    ({"action": "goto", "url": "https://example.com/a?b#c"}, Goto("https://example.com/a?b#c")),
-    ({"action": "answer", "text": "42"}, Answer("42")),
-    ({"action": "terminate", "status": "success"}, Terminate("success")),
-    ({"action": "terminate", "status": "fail"}, Terminate("failure")),
-    ({"action": "screenshot"}, LookAgain()),
+READ: list[tuple[dict[str, Any], ui.UIAction]] = [
+    ({"action": "click", "x": 0, "y": 209}, ui.Click(0, 209)),
+    ({"action": "click", "target": "ok", "x": 3, "y": 4}, ui.Click(3, 4)),
+    ({"action": "double_click", "x": 3, "y": 4}, ui.Click(3, 4, "left", 2)),
+    ({"action": "triple_click", "x": 3, "y": 4}, ui.Click(3, 4, "left", 3)),
+    ({"action": "right_click", "x": 3, "y": 4}, ui.Click(3, 4, "right", 1)),
+    ({"action": "middle_click", "x": 3, "y": 4}, ui.Click(3, 4, "middle", 1)),
+    ({"action": "mouse_down", "x": 3, "y": 4}, ui.MouseButton(3, 4, "left", True)),
+    ({"action": "mouse_up", "x": 3, "y": 4, "button": "right"}, ui.MouseButton(3, 4, "right", False)),
+    ({"action": "key_down", "key": "Shift"}, ui.HoldKey("shift", True)),
+    ({"action": "key_up", "key": "a"}, ui.HoldKey("a", False)),
+    ({"action": "insert", "text": "ab"}, ui.Insert("ab")),
+    ({"action": "fill", "x": 3, "y": 4, "value": ""}, ui.Fill(3, 4, None, "")),
+    ({"action": "focus", "x": 3, "y": 4}, ui.Focus(3, 4)),
+    ({"action": "select", "x": 3, "y": 4, "options": "red"}, ui.Select(3, 4, None, ("red",))),
+    ({"action": "select", "x": 3, "y": 4, "options": ["red", "blue"]}, ui.Select(3, 4, None, ("red", "blue"))),
+    ({"action": "upload", "files": []}, ui.Upload(None, None, None, ())),
+    ({"action": "upload", "x": 3, "y": 4, "files": "a.pdf"}, ui.Upload(3, 4, None, ("a.pdf",))),
+    ({"action": "forward"}, ui.Forward()),
+    ({"action": "new_tab"}, ui.NewTab()),
+    ({"action": "switch_tab", "tab": 2}, ui.SwitchTab(2)),
+    ({"action": "close_tab"}, ui.CloseTab()),
+    ({"action": "dialog", "choice": "ok"}, ui.AnswerDialog("ok")),
+    ({"action": "dialog", "choice": "cancel", "text": "7"}, ui.AnswerDialog("cancel", "7")),
+    ({"action": "move", "x": 3.0, "y": 4}, ui.Move(3, 4)),
+    ({"action": "drag", "x": 3, "y": 4, "to_x": 159, "to_y": 0}, ui.Drag(3, 4, 159, 0)),
+    ({"action": "type", "text": " ä\n"}, ui.Type(" ä\n")),
+    ({"action": "keys", "keys": "ctrl+a"}, ui.Keys(("ctrl", "a"))),
+    ({"action": "scroll", "direction": "down"}, ui.Scroll("down", 3, None, None)),
+    ({"action": "scroll", "direction": "left", "amount": 1, "x": 5, "y": 6}, ui.Scroll("left", 1, 5, 6)),
+    ({"action": "wait"}, ui.Wait(1.0)),
+    ({"action": "wait", "seconds": 0}, ui.Wait(0.0)),
+    ({"action": "back"}, ui.Back()),
+    ({"action": "goto", "url": "https://example.com/a?b#c"}, ui.Goto("https://example.com/a?b#c")),
+    ({"action": "answer", "text": "42"}, ui.Answer("42")),
+    ({"action": "terminate", "status": "success"}, ui.Terminate("success")),
+    ({"action": "terminate", "status": "fail"}, ui.Terminate("failure")),
+    ({"action": "screenshot"}, ui.LookAgain()),
 ]
 
 
@@ -102,7 +71,7 @@ def call(name: str, **arguments: Any) -> ToolCall:
 
 
 @pytest.mark.parametrize(("written", "meant"), READ)
-def test_a_reply_becomes_a_typed_action_that_nobody_can_change(written: dict[str, Any], meant: UIAction) -> None:
+def test_a_reply_becomes_a_typed_action_that_nobody_can_change(written: dict[str, Any], meant: ui.UIAction) -> None:
     got = SPACE.read(JSONActionParser().parse(json.dumps(written)))
     assert got == meant
     assert type(got) is type(meant)
@@ -182,22 +151,22 @@ def test_a_reply_without_exactly_one_action() -> None:
 
 def test_grid_coordinates_are_truncated_shares_of_999() -> None:
     # 500 / 999 * 160 = 80.08, 500 / 999 * 210 = 105.1
-    assert GRID.read_call(call("click", x=500, y=500)) == Click(80, 105)
+    assert GRID.read_call(call("click", x=500, y=500)) == ui.Click(80, 105)
     # 499 / 999 * 160 = 79.9: truncated, not rounded
-    assert GRID.read_call(call("click", x=499, y=0)) == Click(79, 0)
-    assert GRID.read_call(call("click", x=999, y=999)) == Click(159, 209), "the last pixel, not the one after it"
-    assert GRID.read_call(call("click", x=499.9, y=0)) == Click(80, 0)
+    assert GRID.read_call(call("click", x=499, y=0)) == ui.Click(79, 0)
+    assert GRID.read_call(call("click", x=999, y=999)) == ui.Click(159, 209), "the last pixel, not the one after it"
+    assert GRID.read_call(call("click", x=499.9, y=0)) == ui.Click(80, 0)
 
 
 def test_a_fraction_of_a_pixel_is_in_that_pixel() -> None:
-    assert SPACE.read_call(call("click", x=159.9, y=0.9)) == Click(159, 0)
+    assert SPACE.read_call(call("click", x=159.9, y=0.9)) == ui.Click(159, 0)
 
 
 @given(st.integers(1, 999), st.data())
 def test_what_an_expert_writes_on_the_grid_is_the_pixel_it_meant(size: int, data: st.DataObject) -> None:
     space = ActionSpace(size, size, coordinates="grid_999")
     x, y = (data.draw(st.integers(0, size - 1)) for _ in "xy")
-    assert space.read_call(space.write(Click(x, y))) == Click(x, y)
+    assert space.read_call(space.write(ui.Click(x, y))) == ui.Click(x, y)
 
 
 @given(st.sampled_from(sorted(ACTIONS)), st.dictionaries(
@@ -210,7 +179,7 @@ def test_what_an_expert_writes_on_the_grid_is_the_pixel_it_meant(size: int, data
 def test_nothing_a_policy_writes_raises(name: str, arguments: dict[str, Any]) -> None:
     for space in (SPACE, GRID, MARKED, HELD):
         got = space.read_call(ToolCall(name, arguments))
-        if isinstance(got, Click | Move):
+        if isinstance(got, ui.Click | ui.Move):
             assert 0 <= got.x < 160
             assert 0 <= got.y < 210
 
@@ -267,7 +236,7 @@ def test_the_schemas_and_the_examples_agree_with_the_reading(space: ActionSpace)
         assert not isinstance(space.read_call(ToolCall(name, example)), str), line
         Draft202012Validator.check_schema(schemas[name])
         Draft202012Validator(schemas[name]).validate(example)
-        assert ("modifiers" in schemas[name].get("properties", {})) == (space.modifiers and name in CLICKS)
+        assert ("modifiers" in schemas[name].get("properties", {})) == (space.modifiers and name in ui.CLICKS)
         assert set(ACTIONS[name].arguments) <= set(schemas[name].get("properties", {}))
 
 
@@ -275,28 +244,33 @@ def test_the_target_comes_before_the_coordinates() -> None:
     space = ActionSpace(160, 210, ("click",), targets=True)
     assert space.describe().splitlines()[0].startswith('{"action":"click","target":"ok","x":32,"y":63}')
     assert list(space.schemas()[0]["function"]["parameters"]["properties"]) == ["target", "x", "y"]
-    written = space.write(Click(5, 6), target="red")
+    written = space.write(ui.Click(5, 6), target="red")
     assert list(written.arguments.items()) == [("target", "red"), ("x", 5), ("y", 6)]
 
 
 def test_a_space_of_marks_takes_both() -> None:
-    assert MARKED.read_call(call("click", mark=7)) == ClickMark(7)
-    assert MARKED.read_call(call("right_click", mark=7)) == ClickMark(7, "right")
-    assert MARKED.read_call(MARKED.write(ClickMark(7, "left", 2))) == ClickMark(7, "left", 2)
-    assert MARKED.read_call(call("click", x=1, y=2)) == Click(1, 2)
-    assert MARKED.read_call(call("move", mark=7)) == MoveToMark(7)
-    assert MARKED.read_call(call("drag", mark=7, to_mark=8)) == DragMark(7, 8)
-    assert MARKED.read_call(call("fill", mark=7, value="a")) == Fill(mark=7, value="a")
-    for action in (MoveToMark(7), DragMark(7, 8), Select(mark=3, options=("a", "b")), Upload(mark=1, files=())):
+    assert MARKED.read_call(call("click", mark=7)) == ui.ClickMark(7)
+    assert MARKED.read_call(call("right_click", mark=7)) == ui.ClickMark(7, "right")
+    assert MARKED.read_call(MARKED.write(ui.ClickMark(7, "left", 2))) == ui.ClickMark(7, "left", 2)
+    assert MARKED.read_call(call("click", x=1, y=2)) == ui.Click(1, 2)
+    assert MARKED.read_call(call("move", mark=7)) == ui.MoveToMark(7)
+    assert MARKED.read_call(call("drag", mark=7, to_mark=8)) == ui.DragMark(7, 8)
+    assert MARKED.read_call(call("fill", mark=7, value="a")) == ui.Fill(mark=7, value="a")
+    for action in (
+        ui.MoveToMark(7),
+        ui.DragMark(7, 8),
+        ui.Select(mark=3, options=("a", "b")),
+        ui.Upload(mark=1, files=()),
+    ):
         assert MARKED.read_call(MARKED.write(action)) == action
     assert isinstance(MARKED.read_call(call("mouse_down", mark=7)), str)
 
 
 def test_keys_may_be_held_with_a_click() -> None:
     for written in ("ctrl+Shift", ["Control", "shift"]):
-        assert HELD.read_call(call("click", x=1, y=2, modifiers=written)) == Click(1, 2, modifiers=("ctrl", "shift"))
-    assert HELD.read_call(call("click", x=1, y=2, modifiers=[])) == Click(1, 2)
-    action = Click(1, 2, "right", 1, ("ctrl", "shift"))
+        assert HELD.read_call(call("click", x=1, y=2, modifiers=written)) == ui.Click(1, 2, modifiers=("ctrl", "shift"))
+    assert HELD.read_call(call("click", x=1, y=2, modifiers=[])) == ui.Click(1, 2)
+    action = ui.Click(1, 2, "right", 1, ("ctrl", "shift"))
     assert HELD.write(action).arguments == {"x": 1, "y": 2, "modifiers": "ctrl+shift"}
     assert HELD.read_call(HELD.write(action)) == action
 

@@ -30,7 +30,7 @@ from uirl.environments.browser.page.page import Page
 from uirl.environments.browser.page.tab import Tab
 from uirl.environments.browser.process import Chromium, find_executable
 from uirl.environments.options import ConfigurableEnvironment, OptionsLike
-from uirl.environments.ui.actions import Answer, Click, Terminate, UIAction
+from uirl.environments.ui.vocabulary import Answer, Click, Terminate, UIAction
 from uirl.errors import ConfigError
 from uirl.types import Action, Observation, StepResult, Task
 

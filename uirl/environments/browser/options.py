@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 from uirl.config.section import Count, Index, NonNegative
 from uirl.environments.browser.page.picture import Frame
 from uirl.environments.options import EnvironmentOptions, Names, Size
-from uirl.environments.ui.actions import ACTIONS, CLICKS, ActionSpace, Coordinates
+from uirl.environments.ui.actions import ACTIONS, ActionSpace
+from uirl.environments.ui.vocabulary import CLICKS, Coordinates
 from uirl.errors import ConfigError
 
 Crop = Annotated[tuple[Index, Index, Count, Count], Field(strict=False)]

@@ -17,7 +17,7 @@ from uirl.environments.browser.page.acting import origin_of
 from uirl.environments.browser.page.navigation import Threw
 from uirl.environments.browser.page.page import Page
 from uirl.environments.browser.site import ORIGIN, Site
-from uirl.environments.ui.actions import Answer, Terminate, UIAction
+from uirl.environments.ui.vocabulary import Answer, Terminate, UIAction
 from uirl.errors import ConfigError, EnvironmentFailure, did_you_mean
 from uirl.runtime.limits import shown
 from uirl.types import Action, Task

@@ -10,7 +10,7 @@ from uirl.environments.data_entry.options import DataEntryOptions
 from uirl.environments.data_entry.page import STATE, WATCH, render_page
 from uirl.environments.data_entry.rows import LABELS, Progress, draw_rows
 from uirl.environments.options import OptionsLike
-from uirl.environments.ui.actions import Keys, Type
+from uirl.environments.ui.vocabulary import Keys, Type
 from uirl.types import Action, Task
 
 _OFFERED = {True: ("click", "type"), False: ("click", "type", "keys", "scroll")}

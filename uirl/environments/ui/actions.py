@@ -11,84 +11,12 @@ from typing import Any
 
 from uirl.environments.ui.arguments import Mistake
 from uirl.environments.ui.reading import READERS, Arguments
-from uirl.environments.ui.vocabulary import (
-    ACTIONS,
-    AXES,
-    CLICKS,
-    GRID,
-    MARKED,
-    VALUES,
-    Answer,
-    AnswerDialog,
-    Axis,
-    Back,
-    Click,
-    ClickMark,
-    CloseTab,
-    Coordinates,
-    Drag,
-    DragMark,
-    Fill,
-    Focus,
-    Forward,
-    Goto,
-    HoldKey,
-    Insert,
-    Keys,
-    LookAgain,
-    MouseButton,
-    Move,
-    MoveToMark,
-    NewTab,
-    OnElement,
-    Scroll,
-    Select,
-    SwitchTab,
-    Terminate,
-    Type,
-    UIAction,
-    Upload,
-    Wait,
-)
+from uirl.environments.ui.vocabulary import ACTIONS, AXES, CLICKS, GRID, MARKED, VALUES, Axis, Coordinates, UIAction
 from uirl.errors import ConfigError, did_you_mean
 from uirl.runtime.limits import shown
 from uirl.types import Action, ToolCall
 
-__all__ = [
-    "ACTIONS",
-    "CLICKS",
-    "ActionSpace",
-    "Answer",
-    "AnswerDialog",
-    "Back",
-    "Click",
-    "ClickMark",
-    "CloseTab",
-    "Coordinates",
-    "Drag",
-    "DragMark",
-    "Fill",
-    "Focus",
-    "Forward",
-    "Goto",
-    "HoldKey",
-    "Insert",
-    "Keys",
-    "LookAgain",
-    "MouseButton",
-    "Move",
-    "MoveToMark",
-    "NewTab",
-    "OnElement",
-    "Scroll",
-    "Select",
-    "SwitchTab",
-    "Terminate",
-    "Type",
-    "UIAction",
-    "Upload",
-    "Wait",
-]
+__all__ = ["ACTIONS", "ActionSpace"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,52 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from uirl.environments.ui import vocabulary as ui
 from uirl.environments.ui.arguments import CallArguments, Mistake, shown_value
 from uirl.environments.ui.keys import MODIFIERS, read_chord
-from uirl.environments.ui.vocabulary import (
-    AXES,
-    BUTTONS,
-    CHOICES,
-    CLICKS,
-    DIRECTIONS,
-    MAX_LISTED,
-    MAX_SCROLL,
-    MAX_TEXT,
-    MAX_URL,
-    MAX_WAIT,
-    SCROLL_NOTCHES,
-    STATUSES,
-    Answer,
-    AnswerDialog,
-    Axis,
-    Back,
-    Click,
-    ClickMark,
-    CloseTab,
-    Coordinates,
-    Drag,
-    DragMark,
-    Fill,
-    Focus,
-    Forward,
-    Goto,
-    HoldKey,
-    Insert,
-    Keys,
-    LookAgain,
-    MouseButton,
-    Move,
-    MoveToMark,
-    NewTab,
-    Scroll,
-    Select,
-    SwitchTab,
-    Terminate,
-    Type,
-    UIAction,
-    Upload,
-    Wait,
-)
 
 MOST_MARKS = 9999
 
@@ -60,11 +17,11 @@ class Screen(Protocol):
     """What coordinates are of: an `ActionSpace`."""
 
     @property
-    def coordinates(self) -> Coordinates: ...
+    def coordinates(self) -> ui.Coordinates: ...
 
-    def limit(self, axis: Axis) -> int: ...
+    def limit(self, axis: ui.Axis) -> int: ...
 
-    def pixel(self, value: float, axis: Axis) -> int: ...
+    def pixel(self, value: float, axis: ui.Axis) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +35,7 @@ class Arguments(CallArguments):
 
     def _pixel(self, name: str, x: str, y: str) -> int:
         value: Any = self.values.get(name)
-        axis = AXES[name]
+        axis = ui.AXES[name]
         if not _is_number(value):
             raise Mistake(f"{self.action} needs numbers {x} and {y}; got {name}={shown_value(value)}")
         limit = self.space.limit(axis)
@@ -134,9 +91,9 @@ class Arguments(CallArguments):
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise Mistake(f"{self.action} needs {name}, a text or a list of texts; got {shown_value(value)}")
-        if len(texts) > MAX_LISTED or any(len(text) > MAX_TEXT for text in texts):
-            raise Mistake(f"{self.action} takes at most {MAX_LISTED} {name} of {MAX_TEXT} characters")
-        return tuple(self.bounded(name, text, MAX_TEXT) for text in texts)
+        if len(texts) > ui.MAX_LISTED or any(len(text) > ui.MAX_TEXT for text in texts):
+            raise Mistake(f"{self.action} takes at most {ui.MAX_LISTED} {name} of {ui.MAX_TEXT} characters")
+        return tuple(self.bounded(name, text, ui.MAX_TEXT) for text in texts)
 
     def text(self, name: str, limit: int, *, empty: bool = False) -> str:
         value = self.values.get(name)
@@ -151,113 +108,113 @@ class Arguments(CallArguments):
         return value
 
 
-def _click(arguments: Arguments) -> UIAction:
-    button, count = CLICKS[arguments.action]
+def _click(arguments: Arguments) -> ui.UIAction:
+    button, count = ui.CLICKS[arguments.action]
     mark, held = arguments.mark(), arguments.modifiers()
     if mark is None:
-        return Click(*arguments.point(), button, count, held)
-    return ClickMark(mark, button, count, held)
+        return ui.Click(*arguments.point(), button, count, held)
+    return ui.ClickMark(mark, button, count, held)
 
 
-def _move(arguments: Arguments) -> UIAction:
+def _move(arguments: Arguments) -> ui.UIAction:
     mark = arguments.mark()
-    return Move(*arguments.point()) if mark is None else MoveToMark(mark)
+    return ui.Move(*arguments.point()) if mark is None else ui.MoveToMark(mark)
 
 
-def _drag(arguments: Arguments) -> UIAction:
+def _drag(arguments: Arguments) -> ui.UIAction:
     mark = arguments.mark("to_x", "to_y")
     if mark is None and not arguments.has("to_mark"):
-        return Drag(*arguments.point(), *arguments.point("to_x", "to_y"))
-    return DragMark(arguments.integer("mark", 1, MOST_MARKS), arguments.integer("to_mark", 1, MOST_MARKS))
+        return ui.Drag(*arguments.point(), *arguments.point("to_x", "to_y"))
+    return ui.DragMark(arguments.integer("mark", 1, MOST_MARKS), arguments.integer("to_mark", 1, MOST_MARKS))
 
 
-def _button(arguments: Arguments) -> UIAction:
-    button: Any = arguments.choice("button", BUTTONS) if arguments.has("button") else "left"
-    return MouseButton(*arguments.point(), button, arguments.action == "mouse_down")
+def _button(arguments: Arguments) -> ui.UIAction:
+    button: Any = arguments.choice("button", ui.BUTTONS) if arguments.has("button") else "left"
+    return ui.MouseButton(*arguments.point(), button, arguments.action == "mouse_down")
 
 
-def _held(arguments: Arguments) -> UIAction:
+def _held(arguments: Arguments) -> ui.UIAction:
     keys = arguments.chord("key")
     if len(keys) > 1:
         raise Mistake(f"{arguments.action} takes one key; got {'+'.join(keys)}")
-    return HoldKey(keys[0], arguments.action == "key_down")
+    return ui.HoldKey(keys[0], arguments.action == "key_down")
 
 
-def _fill(arguments: Arguments) -> UIAction:
-    return Fill(*arguments.element(), arguments.text("value", MAX_TEXT, empty=True))
+def _fill(arguments: Arguments) -> ui.UIAction:
+    return ui.Fill(*arguments.element(), arguments.text("value", ui.MAX_TEXT, empty=True))
 
 
-def _select(arguments: Arguments) -> UIAction:
-    return Select(*arguments.element(), arguments.texts("options"))
+def _select(arguments: Arguments) -> ui.UIAction:
+    return ui.Select(*arguments.element(), arguments.texts("options"))
 
 
-def _upload(arguments: Arguments) -> UIAction:
+def _upload(arguments: Arguments) -> ui.UIAction:
     place = arguments.element() if arguments.has("x", "y", "mark") else (None, None, None)
-    return Upload(*place, arguments.texts("files"))
+    return ui.Upload(*place, arguments.texts("files"))
 
 
-def _dialog(arguments: Arguments) -> UIAction:
-    choice: Any = arguments.choice("choice", CHOICES)
-    return AnswerDialog(choice, arguments.text("text", MAX_TEXT, empty=True) if arguments.has("text") else None)
+def _dialog(arguments: Arguments) -> ui.UIAction:
+    choice: Any = arguments.choice("choice", ui.CHOICES)
+    return ui.AnswerDialog(choice, arguments.text("text", ui.MAX_TEXT, empty=True) if arguments.has("text") else None)
 
 
-def _keys(arguments: Arguments) -> UIAction:
-    return Keys(arguments.chord("keys"))
+def _keys(arguments: Arguments) -> ui.UIAction:
+    return ui.Keys(arguments.chord("keys"))
 
 
-def _scroll(arguments: Arguments) -> UIAction:
-    direction: Any = arguments.choice("direction", DIRECTIONS)
-    amount = arguments.integer("amount", 1, MAX_SCROLL) if arguments.has("amount") else SCROLL_NOTCHES
+def _scroll(arguments: Arguments) -> ui.UIAction:
+    direction: Any = arguments.choice("direction", ui.DIRECTIONS)
+    amount = arguments.integer("amount", 1, ui.MAX_SCROLL) if arguments.has("amount") else ui.SCROLL_NOTCHES
     where = arguments.point() if arguments.has("x", "y") else (None, None)
-    return Scroll(direction, amount, *where)
+    return ui.Scroll(direction, amount, *where)
 
 
-def _wait(arguments: Arguments) -> UIAction:
+def _wait(arguments: Arguments) -> ui.UIAction:
     value: Any = arguments.values.get("seconds", 1.0)
-    if not _is_number(value) or not 0 <= value <= MAX_WAIT:
-        raise Mistake(f"wait needs seconds from 0 to {MAX_WAIT:g}; got {shown_value(value)}")
-    return Wait(float(value))
+    if not _is_number(value) or not 0 <= value <= ui.MAX_WAIT:
+        raise Mistake(f"wait needs seconds from 0 to {ui.MAX_WAIT:g}; got {shown_value(value)}")
+    return ui.Wait(float(value))
 
 
-def _goto(arguments: Arguments) -> UIAction:
-    url = arguments.text("url", MAX_URL)
+def _goto(arguments: Arguments) -> ui.UIAction:
+    url = arguments.text("url", ui.MAX_URL)
     if any(character <= " " for character in url):
         raise Mistake(f"goto needs an address without spaces; got {shown_value(url)}")
-    return Goto(url)
+    return ui.Goto(url)
 
 
-def _terminate(arguments: Arguments) -> UIAction:
-    status: Any = STATUSES[arguments.choice("status", STATUSES)]
-    return Terminate(status)
+def _terminate(arguments: Arguments) -> ui.UIAction:
+    status: Any = ui.STATUSES[arguments.choice("status", ui.STATUSES)]
+    return ui.Terminate(status)
 
 
-READERS: dict[str, Callable[[Arguments], UIAction]] = {
-    **dict.fromkeys(CLICKS, _click),
+READERS: dict[str, Callable[[Arguments], ui.UIAction]] = {
+    **dict.fromkeys(ui.CLICKS, _click),
     "move": _move,
     "mouse_down": _button,
     "mouse_up": _button,
     "drag": _drag,
-    "type": lambda arguments: Type(arguments.text("text", MAX_TEXT)),
+    "type": lambda arguments: ui.Type(arguments.text("text", ui.MAX_TEXT)),
     "keys": _keys,
     "key_down": _held,
     "key_up": _held,
-    "insert": lambda arguments: Insert(arguments.text("text", MAX_TEXT)),
+    "insert": lambda arguments: ui.Insert(arguments.text("text", ui.MAX_TEXT)),
     "fill": _fill,
-    "focus": lambda arguments: Focus(*arguments.element()),
+    "focus": lambda arguments: ui.Focus(*arguments.element()),
     "select": _select,
     "upload": _upload,
     "scroll": _scroll,
     "wait": _wait,
-    "back": lambda _: Back(),
-    "forward": lambda _: Forward(),
+    "back": lambda _: ui.Back(),
+    "forward": lambda _: ui.Forward(),
     "goto": _goto,
-    "new_tab": lambda _: NewTab(),
-    "switch_tab": lambda arguments: SwitchTab(arguments.integer("tab", 1, MOST_MARKS)),
-    "close_tab": lambda _: CloseTab(),
+    "new_tab": lambda _: ui.NewTab(),
+    "switch_tab": lambda arguments: ui.SwitchTab(arguments.integer("tab", 1, MOST_MARKS)),
+    "close_tab": lambda _: ui.CloseTab(),
     "dialog": _dialog,
-    "answer": lambda arguments: Answer(arguments.text("text", MAX_TEXT)),
+    "answer": lambda arguments: ui.Answer(arguments.text("text", ui.MAX_TEXT)),
     "terminate": _terminate,
-    "screenshot": lambda _: LookAgain(),
+    "screenshot": lambda _: ui.LookAgain(),
 }
 """Name of an action -> what reads its arguments; it raises `Mistake`."""
 

@@ -12,7 +12,7 @@ from uirl.environments.browser.miniwob.pages import BEGIN, RELOADED, STATE, guar
 from uirl.environments.browser.miniwob.tags import HANDS, LEVELS, NEEDS, page_tags
 from uirl.environments.browser.page.page import Page
 from uirl.environments.options import OptionsLike
-from uirl.environments.ui.actions import Click, UIAction
+from uirl.environments.ui.vocabulary import Click, UIAction
 from uirl.errors import ConfigError, did_you_mean
 from uirl.types import Action, Observation, Task
 

@@ -15,42 +15,17 @@ from uirl.environments.browser.page.navigation import Unopened
 from uirl.environments.browser.page.page import Page
 from uirl.environments.browser.page.picture import Frame
 from uirl.environments.browser.page.tab import Tab
-from uirl.environments.ui.actions import (
-    Answer,
-    AnswerDialog,
-    Back,
-    Click,
-    ClickMark,
-    CloseTab,
-    Drag,
-    DragMark,
-    Fill,
-    Focus,
-    Forward,
-    Goto,
-    HoldKey,
-    Insert,
-    Keys,
-    LookAgain,
-    MouseButton,
-    Move,
-    MoveToMark,
-    NewTab,
-    OnElement,
-    Scroll,
-    Select,
-    SwitchTab,
-    Terminate,
-    Type,
-    UIAction,
-    Upload,
-    Wait,
-)
+from uirl.environments.ui import vocabulary as ui
 from uirl.runtime.limits import shown
 
 
 async def perform(
-    page: Page, action: UIAction, frame: Frame, *, marks: Sequence[Mark | Element] = (), origins: Collection[str] = ()
+    page: Page,
+    action: ui.UIAction,
+    frame: Frame,
+    *,
+    marks: Sequence[Mark | Element] = (),
+    origins: Collection[str] = (),
 ) -> str | None:
     """Carries out an action; a str where it cannot be: why not, in words for the policy.
 
@@ -60,34 +35,34 @@ async def perform(
     if page.tabs.shown.dialog is not None:
         return await _answer(page.tabs.shown, page.tabs.shown.dialog, action)
     match action:
-        case Click(x, y, button, count, held):
+        case ui.Click(x, y, button, count, held):
             await page.click(*frame.on_page(x, y), button, count, held)
-        case ClickMark(number, button, count, held):
+        case ui.ClickMark(number, button, count, held):
             place = await _place(page, marks, number)
             if isinstance(place, str):
                 return place
             await page.click(*place, button, count, held)
-        case Move(x, y):
+        case ui.Move(x, y):
             await page.move(*frame.on_page(x, y))
-        case MoveToMark(number):
+        case ui.MoveToMark(number):
             place = await _place(page, marks, number)
             if isinstance(place, str):
                 return place
             await page.move(*place)
-        case MouseButton(x, y, button, down):
+        case ui.MouseButton(x, y, button, down):
             await page.mouse_button(*frame.on_page(x, y), button, down)
-        case Drag(x, y, to_x, to_y):
+        case ui.Drag(x, y, to_x, to_y):
             await page.drag(*frame.on_page(x, y), *frame.on_page(to_x, to_y))
-        case DragMark(number, other):
+        case ui.DragMark(number, other):
             start, end = await _place(page, marks, number), await _place(page, marks, other)
             if isinstance(start, str) or isinstance(end, str):
                 return start if isinstance(start, str) else str(end)
             await page.drag(*start, *end)
-        case Upload():
+        case ui.Upload():
             return await _upload(page, action, frame, marks)
-        case OnElement():
+        case ui.OnElement():
             return await _on_element(page, action, frame, marks)
-        case Scroll(direction, amount, x, y):
+        case ui.Scroll(direction, amount, x, y):
             at = None if x is None or y is None else frame.on_page(x, y)
             await page.scroll(direction, amount, at)
         case _:
@@ -95,32 +70,32 @@ async def perform(
     return None
 
 
-async def _other(page: Page, action: UIAction, origins: Collection[str]) -> str | None:
+async def _other(page: Page, action: ui.UIAction, origins: Collection[str]) -> str | None:
     """What has no place: keys, and the browser around the page."""
     match action:
-        case Type(text):
+        case ui.Type(text):
             await page.type(text)
-        case Insert(text):
+        case ui.Insert(text):
             await page.insert(text)
-        case Keys(keys):
+        case ui.Keys(keys):
             await page.press(keys)
-        case HoldKey(key, down):
+        case ui.HoldKey(key, down):
             await page.hold_key(key, down)
-        case Wait(seconds):
+        case ui.Wait(seconds):
             await asyncio.sleep(seconds)
-        case Back():
+        case ui.Back():
             return await page.back()
-        case Forward():
+        case ui.Forward():
             return await page.forward()
-        case Goto(url):
+        case ui.Goto(url):
             return await _go(page, url, origins)
-        case NewTab():
+        case ui.NewTab():
             return await page.tabs.new()
-        case SwitchTab(number):
+        case ui.SwitchTab(number):
             return await page.tabs.switch(number)
-        case CloseTab():
+        case ui.CloseTab():
             return await page.tabs.close()
-        case AnswerDialog():
+        case ui.AnswerDialog():
             return "no dialog is open"
     return None
 
@@ -146,28 +121,28 @@ async def _go(page: Page, url: str, origins: Collection[str]) -> str | None:
     return None
 
 
-async def _answer(tab: Tab, dialog: Dialog, action: UIAction) -> str | None:
+async def _answer(tab: Tab, dialog: Dialog, action: ui.UIAction) -> str | None:
     """Answers the dialog that is open, as an action means it; a str where nothing was done."""
     match action:
-        case AnswerDialog(choice, text):
+        case ui.AnswerDialog(choice, text):
             await tab.answer(choice == "ok", dialog.typed if text is None else text)
-        case Keys(("enter",)):
+        case ui.Keys(("enter",)):
             await tab.answer(True, dialog.typed)
-        case Keys(("escape",)) | Answer() | Terminate():
+        case ui.Keys(("escape",)) | ui.Answer() | ui.Terminate():
             await tab.answer(False)
-        case Type(text) if dialog.kind == "prompt":
+        case ui.Type(text) if dialog.kind == "prompt":
             dialog.typed = (dialog.typed or "") + text
             return f"{shown(dialog.typed, 60)} stands in the dialog"
-        case Wait(seconds):
+        case ui.Wait(seconds):
             await asyncio.sleep(seconds)
-        case LookAgain():
+        case ui.LookAgain():
             pass
         case _:
             return f"a dialog is open, so {action.name} did nothing"
     return None
 
 
-async def _upload(page: Page, action: Upload, frame: Frame, marks: Sequence[Mark | Element]) -> str | None:
+async def _upload(page: Page, action: ui.Upload, frame: Frame, marks: Sequence[Mark | Element]) -> str | None:
     """Clicks where a place is given, then gives the files to the chooser that is open."""
     if action.mark is not None:
         place = await _place(page, marks, action.mark)
@@ -180,7 +155,7 @@ async def _upload(page: Page, action: Upload, frame: Frame, marks: Sequence[Mark
     return await page.files.choose(action.files)
 
 
-async def _on_element(page: Page, action: OnElement, frame: Frame, marks: Sequence[Mark | Element]) -> str | None:
+async def _on_element(page: Page, action: ui.OnElement, frame: Frame, marks: Sequence[Mark | Element]) -> str | None:
     """What is done to one element, whatever is in front of it."""
     tab = page.tabs.shown
     if action.mark is not None:
@@ -196,11 +171,11 @@ async def _on_element(page: Page, action: OnElement, frame: Frame, marks: Sequen
     if handle is None:
         return GONE
     match action:
-        case Focus():
+        case ui.Focus():
             return await focus(tab, handle)
-        case Select(options=options):
+        case ui.Select(options=options):
             return await select(tab, handle, options)
-        case Fill(value=value):
+        case ui.Fill(value=value):
             ready = await fill(tab, handle, value)
             if isinstance(ready, str):
                 return ready

@@ -28,8 +28,9 @@ from uirl.environments.remote.protocol.ui_verifiers import (
     SessionIds,
     SubmittedRows,
 )
-from uirl.environments.ui.actions import (
-    ActionSpace,
+from uirl.environments.ui.actions import ActionSpace
+from uirl.environments.ui.vocabulary import (
+    SCROLL_NOTCHES,
     Click,
     Keys,
     LookAgain,
@@ -40,7 +41,6 @@ from uirl.environments.ui.actions import (
     UIAction,
     Wait,
 )
-from uirl.environments.ui.vocabulary import SCROLL_NOTCHES
 from uirl.errors import EnvironmentFailure, RolloutFailure
 from uirl.images import Screenshot
 from uirl.runtime.limits import shown
