@@ -178,6 +178,40 @@ async def test_calls_that_wait_fail_when_the_browser_dies_and_so_do_later_ones()
     assert lost == ["lost"]
 
 
+async def test_a_browser_that_closes_one_pipe_alone_leaves_no_error_in_the_event_loop() -> None:
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+
+    async def deaf(browser: Browser) -> None:
+        await browser.recv()
+        browser._calls.close()
+
+    async with connected(deaf) as (connection, lost):
+        with pytest.raises(EnvironmentFailure, match="the browser ended"):
+            await connection.call("a")
+    await asyncio.sleep(0)
+    assert (lost, errors) == (["lost"], [])
+
+
+async def test_a_call_that_nobody_waits_for_is_sent_and_its_refusal_disturbs_nobody() -> None:
+    heard: list[Any] = []
+
+    async def refuse_the_first(browser: Browser) -> None:
+        async for text in browser:
+            heard.append(message := json.loads(text))
+            answer = {"result": {}} if len(heard) > 1 else {"error": {"message": "no such download"}}
+            await browser.send(json.dumps({"id": message["id"]} | answer))
+
+    async with connected(refuse_the_first) as (connection, _):
+        connection.post("Browser.cancelDownload", {"guid": "g"}, session="S")
+        assert await connection.call("after") == {}
+        assert not connection._pending
+    connection.post("on a closed pipe")
+    posted = heard[0]
+    assert (posted["method"], posted["params"], posted["sessionId"]) == ("Browser.cancelDownload", {"guid": "g"}, "S")
+    assert [message["method"] for message in heard] == ["Browser.cancelDownload", "after"]
+
+
 async def test_nonsense_on_the_pipe_ends_the_connection_with_its_reason() -> None:
     async def babble(browser: Browser) -> None:
         await browser.recv()

@@ -108,13 +108,10 @@ class CdpConnection:
         number = next(self._numbers)
         waiting = _Pending(method, session, asyncio.get_running_loop().create_future())
         self._pending[number] = waiting
-        message: dict[str, Any] = {"id": number, "method": method, "params": dict(params or {})}
-        if session is not None:
-            message["sessionId"] = session
         answer = waiting.answer
         answer.add_done_callback(lambda _: self._pending.pop(number, None))
         try:
-            self._wire.send(json.dumps(message, allow_nan=False).encode())
+            self._send(number, method, params, session)
             await asyncio.wait({answer}, timeout=seconds)
         except BaseException:
             answer.cancel()
@@ -123,6 +120,17 @@ class CdpConnection:
             return answer.result()
         answer.add_done_callback(lambda late: late.cancelled() or late.exception())  # nobody need ask for it
         raise Unanswered(f"{method}: the page did not answer within {seconds} s", answer)
+
+    def post(self, method: str, params: Mapping[str, Any] | None = None, *, session: str | None = None) -> None:
+        """Make a call without waiting for its answer: where it fails, what it was for has gone on without it."""
+        if self._lost is None:
+            self._send(next(self._numbers), method, params, session)
+
+    def _send(self, number: int, method: str, params: Mapping[str, Any] | None, session: str | None) -> None:
+        message: dict[str, Any] = {"id": number, "method": method, "params": dict(params or {})}
+        if session is not None:
+            message["sessionId"] = session
+        self._wire.send(json.dumps(message, allow_nan=False).encode())
 
     def on(self, session: str | None, method: str, handler: EventHandler) -> None:
         """Calls `handler(params)` at each such event of the session, on the event loop. One handler per event."""

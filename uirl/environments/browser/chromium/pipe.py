@@ -57,6 +57,8 @@ class Wire(asyncio.Protocol):
     def abort(self) -> None:
         """Closes both pipes; what was not written yet is dropped."""
         for transport in self._transports:
+            if transport.is_closing():  # asyncio would end it a second time, and raise in its event loop
+                continue
             transport.abort() if isinstance(transport, asyncio.WriteTransport) else transport.close()
 
     def data_received(self, data: bytes) -> None:

@@ -11,40 +11,13 @@ from uirl.errors import ConfigError, did_you_mean
 AREA = (0, 50, 160, 160)
 """Left, top, width and height of the part below the instruction, in page pixels."""
 
-RELOADED = frozenset(
-    {
-        "book-flight",
-        "book-flight-nodelay",
-        "chase-circle",
-        "choose-date",
-        "choose-date-easy",
-        "choose-date-medium",
-        "choose-date-nodelay",
-        "click-button",
-        "click-collapsible",
-        "click-collapsible-2",
-        "click-collapsible-2-nodelay",
-        "click-collapsible-nodelay",
-        "click-dialog-2",
-        "click-tab",
-        "click-tab-2",
-        "click-tab-2-easy",
-        "click-tab-2-hard",
-        "click-tab-2-medium",
-        "drag-cube",
-        "drag-shapes-2",
-        "form-sequence",
-        "moving-items",
-        "multi-layouts",
-        "simon-says",
-        "social-media",
-        "stock-market",
-        "text-editor",
-        "use-slider",
-        "use-slider-2",
-        "use-spinner",
-    }
-)
+RELOADED = frozenset({
+    "book-flight", "book-flight-nodelay", "chase-circle", "choose-date", "choose-date-easy", "choose-date-medium",
+    "choose-date-nodelay", "click-button", "click-collapsible", "click-collapsible-2", "click-collapsible-2-nodelay",
+    "click-collapsible-nodelay", "click-dialog-2", "click-tab", "click-tab-2", "click-tab-2-easy", "click-tab-2-hard",
+    "click-tab-2-medium", "drag-cube", "drag-shapes-2", "form-sequence", "moving-items", "multi-layouts",
+    "simon-says", "social-media", "stock-market", "text-editor", "use-slider", "use-slider-2", "use-spinner",
+})  # fmt: skip
 """Pages that a new seed alone does not clear: something of the last episode stays on the screen. On all others,
 episodes of clicks after a new seed were equal, pixel by pixel, to episodes after a fresh load (8 seeds, 4 clicks each).
 What typing, dragging and scrolling leave behind is another matter: with those every page is loaded anew."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from uirl.errors import EnvironmentFailure
 from uirl.runtime.limits import shown
@@ -22,7 +22,7 @@ class Dialog:
     """'alert', 'confirm', 'prompt' or 'beforeunload'."""
     message: str
     proposed: str = ""
-    typed: str | None = field(default=None)
+    typed: str | None = None
     """What the policy has typed into it; None: what is proposed stands there."""
 
     def words(self, action: bool) -> str:

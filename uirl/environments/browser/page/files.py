@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from uirl.environments.browser.chromium.cdp import CdpConnection, Refused
-from uirl.errors import ConfigError, EnvironmentFailure, EpisodeTimeout
+from uirl.errors import ConfigError
 from uirl.runtime.scratch import ScratchFolder
 
 FOLDER = "uirl-pages-"
@@ -53,7 +53,6 @@ class PageFiles:
         self._running: dict[str, _Download] = {}  # by the browser's name
         self._still = asyncio.Event()
         self._still.set()
-        self._work: set[asyncio.Task[Any]] = set()
         self.downloads: dict[str, Path] = {}
         """Name -> where it is, of the downloads of this episode that are whole."""
 
@@ -77,12 +76,8 @@ class PageFiles:
         if keeps:
             self._folder = ScratchFolder(FOLDER)
         if keeps or self._keeps:
-            await self._connection.call("Browser.setDownloadBehavior", self._behaviour(keeps))
+            await self._connection.call("Browser.setDownloadBehavior", self.behaviour(keeps))
         self._keeps = keeps
-
-    def refusal(self) -> dict[str, Any]:
-        """The parameters of `Browser.setDownloadBehavior` for a new page."""
-        return self._behaviour(keeps=False)
 
     @property
     def busy(self) -> bool:
@@ -137,7 +132,8 @@ class PageFiles:
         if folder is not None:
             folder.close()
 
-    def _behaviour(self, keeps: bool) -> dict[str, Any]:
+    def behaviour(self, keeps: bool) -> dict[str, Any]:
+        """Return the parameters of `Browser.setDownloadBehavior`."""
         if not keeps or self._folder is None:
             return {"behavior": "deny", "browserContextId": self._context}
         where = {"behavior": "allowAndName", "downloadPath": str(self._folder.path)}
@@ -207,13 +203,4 @@ class PageFiles:
         return next(one for one in itertools.chain([name], numbered) if one not in taken)
 
     def _cancel(self, guid: str) -> None:
-        async def cancel() -> None:
-            try:
-                asked = {"guid": guid, "browserContextId": self._context}
-                await self._connection.call("Browser.cancelDownload", asked)
-            except (EnvironmentFailure, EpisodeTimeout):
-                pass  # it has ended by itself
-
-        task = asyncio.create_task(cancel())
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
+        self._connection.post("Browser.cancelDownload", {"guid": guid, "browserContextId": self._context})

@@ -17,7 +17,7 @@ from uirl.environments.browser.page.preparing import Preparation
 from uirl.environments.browser.page.tab import LOAD_SECONDS, Tab
 from uirl.environments.browser.page.tabs import MAX_TABS, Tabs
 from uirl.environments.browser.site import Site
-from uirl.errors import EnvironmentFailure, EpisodeTimeout
+from uirl.errors import EpisodeTimeout
 
 LOWEST_WINDOW = 100
 """Pixels. The full browser never draws a page whose window has no room beside its bars, whatever the page's size."""
@@ -50,7 +50,6 @@ class Page:
         self.asks_policy = False
         """Dialogs with a choice are left open for the policy; else they are accepted with what they propose."""
         self._closed = False
-        self._background: set[asyncio.Task[Any]] = set()
         self._notices: list[str] = []
         self._dialogs = 0  # since the notices were taken
         self._clipboard = ""
@@ -73,7 +72,7 @@ class Page:
                 where = {"url": "about:blank", "browserContextId": context, **window}
                 target = (await connection.call("Target.createTarget", where))["targetId"]
                 page = cls(connection, context, target, attached(target), (width, height))
-                refusal = connection.call("Browser.setDownloadBehavior", page.files.refusal())
+                refusal = connection.call("Browser.setDownloadBehavior", page.files.behaviour(keeps=False))
                 await asyncio.gather(refusal, page._preparation.tab(page.tabs.first))
             except BaseException:
                 if connection.lost is None:
@@ -359,17 +358,6 @@ class Page:
         if len(self._notices) < MAX_NOTICES:
             self._notices.append(words[:200])
 
-    def _reply(self, session: str, method: str, params: Mapping[str, Any]) -> None:
-        """Makes a call that nobody waits for. Where it fails the page has gone on without it, or is gone."""
-
-        async def make() -> None:
-            with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):
-                await self._connection.call(method, params, session=session)
-
-        task = asyncio.create_task(make())
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
     def crashed(self, target: str, killed: bool) -> None:
         """Told by the browser: a tab's process is gone. `killed`: by somebody else, as where memory is out."""
         self.tabs.crashed(target, "the page was killed" if killed else "the page crashed", own_doing=not killed)
@@ -391,4 +379,4 @@ class Page:
         if event["type"] != "beforeunload":
             self._notice(f"the page said: {event['message']}")
         reply = {"accept": True, "promptText": event.get("defaultPrompt", "")}
-        self._reply(tab.session, "Page.handleJavaScriptDialog", reply)
+        self._connection.post("Page.handleJavaScriptDialog", reply, session=tab.session)

@@ -32,7 +32,6 @@ class Preparation:
         self._listen = listen
         self._scripts = [STYLE, COPIES]
         self._site: Site | None = None
-        self._background: set[asyncio.Task[Any]] = set()
 
     async def tab(self, tab: Tab) -> None:
         """Readies a tab, and lets its first script run only then."""
@@ -79,15 +78,9 @@ class Preparation:
         await tab.call("Page.addScriptToEvaluateOnNewDocument", _apart(script))
 
     async def _intercept(self, session: str, site: Site) -> None:
-        async def answer(event: Mapping[str, Any]) -> None:
-            found = site.fulfilment(event["request"]["url"]) | {"requestId": event["requestId"]}
-            with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):  # the page has gone on without it, or is gone
-                await self._connection.call("Fetch.fulfillRequest", found, session=session)
-
         def on_request(event: Mapping[str, Any]) -> None:
-            task = asyncio.create_task(answer(event))
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+            answer = site.fulfilment(event["request"]["url"]) | {"requestId": event["requestId"]}
+            self._connection.post("Fetch.fulfillRequest", answer, session=session)
 
         self._connection.on(session, "Fetch.requestPaused", on_request)
         patterns = {"patterns": [{"urlPattern": f"{site.origin}/*"}]}

@@ -142,8 +142,7 @@ class Tabs:
         tab = self.shown
         if tab is self.first:
             return "the first tab is the page of the task, and stays open"
-        await self._drop(tab)
-        await self._shut(tab)
+        await self._remove(tab)
         return None
 
     async def close_others(self) -> None:
@@ -151,8 +150,7 @@ class Tabs:
         self.acted()
         await self.ready()
         for tab in self._all[1:]:
-            await self._drop(tab)
-            await self._shut(tab)
+            await self._remove(tab)
 
     def forget(self, reason: str) -> None:
         """All are closed with their context."""
@@ -194,8 +192,7 @@ class Tabs:
         if not tab.blank or tab not in self._all:
             return False
         self._notice(f"tab {self._all.index(tab) + 1} came to no page, and was closed")
-        await self._drop(tab)
-        await self._shut(tab)
+        await self._remove(tab)
         return True
 
     async def _open(self, tab: Tab) -> None:
@@ -230,6 +227,11 @@ class Tabs:
         if tab is self.shown:
             with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):
                 await self.show(self._all[number - 1])
+
+    async def _remove(self, tab: Tab) -> None:
+        """Take a tab from the list and close it."""
+        await self._drop(tab)
+        await self._shut(tab)
 
     async def _shut(self, tab: Tab) -> None:
         with contextlib.suppress(EnvironmentFailure, EpisodeTimeout):  # it is gone already, or goes with the context
