@@ -9,7 +9,7 @@ import pytest
 
 from tests.environments.browser.test_features import FeaturePage
 from uirl.environments.browser import process as chromium
-from uirl.environments.browser.page.looking import find_marks, tree_of
+from uirl.environments.browser.page.snapshot import accessibility_nodes, find_marks
 from uirl.environments.browser.web import WebEnvironment
 from uirl.types import Action, Observation
 
@@ -98,7 +98,7 @@ async def test_a_page_of_many_frames_is_looked_into_as_far_as_it_is_sensible() -
     tab = env._page.tabs.first
     assert len(tab.frames.all()) == 24
     assert len(await find_marks(tab)) <= 24
-    assert len({node["frame"] for node in await tree_of(tab)}) <= 25
+    assert len({node["frame"] for node in await accessibility_nodes(tab)}) <= 25
     await env.close()
 
 

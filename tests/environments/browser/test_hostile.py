@@ -11,10 +11,10 @@ import pytest
 from tests import stretches
 from uirl.environments.browser.chromium.cdp import CdpConnection, Unanswered
 from uirl.environments.browser.environment import PageEnvironment
-from uirl.environments.browser.hanging import in_time
 from uirl.environments.browser.page.navigation import PageLost
 from uirl.environments.browser.page.page import Page
 from uirl.environments.browser.process import Chromium
+from uirl.environments.browser.time_limit import run_within
 from uirl.environments.browser.web import WebEnvironment
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import EpisodeTimeout
@@ -215,7 +215,7 @@ async def test_a_page_that_answers_and_cannot_be_stopped_has_lost() -> None:
         raise EpisodeTimeout("a navigation did not end, and could not be stopped")
 
     with pytest.raises(PageLost, match="could not be stopped"):
-        await in_time(stop(), Chromium.shared(), 300.0)
+        await run_within(stop(), Chromium.shared(), 300.0)
 
 
 async def test_an_answer_that_comes_late_is_still_heard(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from uirl.environments.browser.options import PageOptions
 from uirl.environments.browser.page.accessibility import tree_text
 from uirl.environments.browser.page.acting import origin_of
 from uirl.environments.browser.page.marks import draw_marks
-from uirl.environments.browser.page.picture import Frame
+from uirl.environments.browser.page.viewport import Viewport
 from uirl.environments.browser.process import network_flags
 from uirl.environments.browser.site import Site
 from uirl.errors import ConfigError
@@ -31,7 +31,7 @@ def png(size: tuple[int, int], dots: dict[tuple[int, int], tuple[int, int, int]]
 
 
 def test_a_crop_at_a_zoom_is_cut_where_the_browser_drew_it() -> None:
-    frame = Frame.of(100, 80, zoom=0.5, crop=(20, 10, 60, 40))
+    frame = Viewport.of(100, 80, zoom=0.5, crop=(20, 10, 60, 40))
     assert frame.size == (30, 20)
     # Page pixel (20, 10) is drawn at (10, 5): the corner of the picture.
     picture = frame.picture(png((50, 40), {(10, 5): (255, 0, 0), (39, 24): (0, 255, 0)}))
@@ -58,7 +58,7 @@ def test_a_crop_at_a_zoom_is_cut_where_the_browser_drew_it() -> None:
     ],
 )
 def test_what_needs_no_change_is_handed_on_as_it_was_captured(options: Any, untouched: bool) -> None:
-    assert PageOptions(**options).frame((160, 210)).is_capture == untouched  # 210 * 0.35 is no whole number
+    assert PageOptions(**options).viewport((160, 210)).is_capture == untouched  # 210 * 0.35 is no whole number
 
 
 @given(
@@ -67,7 +67,7 @@ def test_what_needs_no_change_is_handed_on_as_it_was_captured(options: Any, unto
 def test_every_picture_pixel_leads_back_to_itself(w: int, h: int, zoom: float, size: int | None, data: Any) -> None:
     left, top = data.draw(st.integers(0, w - 1)), data.draw(st.integers(0, h - 1))
     crop = (left, top, data.draw(st.integers(1, w - left)), data.draw(st.integers(1, h - top)))
-    frame = Frame.of(w, h, zoom, crop, size and (size, size))
+    frame = Viewport.of(w, h, zoom, crop, size and (size, size))
     x, y = (data.draw(st.integers(0, side - 1)) for side in frame.size)
     assert frame.in_picture(*frame.on_page(x, y)) == (x, y)
 
@@ -87,7 +87,7 @@ def test_every_picture_pixel_leads_back_to_itself(w: int, h: int, zoom: float, s
 )
 def test_frames_that_cannot_be(options: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        PageOptions(**options).frame((100, 80))
+        PageOptions(**options).viewport((100, 80))
 
 
 def test_marks_are_drawn_on_a_copy_at_their_boxes() -> None:

@@ -17,18 +17,18 @@ from typing import Any, ClassVar, Literal, Self
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.browser.chromium.capacity import pages_that_fit
-from uirl.environments.browser.hanging import in_time
 from uirl.environments.browser.options import PageOptions
 from uirl.environments.browser.page.accessibility import acted_on, tree_text
 from uirl.environments.browser.page.acting import origin_of, perform
 from uirl.environments.browser.page.dialogs import Blocked
 from uirl.environments.browser.page.elements import Element
-from uirl.environments.browser.page.looking import find_marks, numbers_of, tree_of
 from uirl.environments.browser.page.marks import Mark, draw_marks
 from uirl.environments.browser.page.navigation import PageLost, TabClosed, Threw
 from uirl.environments.browser.page.page import Page
+from uirl.environments.browser.page.snapshot import accessibility_nodes, find_marks, mark_numbers
 from uirl.environments.browser.page.tab import Tab
 from uirl.environments.browser.process import Chromium, find_executable
+from uirl.environments.browser.time_limit import run_within
 from uirl.environments.options import ConfigurableEnvironment, OptionsLike
 from uirl.environments.ui.vocabulary import Answer, Click, Terminate, UIAction
 from uirl.errors import ConfigError
@@ -91,8 +91,8 @@ class PageEnvironment(ConfigurableEnvironment):
         """
         super().__init__(config, options, **keys)
         find_executable()
-        self._frame = self.options.frame(self.page_size)
-        self.picture_size = self._frame.size
+        self._viewport = self.options.viewport(self.page_size)
+        self.picture_size = self._viewport.size
         """Width and height of the picture the agent sees."""
         self.space = self.options.space(self.picture_size, tuple(self.actions))
         """The actions that are offered, and how they are written."""
@@ -110,7 +110,7 @@ class PageEnvironment(ConfigurableEnvironment):
     @property
     def max_parallel(self) -> int:  # type: ignore[override]
         """The pages for which this machine has memory and cores."""
-        return pages_that_fit(*self._frame.page, self._frame.zoom)
+        return pages_that_fit(*self._viewport.page, self._viewport.zoom)
 
     def plan(self, task: Task | None, seed: int) -> None:
         """Makes the instance of an episode, before it has a page: what the page may reach can depend on it."""
@@ -179,7 +179,7 @@ class PageEnvironment(ConfigurableEnvironment):
         if self._turns == 1:
             await page.answers()  # one that hangs before any action does not by the policy's doing
         try:
-            result = await in_time(self._step(page, action), self._browser(), self._step_limit)
+            result = await run_within(self._step(page, action), self._browser(), self._step_limit)
         except PageLost as error:
             _LOG.warning("%s: an action lost the page: %s", type(self).__name__, error)
             lost = self.lost(str(error))
@@ -198,7 +198,7 @@ class PageEnvironment(ConfigurableEnvironment):
             return self._tell(meant)
         page.tabs.acted()
         try:
-            problem = await perform(page, meant, self._frame, marks=self._named, origins=self.destinations())
+            problem = await perform(page, meant, self._viewport, marks=self._named, origins=self.destinations())
             if problem is not None:
                 return self._tell(problem)
             if self.options.settle:
@@ -269,7 +269,7 @@ class PageEnvironment(ConfigurableEnvironment):
 
     def act_at(self, x: float, y: float, target: str = "") -> Action | None:
         """A click on a page position, as a policy writes it: for demonstrators. None: it is outside of the picture."""
-        pixel = self._frame.in_picture(x, y)
+        pixel = self._viewport.in_picture(x, y)
         return None if pixel is None else self.act(Click(*pixel), target)
 
     def act(self, action: UIAction, target: str = "") -> Action:
@@ -283,20 +283,20 @@ class PageEnvironment(ConfigurableEnvironment):
             await self.close()
         if self._page is None:
             self._reach = reach
-            self._page = await self._browser().new_page(*self._frame.page)
+            self._page = await self._browser().new_page(*self._viewport.page)
             await self.furnish(self._page)
         return self._page
 
     def _browser(self) -> Chromium:
         """That of this environment's page."""
-        return Chromium.shared(self._reach, self._frame.zoom)
+        return Chromium.shared(self._reach, self._viewport.zoom)
 
     async def _look(self, page: Page, words: Sequence[str], info: Mapping[str, Any]) -> Observation:
         """The picture, and what is to be read: words, and the accessibility tree where it is wanted."""
         captured = await page.screenshot(**self.options.capture())
         picture: Any = captured
-        if not self._frame.is_capture or self.space.marks:
-            picture = self._frame.picture(captured)
+        if not self._viewport.is_capture or self.space.marks:
+            picture = self._viewport.picture(captured)
         if self.space.marks:
             picture = await self._mark(page.tabs.shown, picture)
         if self._hidden == "picture":
@@ -311,17 +311,17 @@ class PageEnvironment(ConfigurableEnvironment):
         """The picture with numbers on what can be clicked."""
         self._marked = []
         with contextlib.suppress(Threw):  # a document without a body, such as a picture
-            self._marked = [mark for mark in await find_marks(tab) if self._frame.in_picture(mark.x, mark.y)]
-        boxes = [self._frame.box(mark.left, mark.top, mark.right, mark.bottom) for mark in self._marked]
+            self._marked = [mark for mark in await find_marks(tab) if self._viewport.in_picture(mark.x, mark.y)]
+        boxes = [self._viewport.box(mark.left, mark.top, mark.right, mark.bottom) for mark in self._marked]
         self._named = list(self._marked)
         return draw_marks(picture, boxes)
 
     async def _read_tree(self, tab: Tab) -> str:
         """The tree as text. With marks their numbers are in it, and further ones for what is not in the picture."""
-        nodes = await tree_of(tab)
+        nodes = await accessibility_nodes(tab)
         if not self.space.marks:
             return tree_text(nodes, self.options.tree)
-        numbers = await numbers_of(tab, self._marked)
+        numbers = await mark_numbers(tab, self._marked)
         for node in acted_on(nodes):
             key = (node["frame"], node["backendDOMNodeId"])
             if key not in numbers and len(self._named) < MOST_NAMED:

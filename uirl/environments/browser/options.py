@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from uirl.config.section import Count, Index, NonNegative
-from uirl.environments.browser.page.picture import Frame
+from uirl.environments.browser.page.viewport import Viewport
 from uirl.environments.options import EnvironmentOptions, Names, Size
 from uirl.environments.ui.actions import ACTIONS, ActionSpace
 from uirl.environments.ui.vocabulary import CLICKS, Coordinates
@@ -69,13 +69,13 @@ class PageOptions(EnvironmentOptions):
         """`crop` in CSS pixels."""
         return self.crop
 
-    def frame(self, page_size: tuple[int, int]) -> Frame:
+    def viewport(self, page_size: tuple[int, int]) -> Viewport:
         """The page and what is shown of it; `page_size`: width and height where the options say nothing. Raises
         ConfigError for a crop that reaches outside."""
         width, height = self.width or page_size[0], self.height or page_size[1]
         side = self.image_size
         size = (side, side) if isinstance(side, int) else side
-        return Frame.of(width, height, self.zoom, self.crop_box, size)
+        return Viewport.of(width, height, self.zoom, self.crop_box, size)
 
     def space(self, picture_size: tuple[int, int], actions: tuple[str, ...]) -> ActionSpace:
         """The actions that are offered; `actions`: where the options say nothing. Raises ConfigError for options of

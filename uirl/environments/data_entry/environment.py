@@ -55,7 +55,7 @@ class DataEntryEnvironment(WebEnvironment):
         self._sheet = draw_rows(rng, self._fields, self._listed)
         self._progress, self._counted = Progress(), 0
         labels = {name: LABELS[name] for name in self._fields}
-        places = _places(rng, *self._frame.page) if self._slip else None
+        places = _places(rng, *self._viewport.page) if self._slip else None
         self.html = render_page({"labels": labels, "rows": self._sheet, "places": places})
         self.goal = self._instruction()
 

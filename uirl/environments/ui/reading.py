@@ -140,14 +140,6 @@ def _held(arguments: Arguments) -> ui.UIAction:
     return ui.HoldKey(keys[0], arguments.action == "key_down")
 
 
-def _fill(arguments: Arguments) -> ui.UIAction:
-    return ui.Fill(*arguments.element(), arguments.text("value", ui.MAX_TEXT, empty=True))
-
-
-def _select(arguments: Arguments) -> ui.UIAction:
-    return ui.Select(*arguments.element(), arguments.texts("options"))
-
-
 def _upload(arguments: Arguments) -> ui.UIAction:
     place = arguments.element() if arguments.has("x", "y", "mark") else (None, None, None)
     return ui.Upload(*place, arguments.texts("files"))
@@ -156,10 +148,6 @@ def _upload(arguments: Arguments) -> ui.UIAction:
 def _dialog(arguments: Arguments) -> ui.UIAction:
     choice: Any = arguments.choice("choice", ui.CHOICES)
     return ui.AnswerDialog(choice, arguments.text("text", ui.MAX_TEXT, empty=True) if arguments.has("text") else None)
-
-
-def _keys(arguments: Arguments) -> ui.UIAction:
-    return ui.Keys(arguments.chord("keys"))
 
 
 def _scroll(arguments: Arguments) -> ui.UIAction:
@@ -195,13 +183,13 @@ READERS: dict[str, Callable[[Arguments], ui.UIAction]] = {
     "mouse_up": _button,
     "drag": _drag,
     "type": lambda arguments: ui.Type(arguments.text("text", ui.MAX_TEXT)),
-    "keys": _keys,
+    "keys": lambda arguments: ui.Keys(arguments.chord("keys")),
     "key_down": _held,
     "key_up": _held,
     "insert": lambda arguments: ui.Insert(arguments.text("text", ui.MAX_TEXT)),
-    "fill": _fill,
+    "fill": lambda arguments: ui.Fill(*arguments.element(), arguments.text("value", ui.MAX_TEXT, empty=True)),
     "focus": lambda arguments: ui.Focus(*arguments.element()),
-    "select": _select,
+    "select": lambda arguments: ui.Select(*arguments.element(), arguments.texts("options")),
     "upload": _upload,
     "scroll": _scroll,
     "wait": _wait,

@@ -9,20 +9,21 @@ from urllib.parse import urlsplit
 
 from uirl.environments.browser.page.dialogs import Dialog
 from uirl.environments.browser.page.elements import GONE, Element, element_at, fill, focus, handle_of, select
-from uirl.environments.browser.page.looking import place_of
 from uirl.environments.browser.page.marks import Mark
 from uirl.environments.browser.page.navigation import Unopened
 from uirl.environments.browser.page.page import Page
-from uirl.environments.browser.page.picture import Frame
+from uirl.environments.browser.page.snapshot import element_center
 from uirl.environments.browser.page.tab import Tab
+from uirl.environments.browser.page.viewport import Viewport
 from uirl.environments.ui import vocabulary as ui
+from uirl.environments.ui.arguments import Mistake
 from uirl.runtime.limits import shown
 
 
 async def perform(
     page: Page,
     action: ui.UIAction,
-    frame: Frame,
+    viewport: Viewport,
     *,
     marks: Sequence[Mark | Element] = (),
     origins: Collection[str] = (),
@@ -34,36 +35,36 @@ async def perform(
     """
     if page.tabs.shown.dialog is not None:
         return await _answer(page.tabs.shown, page.tabs.shown.dialog, action)
+    try:
+        return await _perform(page, action, viewport, marks, origins)
+    except Mistake as mistake:
+        return str(mistake)
+
+
+async def _perform(
+    page: Page, action: ui.UIAction, viewport: Viewport, marks: Sequence[Mark | Element], origins: Collection[str]
+) -> str | None:
     match action:
         case ui.Click(x, y, button, count, held):
-            await page.click(*frame.on_page(x, y), button, count, held)
+            await page.click(*viewport.on_page(x, y), button, count, held)
         case ui.ClickMark(number, button, count, held):
-            place = await _place(page, marks, number)
-            if isinstance(place, str):
-                return place
-            await page.click(*place, button, count, held)
+            await page.click(*await _place(page, marks, number), button, count, held)
         case ui.Move(x, y):
-            await page.move(*frame.on_page(x, y))
+            await page.move(*viewport.on_page(x, y))
         case ui.MoveToMark(number):
-            place = await _place(page, marks, number)
-            if isinstance(place, str):
-                return place
-            await page.move(*place)
+            await page.move(*await _place(page, marks, number))
         case ui.MouseButton(x, y, button, down):
-            await page.mouse_button(*frame.on_page(x, y), button, down)
+            await page.mouse_button(*viewport.on_page(x, y), button, down)
         case ui.Drag(x, y, to_x, to_y):
-            await page.drag(*frame.on_page(x, y), *frame.on_page(to_x, to_y))
+            await page.drag(*viewport.on_page(x, y), *viewport.on_page(to_x, to_y))
         case ui.DragMark(number, other):
-            start, end = await _place(page, marks, number), await _place(page, marks, other)
-            if isinstance(start, str) or isinstance(end, str):
-                return start if isinstance(start, str) else str(end)
-            await page.drag(*start, *end)
+            await page.drag(*await _place(page, marks, number), *await _place(page, marks, other))
         case ui.Upload():
-            return await _upload(page, action, frame, marks)
+            return await _upload(page, action, viewport, marks)
         case ui.OnElement():
-            return await _on_element(page, action, frame, marks)
+            return await _on_element(page, action, viewport, marks)
         case ui.Scroll(direction, amount, x, y):
-            at = None if x is None or y is None else frame.on_page(x, y)
+            at = None if x is None or y is None else viewport.on_page(x, y)
             await page.scroll(direction, amount, at)
         case _:
             return await _other(page, action, origins)
@@ -142,30 +143,27 @@ async def _answer(tab: Tab, dialog: Dialog, action: ui.UIAction) -> str | None:
     return None
 
 
-async def _upload(page: Page, action: ui.Upload, frame: Frame, marks: Sequence[Mark | Element]) -> str | None:
+async def _upload(page: Page, action: ui.Upload, viewport: Viewport, marks: Sequence[Mark | Element]) -> str | None:
     """Clicks where a place is given, then gives the files to the chooser that is open."""
     if action.mark is not None:
-        place = await _place(page, marks, action.mark)
-        if isinstance(place, str):
-            return place
-        await page.click(*place)
+        await page.click(*await _place(page, marks, action.mark))
     elif action.x is not None and action.y is not None:
-        await page.click(*frame.on_page(action.x, action.y))
+        await page.click(*viewport.on_page(action.x, action.y))
     await page.settle(drawn=True)
     return await page.files.choose(action.files)
 
 
-async def _on_element(page: Page, action: ui.OnElement, frame: Frame, marks: Sequence[Mark | Element]) -> str | None:
+async def _on_element(
+    page: Page, action: ui.OnElement, viewport: Viewport, marks: Sequence[Mark | Element]
+) -> str | None:
     """What is done to one element, whatever is in front of it."""
     tab = page.tabs.shown
     if action.mark is not None:
         named = _named(marks, action.mark)
-        if isinstance(named, str):
-            return named
         element = named.element if isinstance(named, Mark) else named
         handle = None if element is None else await handle_of(tab, element)
     elif action.x is not None and action.y is not None:
-        handle = await element_at(tab, *frame.on_page(action.x, action.y))
+        handle = await element_at(tab, *viewport.on_page(action.x, action.y))
     else:
         handle = None
     if handle is None:
@@ -184,17 +182,16 @@ async def _on_element(page: Page, action: ui.OnElement, frame: Frame, marks: Seq
     return None
 
 
-async def _place(page: Page, marks: Sequence[Mark | Element], number: int) -> tuple[float, float] | str:
-    """Where a click on what has that number goes; a str where there is nothing to click."""
+async def _place(page: Page, marks: Sequence[Mark | Element], number: int) -> tuple[float, float]:
+    """Where a click on what has that number goes. Raises Mistake where there is nothing to click."""
     named = _named(marks, number)
-    if isinstance(named, Mark):
-        return named.x, named.y
-    if isinstance(named, str):
-        return named
-    return await place_of(page.tabs.shown, named) or f"{number} is not drawn on the page, or not on it any more"
+    place = (named.x, named.y) if isinstance(named, Mark) else await element_center(page.tabs.shown, named)
+    if place is None:
+        raise Mistake(f"{number} is not drawn on the page, or not on it any more")
+    return place
 
 
-def _named(marks: Sequence[Mark | Element], number: int) -> Mark | Element | str:
-    if number <= len(marks):
-        return marks[number - 1]
-    return f"there is no mark {number}; the picture has {f'1 to {len(marks)}' if marks else 'none'}"
+def _named(marks: Sequence[Mark | Element], number: int) -> Mark | Element:
+    if number > len(marks):
+        raise Mistake(f"there is no mark {number}; the picture has {f'1 to {len(marks)}' if marks else 'none'}")
+    return marks[number - 1]

@@ -113,17 +113,31 @@ INSIDE = """function (x, y) {
 async def handle_of(tab: Tab, element: Element) -> Handle | None:
     """The element as the protocol holds it; None: it is gone."""
     try:
-        context = await tab.world(element.frame, element.session)
         if element.node is not None:
-            known = {"backendNodeId": element.node, "executionContextId": context}
-            answer = await tab.call("DOM.resolveNode", known, session=element.session)
-            return Handle(element.session, str(answer["object"]["objectId"]))
-        where = {"expression": f"globalThis.uirlMarked?.[{element.index}]", "contextId": context}
-        answer = await tab.call("Runtime.evaluate", where, session=element.session)
+            return await resolve(tab, element.frame, element.session, element.node)
+        marked = f"globalThis.uirlMarked?.[{element.index}]"
+        return await handle_in_frame(tab, element.frame, element.session, marked)
     except Refused:
         return None
-    found = answer["result"].get("objectId")
-    return None if found is None else Handle(element.session, str(found))
+
+
+async def resolve(tab: Tab, frame: str, session: str, node: int) -> Handle:
+    """Return the handle of a node in our world of its frame. Raises `Refused` where it is gone."""
+    where = {"backendNodeId": node, "executionContextId": await tab.world(frame, session)}
+    answer = await tab.call("DOM.resolveNode", where, session=session)
+    return Handle(session, str(answer["object"]["objectId"]))
+
+
+async def evaluate_in_frame(tab: Tab, frame: str, session: str, expression: str, **options: Any) -> Any:
+    """Return the protocol's answer to an expression in our world of a frame. Raises `Refused` where it is gone."""
+    where = {"expression": expression, "contextId": await tab.world(frame, session), **options}
+    return await tab.call("Runtime.evaluate", where, session=session)
+
+
+async def handle_in_frame(tab: Tab, frame: str, session: str, expression: str) -> Handle | None:
+    """Return the handle of the object that an expression gives; None: it gives none."""
+    found = (await evaluate_in_frame(tab, frame, session, expression))["result"].get("objectId")
+    return None if found is None else Handle(session, str(found))
 
 
 async def element_at(tab: Tab, x: float, y: float) -> Handle | None:
@@ -131,15 +145,10 @@ async def element_at(tab: Tab, x: float, y: float) -> Handle | None:
     frame, session = tab.target, tab.session
     while True:
         try:
-            context = await tab.world(frame, session)
-            where = {"expression": AT % (x, y), "contextId": context}
-            found = (await tab.call("Runtime.evaluate", where, session=session))["result"].get("objectId")
-            if found is None:
-                return None
-            handle = Handle(session, str(found))
-            if not tab.frames:
+            handle = await handle_in_frame(tab, frame, session, AT % (x, y))
+            if handle is None or not tab.frames:
                 return handle
-            node = (await tab.call("DOM.describeNode", {"objectId": found}, session=session))["node"]
+            node = (await tab.call("DOM.describeNode", {"objectId": handle.object}, session=session))["node"]
             inside = tab.frames.get(node.get("frameId", ""))
             if inside is None:
                 return handle

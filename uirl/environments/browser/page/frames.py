@@ -16,7 +16,7 @@ MAX_FRAMES = 24
 
 
 @dataclass(frozen=True, slots=True)
-class FrameOfPage:
+class ChildFrame:
     """A frame that is not the tab's own."""
 
     id: str
@@ -40,7 +40,7 @@ class Frames:
         self._top = top
         self._session = session
         self._prepare = prepare
-        self._known: dict[str, FrameOfPage] = {}
+        self._known: dict[str, ChildFrame] = {}
         self._work: set[asyncio.Task[Any]] = set()
         self.sessions: list[str] = []
         """Of frames in other processes."""
@@ -49,17 +49,17 @@ class Frames:
     def __bool__(self) -> bool:
         return bool(self._known)
 
-    def get(self, frame: str) -> FrameOfPage | None:
+    def get(self, frame: str) -> ChildFrame | None:
         """The one of that id; None: there is none."""
         return self._known.get(frame)
 
-    def of(self, parent: str) -> Iterator[FrameOfPage]:
+    def of(self, parent: str) -> Iterator[ChildFrame]:
         """The frames right inside another, in the order in which they came."""
         return (frame for frame in list(self._known.values()) if frame.parent == parent)
 
-    def all(self) -> list[FrameOfPage]:
+    def all(self) -> list[ChildFrame]:
         """Parents before what is in them, `MAX_FRAMES` at most."""
-        found: list[FrameOfPage] = []
+        found: list[ChildFrame] = []
         waiting = [self._top]
         while waiting and len(found) < MAX_FRAMES:
             inside = list(self.of(waiting.pop(0)))
@@ -94,7 +94,7 @@ class Frames:
 
     def _on_attached(self, session: str, event: Mapping[str, Any]) -> None:
         frame, parent = event["frameId"], event["parentFrameId"]
-        self._known[frame] = FrameOfPage(frame, parent, session)
+        self._known[frame] = ChildFrame(frame, parent, session)
 
     def _on_detached(self, event: Mapping[str, Any]) -> None:
         if event.get("reason") == "swap":  # it goes on in another process
@@ -110,7 +110,7 @@ class Frames:
         if known is not None:
             self._known[frame] = replace(known, session=session)
         elif "parentFrameId" in event["targetInfo"]:
-            self._known[frame] = FrameOfPage(frame, event["targetInfo"]["parentFrameId"], session)
+            self._known[frame] = ChildFrame(frame, event["targetInfo"]["parentFrameId"], session)
         self.sessions.append(session)
         self._listen(session)
         self._spawn(self._prepare(session))
@@ -123,7 +123,7 @@ class Frames:
                 around = waiting.pop()
                 for inside in around.get("childFrames", ()):
                     frame = inside["frame"]["id"]
-                    self._known[frame] = FrameOfPage(frame, around["frame"]["id"], self._session)
+                    self._known[frame] = ChildFrame(frame, around["frame"]["id"], self._session)
                     waiting.append(inside)
 
     def _spawn(self, work: Awaitable[Any]) -> None:

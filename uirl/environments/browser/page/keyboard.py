@@ -58,19 +58,13 @@ def chord(keys: Sequence[str], held: int = 0) -> Iterator[Event]:
     `held`: bits of the modifiers that are held already.
     """
     for key in keys[:-1]:
+        yield hold(key, True, held)
         held |= MODIFIER_BITS[key]
-        yield _event("rawKeyDown", key, held)
-    last = keys[-1]
-    if last in MODIFIER_BITS:
-        yield _event("rawKeyDown", last, held | MODIFIER_BITS[last])
-    else:
-        # With ctrl, alt or meta a key writes nothing.
-        writes = _text(last, held) and not held & ~MODIFIER_BITS["shift"]
-        yield _event("keyDown" if writes else "rawKeyDown", last, held)
-    yield _event("keyUp", last, held)
+    yield hold(keys[-1], True, held)
+    yield hold(keys[-1], False, held)
     for key in reversed(keys[:-1]):
         held &= ~MODIFIER_BITS[key]
-        yield _event("keyUp", key, held)
+        yield hold(key, False, held)
 
 
 def hold(key: str, down: bool, modifiers: int) -> Event:
@@ -78,6 +72,7 @@ def hold(key: str, down: bool, modifiers: int) -> Event:
     if not down:
         return _event("keyUp", key, modifiers)
     held = modifiers | MODIFIER_BITS.get(key, 0)
+    # With ctrl, alt or meta a key writes nothing.
     writes = _text(key, held) and not held & ~MODIFIER_BITS["shift"]
     return _event("keyDown" if writes else "rawKeyDown", key, held)
 

@@ -13,9 +13,9 @@ from uirl.environments.browser.page import keyboard, pointer
 from uirl.environments.browser.page.dialogs import Blocked, Dialog
 from uirl.environments.browser.page.files import PageFiles
 from uirl.environments.browser.page.navigation import PageLost, TabClosed, Threw, is_moved
-from uirl.environments.browser.page.preparing import Preparation
 from uirl.environments.browser.page.tab import LOAD_SECONDS, Tab
 from uirl.environments.browser.page.tabs import MAX_TABS, Tabs
+from uirl.environments.browser.page.target_setup import TargetSetup
 from uirl.environments.browser.site import Site
 from uirl.errors import EpisodeTimeout
 
@@ -44,8 +44,8 @@ class Page:
         self.context = context
         self._connection = connection
         self.files = PageFiles(connection, context, self._notice)
-        self._preparation = Preparation(connection, size, self.files.listen)
-        self.tabs = Tabs(connection, context, target, session, self._tab, self._preparation.tab, self._notice)
+        self._setup = TargetSetup(connection, size, self.files.listen)
+        self.tabs = Tabs(connection, context, target, session, self._tab, self._setup.tab, self._notice)
         """The page's own tab and those that it opened."""
         self.asks_policy = False
         """Dialogs with a choice are left open for the policy; else they are accepted with what they propose."""
@@ -73,7 +73,7 @@ class Page:
                 target = (await connection.call("Target.createTarget", where))["targetId"]
                 page = cls(connection, context, target, attached(target), (width, height))
                 refusal = connection.call("Browser.setDownloadBehavior", page.files.behaviour(keeps=False))
-                await asyncio.gather(refusal, page._preparation.tab(page.tabs.first))
+                await asyncio.gather(refusal, page._setup.tab(page.tabs.first))
             except BaseException:
                 if connection.lost is None:
                     await connection.call("Target.disposeBrowserContext", {"browserContextId": context})
@@ -84,7 +84,7 @@ class Page:
         return page
 
     def _tab(self, target: str, session: str) -> Tab:
-        tab = Tab(self._connection, target, session, self._notice, self._preparation.frame, self.files.left)
+        tab = Tab(self._connection, target, session, self._notice, self._setup.frame, self.files.left)
         self._connection.on(session, "Page.javascriptDialogOpening", lambda event: self._on_dialog(tab, event))
         return tab
 
@@ -100,11 +100,11 @@ class Page:
 
     async def serve(self, site: Site) -> None:
         """Answers what this page asks of the site's origin, from this process."""
-        await self._preparation.serve(self.tabs.first, site)
+        await self._setup.serve(self.tabs.first, site)
 
     async def run_on_load(self, script: str) -> None:
         """Runs `script` in every later document, before its own scripts, in the world apart from theirs."""
-        await self._preparation.run_on_load(self.tabs.first, script)
+        await self._setup.run_on_load(self.tabs.first, script)
 
     async def collect_errors(self) -> list[str]:
         """A list to which every exception is added, from now on, that a script of the page leaves uncaught."""

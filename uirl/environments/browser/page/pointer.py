@@ -32,11 +32,10 @@ def clicks(x: float, y: float, button: str, count: int, modifiers: int = 0) -> I
 
     `modifiers`: bits of the keys that are held, as in `keyboard.MODIFIER_BITS`.
     """
-    yield move(x, y) | ({"modifiers": modifiers} if modifiers else {})
+    held = {"modifiers": modifiers} if modifiers else {}
+    yield move(x, y) | held
     for number in range(1, count + 1):
-        press = {"x": x, "y": y, "button": button, "clickCount": number}
-        if modifiers:
-            press["modifiers"] = modifiers
+        press = {"x": x, "y": y, "button": button, "clickCount": number, **held}
         yield {"type": "mousePressed", "buttons": _BITS[button], **press}
         yield {"type": "mouseReleased", "buttons": 0, **press}
 

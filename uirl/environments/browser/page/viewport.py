@@ -16,7 +16,7 @@ Box = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class Viewport:
     """The page and the part of it that is shown."""
 
     page: tuple[int, int]
@@ -35,13 +35,13 @@ class Frame:
         zoom: float = 1.0,
         crop: Box | None = None,
         image_size: tuple[int, int] | None = None,
-    ) -> Frame:
-        """A frame of a page of this size. Raises ConfigError for a crop that reaches outside."""
+    ) -> Viewport:
+        """A viewport of a page of this size. Raises ConfigError for a crop that reaches outside."""
         box = (0, 0, width, height) if crop is None else crop
         left, top, right, bottom = box[0], box[1], box[0] + box[2], box[1] + box[3]
         if min(left, top) < 0 or right > width or bottom > height:
             raise ConfigError(f"crop {box} reaches outside the page of {width} x {height} pixels")
-        return Frame((width, height), zoom, box, image_size or (_scaled(box[2], zoom), _scaled(box[3], zoom)))
+        return Viewport((width, height), zoom, box, image_size or (_scaled(box[2], zoom), _scaled(box[3], zoom)))
 
     @property
     def is_capture(self) -> bool:

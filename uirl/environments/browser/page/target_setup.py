@@ -22,7 +22,7 @@ OTHER_PROCESSES = {
 }
 
 
-class Preparation:
+class TargetSetup:
     """Of one page: its size, its scripts, and the site that answers it."""
 
     def __init__(self, connection: CdpConnection, size: tuple[int, int], listen: Callable[[str], None]) -> None:

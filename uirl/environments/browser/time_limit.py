@@ -1,4 +1,4 @@
-"""A page that does not get done: lost by its own doing, or the fault of the browser or of the machine."""
+"""The time limit of a step: whether a page that exceeds it hangs, or the browser or the machine is too slow."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from uirl.environments.browser.process import Chromium
 from uirl.errors import EpisodeTimeout
 
 LONGEST_STEP = 60.0
-"""Seconds that a step may take, or fewer where the caller has less patience."""
+"""Seconds that a step may take, or fewer where the caller allows less."""
 STEP_SHARE = 0.7
 """Of that, for the action and what comes of it; the rest is to find out whose doing it is that it takes longer."""
 T = TypeVar("T")
 
 
-async def in_time(work: Coroutine[Any, Any, T], browser: Chromium, patience: float) -> T:
-    """What `work` with a page gives, within its share of the seconds of `patience`.
+async def run_within(work: Coroutine[Any, Any, T], browser: Chromium, step_timeout: float) -> T:
+    """Return what `work` with a page gives, within its share of the `step_timeout` seconds.
 
     Raises PageLost where the page leaves a call without an answer, does not stop where it is told to, or takes too long
     for all of it, and another page of the browser does in time what pages do; EpisodeTimeout where that does not
     either, or the answer has come by then.
     """
-    limit = STEP_SHARE * min(patience, LONGEST_STEP)
+    limit = STEP_SHARE * min(step_timeout, LONGEST_STEP)
     try:
         async with asyncio.timeout(limit):
             return await work

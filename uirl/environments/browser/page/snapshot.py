@@ -8,8 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from uirl.environments.browser.chromium.cdp import Refused
-from uirl.environments.browser.page.elements import Element, Handle, ask, handle_of
-from uirl.environments.browser.page.frames import FrameOfPage
+from uirl.environments.browser.page.elements import (
+    Element,
+    Handle,
+    ask,
+    evaluate_in_frame,
+    handle_of,
+    resolve,
+)
+from uirl.environments.browser.page.frames import ChildFrame
 from uirl.environments.browser.page.marks import CLICKABLE, Mark
 from uirl.environments.browser.page.navigation import Threw, value_of
 from uirl.environments.browser.page.tab import Tab
@@ -49,17 +56,11 @@ async def find_marks(tab: Tab) -> list[Mark]:
     """What can be clicked and seen: the page's own elements in their order, then those of its frames."""
     await tab.frames.ready()
     found, hosts = await tab.evaluate(f"{CLICKABLE}([document])", apart=True)
-    if hosts:
-        found = found + await _hidden(tab, tab.target, tab.session, hosts)
-    marks = _marks(found, tab.target, tab.session)
-    if tab.frames:
-        inside = {frame.id for frame in tab.frames.all()}
-        for frame in tab.frames.of(tab.target):
-            marks += await _marks_of_frame(tab, frame, tab.session, inside)
-    return marks[:MOST_MARKS]
+    searched = {frame.id for frame in tab.frames.all()}
+    return (await _marks(tab, tab.target, tab.session, found, hosts, searched))[:MOST_MARKS]
 
 
-async def place_of(tab: Tab, element: Element) -> tuple[float, float] | None:
+async def element_center(tab: Tab, element: Element) -> tuple[float, float] | None:
     """The middle of an element on the page, which is scrolled to it; None: it is gone, or not drawn."""
     try:
         handle = await handle_of(tab, element)
@@ -76,7 +77,7 @@ async def place_of(tab: Tab, element: Element) -> tuple[float, float] | None:
     return None if place is None else (float(place[0]), float(place[1]))
 
 
-async def tree_of(tab: Tab) -> list[dict[str, Any]]:
+async def accessibility_nodes(tab: Tab) -> list[dict[str, Any]]:
     """The nodes of the accessibility tree, with those of the frames under theirs; `frame` says whose a node is.
 
     Of a page with more than `MOST_NODES` one that says so: the browser would take seconds to tell of them all.
@@ -99,11 +100,11 @@ async def tree_of(tab: Tab) -> list[dict[str, Any]]:
             owner = (await tab.call("DOM.getFrameOwner", asked, session=session))["backendNodeId"]
         except Refused:
             continue
-        _hang(nodes, inner, frame, owner)
+        _attach(nodes, inner, frame, owner)
     return nodes
 
 
-async def numbers_of(tab: Tab, marks: Sequence[Mark]) -> dict[tuple[str, int], int]:
+async def mark_numbers(tab: Tab, marks: Sequence[Mark]) -> dict[tuple[str, int], int]:
     """Frame and the browser's number of the node -> number of the mark."""
     elements = [mark.element for mark in marks]
     places = sorted({(element.frame, element.session) for element in elements if element is not None})
@@ -122,27 +123,30 @@ async def numbers_of(tab: Tab, marks: Sequence[Mark]) -> dict[tuple[str, int], i
     }
 
 
-def _marks(found: Sequence[Sequence[float]], frame: str, session: str) -> list[Mark]:
-    marks = []
-    for left, top, right, bottom, x, y, index in found:
-        marks.append(Mark(left, top, right, bottom, x, y, Element(frame, session, index=int(index))))
+async def _marks(
+    tab: Tab, frame: str, session: str, found: list[list[float]], hosts: int, searched: set[str]
+) -> list[Mark]:
+    """Return the marks of a frame from what `CLICKABLE` found there, then those of the frames in it."""
+    if hosts:
+        found = found + await _in_closed_roots(tab, frame, session, hosts)
+    marks = [
+        Mark(left, top, right, bottom, x, y, Element(frame, session, index=int(index)))
+        for left, top, right, bottom, x, y, index in found
+    ]
+    for inner in tab.frames.of(frame):
+        marks += await _marks_of_frame(tab, inner, session, searched)
     return marks
 
 
-async def _marks_of_frame(tab: Tab, frame: FrameOfPage, around: str, known: set[str]) -> list[Mark]:
-    """In places of the frame around it, which is spoken to in the session `around`."""
-    if frame.id not in known:
+async def _marks_of_frame(tab: Tab, frame: ChildFrame, around: str, searched: set[str]) -> list[Mark]:
+    """Return marks in coordinates of the frame around it, which is spoken to in the session `around`."""
+    if frame.id not in searched:
         return []
     try:
-        context = await tab.world(frame.id, frame.session)
-        where = {"expression": f"{CLICKABLE}([document])", "contextId": context, "returnByValue": True}
-        answer = await tab.call("Runtime.evaluate", where, session=frame.session)
+        expression = f"{CLICKABLE}([document])"
+        answer = await evaluate_in_frame(tab, frame.id, frame.session, expression, returnByValue=True)
         found, hosts = value_of(answer, "CLICKABLE")
-        if hosts:
-            found = found + await _hidden(tab, frame.id, frame.session, hosts)
-        marks = _marks(found, frame.id, frame.session)
-        for inner in tab.frames.of(frame.id):
-            marks += await _marks_of_frame(tab, inner, frame.session, known)
+        marks = await _marks(tab, frame.id, frame.session, found, hosts, searched)
         owner = await _owner(tab, frame, around)
         box = await ask(tab, owner, _OWNER, [[mark.x, mark.y] for mark in marks])
     except (Refused, Threw):  # it has gone, or is a document without a body
@@ -163,15 +167,13 @@ def _lifted(mark: Mark, box: Mapping[str, float]) -> Mark:
     )
 
 
-async def _owner(tab: Tab, frame: FrameOfPage, session: str) -> Handle:
+async def _owner(tab: Tab, frame: ChildFrame, session: str) -> Handle:
     """The element of a frame, in the document around it."""
     node = (await tab.call("DOM.getFrameOwner", {"frameId": frame.id}, session=session))["backendNodeId"]
-    context = await tab.world(frame.parent, session)
-    answer = await tab.call("DOM.resolveNode", {"backendNodeId": node, "executionContextId": context}, session=session)
-    return Handle(session, str(answer["object"]["objectId"]))
+    return await resolve(tab, frame.parent, session, node)
 
 
-async def _hidden(tab: Tab, frame: str, session: str, hosts: int) -> list[list[float]]:
+async def _in_closed_roots(tab: Tab, frame: str, session: str, hosts: int) -> list[list[float]]:
     """What is in closed shadow roots: the browser gives what the page's scripts do not get."""
     found: list[list[float]] = []
     done = 0
@@ -180,13 +182,10 @@ async def _hidden(tab: Tab, frame: str, session: str, hosts: int) -> list[list[f
             held = (await _list(tab, frame, session, "uirlHosts"))[done:]
             done = hosts
             described = await asyncio.gather(*(_described(tab, session, one) for one in held))
-            context = await tab.world(frame, session)
             for root in (root for node in described for root in node.get("shadowRoots", ())):
                 if root["shadowRootType"] != "closed":
                     continue
-                where = {"backendNodeId": root["backendNodeId"], "executionContextId": context}
-                held_root = (await tab.call("DOM.resolveNode", where, session=session))["object"]["objectId"]
-                more, hosts = await ask(tab, Handle(session, held_root), _AGAIN)
+                more, hosts = await ask(tab, await resolve(tab, frame, session, root["backendNodeId"]), _AGAIN)
                 found += more
         except (Refused, Threw):
             break
@@ -195,9 +194,8 @@ async def _hidden(tab: Tab, frame: str, session: str, hosts: int) -> list[list[f
 
 async def _list(tab: Tab, frame: str, session: str, name: str) -> list[str]:
     """Handles of what a list of our world in a frame holds."""
-    context = await tab.world(frame, session)
-    where = {"expression": f"globalThis.{name} || []", "contextId": context}
-    held = (await tab.call("Runtime.evaluate", where, session=session))["result"]["objectId"]
+    answer = await evaluate_in_frame(tab, frame, session, f"globalThis.{name} || []")
+    held = answer["result"]["objectId"]
     rows = await tab.call("Runtime.getProperties", {"objectId": held, "ownProperties": True}, session=session)
     listed = [row for row in rows["result"] if row["name"].isdigit() and "objectId" in row.get("value", {})]
     return [row["value"]["objectId"] for row in sorted(listed, key=lambda row: int(row["name"]))]
@@ -208,7 +206,7 @@ async def _described(tab: Tab, session: str, held: str) -> Mapping[str, Any]:
     return node
 
 
-def _hang(nodes: list[dict[str, Any]], inner: Sequence[Mapping[str, Any]], frame: FrameOfPage, owner: int) -> None:
+def _attach(nodes: list[dict[str, Any]], inner: Sequence[Mapping[str, Any]], frame: ChildFrame, owner: int) -> None:
     """Puts the tree of a frame under the node of its element."""
     above = [node for node in nodes if node["frame"] == frame.parent and node.get("backendDOMNodeId") == owner]
     if not above or not inner:
