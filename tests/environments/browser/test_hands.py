@@ -238,8 +238,8 @@ async def test_a_list_can_be_used_with_the_mouse(page: Page) -> None:
 
 async def test_the_caret_does_not_blink(page: Page) -> None:
     await page.click(130, 10)
-    shots = set()
+    screenshots = set()
     for _ in range(6):
-        shots.add(await page.screenshot())
+        screenshots.add(await page.screenshot())
         await asyncio.sleep(0.15)
-    assert len(shots) == 1
+    assert len(screenshots) == 1

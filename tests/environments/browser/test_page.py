@@ -14,6 +14,7 @@ from PIL import Image
 
 from uirl.environments.browser.chromium.cdp import Refused
 from uirl.environments.browser.process import Chromium
+from uirl.environments.browser.site import Site
 from uirl.errors import EnvironmentFailure, EpisodeTimeout
 
 RED_TURNS_GREEN = """<!doctype html><body style="margin:0;background:rgb(255,0,0)">
@@ -198,4 +199,19 @@ async def test_a_call_that_is_cut_off_breaks_the_page(web_page: str) -> None:
     with pytest.raises(EnvironmentFailure, match="CancelledError"):
         await page.screenshot()
     await page.close()
+    await page.close()
+
+
+async def test_a_file_that_cannot_be_sent_leaves_the_browser_to_the_other_pages() -> None:
+    failed = asyncio.Event()
+    asyncio.get_running_loop().set_exception_handler(lambda *_: failed.set())
+    browser = Chromium.shared()
+    page = await browser.new_page(100, 100)
+    await page.serve(Site({"/": "<p>here", "/half": "\ud800"}))
+    await page.goto("http://app.localhost/")
+    await page.evaluate("void fetch('/half')")
+    async with asyncio.timeout(30):
+        await failed.wait()
+    assert await page.evaluate("document.body.textContent") == "here"
+    assert browser.starts == 1
     await page.close()

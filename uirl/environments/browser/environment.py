@@ -193,40 +193,40 @@ class PageEnvironment(ConfigurableEnvironment):
         return result
 
     async def _step(self, page: Page, action: Action) -> StepResult:
-        meant = self.space.read(action)
-        if isinstance(meant, str):
-            return self._tell(meant)
+        ui_action = self.space.read(action)
+        if isinstance(ui_action, str):
+            return self._tell(ui_action)
         page.tabs.acted()
         try:
-            problem = await perform(page, meant, self._viewport, marks=self._named, origins=self.destinations())
+            problem = await perform(page, ui_action, self._viewport, marks=self._named, origins=self.destinations())
             if problem is not None:
                 return self._tell(problem)
             if self.options.settle:
                 await asyncio.sleep(self.options.settle)
-            return await self._outcome(page, meant)
+            return await self._outcome(page, ui_action)
         except TabClosed:
-            return await self._outcome(page, meant)
+            return await self._outcome(page, ui_action)
         except Blocked:
-            if isinstance(meant, (Answer, Terminate)) or self._turns >= (self.max_turns or math.inf):
+            if isinstance(ui_action, (Answer, Terminate)) or self._turns >= (self.max_turns or math.inf):
                 page.asks_policy = False  # nobody is there to answer
                 await page.tabs.shown.answer(agree=False)
-                return await self._outcome(page, meant)
+                return await self._outcome(page, ui_action)
             return self._tell("", *page.take_notices())
 
-    async def _outcome(self, page: Page, meant: UIAction) -> StepResult:
+    async def _outcome(self, page: Page, ui_action: UIAction) -> StepResult:
         """What came of an action that was carried out. Raises `Blocked` where a dialog stops the page."""
         await page.settle(drawn=True)
-        judgement = await self.judge(page, meant)
-        ended = judgement.ended or isinstance(meant, (Answer, Terminate))
+        judgement = await self.judge(page, ui_action)
+        ended = judgement.ended or isinstance(ui_action, (Answer, Terminate))
         info = {"success": judgement.success, **judgement.info}
-        said = [*page.take_notices(), page.tabs.words()]
+        notices = [*page.take_notices(), page.tabs.words()]
         if ended:
-            return StepResult(Observation(_lines(*said), (), info), judgement.reward, terminated=True)
+            return StepResult(Observation(_lines(*notices), (), info), judgement.reward, terminated=True)
         try:
-            seen = await self._look(page, said, info)
+            seen = await self._look(page, notices, info)
         except TabClosed:  # another one is shown
             await page.settle()
-            seen = await self._look(page, [*said, *page.take_notices()], info)
+            seen = await self._look(page, [*notices, *page.take_notices()], info)
         return StepResult(seen, judgement.reward)
 
     @property
@@ -329,12 +329,12 @@ class PageEnvironment(ConfigurableEnvironment):
                 numbers[key] = len(self._named)
         return tree_text(nodes, self.options.tree, numbers)
 
-    def _tell(self, problem: str, *said: str) -> StepResult:
+    def _tell(self, problem: str, *notices: str) -> StepResult:
         """The same state with a word on what was wrong, and on the dialog that is open."""
         dialog = None if self._page is None else self._page.tabs.shown.dialog
-        asked = "" if dialog is None else dialog.words("dialog" in self.space.names)
+        question = "" if dialog is None else dialog.words("dialog" in self.space.names)
         info = {"success": False, **({"mistake": problem} if problem else {})}
-        return StepResult(Observation(_lines(*said, problem, asked, self._seen.text), self._seen.images, info))
+        return StepResult(Observation(_lines(*notices, problem, question, self._seen.text), self._seen.images, info))
 
 
 def _lines(*parts: str) -> str:

@@ -188,8 +188,8 @@ class Chromium:
             return self._connection
 
     async def _start(self) -> CdpConnection:
-        own = [*network_flags(self.allowed), f"--force-device-scale-factor={self.scale:g}"]
-        process = _BrowserProcess(self._executable or find_executable(), own)
+        flags = [*network_flags(self.allowed), f"--force-device-scale-factor={self.scale:g}"]
+        process = _BrowserProcess(self._executable or find_executable(), flags)
         self._process = process
         self.starts += 1
         try:
@@ -247,7 +247,7 @@ class Chromium:
 class _BrowserProcess:
     """The process group of one browser and its temporary profile."""
 
-    def __init__(self, executable: str, own_flags: Sequence[str]) -> None:
+    def __init__(self, executable: str, more_flags: Sequence[str]) -> None:
         self.executable = executable
         self._owner = os.getpid()
         sweep(_PROFILES)
@@ -258,7 +258,7 @@ class _BrowserProcess:
         self._last_words = ""
         # The shell puts our two pipes where the browser looks for them: descriptors 3 and 4.
         wiring = 'exec "$@" 3<&0 4>&1 0</dev/null 1>/dev/null'
-        flags = [*_flags(executable, self._profile), *own_flags]
+        flags = [*_flags(executable, self._profile), *more_flags]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", wiring, "sh", executable, *flags, "about:blank"],

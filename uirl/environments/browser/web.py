@@ -103,8 +103,8 @@ class WebEnvironment(PageEnvironment):
 
     def reachable(self) -> frozenset[str]:
         """`origins` and that of `url`."""
-        own = origin_of(self.url)
-        return super().reachable() | ({own} if own else set())
+        origin = origin_of(self.url)
+        return super().reachable() | ({origin} if origin else set())
 
     def destinations(self) -> frozenset[str]:
         """The same and the page that is served from here."""
@@ -194,9 +194,9 @@ class WebEnvironment(PageEnvironment):
 
     def _address(self) -> str:
         """Where the page is to be found, with everything in place to answer for it."""
-        given = [name for name in ("html", "folder", "url") if getattr(self, name)]
-        if len(given) != 1:
-            raise ConfigError(f"{type(self).__name__} needs one of html, folder and url; got {given or 'none'}")
+        sources = [name for name in ("html", "folder", "url") if getattr(self, name)]
+        if len(sources) != 1:
+            raise ConfigError(f"{type(self).__name__} needs one of html, folder and url; got {sources or 'none'}")
         if self.url and self.files:
             raise ConfigError(f"{type(self).__name__}: files go with html or folder; the server at url has its own")
         if self.url:

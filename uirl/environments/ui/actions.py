@@ -63,8 +63,8 @@ class ActionSpace:
     def read_call(self, call: ToolCall) -> UIAction | str:
         """The same for one call."""
         if call.name not in self.names:
-            known = repr(self.names[0]) if len(self.names) == 1 else ", ".join(self.names)
-            return f"unknown action {shown(call.name, 40)}; expected {known}"
+            expected = repr(self.names[0]) if len(self.names) == 1 else ", ".join(self.names)
+            return f"unknown action {shown(call.name, 40)}; expected {expected}"
         spec = ACTIONS[call.name]
         arguments = {name: value for name, value in call.arguments.items() if name != "target"}
         known_names = (*spec.arguments, *self._more(call.name))

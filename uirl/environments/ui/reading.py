@@ -101,10 +101,10 @@ class Arguments(CallArguments):
             raise Mistake(f"{self.action} needs a text {name}; got {shown_value(value)}")
         return self.bounded(name, value, limit)
 
-    def choice(self, name: str, known: Iterable[str]) -> str:
+    def choice(self, name: str, choices: Iterable[str]) -> str:
         value = self.values.get(name)
-        if not isinstance(value, str) or value not in known:
-            raise Mistake(f"{self.action} needs {name}, one of {', '.join(known)}; got {shown_value(value)}")
+        if not isinstance(value, str) or value not in choices:
+            raise Mistake(f"{self.action} needs {name}, one of {', '.join(choices)}; got {shown_value(value)}")
         return value
 
 

@@ -28,8 +28,8 @@ def pages_that_fit(width: int, height: int, zoom: float = 1.0) -> int:
 def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int | None:
     """Bytes that this process can still take: the machine's, or its container's (cgroup v2) where that is less. None:
     the system does not say."""
-    known = [value for value in (_of_machine(meminfo), _of_container(cgroup)) if value is not None]
-    return min(known, default=None)
+    limits = [value for value in (_of_machine(meminfo), _of_container(cgroup)) if value is not None]
+    return min(limits, default=None)
 
 
 def _of_machine(meminfo: Path) -> int | None:

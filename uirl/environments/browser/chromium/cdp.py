@@ -17,7 +17,7 @@ from uirl.errors import EnvironmentFailure, EpisodeTimeout
 MOST_VALUES = 1 << 19
 """Of one message, by its commas: reading so many takes a fifth of a second, in which no other page is heard."""
 _NUMBER = re.compile(rb'\s*\{\s*"id"\s*:\s*(\d+)')
-EventHandler = Callable[[Mapping[str, Any]], None]
+EventHandler = Callable[[Mapping[str, Any]], object]
 
 
 class Refused(EnvironmentFailure):
@@ -194,8 +194,8 @@ class CdpConnection:
         numbered = _NUMBER.match(message)
         waiting = self._pending.get(int(numbered[1])) if numbered else None
         if waiting is not None and not waiting.answer.done():
-            most = f"expected at most {LONGEST_MESSAGE} bytes, {MOST_VALUES} values and a depth that Python reads"
-            waiting.answer.set_exception(TooMuch(waiting.method, f"its answer has {length} bytes; {most}"))
+            expected = f"expected at most {LONGEST_MESSAGE} bytes, {MOST_VALUES} values and a depth that Python reads"
+            waiting.answer.set_exception(TooMuch(waiting.method, f"its answer has {length} bytes; {expected}"))
 
     def _receive(self, message: Mapping[str, Any]) -> None:
         if "id" not in message:

@@ -124,10 +124,10 @@ class MiniWobEnvironment(PageEnvironment):
 
 
 def _chosen_pages(task: str | tuple[str, ...], tags: tuple[str, ...]) -> tuple[str, ...]:
-    known = (*HANDS, *NEEDS, *LEVELS)
+    all_tags = (*HANDS, *NEEDS, *LEVELS)
     for tag in tags:
-        if tag not in known:
-            raise ConfigError(f"miniwob: no page has the tag {tag!r}; {did_you_mean(tag, known)}")
+        if tag not in all_tags:
+            raise ConfigError(f"miniwob: no page has the tag {tag!r}; {did_you_mean(tag, all_tags)}")
     names = page_names() if task == "all" else (task,) if isinstance(task, str) else task
     if not names:
         raise ConfigError("miniwob: task is an empty list; expected a page name such as 'click-test'")

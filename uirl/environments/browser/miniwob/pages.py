@@ -53,8 +53,8 @@ GUARD = """(() => {
     startEpisode.call(core);
     core.cover_div.onclick = null;
     while (!WOB_TASK_READY) await new Promise(again => setTimeout(again, 5));
-    const said = core.getUtterance();
-    goal = text(said && said.utterance || said);
+    const utterance = core.getUtterance();
+    goal = text(utterance && utterance.utterance || utterance);
     ended = false;
     return goal;
   };

@@ -58,8 +58,8 @@ def _lines(nodes: Sequence[Node], numbers: Mapping[tuple[str, int], int]) -> Ite
         node, depth, around = waiting.pop()
         role, name = str(_of(node, "role") or ""), _one_line(_of(node, "name"))
         # A text that only repeats the name of its button would say everything twice.
-        said = role == "StaticText" and (not name or name in around)
-        if not node.get("ignored") and role not in SILENT_ROLES and not said:
+        repeated = role == "StaticText" and (not name or name in around)
+        if not node.get("ignored") and role not in SILENT_ROLES and not repeated:
             number = numbers.get((node.get("frame", ""), node.get("backendDOMNodeId", -1)))
             yield "  " * depth + (f"[{number}] " if number else "") + _describe(node, role, name)
             depth, around = depth + 1, "" if role == "RootWebArea" else name

@@ -74,11 +74,11 @@ SELECT = """function (wanted) {
   const options = [...(list.localName === 'select' ? list.options : list.list ? list.list.options : [])];
   if (!options.length) return `<${list.localName}> has no options`;
   if (list.disabled) return 'the list is disabled';
-  const said = o => (o.label || o.textContent).trim();
-  const chosen = wanted.map(word => options.find(o => o.value === word) || options.find(o => said(o) === word.trim()));
+  const text = o => (o.label || o.textContent).trim();
+  const chosen = wanted.map(word => options.find(o => o.value === word) || options.find(o => text(o) === word.trim()));
   const missing = wanted[chosen.findIndex(o => !o || o.disabled)];
   if (missing !== undefined)
-    return `there is no option ${missing.slice(0, 40)}; expected of ${options.slice(0, 20).map(said).join(', ')}`;
+    return `there is no option ${missing.slice(0, 40)}; expected of ${options.slice(0, 20).map(text).join(', ')}`;
   if (chosen.length > 1 && !list.multiple) return 'the list takes one option';
   if (list.localName === 'select') {
     if (!chosen.length && !list.multiple) return 'the list takes one option, and none was named';
@@ -160,11 +160,11 @@ async def element_at(tab: Tab, x: float, y: float) -> Handle | None:
 
 async def ask(tab: Tab, handle: Handle, function: str, *arguments: Any) -> Any:
     """The JSON value of a JavaScript function called on an element. Raises `Refused` where it is gone, `Threw`."""
-    given = [{"value": argument} for argument in arguments]
+    values = [{"value": argument} for argument in arguments]
     params = {
         "objectId": handle.object,
         "functionDeclaration": function,
-        "arguments": given,
+        "arguments": values,
         "returnByValue": True,
         "userGesture": True,
     }

@@ -106,16 +106,16 @@ class PageFiles:
         chooser = self._chooser
         missing = [name for name in names if name not in self._offered]
         if missing:
-            known = ", ".join(self._offered) or "none"
-            return f"there is no file {missing[0][:_LONGEST_NAME]!r}; expected of: {known}"
+            offered = ", ".join(self._offered) or "none"
+            return f"there is no file {missing[0][:_LONGEST_NAME]!r}; expected of: {offered}"
         if chooser is None:
             return "no file chooser is open"
         if len(names) > 1 and not chooser.several:
             return f"the page takes one file; got {len(names)}"
         paths = [str(self._written(name)) for name in names]
         try:
-            given = {"files": paths, "backendNodeId": chooser.node}
-            await self._connection.call("DOM.setFileInputFiles", given, session=chooser.session)
+            chosen = {"files": paths, "backendNodeId": chooser.node}
+            await self._connection.call("DOM.setFileInputFiles", chosen, session=chooser.session)
         except Refused:
             return "the page does not ask for a file any more"
         finally:

@@ -40,22 +40,22 @@ class Frames:
         self._top = top
         self._session = session
         self._prepare = prepare
-        self._known: dict[str, ChildFrame] = {}
+        self._frames: dict[str, ChildFrame] = {}
         self._work: set[asyncio.Task[Any]] = set()
         self.sessions: list[str] = []
         """Of frames in other processes."""
         self._listen(session)
 
     def __bool__(self) -> bool:
-        return bool(self._known)
+        return bool(self._frames)
 
     def get(self, frame: str) -> ChildFrame | None:
         """The one of that id; None: there is none."""
-        return self._known.get(frame)
+        return self._frames.get(frame)
 
     def of(self, parent: str) -> Iterator[ChildFrame]:
         """The frames right inside another, in the order in which they came."""
-        return (frame for frame in list(self._known.values()) if frame.parent == parent)
+        return (frame for frame in list(self._frames.values()) if frame.parent == parent)
 
     def all(self) -> list[ChildFrame]:
         """Parents before what is in them, `MAX_FRAMES` at most."""
@@ -76,7 +76,7 @@ class Frames:
 
     def renew(self, event: Mapping[str, Any]) -> None:
         """Told by the browser: the tab shows another document. One that was kept for going back has its frames."""
-        self._known.clear()
+        self._frames.clear()
         if event.get("type") == "BackForwardCacheRestore":
             self._spawn(self._restore())
 
@@ -94,23 +94,23 @@ class Frames:
 
     def _on_attached(self, session: str, event: Mapping[str, Any]) -> None:
         frame, parent = event["frameId"], event["parentFrameId"]
-        self._known[frame] = ChildFrame(frame, parent, session)
+        self._frames[frame] = ChildFrame(frame, parent, session)
 
     def _on_detached(self, event: Mapping[str, Any]) -> None:
         if event.get("reason") == "swap":  # it goes on in another process
             return
         gone = [event["frameId"]]
         while gone:
-            self._known.pop(gone[0], None)
+            self._frames.pop(gone[0], None)
             gone = [*gone[1:], *(frame.id for frame in self.of(gone[0]))]
 
     def _on_process(self, event: Mapping[str, Any]) -> None:
         frame, session = event["targetInfo"]["targetId"], event["sessionId"]
-        known = self._known.get(frame)
-        if known is not None:
-            self._known[frame] = replace(known, session=session)
+        attached = self._frames.get(frame)
+        if attached is not None:
+            self._frames[frame] = replace(attached, session=session)
         elif "parentFrameId" in event["targetInfo"]:
-            self._known[frame] = ChildFrame(frame, event["targetInfo"]["parentFrameId"], session)
+            self._frames[frame] = ChildFrame(frame, event["targetInfo"]["parentFrameId"], session)
         self.sessions.append(session)
         self._listen(session)
         self._spawn(self._prepare(session))
@@ -123,7 +123,7 @@ class Frames:
                 around = waiting.pop()
                 for inside in around.get("childFrames", ()):
                     frame = inside["frame"]["id"]
-                    self._known[frame] = ChildFrame(frame, around["frame"]["id"], self._session)
+                    self._frames[frame] = ChildFrame(frame, around["frame"]["id"], self._session)
                     waiting.append(inside)
 
     def _spawn(self, work: Awaitable[Any]) -> None:

@@ -65,8 +65,8 @@ class Page:
         """
         # disposeOnDetach: where this process dies without a word, the browser frees the context by itself.
         try:
-            made = await connection.call("Target.createBrowserContext", {"disposeOnDetach": True})
-            context = made["browserContextId"]
+            created = await connection.call("Target.createBrowserContext", {"disposeOnDetach": True})
+            context = created["browserContextId"]
             try:
                 window = {"width": width, "height": max(height, LOWEST_WINDOW)}
                 where = {"url": "about:blank", "browserContextId": context, **window}

@@ -84,8 +84,8 @@ async def accessibility_nodes(tab: Tab) -> list[dict[str, Any]]:
     """
     await tab.frames.ready()
     if await tab.evaluate(_COUNT, apart=True) > MOST_NODES:
-        said = f"(a page of more than {MOST_NODES} elements and texts, too many to list)"
-        role, name = {"value": "StaticText"}, {"value": said}
+        notice = f"(a page of more than {MOST_NODES} elements and texts, too many to list)"
+        role, name = {"value": "StaticText"}, {"value": notice}
         return [{"nodeId": "0", "role": role, "name": name, "frame": tab.target, "session": tab.session}]
     whole = await tab.of_one_document(lambda: tab.call("Accessibility.getFullAXTree"), "its tree")
     nodes = [node | {"frame": tab.target, "session": tab.session} for node in whole["nodes"]]
@@ -93,11 +93,11 @@ async def accessibility_nodes(tab: Tab) -> list[dict[str, Any]]:
         return nodes
     for frame in tab.frames.all():
         try:
-            asked = {"frameId": frame.id}
-            inner = (await tab.call("Accessibility.getFullAXTree", asked, session=frame.session))["nodes"]
+            which = {"frameId": frame.id}
+            inner = (await tab.call("Accessibility.getFullAXTree", which, session=frame.session))["nodes"]
             around = tab.frames.get(frame.parent)
             session = tab.session if around is None else around.session
-            owner = (await tab.call("DOM.getFrameOwner", asked, session=session))["backendNodeId"]
+            owner = (await tab.call("DOM.getFrameOwner", which, session=session))["backendNodeId"]
         except Refused:
             continue
         _attach(nodes, inner, frame, owner)

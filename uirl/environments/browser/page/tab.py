@@ -152,9 +152,9 @@ class Tab:
         dialog, self.dialog = self.dialog, None
         if dialog is None:
             return
-        said = {"accept": agree, "promptText": dialog.proposed if text is None else text}
+        reply = {"accept": agree, "promptText": dialog.proposed if text is None else text}
         with contextlib.suppress(Refused):  # it is gone
-            await self.call("Page.handleJavaScriptDialog", said, session=self.session)
+            await self.call("Page.handleJavaScriptDialog", reply, session=self.session)
         if dialog.kind == "beforeunload" and agree:
             self.navigation.expect()
 
@@ -261,8 +261,8 @@ class Tab:
 
     async def ask(self, handle: str, function: str, *arguments: Any, timeout: float | None = None) -> Any:
         """The JSON value of a JavaScript function called on a held object; see `Page.ask`."""
-        given = [{"value": argument} for argument in arguments]
-        params = {"objectId": handle, "functionDeclaration": function, "arguments": given, **_BY_VALUE}
+        values = [{"value": argument} for argument in arguments]
+        params = {"objectId": handle, "functionDeclaration": function, "arguments": values, **_BY_VALUE}
         return value_of(await self.call("Runtime.callFunctionOn", params, timeout=timeout), function)
 
     async def screenshot(self, *, format: Literal["png", "jpeg"] = "png", quality: int = 80) -> bytes:

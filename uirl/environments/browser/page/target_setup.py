@@ -78,11 +78,13 @@ class TargetSetup:
         await tab.call("Page.addScriptToEvaluateOnNewDocument", _apart(script))
 
     async def _intercept(self, session: str, site: Site) -> None:
-        def on_request(event: Mapping[str, Any]) -> None:
+        def fulfil(event: Mapping[str, Any]) -> None:
             answer = site.fulfilment(event["request"]["url"]) | {"requestId": event["requestId"]}
             self._connection.post("Fetch.fulfillRequest", answer, session=session)
 
-        self._connection.on(session, "Fetch.requestPaused", on_request)
+        # Later: an error in a handler of events would end the connection for all pages.
+        loop = asyncio.get_running_loop()
+        self._connection.on(session, "Fetch.requestPaused", lambda event: loop.call_soon(fulfil, event))
         patterns = {"patterns": [{"urlPattern": f"{site.origin}/*"}]}
         await self._connection.call("Fetch.enable", patterns, session=session)
 
