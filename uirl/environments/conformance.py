@@ -56,7 +56,7 @@ def check_environment(
     right and wrong ones) and with the environment's demonstrator. `timeout` is seconds per call. An environment
     without `max_turns` must end within `turn_limit` turns. Call it outside of an event loop.
     """
-    suite = _Suite(env, episodes, _as_actions(env, actions), seed, timeout, turn_limit)
+    suite = _Suite(env, episodes, sample_actions(env, actions), seed, timeout, turn_limit)
     asyncio.run(suite.run())
     if suite.violations:
         lines = "\n".join(f"- {violation}" for violation in suite.violations)
@@ -64,7 +64,8 @@ def check_environment(
     return suite.report
 
 
-def _as_actions(env: BaseEnvironment, actions: Sequence[Action | str] | None) -> tuple[Action, ...]:
+def sample_actions(env: BaseEnvironment, actions: Sequence[Action | str] | None = None) -> tuple[Action, ...]:
+    """Return `actions`; None: samples of the forms that `env` takes, right and wrong ones."""
     chosen = actions if actions is not None else SAMPLE_TEXTS if env.action_format == "text" else SAMPLE_CALLS
     if not chosen:
         raise ContractError("check_environment got no actions; expected at least one, or None for samples")
@@ -226,10 +227,10 @@ class _Suite:
                     return
                 solved += played.success is True
                 if played.success is not True and not session.env.demonstrator_may_fail:
-                    said = "info has no 'success'" if played.success is None else "info['success'] is False"
+                    reported = "info has no 'success'" if played.success is None else "info['success'] is False"
                     self.violate(
                         f"{self.name}: expert_action does not solve the task of seed {self.seed + episode}: after "
-                        f"{len(played.actions)} turns the last {said}; expected True"
+                        f"{len(played.actions)} turns the last {reported}; expected True"
                     )
         self.report.expert_success = solved / self.episodes
 
@@ -250,7 +251,7 @@ async def _step_through(session: EnvironmentSession, actions: Sequence[Action], 
     seen = []
     for action in actions[:limit]:
         result = await session.step(action)
-        seen.append((_shown(result.observation), result.reward, result.done))
+        seen.append((text_and_images(result.observation), result.reward, result.done))
         if result.done:
             break
     return seen
@@ -275,7 +276,7 @@ def _first_difference(a: Play, b: Play) -> str:
     for turn, (left, right) in enumerate(zip(a.observations, b.observations, strict=False)):
         if left.text != right.text:
             return f"the text of observation {turn} is {left.text!r:.60}, then {right.text!r:.60}"
-        if _shown(left) != _shown(right):
+        if text_and_images(left) != text_and_images(right):
             return f"the images of observation {turn} differ"
     for turn, (before, after) in enumerate(zip(a.results, b.results, strict=False)):
         if (before.reward, before.done) != (after.reward, after.done):
@@ -284,5 +285,6 @@ def _first_difference(a: Play, b: Play) -> str:
     return "" if len(a.results) == len(b.results) else f"they took {len(a.results)}, then {len(b.results)} turns"
 
 
-def _shown(observation: Observation) -> tuple[str, tuple[str, ...]]:
+def text_and_images(observation: Observation) -> tuple[str, tuple[str, ...]]:
+    """Return what the agent sees, in plain values: the text, and the hash of every image."""
     return observation.text, tuple(image.hash for image in observation.images)

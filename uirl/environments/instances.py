@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.conformance import SAMPLE_CALLS, SAMPLE_TEXTS
+from uirl.environments.conformance import sample_actions, text_and_images
 from uirl.environments.session import EnvironmentSession, reset_arguments
-from uirl.types import Action, Observation, Task
+from uirl.types import Action, Task
 
 STEPS = 8
 """Longest look at an episode, in turns."""
@@ -65,27 +65,22 @@ async def look_alike(
 
 async def _seen(session: EnvironmentSession, task: Task | None, seed: int | None) -> list[Any]:
     """Everything a policy could tell an episode by, in plain values."""
-    texts = [Action(text=text) for text in SAMPLE_TEXTS]
-    samples = texts if session.env.action_format == "text" else list(SAMPLE_CALLS)
     observation = await session.reset(task, seed)
-    seen: list[Any] = [_plain(observation), session.env.get_prompt_prefix(), await session.state_description()]
-    for action in samples[:STEPS]:
+    seen: list[Any] = [text_and_images(observation), session.env.get_prompt_prefix(), await session.state_description()]
+    for action in sample_actions(session.env)[:STEPS]:
         if await _step(session, action, seen):
             break
     await session.reset(task, seed)
     for _ in range(STEPS):
-        wanted = await session.expert_action()
-        seen.append(wanted)
-        if wanted is None or await _step(session, wanted, seen):
+        shown = await session.expert_action()
+        seen.append(shown)
+        if shown is None or await _step(session, shown, seen):
             break
     return seen
 
 
 async def _step(session: EnvironmentSession, action: Action, seen: list[Any]) -> bool:
     result = await session.step(action)
-    seen.append((_plain(result.observation), result.reward, result.done, result.observation.info.get("success")))
+    observation = result.observation
+    seen.append((text_and_images(observation), result.reward, result.done, observation.info.get("success")))
     return result.done
-
-
-def _plain(observation: Observation) -> tuple[str, tuple[str, ...]]:
-    return observation.text, tuple(image.hash for image in observation.images)

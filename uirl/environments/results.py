@@ -38,14 +38,13 @@ def read_step(value: Any, where: str) -> StepResult:
     elif isinstance(value, tuple) and len(value) == 5:
         observation, reward, terminated, truncated, info = value
     else:
-        got = f"a tuple of {len(value)}" if isinstance(value, tuple) else _describe(value)
+        got = f"a tuple of {len(value)}" if isinstance(value, tuple) else describe(value)
         raise EnvironmentFailure(f"{where} returned {got}; expected {STEP_SHAPES}")
+    flag = "done" if isinstance(value, tuple) and len(value) == 4 else "terminated"
     return StepResult(
         observation=_with_info(read_observation(observation, where), info, where),
         reward=_read_reward(reward, where),
-        terminated=_read_flag(
-            terminated, "done" if isinstance(value, tuple) and len(value) == 4 else "terminated", where
-        ),
+        terminated=_read_flag(terminated, flag, where),
         truncated=_read_flag(truncated, "truncated", where),
     )
 
@@ -55,8 +54,15 @@ def read_score(value: Any, where: str) -> tuple[float, dict[str, Any]] | None:
     if value is None:
         return None
     if not isinstance(value, tuple) or len(value) != 2:
-        raise EnvironmentFailure(f"{where} returned {_describe(value)}; expected (reward, info), or None")
+        raise EnvironmentFailure(f"{where} returned {describe(value)}; expected (reward, info), or None")
     return _read_reward(value[0], where), _read_info(value[1], where)
+
+
+def read_text(value: Any, where: str) -> str:
+    """What `get_state_description` returned."""
+    if isinstance(value, str):
+        return value
+    raise EnvironmentFailure(f"{where} returned {describe(value)}; expected a str")
 
 
 def read_observation(value: Any, where: str) -> Observation:
@@ -70,7 +76,7 @@ def read_observation(value: Any, where: str) -> Observation:
         return _read_mapping(value, where)
     if _is_image(value):
         return Observation(images=(_read_image(value, where),))
-    raise EnvironmentFailure(f"{where} returned {_describe(value)} as observation; expected {OBSERVATION_SHAPES}")
+    raise EnvironmentFailure(f"{where} returned {describe(value)} as observation; expected {OBSERVATION_SHAPES}")
 
 
 def _read_mapping(value: Mapping[str, Any], where: str) -> Observation:
@@ -81,12 +87,10 @@ def _read_mapping(value: Mapping[str, Any], where: str) -> Observation:
         )
     text = value.get("text", "")
     if not isinstance(text, str):
-        raise EnvironmentFailure(f"{where} returned {_describe(text)} as observation text; expected a str")
+        raise EnvironmentFailure(f"{where} returned {describe(text)} as observation text; expected a str")
     images = value.get("images", ())
     if not isinstance(images, (list, tuple)):
-        raise EnvironmentFailure(
-            f"{where} returned {_describe(images)} as 'images'; expected a list (one: use 'image')"
-        )
+        raise EnvironmentFailure(f"{where} returned {describe(images)} as 'images'; expected a list (one: use 'image')")
     pictures = ([value["image"]] if "image" in value else []) + list(images)
     return Observation(text, tuple(_read_image(picture, where) for picture in pictures))
 
@@ -97,16 +101,16 @@ def _is_image(value: Any) -> bool:
 
 def _read_image(value: Any, where: str) -> Screenshot:
     try:
-        shot = screenshot(value)
+        image = screenshot(value)
         if isinstance(value, (Screenshot, bytes, bytearray)):
             # the header alone: decoding every full screenshot twice would cost more than most environments
-            shot.read_size()
+            image.read_size()
     except (TypeError, ValueError, OSError) as error:
         raise EnvironmentFailure(
             f"{where} returned an image that cannot be used: {error}; expected a PIL image, a uint8 array [H, W, 3], "
             "or the bytes of a PNG, JPEG or WEBP"
         ) from error
-    return shot
+    return image
 
 
 def _read_reward(value: Any, where: str) -> float:
@@ -114,7 +118,7 @@ def _read_reward(value: Any, where: str) -> float:
     if isinstance(plain, bool) or is_finite(plain):
         return float(plain)
     raise EnvironmentFailure(
-        f"{where} returned the reward {_describe(value)}; expected a finite number "
+        f"{where} returned the reward {describe(value)}; expected a finite number "
         "(no reward yet is 0.0; a step that could not be judged is an exception)"
     )
 
@@ -123,7 +127,7 @@ def _read_flag(value: Any, name: str, where: str) -> bool:
     plain = _plain(value)
     if isinstance(plain, bool):
         return plain
-    raise EnvironmentFailure(f"{where} returned {_describe(value)} as {name}; expected True or False in {STEP_SHAPES}")
+    raise EnvironmentFailure(f"{where} returned {describe(value)} as {name}; expected True or False in {STEP_SHAPES}")
 
 
 def _with_info(observation: Observation, info: Any, where: str) -> Observation:
@@ -135,7 +139,7 @@ def _with_info(observation: Observation, info: Any, where: str) -> Observation:
 def _read_info(info: Any, where: str) -> dict[str, Any]:
     if not isinstance(info, Mapping):
         raise EnvironmentFailure(
-            f"{where} returned {_describe(info)} as info; expected a dict, {{}} where there is none"
+            f"{where} returned {describe(info)} as info; expected a dict, {{}} where there is none"
         )
     read = dict(info)
     if "success" in read:
@@ -148,5 +152,6 @@ def _plain(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
+    """Return a value and its type, for a message."""
     return f"{shown(value)} ({type(value).__name__})"

@@ -30,8 +30,8 @@ class Play:
     @property
     def success(self) -> bool | None:
         """The environment's word (`info['success']` of the last step); None: it said nothing."""
-        said = self.results[-1].observation.info.get("success") if self.results else None
-        return None if said is None else bool(said)
+        success = self.results[-1].observation.info.get("success") if self.results else None
+        return None if success is None else bool(success)
 
     @property
     def total_reward(self) -> float:

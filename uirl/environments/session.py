@@ -5,14 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.results import STEP_SHAPES, read_reset, read_score, read_step
+from uirl.environments.results import STEP_SHAPES, describe, read_reset, read_score, read_step, read_text
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
 from uirl.runtime.limits import shown
 from uirl.runtime.time_limits import TimedOut, Worker, within
 from uirl.types import Action, Observation, StepResult, Task
+
+_Read = Callable[[Any, str], Any]
+"""(what a method returned, where) -> the strict value. Raises EnvironmentFailure."""
 
 
 class EnvironmentSession:
@@ -99,7 +103,7 @@ class EnvironmentSession:
             expected = (
                 "a str or an Action" if self._takes_text else "an Action (for example Action.of('click', x=3, y=4))"
             )
-            raise EnvironmentFailure(f"{where} returned {shown(value)} ({type(value).__name__}); expected {expected}")
+            raise EnvironmentFailure(f"{where} returned {describe(value)}; expected {expected}")
 
         action: Action | None = await self._call("expert_action", read)
         return action
@@ -119,13 +123,7 @@ class EnvironmentSession:
     async def state_description(self) -> str:
         """The environment's state as text."""
         self._refuse_unusable("get_state_description")
-
-        def read(value: Any, where: str) -> str:
-            if isinstance(value, str):
-                return value
-            raise EnvironmentFailure(f"{where} returned {shown(value)} ({type(value).__name__}); expected a str")
-
-        text: str = await self._call("get_state_description", read)
+        text: str = await self._call("get_state_description", read_text)
         return text
 
     async def close(self) -> None:
@@ -157,9 +155,7 @@ class EnvironmentSession:
         """The observation with the environment's word on the state, where it has one."""
         key = self.env.state_key()
         if key is not None and not isinstance(key, str):
-            raise EnvironmentFailure(
-                f"{self._name}.state_key returned {key!r:.60} ({type(key).__name__}); expected a str, or None"
-            )
+            raise EnvironmentFailure(f"{self._name}.state_key returned {describe(key)}; expected a str, or None")
         return observation if key is None else replace(observation, state_key=key)
 
     def _cut(self, result: StepResult) -> StepResult:
@@ -189,13 +185,16 @@ class EnvironmentSession:
         if self._state == "closed":
             raise ContractError(f"{self._name}.{method} was called after close(); start a fresh spawn()")
 
-    async def _call(self, method: str, read: Callable[[Any, str], Any], *args: Any, **kwargs: Any) -> Any:
+    async def _call(self, method: str, read: _Read, *args: Any, **kwargs: Any) -> Any:
         """What `read` makes of the method's answer; every failure typed, the session marked."""
         where = f"{self._name}.{method}"
         option = "reset_timeout" if method in ("reset", "close", "score_now") else "step_timeout"
         limit = self._limits[option]
         try:
-            return await self._answer(getattr(self.env, method), read, where, limit, args, kwargs)
+            function = getattr(self.env, method)
+            return await self._answer(
+                partial(function, *args, **kwargs), self._needs_thread(function), read, where, limit
+            )
         except TimedOut:
             self._abandon(f"{where} did not return within {limit:g} s")
             raise EpisodeTimeout(f"{self._broken}; raise environment.{option} or find what it waits for") from None
@@ -216,20 +215,12 @@ class EnvironmentSession:
         if self._state != "closed":
             self._state = "abandoned"
 
-    async def _answer(
-        self,
-        function: Callable[..., Any],
-        read: Callable[[Any, str], Any],
-        where: str,
-        limit: float,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    async def _answer(self, call: Callable[[], Any], on_thread: bool, read: _Read, where: str, limit: float) -> Any:
         def work() -> Any:
-            value = function(*args, **kwargs)
+            value = call()
             return value if inspect.isawaitable(value) else read(value, where)
 
-        value = await self._worker.run(work, limit) if self._needs_thread(function) else work()
+        value = await self._worker.run(work, limit) if on_thread else work()
         return read(await within(value, limit), where) if inspect.isawaitable(value) else value
 
 

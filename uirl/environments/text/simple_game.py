@@ -115,12 +115,9 @@ class SimpleGameEnvironment(ConfigurableEnvironment):
             words = ["go", *words]
         verb = _VERB_OF.get(words[0]) if words else None
         thing = words[1] if len(words) > 1 else ""
-        if verb == "go":
-            return self._go(thing)
-        if verb == "take":
-            return self._take(thing)
-        if verb == "open":
-            return self._open(thing)
+        methods = {"go": self._go, "take": self._take, "open": self._open}
+        if verb in methods:
+            return methods[verb](thing)
         if verb == "look":
             return self.get_state_description()
         if verb == "inventory":

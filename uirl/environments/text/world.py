@@ -10,19 +10,9 @@ from dataclasses import dataclass
 DIRECTIONS: Mapping[str, tuple[int, int]] = {"north": (0, -1), "east": (1, 0), "south": (0, 1), "west": (-1, 0)}
 OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
 ROOM_NAMES = (
-    "hall",
-    "kitchen",
-    "library",
-    "cellar",
-    "attic",
-    "garden",
-    "workshop",
-    "bedroom",
-    "pantry",
-    "study",
-    "tower",
+    "hall", "kitchen", "library", "cellar", "attic", "garden", "workshop", "bedroom", "pantry", "study", "tower",
     "chapel",
-)
+)  # fmt: skip
 CLUTTER = ("lamp", "rope", "apple", "coin", "cup")
 LOOP_CHANCE = 0.3
 
@@ -69,7 +59,8 @@ def build_house(rng: random.Random, rooms: int) -> House:
         exits.append({})
         _connect(exits, places[x, y], direction, room)
         if room < rooms - 1:
-            _add_loops(rng, exits, places, place, room)
+            sides = {d: _behind(*place, d) for d in DIRECTIONS}
+            _add_loops(rng, exits, {d: places[side] for d, side in sides.items() if side in places}, room)
         places[place] = room
     vault = rooms - 1
     return House(
@@ -95,14 +86,9 @@ def _connect(exits: list[dict[str, int]], room: int, direction: str, behind: int
     exits[behind][OPPOSITE[direction]] = room
 
 
-def _add_loops(
-    rng: random.Random,
-    exits: list[dict[str, int]],
-    places: Mapping[tuple[int, int], int],
-    place: tuple[int, int],
-    room: int,
-) -> None:
+def _add_loops(rng: random.Random, exits: list[dict[str, int]], neighbours: Mapping[str, int], room: int) -> None:
+    """Open some of the walls between a room and its `neighbours` (direction -> room)."""
     for direction in DIRECTIONS:
-        neighbour = places.get(_behind(*place, direction))
+        neighbour = neighbours.get(direction)
         if neighbour is not None and direction not in exits[room] and rng.random() < LOOP_CHANCE:
             _connect(exits, room, direction, neighbour)
