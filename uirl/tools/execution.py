@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+from uirl.errors import ContractError
 from uirl.runtime.time_limits import Worker, within
 from uirl.tools.base import Tool
+
+T = TypeVar("T")
 
 
 async def execute(tool: Tool, arguments: dict[str, Any], left_behind: Callable[[Worker], None]) -> Any:
@@ -28,6 +31,18 @@ async def execute(tool: Tool, arguments: dict[str, Any], left_behind: Callable[[
             if worker.busy:
                 left_behind(worker)
     return await within(value, tool.timeout) if inspect.isawaitable(value) else value
+
+
+def run_at_once(coroutine: Coroutine[Any, Any, T], remedy: str) -> T:
+    """Return what a coroutine returns that never waits, without a loop. Raises ContractError with `remedy` where it
+    does wait."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    coroutine.close()
+    raise ContractError(remedy)
 
 
 def runs_without_loop(tool: Tool) -> bool:

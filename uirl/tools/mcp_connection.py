@@ -75,19 +75,11 @@ class MCPConnection:
 
     def call(self, name: str, arguments: dict[str, Any]) -> Future[dict[str, Any]]:
         """Return the result of a tool, in the words of the protocol. Cancelling the future cancels the call."""
-        if self.ended:
-            failed: Future[dict[str, Any]] = Future()
-            failed.set_exception(self._lost())
-            return failed
-        return self._thread.submit(self._call(name, arguments))
+        return self._submit("call_tool", name, arguments)
 
-    def ask(self) -> Future[None]:
+    def ask(self) -> Future[dict[str, Any]]:
         """Ask a question that every server can answer, what its tools are; the future is done with the answer."""
-        if self.ended:
-            failed: Future[None] = Future()
-            failed.set_exception(self._lost())
-            return failed
-        return self._thread.submit(self._ask())
+        return self._submit("list_tools")
 
     def close(self) -> None:
         """End session, process and thread. A second call does nothing."""
@@ -140,19 +132,20 @@ class MCPConnection:
         http = await stack.enter_async_context(httpx2.AsyncClient(headers=target.headers, timeout=timeout))
         return Client(streamable_http_client(target.url, http_client=http))
 
-    async def _call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        try:
-            answer = await self._client.call_tool(name, arguments)
-        except Exception as error:
-            raise self._translated(error) from error
-        result: dict[str, Any] = answer.model_dump(mode="json", by_alias=True, exclude_none=True)
-        return result
+    def _submit(self, request: str, *arguments: Any) -> Future[dict[str, Any]]:
+        if self.ended:
+            failed: Future[dict[str, Any]] = Future()
+            failed.set_exception(self._lost())
+            return failed
+        return self._thread.submit(self._answer(request, *arguments))
 
-    async def _ask(self) -> None:
+    async def _answer(self, request: str, *arguments: Any) -> dict[str, Any]:
+        """Return the answer to a request, a method of the client, in the words of the protocol."""
         try:
-            await self._client.list_tools()
-        except Exception as error:
+            answer = await getattr(self._client, request)(*arguments)
+        except Exception as error:  # the client's package raises what it likes
             raise self._translated(error) from error
+        return _as_json(answer)
 
     def _translated(self, error: Exception) -> Exception:
         from mcp import MCPError
@@ -181,10 +174,15 @@ async def _list_tools(client: Any) -> list[dict[str, Any]]:
     cursor = None
     while True:
         page = await client.list_tools(cursor=cursor)
-        listed += [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in page.tools]
+        listed += map(_as_json, page.tools)
         cursor = page.next_cursor
         if cursor is None:
             return listed
+
+
+def _as_json(answer: Any) -> dict[str, Any]:
+    result: dict[str, Any] = answer.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return result
 
 
 def _first_cause(error: BaseException) -> str:

@@ -82,13 +82,13 @@ class MCPServer:
         with self._lock:
             if self._connection is not None and not self.lost:
                 return self
-            self._disconnect()
+            _close_all(self._open)
             connection = MCPConnection(self._target)
             self._open.append(connection)
             try:
                 connection.connect()
             except BaseException:
-                self._disconnect()
+                _close_all(self._open)
                 raise
             self._connection = connection
             self.incarnation += 1
@@ -98,7 +98,7 @@ class MCPServer:
         """End the session and, with stdio, the server's process and its children. A second call does nothing."""
         with self._lock:
             self._connection = None
-            self._disconnect()
+            _close_all(self._open)
 
     def tools(self) -> list[MCPTool]:
         """Return what the server offered when it was connected.
@@ -156,10 +156,6 @@ class MCPServer:
         if self._connection is None:
             raise ContractError(f"MCP server {self.name} is not connected; use `with MCPServer(...)`, or call start()")
         return self._connection
-
-    def _disconnect(self) -> None:
-        while self._open:
-            self._open.pop().close()
 
 
 class MCPTool(Tool):

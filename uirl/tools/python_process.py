@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
@@ -86,10 +85,14 @@ def walls_to_try(limits: Limits) -> list[Walls]:
 
 def run_program(source: bytes, limits: Limits, walls: Walls, seed: int | None) -> Ended:
     """Run a program in a process of its own, of which nothing is left afterwards."""
-    with _folder(walls, flat=not limits.allow_files) as folder, tempfile.TemporaryFile() as code, _pipe() as ready:
+    with (
+        _folder(walls, flat=not limits.allow_files) as folder,
+        tempfile.TemporaryFile() as code,
+        _pipe() as (ready, begins),
+    ):
         code.write(source)
         code.seek(0)
-        settings = _settings(limits, walls, seed, ready.write.fileno())
+        settings = _settings(limits, walls, seed, begins.fileno())
         process = subprocess.Popen(
             _command(limits, walls, folder, settings),
             stdin=code,
@@ -97,13 +100,13 @@ def run_program(source: bytes, limits: Limits, walls: Walls, seed: int | None) -
             stderr=subprocess.STDOUT,
             cwd=folder,
             env=_environment(folder),
-            pass_fds=(ready.write.fileno(),),
+            pass_fds=(begins.fileno(),),
             start_new_session=True,
         )
-        ready.write.close()
+        begins.close()
         without = walls == "bubblewrap" or limits.allow_files  # the kernel sees to it, or it may write anywhere
         disk = None if without else _Disk(folder, process.pid, limits.disk_mb << 20)
-        watch = _Watch(process, limits, ready.read, disk)
+        watch = _Watch(process, limits, ready, disk)
         try:
             watch.wait()
         finally:
@@ -141,7 +144,7 @@ class _Watch:
         open_ends = {self._process.stdout.fileno()}
         while open_ends and self.stopped is None:
             # the word that it begins comes first: its time counts from there
-            for end, _ in sorted(waiting.poll(self._patience() * 1000), key=lambda at: at[0] in open_ends):
+            for end, _ in sorted(waiting.poll(self._seconds_to_wait() * 1000), key=lambda at: at[0] in open_ends):
                 if end == self._ready.fileno():
                     waiting.unregister(end)
                     self.began = time.monotonic() if self._ready.read(len(_READY)) == _READY else None
@@ -150,7 +153,7 @@ class _Watch:
             self._check()
         while self.stopped is None:  # it closed its output; mostly because it ended
             try:
-                self._process.wait(self._patience())
+                self._process.wait(self._seconds_to_wait())
                 break
             except subprocess.TimeoutExpired:
                 self._check()
@@ -168,7 +171,7 @@ class _Watch:
             return self._started + _LONGEST_START
         return self.began + self._limits.wall_seconds
 
-    def _patience(self) -> float:
+    def _seconds_to_wait(self) -> float:
         until = self._deadline() if self._disk is None else min(self._deadline(), self._next_look)
         return max(0.0, until - time.monotonic())
 
@@ -308,22 +311,17 @@ def _folder(walls: Walls, flat: bool) -> Iterator[str]:
         scratch.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Pipe:
-    read: IO[bytes]
-    write: IO[bytes]
-
-
 @contextmanager
-def _pipe() -> Iterator[_Pipe]:
+def _pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """A pipe, and the ends to read from and to write to."""
     # File objects, not numbers: closing one twice cannot close what another thread has opened meanwhile.
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb", 0) as read_end, os.fdopen(writer, "wb", 0) as write_end:
-        yield _Pipe(read_end, write_end)
+        yield read_end, write_end
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()
     process.wait()

@@ -21,7 +21,7 @@ from uirl.runtime.limits import shown
 from uirl.runtime.time_limits import TimedOut, Worker
 from uirl.tools.base import FunctionTool, Tool, ToolError
 from uirl.tools.blame import is_failure, told
-from uirl.tools.execution import execute, runs_without_loop
+from uirl.tools.execution import execute, run_at_once, runs_without_loop
 from uirl.tools.results import cut, read_result
 from uirl.types import ToolCall, ToolResult
 
@@ -98,7 +98,8 @@ class ToolRegistry:
         coroutine = self.call(ToolCall(name, arguments))
         tool = self._tools.get(name)
         if tool is None or runs_without_loop(tool):
-            result = _drive(coroutine, name)
+            remedy = f"tool {name!r} has runs_inline and waits; make its execute `async def`, or runs_inline False"
+            result = run_at_once(coroutine, remedy)
         else:
             self._front = self._front or EventLoopThread("tool-registry")
             result = self._front.run(coroutine)
@@ -210,17 +211,6 @@ class ToolRegistry:
         return name in self._left_behind
 
     def _as_text(self, error: ToolError, tool: Tool | None) -> str:
-        told = without_addresses(str(error)).encode(errors="replace").decode()
-        text = told or "the call failed, and the tool gave no reason"
+        text = without_addresses(str(error)).encode(errors="replace").decode()
+        text = text or "the call failed, and the tool gave no reason"
         return cut(text, Tool.max_result_chars if tool is None else tool.max_result_chars)
-
-
-def _drive(coroutine: Any, name: str) -> ToolResult:
-    """Return the result of a coroutine that never waits."""
-    try:
-        coroutine.send(None)
-    except StopIteration as done:
-        result: ToolResult = done.value
-        return result
-    coroutine.close()
-    raise ContractError(f"tool {name!r} has runs_inline and waits; make its execute `async def`, or runs_inline False")

@@ -14,10 +14,10 @@ from uirl.environments.base import BaseEnvironment
 from uirl.environments.results import read_step
 from uirl.environments.session import EnvironmentSession
 from uirl.environments.tool_use.acting import acting_on, bind, run
-from uirl.errors import ConfigError, ContractError
+from uirl.errors import ConfigError
 from uirl.parsers import ANSWER, create_parser
 from uirl.tools import ToolRegistry
-from uirl.tools.execution import runs_without_loop
+from uirl.tools.execution import run_at_once, runs_without_loop
 from uirl.types import Action, Observation, StepResult, Task, ToolCall, ToolResult
 
 Describe = Literal["template", "prompt", "none"]
@@ -207,14 +207,10 @@ class ToolEnvironment(BaseEnvironment):
         other episodes had their turn, which takes a batch of quick ones apart."""
         if self._may_wait():
             return work
-        try:
-            work.send(None)
-        except StopIteration as done:
-            return done.value
-        work.close()
-        raise ContractError(
+        return run_at_once(
+            work,
             f"{type(self).__name__}: a tool, an environment or a judge that is said to be quick waited; make it "
-            "`async def`, or set runs_inline to False"
+            "`async def`, or set runs_inline to False",
         )
 
     def _may_wait(self) -> bool:
