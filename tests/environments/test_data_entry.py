@@ -48,7 +48,7 @@ def test_a_value_cannot_end_the_script_of_the_page() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"level": 1, "zoom": 0.5, "patience": 1}, {"level": 4, "rows": 1}],
+    [{"level": 1, "zoom": 0.5, "max_wrong_submissions": 1}, {"level": 4, "rows": 1}],
 )
 def test_it_keeps_the_environment_contract(options: dict[str, Any]) -> None:
     report = check_environment(create_environment("data_entry", options), episodes=2)
@@ -94,8 +94,8 @@ async def test_every_submission_is_worth_what_the_rules_say() -> None:
     assert (last.reward, last.terminated, last.observation.info["success"]) == (0.25, True, True)
 
 
-async def test_patience_ends_an_episode_of_mistakes() -> None:
-    env = DataEntryEnvironment(level=3, patience=2, max_turns=40)
+async def test_too_many_wrong_submissions_end_an_episode() -> None:
+    env = DataEntryEnvironment(level=3, max_wrong_submissions=2, max_turns=40)
     await env.reset(seed=1)
     assert not (await submit(env, "Nobody")).done
     over = await submit(env, "Nobody")
@@ -228,7 +228,8 @@ async def test_what_is_sent_after_a_reload_counts() -> None:
         ({"fields": ["first", "first"]}, "fields are different"),
         ({"level": 1, "fields": ["first", "last"]}, "on a slip exactly one"),
         ({"penalty": -1}, "penalty: got -1, expected number >= 0"),
-        ({"patience": 0}, "patience: got 0, expected whole number >= 1"),
+        ({"max_wrong_submissions": 0}, "max_wrong_submissions: got 0, expected whole number >= 1"),
+        ({"patience": 1}, "no option 'patience'; did you mean 'max_wrong_submissions'?"),
         ({"level": 1, "width": 40}, "at least 56 pixels"),
         ({"sheet": 1}, "no option 'sheet'"),
     ],

@@ -118,7 +118,7 @@ CASES: dict[str, dict[str, Case]] = {
         "fields": case(("first",), shows="pictures"),
         "tell": case(True, shows="first"),
         "penalty": case(0.5, shows="stumbling"),
-        "patience": case(1, shows="stumbling"),
+        "max_wrong_submissions": case(1, shows="stumbling"),
     },
 }
 

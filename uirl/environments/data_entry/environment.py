@@ -24,7 +24,7 @@ class DataEntryEnvironment(WebEnvironment):
 
     A submission that equals any row of the sheet in all fields counts for that row; any other is wrong. An action is
     worth `(new rows - penalty * wrong submissions) / rows`, so a flawless episode sums to 1; sending a row again is
-    worth nothing. The episode ends with the last row, after `patience` wrong submissions, or with the turns. The rows
+    worth nothing. The episode ends with the last row, after `max_wrong_submissions`, or with the turns. The rows
     are compared here, from what the form held when it was sent: the page knows no score.
     """
 
@@ -62,8 +62,8 @@ class DataEntryEnvironment(WebEnvironment):
     def outcome(self, state: State) -> bool | None:
         if len(self._progress.done) >= self._rows:
             return True
-        spent = self.options.patience is not None and self._progress.num_incorrect_submissions >= self.options.patience
-        return False if spent else None
+        limit = self.options.max_wrong_submissions
+        return False if limit is not None and self._progress.num_incorrect_submissions >= limit else None
 
     def reward(self, before: State, now: State) -> float:
         return self._gained / self._rows

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -45,6 +46,7 @@ class DataEntryOptions(PageOptions):
     """A sheet at the left, a form at the right: copy rows and submit each."""
 
     key = "data_entry"
+    renamed: ClassVar[Mapping[str, str]] = {"patience": "max_wrong_submissions"}
 
     level: Literal[1, 2, 3, 4, 5] = 4
     """Which fields, how many rows, how it looks: 1: one digit; 2: three digits, one after the other; 3: first names;
@@ -59,7 +61,7 @@ class DataEntryOptions(PageOptions):
     """The goal says what to enter, for policies that cannot read pictures yet."""
     penalty: NonNegative = 0.1
     """What a wrong submission costs, in rows."""
-    patience: Count | None = None
+    max_wrong_submissions: Count | None = None
     """Wrong submissions that end the episode; None: they never do."""
     actions: Names | None = None
     """What is offered; None: click and type, and on levels with a sheet keys and scroll."""
