@@ -1,26 +1,16 @@
 """No key that parses and does nothing."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import BaseModel
-
 import uirl
+from tests.config.keys import leaves
 from uirl.config import ConfigStore
 from uirl.integrations.verl.config.mapping import MAPPED
 
 ROOT = Path(uirl.__file__).parent
 REFUSED = {"ray.num_actors"}
 """Read by the Ray runtime, which is not there yet: `ray.use_ray=true` is an error until then."""
-
-
-def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from leaves(field.annotation, f"{prefix}{name}.")
-        else:
-            yield prefix + name
 
 
 def test_every_key_is_read_somewhere() -> None:

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
+from tests.config.keys import leaves
 from uirl import ConfigError, ConfigStore, load_model
 from uirl.integrations.verl.config.mapping import ELSEWHERE, MAPPED, WITHOUT_EFFECT, create_verl_config, ignored
 from uirl.integrations.verl.config.settings import Settings
 from uirl.integrations.verl.trainer.trainer import create_trainer
 
 pytestmark = pytest.mark.verl
-
-
-def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from leaves(field.annotation, f"{prefix}{name}.")
-        else:
-            yield prefix + name
 
 
 def own(*overrides: str) -> ConfigStore:
