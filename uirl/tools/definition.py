@@ -135,23 +135,21 @@ class ToolDefinition:
             yield from _explain(misfit, self.parameters.get("properties", {}))
 
     def _check_parameters(self) -> None:
+        what = f"the parameters of tool {self.name!r}"
         if not isinstance(self.parameters, Mapping) or self.parameters.get("type") != "object":
             raise ConfigError(
-                f"the parameters of tool {self.name!r} are {shown(self.parameters, 80)}; expected a JSON Schema "
+                f"{what} are {shown(self.parameters, 80)}; expected a JSON Schema "
                 '{"type": "object", "properties": {...}}'
             )
         try:
             plain = as_plain(dict(self.parameters), "the schema", _SCHEMA)
             check_schema(plain)
         except LimitError as error:
-            raise ConfigError(f"the parameters of tool {self.name!r} are too much: {error}") from None
+            raise ConfigError(f"{what} are too much: {error}") from None
         except InputError as error:
-            raise ConfigError(f"the parameters of tool {self.name!r} are not JSON: {error}") from None
+            raise ConfigError(f"{what} are not JSON: {error}") from None
         except SchemaError as error:
-            raise ConfigError(
-                f"the parameters of tool {self.name!r} are no JSON Schema: {clip(error.message, 200)} at "
-                f"{error.json_path}"
-            ) from error
+            raise ConfigError(f"{what} are no JSON Schema: {clip(error.message, 200)} at {error.json_path}") from error
         object.__setattr__(self, "parameters", plain)
 
 

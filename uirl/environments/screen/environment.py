@@ -108,7 +108,7 @@ class ScreenEnvironment(ConfigurableEnvironment):
     def _begin(self, rng: random.Random) -> None:
         self._stages = [self._create_stage(kind, rng) for kind in LEVELS[self.options.level]]
         # All pages are drawn by now: what the demonstrator draws later cannot change them.
-        self._whims = rng
+        self._rng = rng
         self._index = 0
         self._misses = 0
         self._demonstration = self._demonstrate()
@@ -120,7 +120,7 @@ class ScreenEnvironment(ConfigurableEnvironment):
 
     def _demonstrate(self) -> Action:
         stage = self._stages[self._index]
-        return stage.careless(self._whims) if self._whims.random() < self._carelessness else stage.expert()
+        return stage.careless(self._rng) if self._rng.random() < self._carelessness else stage.expert()
 
     def _instruction(self) -> str:
         if self._index == len(self._stages):

@@ -63,7 +63,7 @@ class GuessNumberEnvironment(ConfigurableEnvironment):
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         """The answer to one guess."""
         self._taken += 1
-        self._whim = self._draw_whim()
+        self._random_guess = self._draw_random_guess()
         match = _NUMBER.fullmatch(action)
         hit = match is not None and int(match[1]) == self._secret
         done = hit or self._taken >= self.guesses
@@ -83,7 +83,7 @@ class GuessNumberEnvironment(ConfigurableEnvironment):
 
     def expert_action(self) -> str:
         """The demonstrator's guess; asked twice in one turn it says the same."""
-        return str((self._low + self._high) // 2 if self._whim is None else self._whim)
+        return str((self._low + self._high) // 2 if self._random_guess is None else self._random_guess)
 
     def state_key(self) -> str:
         """ "higher" alone does not tell what is left."""
@@ -96,14 +96,14 @@ class GuessNumberEnvironment(ConfigurableEnvironment):
     def _begin(self, rng: random.Random) -> None:
         self._secret = rng.randint(1, self.n)
         # The number is drawn by now: what the demonstrator draws later cannot change it.
-        self._whims = rng
-        self._whim = self._draw_whim()
+        self._rng = rng
+        self._random_guess = self._draw_random_guess()
         self._low, self._high = 1, self.n
         self._taken: int = 0
 
-    def _draw_whim(self) -> int | None:
-        """A guess of the careless demonstrator; None: he thinks this time. The same draws whatever the carelessness."""
-        careless, guess = self._whims.random() < self._carelessness, self._whims.randint(1, self.n)
+    def _draw_random_guess(self) -> int | None:
+        """A guess of the careless demonstrator; None: it thinks this time. The same draws whatever the carelessness."""
+        careless, guess = self._rng.random() < self._carelessness, self._rng.randint(1, self.n)
         return guess if careless else None
 
     def _answer(self, match: re.Match[str] | None, hit: bool) -> str:

@@ -118,13 +118,13 @@ class ArithmeticEnvironment(ToolEnvironment, ConfigurableEnvironment):
                 self._computed = result.text
             elif result.success:
                 self._found.append(result.text)
-        self._whim = self._draw_whim()
+        self._demonstration_seed = self._draw_seed()
 
     def expert_action(self) -> Action:
         """The demonstrator's next call or answer; asked twice in one turn he says the same."""
         if self._computed is not None:
             return Action(text=self._computed)
-        rng = random.Random(self._whim)
+        rng = random.Random(self._demonstration_seed)
         careless = rng.random() < self._carelessness
         if careless and rng.random() < 0.5:
             return Action(text=str(rng.randrange(10 ** (2 * self.options.digits))))
@@ -149,13 +149,13 @@ class ArithmeticEnvironment(ToolEnvironment, ConfigurableEnvironment):
         self._problem = self.draw(rng)
         self.registry = ToolRegistry([] if self.unplugged else self.tools(self._problem))
         # The problem is drawn by now: what the demonstrator draws later cannot change it.
-        self._whims = rng
-        self._whim = self._draw_whim()
+        self._rng = rng
+        self._demonstration_seed = self._draw_seed()
         self._found: list[str] = []
         self._computed = None
 
-    def _draw_whim(self) -> int:
-        return self._whims.getrandbits(32)
+    def _draw_seed(self) -> int:
+        return self._rng.getrandbits(32)
 
     def _number(self, rng: random.Random) -> int:
         return rng.randrange(10 ** (self.options.digits - 1) if self.options.digits > 1 else 0, 10**self.options.digits)
