@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from uirl.cli import export, serve, serve_model, verl
 from uirl.cli.imports import make_importable
+from uirl.cli.options import add_config, count, read_config
 from uirl.errors import ConfigError, UirlError
 
 if TYPE_CHECKING:
-    from uirl.config import ConfigStore
     from uirl.training import EvaluationReport, RayPPOTrainer
 
 
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=lambda _: _help(parser))
     commands = parser.add_subparsers(metavar="command")
     train = commands.add_parser("train", help="train a policy as a config says")
-    _add_config(train)
+    add_config(train)
     train.add_argument(
         "--resume", action="store_true", help="continue the newest run of this config, or logging.run_name=<name>"
     )
@@ -78,8 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     evaluate.add_argument("--checkpoint", metavar="PATH", help="the same, as an option")
     evaluate.add_argument("--tasks", metavar="FILE", help="JSON list of tasks; default: those of the environment")
-    evaluate.add_argument("--episodes", type=_count, default=256, help="episodes in all (default 256)")
-    evaluate.add_argument("--tries", type=_count, default=1, help="episodes per instance, for pass@k (default 1)")
+    evaluate.add_argument("--episodes", type=count, default=256, help="episodes in all (default 256)")
+    evaluate.add_argument("--tries", type=count, default=1, help="episodes per instance, for pass@k (default 1)")
     evaluate.add_argument("--temperature", type=float, help="sampling temperature; default: that of training")
     evaluate.add_argument("--json", metavar="FILE", dest="json_path", help="write the report there; '-': print it only")
     evaluate.add_argument(
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the run's config")
     evaluate.set_defaults(run=_eval)
     check = commands.add_parser("check", help="prove in seconds that a config can be trained")
-    _add_config(check)
+    add_config(check)
     check.set_defaults(run=_check)
     export.add_command(commands)
     known = commands.add_parser("environments", help="list the environments that a config can name")
@@ -123,51 +123,12 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _count(text: str) -> int:
-    """A whole number of 1 or more."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, got {text!r}")
-    return int(text)
-
-
-def _add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("overrides", nargs="*", metavar="config.yaml | section.key=value", help="a config and changes")
-    parser.add_argument("--config", metavar="FILE", help="the config, as an option")
-
-
-def _split(options: argparse.Namespace) -> tuple[str | None, list[str]]:
-    """(path of the config or None, overrides); modules beside the config can be imported from here on."""
-    paths = [a for a in [options.config] if a is not None] + [a for a in options.overrides if "=" not in a]
-    if len(paths) > 1:
-        raise UirlError(f"expected one config file, got {len(paths)}: {', '.join(paths)}")
-    path = paths[0] if paths else None
-    if path is not None and Path(path).is_dir():
-        make_importable(opened=path)
-    else:
-        make_importable(config=path)
-    return path, [a for a in options.overrides if "=" in a]
-
-
-def _config(path: str | None, overrides: list[str]) -> ConfigStore:
-    """The config in the file, or in the run directory, at `path`."""
-    from uirl.config import ConfigStore, load_config
-    from uirl.config.stored import override_stored
-
-    if path is None or not Path(path).is_dir():
-        return load_config(path, overrides)
-    stored = Path(path) / "config.yaml"
-    if not stored.is_file():
-        raise ConfigError(f"{path} is a folder without a config.yaml; expected a YAML file or a run directory")
-    return override_stored(ConfigStore.from_yaml(stored), overrides, Path(path))
-
-
 def _train(options: argparse.Namespace) -> int:
-    path, overrides = _split(options)
     if options.from_step is not None:
-        overrides.append(f"checkpoint.from_step={options.from_step}")
+        options.overrides.append(f"checkpoint.from_step={options.from_step}")
     if options.resume or options.from_step is not None:
-        overrides.insert(0, "checkpoint.resume=true")
-    config = _config(path, overrides)
+        options.overrides.insert(0, "checkpoint.resume=true")
+    path, config = read_config(options)
     if path is not None and Path(path).is_dir():
         if not config.checkpoint.resume:
             raise ConfigError(f"{path} is a run; continue it with --resume, or name a config file to begin another")
@@ -294,8 +255,7 @@ def _options_of(name: str) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    path, overrides = _split(options)
-    config = _config(path, overrides)
+    _, config = read_config(options)
     from uirl.training.checks.preflight import preflight
 
     findings = preflight(config)

@@ -16,7 +16,7 @@ from uirl.environments import (
     ToolEnvironment,
 )
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure
-from uirl.parsers import create_parser
+from uirl.parsers import TextParser, create_parser
 from uirl.tools import CalculatorTool, EnvironmentStepTool, LookupTool, Tool, ToolRegistry
 from uirl.types import Action, Observation, StepResult, Task
 
@@ -114,7 +114,7 @@ async def test_a_judge_that_returns_nonsense_is_a_failure() -> None:
 
 
 def test_three_ways_to_describe_the_tools() -> None:
-    class Shouts:
+    class Shouts(TextParser):
         def describe(self) -> str:
             return "Shout the call."
 

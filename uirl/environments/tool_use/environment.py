@@ -8,26 +8,19 @@ import json
 import math
 import random
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, get_args
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.results import read_step
 from uirl.environments.session import EnvironmentSession
 from uirl.environments.tool_use.acting import acting_on, bind, run
 from uirl.errors import ConfigError
-from uirl.parsers import ANSWER, create_parser
+from uirl.parsers import ANSWER, ActionParser, create_parser
 from uirl.tools import ToolRegistry
 from uirl.tools.execution import run_at_once, runs_without_loop
 from uirl.types import Action, Observation, StepResult, Task, ToolCall, ToolResult
 
 Describe = Literal["template", "prompt", "none"]
-
-
-@runtime_checkable
-class ActionFormat(Protocol):
-    """What is asked of a parser here: a sentence on how to write a call."""
-
-    def describe(self) -> str: ...
 
 
 class ToolEnvironment(BaseEnvironment):
@@ -50,7 +43,7 @@ class ToolEnvironment(BaseEnvironment):
         *,
         registry: ToolRegistry | Iterable[Any] = (),
         environment: BaseEnvironment | None = None,
-        action_format: str | ActionFormat = "qwen",
+        action_format: str | ActionParser = "qwen",
         describe: Describe = "template",
         instructions: str = "",
         max_turns: int | None = None,
@@ -153,7 +146,8 @@ class ToolEnvironment(BaseEnvironment):
     def get_prompt_prefix(self) -> str:
         parts = [self._instructions, "" if self._inner is None else self._inner.env.get_prompt_prefix()]
         if self._describe == "prompt":
-            parts += [self.registry.describe(), _how_to_call(self._format)]
+            parser = create_parser(self._format) if isinstance(self._format, str) else self._format
+            parts += [self.registry.describe(), parser.describe()]
         return "\n\n".join(filter(None, parts))
 
     def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
@@ -251,19 +245,14 @@ def _unlimited(environment: BaseEnvironment) -> EnvironmentSession:
     return EnvironmentSession(environment, math.inf, math.inf)
 
 
-def _name_of(action_format: str | ActionFormat) -> str:
+def _name_of(action_format: str | ActionParser) -> str:
     if isinstance(action_format, str):
         if action_format == "text":
             raise ConfigError("action_format 'text' knows no calls; expected 'qwen', 'json', 'react', ... or a parser")
         return action_format
-    if not isinstance(action_format, ActionFormat):
+    if not isinstance(action_format, ActionParser):
         raise ConfigError(f"action_format must be the name of a parser or a parser, got {action_format!r:.60}")
     return f"<{type(action_format).__name__}>"
-
-
-def _how_to_call(action_format: str | ActionFormat) -> str:
-    parser = create_parser(action_format) if isinstance(action_format, str) else action_format
-    return parser.describe()
 
 
 def _without_thought(action: Action) -> Action:
