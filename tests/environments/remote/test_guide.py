@@ -54,9 +54,11 @@ def parsed(command: str) -> ServerSettings:
     words = shlex.split(command.replace("%i", "8000"))
     assert words[0].endswith("uirl")
     options = _parser().parse_args(words[1:])
-    given = dict(text.split("=", 1) for text in options.option)
-    create_environment(options.env, {key: int(v) if v.isdecimal() else v for key, v in given.items()})
-    return ServerSettings(options.env, {}, options.host, options.port, options.sessions, token_env=options.token_env)
+    given = dict(text.split("=", 1) for text in options.options)
+    create_environment(options.environment, {key: int(v) if v.isdecimal() else v for key, v in given.items()})
+    return ServerSettings(
+        options.environment, {}, options.host, options.port, options.sessions, token_env=options.token_env
+    )
 
 
 def test_commands_parse(monkeypatch: pytest.MonkeyPatch) -> None:
