@@ -98,7 +98,7 @@ class BrowserGymEnvironment:
         self._started = time.monotonic()
         self._goal = self._thread.run(self._episode.state_description())
         self._messages = []
-        self._say("user", self._goal)
+        self._add_message("user", self._goal)
         return self._observe(first, "", ""), {"task_info": dict(first.info)}
 
     def step(self, action: str) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
@@ -111,10 +111,10 @@ class BrowserGymEnvironment:
         if not self._episode.running and self._episode.failure is None:
             raise ContractError("step after the end of an episode; call reset first")
         reward, results = 0.0, []
-        for wanted in self._actions(action):
-            results.append(self._thread.run(self._episode.act(wanted)))
+        for ui_action in self._actions(action):
+            results.append(self._thread.run(self._episode.act(ui_action)))
             reward += results[-1].reward
-            self._hear(results[-1].observation)
+            self._note_page_text(results[-1].observation)
             if results[-1].done or _mistake(results[-1]):
                 break
         if not results:  # noop(0): nothing was done, and nothing new is seen
@@ -139,7 +139,7 @@ class BrowserGymEnvironment:
         if call.name == "wait" and "wait" not in self.space.names and "screenshot" in self.space.names:
             return ToolCall("screenshot")
         if call.name == "answer":
-            self._say("assistant", str(call.arguments.get("text", "")))
+            self._add_message("assistant", str(call.arguments.get("text", "")))
         return call
 
     def _observe(self, seen: Observation, action: str, error: str) -> dict[str, Any]:
@@ -159,13 +159,13 @@ class BrowserGymEnvironment:
             "elapsed_time": np.asarray([time.monotonic() - self._started]),
         }
 
-    def _hear(self, seen: Observation) -> None:
-        """Keeps what the page said beside its tree."""
-        said = seen.text.removesuffix(str(getattr(self._episode.env, "accessibility", ""))).strip()
-        if said and "mistake" not in seen.info:
-            self._say("info", said)
+    def _note_page_text(self, seen: Observation) -> None:
+        """Keep what the page said beside its tree."""
+        page_text = seen.text.removesuffix(str(getattr(self._episode.env, "accessibility", ""))).strip()
+        if page_text and "mistake" not in seen.info:
+            self._add_message("info", page_text)
 
-    def _say(self, role: str, message: str) -> None:
+    def _add_message(self, role: str, message: str) -> None:
         self._messages.append({"role": role, "timestamp": time.time(), "message": message})
 
 

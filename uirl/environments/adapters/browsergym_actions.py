@@ -45,8 +45,8 @@ def read_actions(text: str) -> list[list[ToolCall]]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         body = _scattered(code)
         if not body:
-            told = f"{type(error).__name__}: {_first_line(error)}; expected a call such as noop()"
-            raise Unreadable(told) from error
+            reason = f"{type(error).__name__}: {_first_line(error)}; expected a call such as noop()"
+            raise Unreadable(reason) from error
     if not body:
         raise Unreadable("ValueError: received an empty action; expected a call such as noop()")
     if len(body) > MOST_CALLS:
@@ -112,12 +112,12 @@ def _read_call(statement: ast.stmt) -> list[ToolCall]:
     if function is None:
         raise Unreadable(f"NameError: Invalid action type '{name:.40}'; {did_you_mean(name[:40], FUNCTIONS)}")
     try:
-        given = [ast.literal_eval(argument) for argument in call.args]
+        positional = [ast.literal_eval(argument) for argument in call.args]
         named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         raise Unreadable(f"ValueError: the arguments of {name} are not all literals") from error
     try:
-        bound = inspect.signature(function).bind(*given, **named)
+        bound = inspect.signature(function).bind(*positional, **named)
     except TypeError as error:
         raise Unreadable(f"TypeError: {name}: {error}; expected {name}{_signature(function)}") from error
     return list(function(*bound.args, **bound.kwargs))

@@ -63,10 +63,10 @@ def functions_of(
     `schemas` (as chat templates take them), else the environment's own tools with `answer`, else the actions of its
     user interface, else `act(action)` for one whose actions are text. Raises ConfigError where none of these is known.
     """
-    given = list(schemas if schemas is not None else env.tool_schemas())
+    listed = list(schemas if schemas is not None else env.tool_schemas())
     space = getattr(env, "space", None)
-    if given:
-        found = [_read(schema) for schema in given]
+    if listed:
+        found = [_read(schema) for schema in listed]
         if isinstance(env, ToolEnvironment) and all(one.name != ANSWER for one in found):
             found.append(_ANSWER)
         return tuple(found)
@@ -135,7 +135,7 @@ class CalledEpisode:
             try:
                 first = await self._session.reset(task, seed)
             except RolloutFailure as failure:
-                await self._broke(failure)
+                await self._record_failure(failure)
                 raise
             self.running = True
             return first
@@ -165,12 +165,12 @@ class CalledEpisode:
             try:
                 result = await self._session.step(taken)
             except RolloutFailure as failure:
-                await self._broke(failure)
+                await self._record_failure(failure)
                 raise
             self.total += result.reward
             self.running = not result.done
-            said = result.observation.info.get("success")
-            self.success = self.success if said is None else bool(said)
+            success = result.observation.info.get("success")
+            self.success = self.success if success is None else bool(success)
             return result
 
     async def state_description(self) -> str:
@@ -188,15 +188,15 @@ class CalledEpisode:
     def _action(self, name: str, arguments: Mapping[str, Any]) -> Action:
         if name not in self.functions:
             raise ValueError(f"there is no function {shown(name, 40)}; expected {', '.join(self.functions)}")
-        given = {key: value for key, value in arguments.items() if value is not None}
+        present = {key: value for key, value in arguments.items() if value is not None}
         if name == ACT and self._schemas is None and self._env.action_format == "text":
-            problem = self.functions[name].check(given)
+            problem = self.functions[name].check(present)
             if problem is not None:
                 raise ValueError(problem)
-            return Action(text=given["action"])
-        return Action(tool_calls=(ToolCall(name, given),))
+            return Action(text=present["action"])
+        return Action(tool_calls=(ToolCall(name, present),))
 
-    async def _broke(self, failure: RolloutFailure) -> None:
+    async def _record_failure(self, failure: RolloutFailure) -> None:
         """Keeps the failure, and lets the instance go that it happened to."""
         self.failure, self.running = failure, False
         session, self._session = self._session, None
@@ -258,8 +258,8 @@ async def _close_all(episodes: Sequence[CalledEpisode]) -> None:
 
 def words_of(observation: Observation, over: bool = False) -> str:
     """The text of an observation, answers to calls first; `over` adds that the episode has ended."""
-    said = [result.text for result in observation.tool_results]
-    return "\n".join(part for part in (*said, observation.text, OVER if over else "") if part)
+    answers = [result.text for result in observation.tool_results]
+    return "\n".join(part for part in (*answers, observation.text, OVER if over else "") if part)
 
 
 def _read(schema: Mapping[str, Any]) -> ToolDefinition:

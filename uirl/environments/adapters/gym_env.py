@@ -145,15 +145,15 @@ class GymEnv(gymnasium.Env[Any, Any], EzPickle):
         """Frees the environment. Calling it twice is fine; so is another `reset`."""
         self._thread.close()
 
-    def _find_size(self, given: tuple[int, int] | None) -> tuple[int, int] | None:
+    def _find_size(self, chosen: tuple[int, int] | None) -> tuple[int, int] | None:
         """Width and height of the pictures; None: there are none, or they are not shown."""
-        if given is not None:
-            return given
+        if chosen is not None:
+            return chosen
         if self._view == "text" and self.render_mode != "rgb_array":
             return None
-        known = getattr(self._episode.env, "picture_size", None)
-        if known is not None:
-            return int(known[0]), int(known[1])
+        declared = getattr(self._episode.env, "picture_size", None)
+        if declared is not None:
+            return int(declared[0]), int(declared[1])
         try:
             first = self._thread.run(self._episode.reset(self._task(0, {}), 0))
         finally:
@@ -196,15 +196,15 @@ class GymEnv(gymnasium.Env[Any, Any], EzPickle):
             raise ConfigError(f"reset takes the option 'task', got {sorted(map(str, unknown))}")
         if self._task_list is None:
             self._task_list = list(self._episode.env.tasks() or ())
-        wanted = options.get("task")
-        if wanted is None:
+        task_id = options.get("task")
+        if task_id is None:
             if not self._task_list:
                 return None
             return self._task_list[int(np.random.default_rng(instance).integers(len(self._task_list)))]
-        named = [task for task in self._task_list if task.id == wanted]
+        named = [task for task in self._task_list if task.id == task_id]
         if not named:
-            known = [task.id for task in self._task_list]
-            raise ConfigError(f"there is no task {wanted!r}; {did_you_mean(str(wanted), known)}")
+            ids = [task.id for task in self._task_list]
+            raise ConfigError(f"there is no task {task_id!r}; {did_you_mean(str(task_id), ids)}")
         return named[0]
 
     def _observe(self, seen: Observation) -> Any:

@@ -113,13 +113,13 @@ def texts(max_length: int, read: Callable[[str], Action]) -> tuple[spaces.Space[
 
 def calls(functions: Sequence[ToolDefinition], max_length: int) -> tuple[spaces.Space[Any], Reader]:
     """The number of a function, and its arguments: `OneOf` of a `Dict` each, in the order of `functions`."""
-    made = [_function(one, max_length) for one in functions]
+    argument_spaces = [_function(one, max_length) for one in functions]
 
     def read(chosen: Any) -> Action:
         index, given = chosen
-        return Action(tool_calls=(ToolCall(functions[int(index)].name, made[int(index)][1](given)),))
+        return Action(tool_calls=(ToolCall(functions[int(index)].name, argument_spaces[int(index)][1](given)),))
 
-    return spaces.OneOf([space for space, _ in made]), read
+    return spaces.OneOf([space for space, _ in argument_spaces]), read
 
 
 def numbers(functions: Sequence[ToolDefinition], words: Sequence[str]) -> tuple[spaces.Space[Any], Reader]:
@@ -192,8 +192,8 @@ def _argument(function: str, name: str, schema: Mapping[str, Any], max_length: i
             return spaces.Discrete(high - low + 1, start=low), int
         return spaces.Box(low, high, (), np.int64), int
     if kind == "number":
-        least, most = float(schema.get("minimum", -np.inf)), float(schema.get("maximum", np.inf))
-        return spaces.Box(least, most, (), np.float64), float
+        lower, upper = float(schema.get("minimum", -np.inf)), float(schema.get("maximum", np.inf))
+        return spaces.Box(lower, upper, (), np.float64), float
     if kind == "string":
         return AnyText(min(int(schema.get("maxLength", max_length)), max_length)), str
     raise _no_form(function, name, schema)

@@ -138,9 +138,8 @@ class GymnasiumEnvironment(ConfigurableEnvironment):
     def _opened(self) -> Any:
         if self._env is None:
             assert self._make is not None  # spawn() leaves one of the two
-            made = self._make()
-            self._check_spaces(made)
-            self._env = made
+            self._env = self._make()
+            self._check_spaces(self._env)
         return self._env
 
     def _check_spaces(self, env: Any) -> None:

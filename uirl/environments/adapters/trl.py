@@ -85,11 +85,11 @@ class TRLEnvironment:
         return self._episode.failure
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> str | list[dict[str, Any]]:
-        known = self._episode.failure
+        earlier = self._episode.failure
         try:
             seen, _ = self._owner._thread.run(self._episode.call(name, arguments))
         except RolloutFailure:
-            if known is None:
+            if earlier is None:
                 self._owner.failures += 1
             raise
         return self._content(seen)
@@ -186,10 +186,10 @@ trl_environment = TRLEnvironmentFactory
 """`GRPOTrainer(environment_factory=trl_environment("guess_number"), ...)`."""
 
 
-def _task(given: str | Mapping[str, Any] | None) -> Task | None:
-    if given is None or isinstance(given, str):
-        return Task(id=given) if given else None
-    return Task(**given)
+def _task(row: str | Mapping[str, Any] | None) -> Task | None:
+    if row is None or isinstance(row, str):
+        return Task(id=row) if row else None
+    return Task(**row)
 
 
 def _method(definition: ToolDefinition) -> Callable[..., Any]:
@@ -204,8 +204,8 @@ def _method(definition: ToolDefinition) -> Callable[..., Any]:
     ordered = sorted(properties, key=lambda argument: argument not in required)
 
     # what is missing or unknown is for the environment to say, in the words it says it to every policy
-    def method(self: TRLEnvironment, *given: Any, **arguments: Any) -> Any:
-        return self._call(name, dict(zip(ordered, given, strict=False)) | arguments)
+    def method(self: TRLEnvironment, *positional: Any, **arguments: Any) -> Any:
+        return self._call(name, dict(zip(ordered, positional, strict=False)) | arguments)
 
     hints = {argument: _hint(properties[argument]) for argument in ordered}
     parameters = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]

@@ -89,7 +89,7 @@ def test_a_full_server_is_left_alone_and_not_blamed(clock: Clock) -> None:
     clock.now += 3.0
     assert taken(pool, 2) == ["a", "b"], "one session asks whether there is more room by now"
     pool.well(server)  # there is
-    assert server.room == 3
+    assert server.capacity == 3
     clock.now += 1.0
     assert taken(pool, 1) == ["a"]
     pool.full(server, 3.0)

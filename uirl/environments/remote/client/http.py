@@ -46,7 +46,7 @@ class Refused(EnvironmentFailure):
     """The server answered, and the answer is no."""
 
     status = 0
-    kind_said = ""
+    server_kind = ""
     """Of an error in the words of `uirl serve`: 'capacity', 'lease', 'environment', ...; empty: other servers."""
     retry_after: float | None = None
 
@@ -171,20 +171,20 @@ class EnvironmentClient:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _refused(self, method: str, url: str, answer: Response) -> Refused | EpisodeTimeout:
-        status, said = answer.status, _said(answer)
+        status, problem = answer.status, _read_error(answer)
         remedy = ""
         if status in (401, 403):
             remedy = f" (the token comes from {self.token_env})" if self.token_env else " (token_env is not set)"
-        message = f"{method} {url} was answered with {status} {answer.reason}: {said['message']}{remedy}"
-        if status == 504 and said["kind"] == "timeout":
+        message = f"{method} {url} was answered with {status} {answer.reason}: {problem['message']}{remedy}"
+        if status == 504 and problem["kind"] == "timeout":
             return EpisodeTimeout(message)  # one call of one environment hung; the server itself is well
         refused = Refused(message)
-        refused.status, refused.kind_said = status, said["kind"]
+        refused.status, refused.server_kind = status, problem["kind"]
         refused.retry_after = answer.retry_after
         return refused
 
 
-def _said(answer: Response) -> dict[str, str]:
+def _read_error(answer: Response) -> dict[str, str]:
     """Return kind and message of an error answer: in the words of `uirl serve`, of FastAPI, or as it is."""
     try:
         value = loads(answer.content)

@@ -98,20 +98,20 @@ class OpenEnvEnvironment(RemoteEnvironment):
     async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
         """The first observation, over a new connection where the old one is gone."""
         self._turns = 0
-        said: dict[str, Any] | None = None
+        answer: dict[str, Any] | None = None
         if self._socket is None or self._socket.close_code is not None:
             await self.close()
         if self._server is not None:
             try:
-                said = await self._begin(task, seed)
+                answer = await self._begin(task, seed)
             except (ServerLost, ErrorFrame) as error:
                 if isinstance(error, ErrorFrame) and error.code != "SESSION_ERROR":
                     raise
                 await self.close()
-        if said is None:
+        if answer is None:
             await self._lease()
-            said = await self._begin(task, seed)
-        frame = read_frame(said, self.url)
+            answer = await self._begin(task, seed)
+        frame = read_frame(answer, self.url)
         self._last = await all_whole(frame.observation, self.url)
         return self._last
 
@@ -124,13 +124,13 @@ class OpenEnvEnvironment(RemoteEnvironment):
         if isinstance(data, str):
             return await self._end(StepResult(Observation(data, self._last.images)))
         try:
-            said = await self._ask("step", data)
+            answer = await self._ask("step", data)
         except ErrorFrame as error:
             if error.code != "VALIDATION_ERROR":
                 raise
-            words = f"this action is not possible: {error}"
-            return await self._end(StepResult(Observation(words, self._last.images)))
-        frame = read_frame(said, self.url, action.call if takes_tool_calls(schema) else None)
+            message = f"this action is not possible: {error}"
+            return await self._end(StepResult(Observation(message, self._last.images)))
+        frame = read_frame(answer, self.url, action.call if takes_tool_calls(schema) else None)
         if frame.reward is None and self._ours and not self.options.blind:
             raise EnvironmentFailure(
                 f"{self.url} shows no rewards to this token; give token_env the grader's, or set blind to go without"
@@ -148,8 +148,8 @@ class OpenEnvEnvironment(RemoteEnvironment):
 
     async def _open(self, server: Server) -> None:
         if self._servers.schema is None:
-            said = await self.client.json("GET", f"{server.url}/schema", timeout=CONNECT, again=True, retries=0)
-            self._servers.schema = _read_schema(said, f"{server.url}/schema")
+            answer = await self.client.json("GET", f"{server.url}/schema", timeout=CONNECT, again=True, retries=0)
+            self._servers.schema = _read_schema(answer, f"{server.url}/schema")
         check_fields(self._servers.schema, self._fields, self.action_format)
         self._socket = await self._connected(server.url)
         try:
@@ -191,11 +191,11 @@ class OpenEnvEnvironment(RemoteEnvironment):
             raise EnvironmentFailure(f"{type(self).__name__} has no session; reset it first")
         limit = self.options.reset_timeout if kind == "reset" else self.options.step_timeout
         try:
-            said = await self._exchange(socket, kind, data, limit, url)
+            answer = await self._exchange(socket, kind, data, limit, url)
         except RolloutFailure as error:
             self._blame(error)
             raise
-        return said
+        return answer
 
     async def _exchange(self, socket: ClientConnection, kind: str, data: Any, limit: float, url: str) -> dict[str, Any]:
         from websockets.exceptions import ConnectionClosed
@@ -249,11 +249,15 @@ class OpenEnvEnvironment(RemoteEnvironment):
         remedy = "Do the servers run, and are they OpenEnv's?"
         if servers.schema is None:
             servers.schema = self.client.first_answer(
-                urls, "/schema", lambda said: _read_schema(said, "/schema"), "no OpenEnv server says its schema", remedy
+                urls,
+                "/schema",
+                lambda answer: _read_schema(answer, "/schema"),
+                "no OpenEnv server says its schema",
+                remedy,
             )
         if servers.tools is None and takes_tool_calls(servers.schema):
             servers.tools = self.client.first_answer(
-                urls, "/mcp", lambda said: read_tools(said, "/mcp"), "no OpenEnv server lists its tools", remedy,
+                urls, "/mcp", lambda answer: read_tools(answer, "/mcp"), "no OpenEnv server lists its tools", remedy,
                 ASK_FOR_TOOLS,
             )  # fmt: skip
         return servers.tools or ()
@@ -278,14 +282,14 @@ def _require_websockets() -> None:
 
 def _failure(url: str, kind: str, body: dict[str, Any]) -> RolloutFailure:
     with understood(f"{url}/ws"):
-        said = ErrorData.read(body, "error")
-    message = "; ".join([said.message, *_details(said.errors)])[:1000]
-    if said.kind == "timeout":
+        answer = ErrorData.read(body, "error")
+    message = "; ".join([answer.message, *_details(answer.errors)])[:1000]
+    if answer.kind == "timeout":
         return EpisodeTimeout(f"{url}: {message}")
     error = ErrorFrame(
-        message if said.code == "VALIDATION_ERROR" else f"{url}/ws answered {kind} with {said.code}: {message}"
+        message if answer.code == "VALIDATION_ERROR" else f"{url}/ws answered {kind} with {answer.code}: {message}"
     )
-    error.code = said.code
+    error.code = answer.code
     return error
 
 

@@ -30,7 +30,7 @@ class Server:
     """Those it holds."""
     out_until: float = 0.0
     """By the pool's clock: not used before, because it failed."""
-    room: int | None = None
+    capacity: int | None = None
     """Sessions it had for us when it last said that it was full; None: it never did."""
     doubtful_until: float = 0.0
     """Until then others come first: a session did not open here."""
@@ -114,8 +114,8 @@ class ServerPool:
         with self._lock:
             server.failures, server.out_until, server.why, server.trying = 0, 0.0, "", False
             server.doubtful_until = 0.0
-            if server.room is not None:
-                server.room = max(server.room, server.active)
+            if server.capacity is not None:
+                server.capacity = max(server.capacity, server.active)
         self._hand_out()
 
     def take_out(self, server: Server, why: str) -> None:
@@ -137,7 +137,7 @@ class ServerPool:
         """Note that the server took no session beside the others that it has for us; nothing is wrong with it. In
         `seconds` one session may ask again. Call it before `give_back`: the place is none for those who wait."""
         with self._lock:
-            server.room, server.full_until = server.active - 1, self._clock() + seconds
+            server.capacity, server.full_until = server.active - 1, self._clock() + seconds
             server.failures, server.out_until, server.trying, server.why = 0, 0.0, False, "full"
 
     def describe(self) -> str:
@@ -151,7 +151,7 @@ class ServerPool:
             return None
         # one that cannot open sessions is the least busy of all: it must not draw every session to itself
         best = min(free, key=lambda s: (s.doubtful_until > now, s.fallback, s.active))
-        if best.room is not None and best.active >= best.room:
+        if best.capacity is not None and best.active >= best.capacity:
             best.full_until = now + PROBE  # this session finds out; the others wait for how it goes
         best.active += 1
         if best.failures:
@@ -188,4 +188,4 @@ def _may_take(server: Server, now: float) -> bool:
     """Whether one session more may be asked of a server."""
     if server.out_until > now or (server.max_sessions is not None and server.active >= server.max_sessions):
         return False
-    return server.room is None or server.active < server.room or server.full_until <= now
+    return server.capacity is None or server.active < server.capacity or server.full_until <= now

@@ -130,32 +130,32 @@ class UIVerifiersEnvironment(RemoteEnvironment):
             await self._lease()
         answer = await self._get(self._screenshot_path(), self._screenshot_query(), again=True)
         self._since = _since(answer)
-        shot = self._shot = await self._picture(answer)
+        picture = self._shot = await self._picture(answer)
         self._progress = await self._count()
         goal = (task.goal if task else "") or self.options.prompt
-        return Observation("\n".join(filter(None, [goal, _words(answer)])), (shot,))
+        return Observation("\n".join(filter(None, [goal, _words(answer)])), (picture,))
 
     async def step(self, action: Action) -> StepResult:
         """The next screenshot. An act whose outcome is unknown raises, and is never sent again."""
         if self._server is None or self._shot is None or self._progress is None:
             raise EnvironmentFailure("ui_verifiers has no session; reset it first")
-        wanted = self.space.read(action)
-        query = wanted if isinstance(wanted, str) else self._query(wanted)
+        ui_action = self.space.read(action)
+        query = ui_action if isinstance(ui_action, str) else self._query(ui_action)
         if isinstance(query, str):
             return await self._end(StepResult(Observation(query, (self._shot,), self._info(self._progress))))
-        if isinstance(wanted, Wait):
-            await asyncio.sleep(wanted.seconds)
-        if isinstance(wanted, Terminate):
-            info = {**self._info(self._progress), "claimed": wanted.status}
+        if isinstance(ui_action, Wait):
+            await asyncio.sleep(ui_action.seconds)
+        if isinstance(ui_action, Terminate):
+            info = {**self._info(self._progress), "claimed": ui_action.status}
             return await self._end(StepResult(Observation("", (self._shot,), info), terminated=True))
-        looks = isinstance(wanted, (Wait, LookAgain))
+        looks = isinstance(ui_action, (Wait, LookAgain))
         path = self._screenshot_path() if looks else f"{self._base}/act"
         answer = await self._get(path, query, again=looks)
         if _since(answer) != self._since:
             raise EnvironmentFailure(
                 f"{self._base} is another session than before: the server was restarted, and counts from 1 again"
             )
-        shot = self._shot = await self._picture(answer)
+        picture = self._shot = await self._picture(answer)
         before, now = self._progress, await self._count()
         if not now.follows(before):
             raise EnvironmentFailure(
@@ -168,7 +168,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
             info = {**info, "out_of_turns": True}
         gained, wasted = now.correct - before.correct, now.incorrect - before.incorrect
         result = StepResult(
-            observation=Observation(_words(answer), (shot,), info),
+            observation=Observation(_words(answer), (picture,), info),
             reward=gained - self.options.wrong_cost * wasted,
             terminated=over == "terminated" or info.get("success") is True,
             truncated=over == "truncated",

@@ -37,7 +37,7 @@ class Frame:
 
 
 def action_fields(
-    action: Action, schema: Mapping[str, Any], wanted: Mapping[str, str | None], format: str
+    action: Action, schema: Mapping[str, Any], fields: Mapping[str, str | None], format: str
 ) -> dict[str, Any] | str:
     """The action in the server's fields; a str where there is none: why, in words for the policy.
 
@@ -48,25 +48,25 @@ def action_fields(
     if "tool_calls" in properties:
         return {key: value for key, value in WireAction.of(action).write().items() if value not in (None, "", [])}
     if format == "text":
-        return {wanted["text"] or _only_text_field(schema): action.text}
+        return {fields["text"] or _only_text_field(schema): action.text}
     if action.parse_error is not None:
         return action.parse_error
     if action.call is None or len(action.tool_calls) > 1:
         return f"{len(action.tool_calls) or 'no'} actions in the reply; expected one"
-    if wanted["name"] is None and takes_tool_calls(schema):
+    if fields["name"] is None and takes_tool_calls(schema):
         return tool_action(action.call)
-    name = wanted["name"] or next((field for field in NAME_FIELDS if _names(field, schema)), None)
+    name = fields["name"] or next((field for field in NAME_FIELDS if _names(field, schema)), None)
     arguments = plain(action.call.arguments, "arguments")
     return arguments if name is None else {name: action.call.name, **arguments}
 
 
-def check_fields(schema: Mapping[str, Any], wanted: Mapping[str, str | None], format: str) -> None:
+def check_fields(schema: Mapping[str, Any], fields: Mapping[str, str | None], format: str) -> None:
     """Raises ConfigError where no action can be told in this format: before an episode has begun, and not in it."""
     properties = schema.get("properties", {})
     if "tool_calls" in properties:
         return
     for kind in ("name", "text"):
-        field = wanted[kind]
+        field = fields[kind]
         if field is None:
             continue
         if field not in properties and schema.get("additionalProperties") is False:
@@ -78,7 +78,7 @@ def check_fields(schema: Mapping[str, Any], wanted: Mapping[str, str | None], fo
                 f"the field {field!r} of the server's actions takes no text ({kind}_field): "
                 f"{shown(properties[field], 80)}; name another field, or choose another action_format"
             )
-    if format == "text" and wanted["text"] is None:
+    if format == "text" and fields["text"] is None:
         _only_text_field(schema)
 
 
@@ -104,8 +104,8 @@ def _names(field: str, schema: Mapping[str, Any]) -> bool:
 def _takes_text(about: Any, schema: Mapping[str, Any], *, unknown: bool = False) -> bool:
     """Whether a field takes a text; `unknown`: what is said where its schema leaves that open."""
     kinds = [about, *about.get("anyOf", ())] if isinstance(about, Mapping) else []
-    said = [_resolved(kind, schema).get("type") for kind in kinds if isinstance(kind, Mapping)]
-    types = [kind for kind in said if kind is not None]
+    declared = [_resolved(kind, schema).get("type") for kind in kinds if isinstance(kind, Mapping)]
+    types = [kind for kind in declared if kind is not None]
     return "string" in types if types else unknown
 
 

@@ -24,12 +24,12 @@ def media_type(data: bytes) -> str:
     return "image/webp" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else "application/octet-stream"
 
 
-def as_png(shot: Screenshot) -> bytes:
+def as_png(image: Screenshot) -> bytes:
     """Return the picture as PNG; the same bytes where it is one. Raises EnvironmentFailure for what is no picture."""
-    if media_type(shot.data) == "image/png":
-        return shot.data
+    if media_type(image.data) == "image/png":
+        return image.data
     try:
-        return screenshot(shot.open()).data
+        return screenshot(image.open()).data
     except ValueError as error:
         raise EnvironmentFailure(f"the environment's picture cannot be used: {error}") from error
 
@@ -40,15 +40,15 @@ async def whole(data: bytes, where: str) -> Screenshot:
     Raises EnvironmentFailure for others: a picture that is cut off would otherwise be found out by the model, far from
     the server that sent it. Large ones are decoded on a thread, beside the event loop.
     """
-    shot = Screenshot(data)
+    image = Screenshot(data)
     try:
-        if len(data) < SMALL and math.prod(shot.read_size()) < SMALL_PIXELS:
-            shot.open()
+        if len(data) < SMALL and math.prod(image.read_size()) < SMALL_PIXELS:
+            image.open()
         else:
-            await asyncio.to_thread(shot.open)
+            await asyncio.to_thread(image.open)
     except ValueError as error:
         raise EnvironmentFailure(f"{where} sent a picture that cannot be used: {error}") from None
-    return shot
+    return image
 
 
 async def all_whole(observation: Observation, where: str) -> Observation:
@@ -58,6 +58,6 @@ async def all_whole(observation: Observation, where: str) -> Observation:
     return observation
 
 
-def resized(shot: Screenshot, size: tuple[int, int]) -> Screenshot:
+def resized(image: Screenshot, size: tuple[int, int]) -> Screenshot:
     """Return the picture in another size (width, height in pixels), as PNG."""
-    return screenshot(shot.open().resize(size))
+    return screenshot(image.open().resize(size))

@@ -70,13 +70,13 @@ class Guard:
         # not connection.url, which older versions of Starlette make of the Host header: a client could name any path
         if connection.scope["path"] in PUBLIC:
             return set()
-        given = _token_of(connection)
-        if self._tokens.grader is not None and _same(given, self._tokens.grader):
+        token = _token_of(connection)
+        if self._tokens.grader is not None and _same(token, self._tokens.grader):
             return {"agent", "grader"}
         has_tokens = self._tokens.grader is not None or self._tokens.agent is not None
-        if self._tokens.agent is None or _same(given, self._tokens.agent):
+        if self._tokens.agent is None or _same(token, self._tokens.agent):
             return {"agent"} if has_tokens else {"agent", "grader"}
-        if given is None:
+        if token is None:
             raise NoToken("this server wants a token: send the header 'Authorization: Bearer <token>'")
         raise NoToken("the server does not know this token")
 
@@ -90,9 +90,9 @@ class Guard:
             raise NotAllowed("requests from pages of other web sites are refused")
 
     def _refuse_large(self, connection: HTTPConnection) -> None:
-        words = sum(len(name) + len(value) + 4 for name, value in connection.scope["headers"])
+        header_bytes = sum(len(name) + len(value) + 4 for name, value in connection.scope["headers"])
         # the parser bounds only what arrives in several pieces
-        if words + len(connection.scope.get("query_string", b"")) > HEADER_LIMIT:
+        if header_bytes + len(connection.scope.get("query_string", b"")) > HEADER_LIMIT:
             raise HeadersTooLarge(f"headers and query of more than {HEADER_LIMIT} bytes")
         length = connection.headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 18 or int(length) > self._body_limit:
@@ -137,13 +137,13 @@ def may_grade(connection: HTTPConnection) -> bool:
     return bool(connection.scope.get("state", {}).get("grader", False))
 
 
-async def _drain(receive: Receive, most: int) -> None:
+async def _drain(receive: Receive, max_bytes: int) -> None:
     """Reads what is left of a body, `most` bytes and a second at most: a client that is cut off while it still sends
     never reads why."""
     read = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(1.0):
-            while read <= most:
+            while read <= max_bytes:
                 message = await receive()
                 read += len(message.get("body", b""))
                 if not message.get("more_body", False):
@@ -172,8 +172,8 @@ def _token_of(connection: HTTPConnection) -> str | None:
     return None
 
 
-def _same(given: str | None, wanted: str) -> bool:
-    return given is not None and hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode())
+def _same(token: str | None, expected: str) -> bool:
+    return token is not None and hmac.compare_digest(token.encode("utf-8", "replace"), expected.encode())
 
 
 def _name_of(address: str) -> str:

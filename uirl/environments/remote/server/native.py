@@ -165,9 +165,9 @@ class Native:
         """The bytes of a picture of the current observation."""
         lease = self._lease(id)
         self.sessions.touch(lease)
-        for shot in lease.observation.images if lease.observation else ():
-            if shot.hash == hash:
-                return Response(shot.data, media_type=media_type(shot.data))
+        for picture in lease.observation.images if lease.observation else ():
+            if picture.hash == hash:
+                return Response(picture.data, media_type=media_type(picture.data))
         raise NoSession("the current observation has no such picture")
 
     async def state(self, id: str) -> Response:

@@ -53,10 +53,10 @@ class OpenEnv:
 
     async def metadata(self) -> Response:
         description = describe_environment(self.sessions.settings.environment, self.sessions.environment)
-        words = (type(self.sessions.environment).__doc__ or "").strip().split("\n")[0]
+        purpose = (type(self.sessions.environment).__doc__ or "").strip().split("\n")[0]
         return answer(
             Metadata.model_construct(
-                name=description.name, description=words, version=str(description.protocol), uirl=description
+                name=description.name, description=purpose, version=str(description.protocol), uirl=description
             )
         )
 
@@ -128,8 +128,8 @@ class Connection:
             return False
         handler = {"reset": self._reset, "step": self._step, "state": self._state, "mcp": self._mcp}.get(str(kind))
         if handler is None:
-            known = "expected reset, step, state, mcp or close"
-            await _fail(self._socket, "UNKNOWN_TYPE", f"unknown message type {shown(kind)}; {known}")
+            expected = "expected reset, step, state, mcp or close"
+            await _fail(self._socket, "UNKNOWN_TYPE", f"unknown message type {shown(kind)}; {expected}")
             return True
         try:
             reply = await handler(frame.get("data") or {})

@@ -109,7 +109,7 @@ class Lease:
     def begin(self, observation: Observation, task: Task | None, seed: int | None) -> None:
         """A new episode."""
         self.observation, self.picture, self.task, self.seed = observation, None, task, seed
-        self._look(observation)
+        self._keep_picture(observation)
         self.turns, self.total_reward, self.success = 0, 0.0, None
         self.terminated = self.truncated = False
         self.progress = Progress()
@@ -118,7 +118,7 @@ class Lease:
     def note(self, result: StepResult) -> None:
         """What a step came to."""
         self.observation = result.observation
-        self._look(result.observation)
+        self._keep_picture(result.observation)
         self.turns += 1
         self.total_reward += result.reward
         self.terminated, self.truncated = result.terminated, result.truncated
@@ -126,7 +126,7 @@ class Lease:
         self.success = self.success if success is None else bool(success)
         self.progress.note(result)
 
-    def _look(self, observation: Observation) -> None:
+    def _keep_picture(self, observation: Observation) -> None:
         if observation.images:
             self.picture = observation.images[-1]
 
@@ -205,8 +205,8 @@ class Sessions:
 
         Raises WireError for a seed of more than 64 bits: what one client asks for could break what all sessions share.
         """
-        for given in (seed, task.seed if task else None):
-            if given is not None and not -(2**63) <= given < 2**63:
+        for value in (seed, task.seed if task else None):
+            if value is not None and not -(2**63) <= value < 2**63:
                 raise WireError("seed has more than 64 bits")
         async with self._calling(lease, "reset"):
             if lease.session.broken:

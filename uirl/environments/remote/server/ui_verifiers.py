@@ -133,8 +133,8 @@ class UIVerifiers:
         self, request: Request, type: str = "simple_data_entry", n: int = Query(default=1), seed: int | None = None
     ) -> SessionIds:
         if type not in self.types:
-            known = " or ".join(repr(name) for name in sorted(self.types))
-            raise _unprocessable("enum", "type", f"Input should be {known}", type)
+            expected = " or ".join(repr(name) for name in sorted(self.types))
+            raise _unprocessable("enum", "type", f"Input should be {expected}", type)
         if n > self.sessions.settings.sessions - len(self.sessions.active):
             raise Full(len(self.sessions.active), self.sessions.settings.sessions, RETRY_AFTER)
         started: list[Numbered] = []
@@ -200,8 +200,8 @@ class UIVerifiers:
         direction: str | None = None,
         delay: float = 1.0,
     ) -> Response:
-        given = {"x": x, "y": y, "text": text, "keys": keys, "direction": direction}
-        return await self._act(self._proxied(id), str(action_type), given)
+        parameters = {"x": x, "y": y, "text": text, "keys": keys, "direction": direction}
+        return await self._act(self._proxied(id), str(action_type), parameters)
 
     async def progress_s(self, request: Request, id: str | None = None) -> SubmittedRows:
         require_grader(request)
@@ -251,15 +251,15 @@ class UIVerifiers:
         if id is None or self.sessions.settings.single:
             one = next(iter(self._numbered.values()))
         else:
-            known = self._numbered.get(int(id)) if id.isdecimal() and len(id) < 18 else None
-            if known is None or known.stop is not None:
+            numbered = self._numbered.get(int(id)) if id.isdecimal() and len(id) < 18 else None
+            if numbered is None or numbered.stop is not None:
                 raise PodNotFound
-            one = known
+            one = numbered
         self.sessions.find(one.lease.id)
         return one
 
-    async def _act(self, one: Numbered, name: str, given: dict[str, Any]) -> Response:
-        call = _call(name, given)
+    async def _act(self, one: Numbered, name: str, parameters: dict[str, Any]) -> Response:
+        call = _call(name, parameters)
         one.actions += 1
         self.sessions.touch(one.lease)
         if call is not None and not one.lease.done:
@@ -271,18 +271,18 @@ class PodNotFound(Exception):
     """What the original's proxy says of a session it does not know."""
 
 
-def _call(name: str, given: dict[str, Any]) -> Action | None:
+def _call(name: str, parameters: dict[str, Any]) -> Action | None:
     """The action in the vocabulary of user interfaces; None: only look. Raises a 422 for a missing argument."""
     if name == "screenshot":
         return None
     needed = {"type": ("text",), "keys": ("keys",), "scroll": ("direction",)}.get(name, ("x", "y"))
-    missing = [argument for argument in needed if given.get(argument) is None]
+    missing = [argument for argument in needed if parameters.get(argument) is None]
     if missing:
         raise _unprocessable("missing", missing[0], "Field required", None)
-    arguments = {argument: given[argument] for argument in needed}
+    arguments = {argument: parameters[argument] for argument in needed}
     if name == "scroll":
-        arguments["direction"] = "up" if given["direction"] == "up" else "down"
-        arguments |= {axis: given[axis] for axis in ("x", "y") if given[axis] is not None}
+        arguments["direction"] = "up" if parameters["direction"] == "up" else "down"
+        arguments |= {axis: parameters[axis] for axis in ("x", "y") if parameters[axis] is not None}
     return Action.of(_NAMES.get(name, name), **arguments)
 
 
