@@ -83,7 +83,7 @@ class BrowserGymEnvironment:
         return self
 
     def describe_actions(self) -> str:
-        """The functions an action string may call, one per line: for a prompt."""
+        """Return the functions an action string may call, one per line: for a prompt."""
         return describe_actions()
 
     def reset(
@@ -124,7 +124,7 @@ class BrowserGymEnvironment:
         return seen, reward, last.terminated, last.truncated, {"task_info": dict(last.observation.info)}
 
     def close(self) -> None:
-        """Frees the page. Calling it twice is fine; so is another `reset`."""
+        """Free the page. Calling it twice is fine; so is another `reset`."""
         self._thread.close()
 
     def _actions(self, text: str) -> list[Action]:
@@ -135,7 +135,7 @@ class BrowserGymEnvironment:
         return [Action(text=text, tool_calls=(self._offered(call),)) for call in calls]
 
     def _offered(self, call: ToolCall) -> ToolCall:
-        """The call; a wait becomes another look where no waiting is offered."""
+        """Return the call; a wait becomes another look where no waiting is offered."""
         if call.name == "wait" and "wait" not in self.space.names and "screenshot" in self.space.names:
             return ToolCall("screenshot")
         if call.name == "answer":
@@ -170,7 +170,7 @@ class BrowserGymEnvironment:
 
 
 def _tabs_of(env: BaseEnvironment) -> dict[str, Any]:
-    """What BrowserGym tells of the open tabs; empty for a screen that is no browser of ours."""
+    """Return what BrowserGym tells of the open tabs; empty for a screen that is no browser of ours."""
     if not isinstance(env, PageEnvironment):
         return {}
     tabs, active = env.tabs
@@ -183,5 +183,5 @@ def _tabs_of(env: BaseEnvironment) -> dict[str, Any]:
 
 
 def _mistake(result: StepResult) -> str:
-    """What was wrong with an action, in words for the policy; empty: nothing."""
+    """Return what was wrong with an action, in words for the policy; empty: nothing."""
     return str(result.observation.info.get("mistake", ""))

@@ -32,7 +32,7 @@ class Unreadable(ValueError):
 
 
 def read_actions(text: str) -> list[list[ToolCall]]:
-    """The calls of each function in an action string, in order: `press` is two of ours, `noop(0)` is none.
+    """Return the calls of each function in an action string, in order: `press` is two of ours, `noop(0)` is none.
 
     A string is one or more calls such as `mouse_click(3, 4)`, one per line, with literals as arguments, bare, in a
     Markdown code fence, or with words around them. Raises `Unreadable`.
@@ -56,7 +56,7 @@ def read_actions(text: str) -> list[list[ToolCall]]:
 
 
 def _scattered(text: str) -> list[ast.stmt]:
-    """The calls of known functions among words that are no code, from the first on."""
+    """Return the calls of known functions among words that are no code, from the first on."""
     found: list[ast.stmt] = []
     place = 0
     for _ in range(_MOST_TRIES):
@@ -75,7 +75,7 @@ def _scattered(text: str) -> list[ast.stmt]:
 
 
 def _closing(text: str, opening: int) -> int | None:
-    """The place behind the bracket that closes the one at `opening`, strings skipped; None: there is none."""
+    """Return the place behind the bracket that closes the one at `opening`, strings skipped; None: there is none."""
     depth = 0
     for part in _PARTS.finditer(text, opening):
         depth += {"(": 1, ")": -1}.get(part.group(), 0)
@@ -98,7 +98,7 @@ def _check_syntax(level: Sequence[ast.AST]) -> None:
 
 
 def describe_actions() -> str:
-    """The functions with their arguments, one per line: for a prompt."""
+    """Return the functions with their arguments, one per line: for a prompt."""
     lines = (f"{name}{_signature(function)}  {function.__doc__}" for name, function in FUNCTIONS.items())
     return "\n".join(lines)
 
@@ -371,7 +371,7 @@ def _signature(function: Callable[..., Any]) -> str:
 
 
 def _unfenced(text: str) -> str:
-    """What stands in code fences, where there are any; the whole text else."""
+    """Return what stands in code fences, where there are any; the whole text else."""
     fenced = re.findall(r"```(?:python\b|json\b|\w*\n)?(.*?)```", text, re.DOTALL)
     return "\n".join(line.strip() for line in ("\n".join(fenced) if fenced else text).strip().splitlines())
 

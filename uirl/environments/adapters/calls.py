@@ -47,7 +47,7 @@ _ANSWER = _takes_one_text(ANSWER, "Gives the final answer.", "text", "The answer
 
 
 def environment_of(environment: str | BaseEnvironment, options: Mapping[str, Any] | None = None) -> BaseEnvironment:
-    """The environment of that name with these options, or the given one itself. Raises ConfigError."""
+    """Return the environment of that name with these options, or the given one itself. Raises ConfigError."""
     if isinstance(environment, BaseEnvironment):
         if options:
             raise ConfigError("options belong to a name from the table of environments; got them beside an environment")
@@ -58,7 +58,7 @@ def environment_of(environment: str | BaseEnvironment, options: Mapping[str, Any
 def functions_of(
     env: BaseEnvironment, schemas: Sequence[Mapping[str, Any]] | None = None
 ) -> tuple[ToolDefinition, ...]:
-    """The functions through which an environment is played.
+    """Return the functions through which an environment is played.
 
     `schemas` (as chat templates take them), else the environment's own tools with `answer`, else the actions of its
     user interface, else `act(action)` for one whose actions are text. Raises ConfigError where none of these is known.
@@ -127,7 +127,7 @@ class CalledEpisode:
         return None if self.failure is not None else self.total
 
     async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
-        """The first observation of a new episode. Raises `EnvironmentFailure` or `EpisodeTimeout`."""
+        """Return the first observation of a new episode. Raises `EnvironmentFailure` or `EpisodeTimeout`."""
         async with self._busy:
             self._forget()
             if self._session is None:
@@ -141,7 +141,7 @@ class CalledEpisode:
             return first
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[Observation, float]:
-        """What is seen after a call, and its reward.
+        """Return what is seen after a call, and its reward.
 
         Raises ValueError with a sentence for the model where the call cannot be carried out: the episode is over, or
         there is no such function or argument. Raises `EnvironmentFailure` or `EpisodeTimeout` where the environment
@@ -174,12 +174,12 @@ class CalledEpisode:
             return result
 
     async def state_description(self) -> str:
-        """The environment's state as text; empty where no instance is there. Raises as `act` does."""
+        """Return the environment's state as text; empty where no instance is there. Raises as `act` does."""
         async with self._busy:
             return await self._session.state_description() if self._session is not None else ""
 
     async def close(self) -> None:
-        """Frees the environment. Calling it twice is fine, and so is another `reset` after it."""
+        """Free the environment. Calling it twice is fine, and so is another `reset` after it."""
         async with self._busy:
             session, self._session, self.running = self._session, None, False
             if session is not None:
@@ -197,7 +197,7 @@ class CalledEpisode:
         return Action(tool_calls=(ToolCall(name, present),))
 
     async def _record_failure(self, failure: RolloutFailure) -> None:
-        """Keeps the failure, and lets the instance go that it happened to."""
+        """Keep the failure, and let the instance go that it happened to."""
         self.failure, self.running = failure, False
         session, self._session = self._session, None
         if session is not None:
@@ -218,7 +218,7 @@ class EpisodeThread:
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns or raises."""
+        """Return what `work` returns or raises."""
         if self._loop is None:
             self._loop = EventLoopThread()
             self._finalizer = weakref.finalize(self, _abandon, self._loop, self.episodes)
@@ -257,7 +257,7 @@ async def _close_all(episodes: Sequence[CalledEpisode]) -> None:
 
 
 def words_of(observation: Observation, over: bool = False) -> str:
-    """The text of an observation, answers to calls first; `over` adds that the episode has ended."""
+    """Return the text of an observation, answers to calls first; `over` adds that the episode has ended."""
     answers = [result.text for result in observation.tool_results]
     return "\n".join(part for part in (*answers, observation.text, OVER if over else "") if part)
 

@@ -131,7 +131,7 @@ class GymEnv(gymnasium.Env[Any, Any], EzPickle):
         return self._observe(seen), float(result.reward), result.terminated, result.truncated, self._info(seen)
 
     def render(self) -> Any:
-        """The picture as [height, width, 3], or the state and the last text; None without a render mode. Of an
+        """Return the picture as [height, width, 3], or the state and the last text; None without a render mode. Of an
         environment that shows no pictures, 'rgb_array' draws the words."""
         if self.render_mode is None:
             return None
@@ -142,11 +142,11 @@ class GymEnv(gymnasium.Env[Any, Any], EzPickle):
         return words if self.render_mode == "ansi" else _drawn(words)
 
     def close(self) -> None:
-        """Frees the environment. Calling it twice is fine; so is another `reset`."""
+        """Free the environment. Calling it twice is fine; so is another `reset`."""
         self._thread.close()
 
     def _find_size(self, chosen: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Width and height of the pictures; None: there are none, or they are not shown."""
+        """Return width and height of the pictures; None: there are none, or they are not shown."""
         if chosen is not None:
             return chosen
         if self._view == "text" and self.render_mode != "rgb_array":
@@ -250,7 +250,7 @@ class GymEnv(gymnasium.Env[Any, Any], EzPickle):
 
 
 def _drawn(words: str) -> Picture:
-    """The first lines of a text, black on white."""
+    """Return the first lines of a text, black on white."""
     from PIL import Image, ImageDraw
 
     page = Image.new("RGB", (480, 320), "white")

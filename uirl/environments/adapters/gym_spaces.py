@@ -49,7 +49,7 @@ class AnyText(spaces.Text):
         self._drawn = "".join(super().character_list)
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
-        """A text of at most 32 characters; masks are not taken."""
+        """Return a text of at most 32 characters; masks are not taken."""
         if mask is not None or probability is not None:
             raise ContractError("AnyText.sample takes neither mask nor probability: there are too many characters")
         length = int(self.np_random.integers(0, min(self.max_length, 32) + 1))
@@ -99,7 +99,7 @@ def text_bytes(text: str, length: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def menu(actions: Sequence[Action | str]) -> tuple[spaces.Space[Any], Reader]:
-    """One of these actions, by its number."""
+    """Return one of these actions, by its number."""
     listed = [one if isinstance(one, Action) else Action(text=str(one)) for one in actions]
     if not listed:
         raise ConfigError("actions is an empty list; expected at least one action")
@@ -107,12 +107,12 @@ def menu(actions: Sequence[Action | str]) -> tuple[spaces.Space[Any], Reader]:
 
 
 def texts(max_length: int, read: Callable[[str], Action]) -> tuple[spaces.Space[Any], Reader]:
-    """What a policy writes."""
+    """Return what a policy writes."""
     return AnyText(max_length), read
 
 
 def calls(functions: Sequence[ToolDefinition], max_length: int) -> tuple[spaces.Space[Any], Reader]:
-    """The number of a function, and its arguments: `OneOf` of a `Dict` each, in the order of `functions`."""
+    """Return the number of a function, and its arguments: `OneOf` of a `Dict` each, in the order of `functions`."""
     argument_spaces = [_function(one, max_length) for one in functions]
 
     def read(chosen: Any) -> Action:
@@ -159,7 +159,7 @@ def _arguments(function: ToolDefinition) -> list[tuple[str, Mapping[str, Any], b
 
 
 def _function(function: ToolDefinition, max_length: int) -> tuple[spaces.Space[Any], Reader]:
-    """The arguments of one function. One that may be left out is (0, 0) without, (1, value) with it."""
+    """Return the arguments of one function. One that may be left out is (0, 0) without, (1, value) with it."""
     fields: dict[str, spaces.Space[Any]] = {}
     readers: dict[str, Reader] = {}
     for name, schema, required in _arguments(function):
@@ -200,14 +200,14 @@ def _argument(function: str, name: str, schema: Mapping[str, Any], max_length: i
 
 
 def _is_countable(schema: Mapping[str, Any]) -> bool:
-    """Whether an argument has so many values and no more, whatever texts there are."""
+    """Return whether an argument has so many values and no more, whatever texts there are."""
     kind = schema.get("type")
     bounded = kind == "integer" and {"minimum", "maximum"} <= set(schema)
     return bounded or kind == "boolean" or "enum" in schema or "const" in schema
 
 
 def _values(function: str, name: str, schema: Mapping[str, Any], words: Sequence[str]) -> Sequence[Any]:
-    """All values of an argument."""
+    """Return all values of an argument."""
     kind = schema.get("type")
     if "enum" in schema or "const" in schema:
         return list(schema.get("enum", [schema.get("const")]))

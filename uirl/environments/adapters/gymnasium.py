@@ -85,14 +85,14 @@ class GymnasiumEnvironment(ConfigurableEnvironment):
             self._check_spaces(self._env)
 
     def reset(self, *, seed: int | None = None) -> tuple[Observation, dict[str, Any]]:
-        """The first observation. `seed` None: the generator of the underlying environment goes on."""
+        """Return the first observation. `seed` None: the generator of the underlying environment goes on."""
         value, info = self._opened().reset(seed=seed)
         self._return, self._turns = 0.0, 0
         self._last = self._see(value)
         return self._last, dict(info)
 
     def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """What the underlying environment answered, or why the reply is no action."""
+        """Return what the underlying environment answered, or why the reply is no action."""
         env = self._opened()
         self._turns += 1
         out_of_turns = self.max_turns is not None and self._turns >= self.max_turns
@@ -109,7 +109,7 @@ class GymnasiumEnvironment(ConfigurableEnvironment):
         return self._last, float(reward), bool(terminated), truncated, {**info, **self._success(info, ended)}
 
     def get_state_description(self) -> str:
-        """The text of the last observation; a count of the turns where it is a picture."""
+        """Return the text of the last observation; a count of the turns where it is a picture."""
         return self._last.text or f"turn {self._turns}"
 
     def get_prompt_prefix(self) -> str:
@@ -118,7 +118,7 @@ class GymnasiumEnvironment(ConfigurableEnvironment):
         return f"You control an environment. Answer with {describe_actions(self._opened().action_space, self._names)}."
 
     def spawn(self) -> GymnasiumEnvironment:
-        """Another instance, made anew; a handed-over environment without a spec is copied."""
+        """Return another instance, made anew; a handed-over environment without a spec is copied."""
         other = copy.copy(self)
         other._env = None
         if self._make is None:
@@ -176,7 +176,7 @@ class _NoAction(ValueError):
 
 
 def describe_actions(space: Any, names: Sequence[str] = ()) -> str:
-    """The actions of a space in words: 'one of: left, right'."""
+    """Return the actions of a space in words: 'one of: left, right'."""
     kind = type(space).__name__
     if kind == "Discrete":
         first, count = int(space.start), int(space.n)
@@ -193,7 +193,7 @@ def describe_actions(space: Any, names: Sequence[str] = ()) -> str:
 
 
 def read_action(space: Any, reply: str, names: Sequence[str] = ()) -> Any:
-    """The action that `reply` names. Raises a ValueError with words for the model where it names none."""
+    """Return the action that `reply` names. Raises a ValueError with words for the model where it names none."""
     expected = describe_actions(space, names)
     kind, reply = type(space).__name__, reply.strip()
     if kind == "Text":
@@ -236,7 +236,7 @@ def _size(space: Any) -> int:
 
 
 def _read_source(env: Any, view: str, options: dict[str, Any]) -> tuple[Callable[[], Any] | None, Any, Any]:
-    """How to make one, one that is there already, and the spec; each None where there is none."""
+    """Return how to make one, one that is there already, and the spec; each None where there is none."""
     try:
         import gymnasium
     except ImportError as error:
@@ -271,7 +271,7 @@ def _without_colours(text: str) -> str:
 
 
 def _marked(line: str) -> str:
-    """One line with brackets from a code to the next reset; a highlight that is not reset is none."""
+    """Return one line with brackets from a code to the next reset; a highlight that is not reset is none."""
     first, *rest = _COLOUR.split(line)
     written = [first]
     opened: int | None = None
@@ -287,7 +287,7 @@ def _marked(line: str) -> str:
 
 
 def _as_text(value: Any) -> str:
-    """Short text of an observation: numbers to four digits, lists without brackets, 'name: value' for dicts."""
+    """Return short text of an observation: numbers to four digits, lists without brackets, 'name: value' for dicts."""
     if isinstance(value, Mapping):
         return "; ".join(f"{name}: {_as_text(item)}" for name, item in value.items())
     if isinstance(value, (tuple, list)):

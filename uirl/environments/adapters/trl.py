@@ -47,7 +47,7 @@ class TRLEnvironment:
     def reset(
         self, seed: int | None = None, task: str | Mapping[str, Any] | None = None, **columns: Any
     ) -> str | list[dict[str, Any]]:
-        """The first observation, which TRL appends to the prompt. `seed` and `task` are columns of the dataset.
+        """Return the first observation, which TRL appends to the prompt. `seed` and `task` are columns of the dataset.
 
         Where the environment fails this says so to the model, and the rollout has no reward: TRL leaves it out of its
         group's baseline and gives it no advantage. Raises EnvironmentFailure where many fail in a row.
@@ -141,14 +141,14 @@ class TRLEnvironmentFactory:
         """Episodes so far that failed."""
 
     def __call__(self) -> TRLEnvironment:
-        """Another environment."""
+        """Return another environment."""
         episode = CalledEpisode(self._env, self._schemas, **self._limits)
         self._thread.episodes.append(episode)
         environment: TRLEnvironment = self._class(self, episode)
         return environment
 
     def rows(self, count: int, *, seed: int = 0, instructions: str = "") -> list[dict[str, Any]]:
-        """Rows of a dataset (`datasets.Dataset.from_list`): prompt, seed and task of `count` episodes.
+        """Return rows of a dataset (`datasets.Dataset.from_list`): prompt, seed and task of `count` episodes.
 
         Tasks of the environment are taken in turn. `instructions` are the system message; the user message is the first
         observation, which `reset` gives.
@@ -160,7 +160,7 @@ class TRLEnvironmentFactory:
         return [{"prompt": prompt, "seed": seed + i, **named[i]} for i in range(count)]
 
     def close(self) -> None:
-        """Frees all environments; raises EnvironmentFailure, once all were asked, where one does not close in order.
+        """Free all environments; raises EnvironmentFailure, once all were asked, where one does not close in order.
         Calling it twice is fine."""
         self._thread.close()
 
@@ -171,7 +171,7 @@ class TRLEnvironmentFactory:
         self.close()
 
     def _ended(self, failure: RolloutFailure | None) -> None:
-        """Counts the episodes that fail in a row; raises where they are too many. For `reset` alone: what a tool raises
+        """Count the episodes that fail in a row; raise where they are too many. For `reset` alone: what a tool raises
         becomes an answer to the model.
         """
         self._in_a_row = 0 if failure is None else self._in_a_row + 1
@@ -241,7 +241,7 @@ def _describe(name: str, schema: Mapping[str, Any]) -> str:
 
 
 def _hint(schema: Mapping[str, Any]) -> Any:
-    """A type hint with the same JSON form."""
+    """Return a type hint with the same JSON form."""
     if "enum" in schema:
         return Literal[tuple(schema["enum"])]
     kinds = schema.get("type")

@@ -49,7 +49,7 @@ class RemoteEnvironment(ConfigurableEnvironment):
         """Steps since the reset, where `_end` counts them."""
 
     def spawn(self) -> BaseEnvironment:
-        """Another session on the same servers."""
+        """Return another session on the same servers."""
         other = copy.copy(self)
         other._server = None
         other._forget()
@@ -59,7 +59,7 @@ class RemoteEnvironment(ConfigurableEnvironment):
         return self.spawn()
 
     async def close(self) -> None:  # type: ignore[override]
-        """Ends the session, on the server too where it can be reached."""
+        """End the session, on the server too where it can be reached."""
         server = self._server
         if server is None:
             return
@@ -67,7 +67,7 @@ class RemoteEnvironment(ConfigurableEnvironment):
         await self._let_go(server)
 
     async def _let_go(self, server: Server) -> None:
-        """Ends what there is of a session on `server`, and gives the place back also where it cannot be reached."""
+        """End what there is of a session on `server`, and give the place back also where it cannot be reached."""
         try:
             with suppress(RolloutFailure):
                 await self._leave(server)
@@ -77,7 +77,7 @@ class RemoteEnvironment(ConfigurableEnvironment):
             await self.client.release()
 
     async def _end(self, result: StepResult) -> StepResult:
-        """Ends the session where `result` ends the episode: others may be waiting for one."""
+        """End the session where `result` ends the episode: others may be waiting for one."""
         self._turns += 1
         if result.done or (self.max_turns is not None and self._turns >= self.max_turns):
             await self.close()
@@ -91,24 +91,24 @@ class RemoteEnvironment(ConfigurableEnvironment):
     # -- for the protocols -----------------------------------------------------------------------------------------
 
     def _max_sessions(self) -> int | None:
-        """Sessions per server that this process opens; None: as many as a server takes."""
+        """Return sessions per server that this process opens; None: as many as a server takes."""
         return None
 
     @abstractmethod
     async def _open(self, server: Server) -> None:
-        """Opens a session on `server`."""
+        """Open a session on `server`."""
 
     @abstractmethod
     async def _leave(self, server: Server) -> None:
-        """Ends the session on `server`."""
+        """End the session on `server`."""
 
     @abstractmethod
     def _forget(self) -> None:
-        """Clears what this instance knows of its session. It may share it with the instance it was copied from: nothing
+        """Clear what this instance knows of its session. It may share it with the instance it was copied from: nothing
         is closed here."""
 
     async def _lease(self) -> None:
-        """Holds a session on some server: goes from one to the next until one takes it.
+        """Hold a session on some server, going from one to the next until one takes it.
 
         Raises what the last one said once the pool's `acquire_timeout` has passed.
         """
@@ -123,7 +123,7 @@ class RemoteEnvironment(ConfigurableEnvironment):
             last = await self._try(server)
 
     async def _try(self, server: Server) -> RolloutFailure | None:
-        """Opens a session on `server`; the failure after which another server may be asked, None: it is open."""
+        """Open a session on `server`; the failure after which another server may be asked, None: it is open."""
         self.client.hold()
         try:
             await self._open(server)
@@ -151,14 +151,14 @@ class RemoteEnvironment(ConfigurableEnvironment):
         return True
 
     def _blame(self, error: RolloutFailure) -> None:
-        """Takes the session's server out of the pool where the failure is its own."""
+        """Take the session's server out of the pool where the failure is its own."""
         if self._server is not None and isinstance(error, (ServerLost, NoAnswer)):
             self.pool.take_out(self._server, str(error))
 
 
 @contextmanager
 def understood(url: str) -> Iterator[None]:
-    """A context in which an answer that makes no sense is a failure of the server that gave it."""
+    """Return a context in which an answer that makes no sense is a failure of the server that gave it."""
     try:
         yield
     except WireError as error:

@@ -103,12 +103,12 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         return self.tool_schemas() if tools is None else tuple(tools)
 
     def tasks(self) -> Sequence[Task] | None:
-        """The tasks of the served environment, with their checks where the token may see them."""
+        """Return the tasks of the served environment, with their checks where the token may see them."""
         tasks = self._ask("/v1/tasks", lambda value: TaskList.read(value, "answer")).tasks
         return None if tasks is None else [task.to_task() for task in tasks]
 
     def controls(self) -> dict[str, BaseEnvironment | Action | str]:
-        """The controls of the served environment: actions as they are, variants as sessions of that variant."""
+        """Return the controls of the served environment: actions as they are, variants as sessions of that variant."""
         controls: dict[str, BaseEnvironment | Action | str] = {}
         for name, control in self.description.controls.items():
             if control.action is not None:
@@ -123,7 +123,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         return controls
 
     def spawn(self) -> BaseEnvironment:
-        """Another session on the same servers. Raises EnvironmentFailure where none of them ever answered."""
+        """Return another session on the same servers. Raises EnvironmentFailure where none of them ever answered."""
         _ = self.description
         return super().spawn()
 
@@ -190,7 +190,7 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         return answer.text
 
     async def expert_action(self) -> Action | None:  # type: ignore[override]
-        """What the served environment's demonstrator would do; needs a token with grader rights."""
+        """Return what the served environment's demonstrator would do; needs a token with grader rights."""
         if self._server is None:
             return None
         answer = await self._call(
@@ -302,7 +302,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 async def _beat(owner: weakref.ref[NativeRemoteEnvironment], session: str, pause: float) -> None:
-    """Renews the lease while somebody holds the environment and its session."""
+    """Renew the lease while somebody holds the environment and its session."""
     while True:
         await asyncio.sleep(pause)
         environment = owner()

@@ -75,7 +75,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
         self._forget()
 
     def get_prompt_prefix(self) -> str:
-        """The prompt; with describe='prompt' the tools too, which a server is asked for the first time."""
+        """Return the prompt; with describe='prompt' the tools too, which a server is asked for the first time."""
         tools = self._tools() if self.options.describe == "prompt" else ()
         if not tools:
             return self.options.prompt
@@ -83,11 +83,11 @@ class OpenEnvEnvironment(RemoteEnvironment):
         return "\n\n".join(filter(None, [self.options.prompt, "\n".join(tool.describe() for tool in tools), format]))
 
     def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
-        """The server's tools, where its actions are calls of tools; asks a server the first time."""
+        """Return the server's tools, where its actions are calls of tools; asks a server the first time."""
         return tuple(tool.schema() for tool in self._tools()) if self.options.describe == "template" else ()
 
     def callable_tools(self) -> Sequence[Mapping[str, Any]]:
-        """The server's tools, where the policy is told of them."""
+        """Return the server's tools, where the policy is told of them."""
         return () if self.options.describe == "none" else tuple(tool.schema() for tool in self._tools())
 
     def get_state_description(self) -> str:
@@ -96,7 +96,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
     # -- an episode ------------------------------------------------------------------------------------------------
 
     async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
-        """The first observation, over a new connection where the old one is gone."""
+        """Return the first observation, over a new connection where the old one is gone."""
         self._turns = 0
         answer: dict[str, Any] | None = None
         if self._socket is None or self._socket.close_code is not None:
@@ -116,7 +116,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
         return self._last
 
     async def step(self, action: Action | str) -> StepResult:
-        """What the server answers. An act whose outcome is unknown raises, and is never sent again."""
+        """Return what the server answers. An act whose outcome is unknown raises, and is never sent again."""
         if isinstance(action, str):
             action = Action(text=action)
         schema = self._servers.schema or {}
@@ -184,7 +184,7 @@ class OpenEnvEnvironment(RemoteEnvironment):
             raise ServerLost(f"{address} cannot be reached: {type(error).__name__}: {error}") from None
 
     async def _ask(self, kind: str, data: Any, url: str = "") -> dict[str, Any]:
-        """The data of the answer to one frame. Raises ErrorFrame for an error frame."""
+        """Return the data of the answer to one frame. Raises ErrorFrame for an error frame."""
         url = url or self.url
         socket = self._socket
         if socket is None:
@@ -273,7 +273,7 @@ def _read_schema(value: Any, where: str) -> dict[str, Any]:
 
 
 def _require_websockets() -> None:
-    """Raises ConfigError, before a run has begun, where the package is missing."""
+    """Raise ConfigError, before a run has begun, where the package is missing."""
     try:
         import websockets  # noqa: F401
     except ImportError as error:
@@ -294,7 +294,7 @@ def _failure(url: str, kind: str, body: dict[str, Any]) -> RolloutFailure:
 
 
 def _details(errors: Any) -> list[str]:
-    """What pydantic found wrong, field by field."""
+    """Return what pydantic found wrong, field by field."""
     found = []
     for error in errors if isinstance(errors, list) else ():
         if isinstance(error, Mapping) and isinstance(error.get("loc"), list):

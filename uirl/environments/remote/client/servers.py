@@ -141,7 +141,7 @@ class ServerPool:
             server.failures, server.out_until, server.trying, server.why = 0, 0.0, False, "full"
 
     def describe(self) -> str:
-        """Every server and why it is not used, for an error."""
+        """Return every server and why it is not used, for an error."""
         return "; ".join(f"{s.url} ({s.why or f'{s.active} sessions'})" for s in self.servers)
 
     def _choose(self) -> Server | None:
@@ -185,7 +185,7 @@ class ServerPool:
 
 
 def _may_take(server: Server, now: float) -> bool:
-    """Whether one session more may be asked of a server."""
+    """Return whether one session more may be asked of a server."""
     if server.out_until > now or (server.max_sessions is not None and server.active >= server.max_sessions):
         return False
     return server.capacity is None or server.active < server.capacity or server.full_until <= now

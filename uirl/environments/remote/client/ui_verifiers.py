@@ -78,7 +78,7 @@ class Progress:
         return cls(counted.num_correct_submissions, counted.num_incorrect_submissions, frozenset(), value)
 
     def follows(self, before: Progress) -> bool:
-        """Whether a session that had come to `before` can have come to this: counts only grow."""
+        """Return whether a session that had come to `before` can have come to this: counts only grow."""
         return self.correct >= before.correct and self.incorrect >= before.incorrect and self.rows >= before.rows
 
 
@@ -136,7 +136,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         return Observation("\n".join(filter(None, [goal, _words(answer)])), (picture,))
 
     async def step(self, action: Action) -> StepResult:
-        """The next screenshot. An act whose outcome is unknown raises, and is never sent again."""
+        """Return the next screenshot. An act whose outcome is unknown raises, and is never sent again."""
         if self._server is None or self._shot is None or self._progress is None:
             raise EnvironmentFailure("ui_verifiers has no session; reset it first")
         ui_action = self.space.read(action)
@@ -211,7 +211,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
             await self._find_keyboard(server)
 
     async def _find_keyboard(self, server: Server) -> None:
-        """Goes over to protocol S where the server offers it for this session."""
+        """Go over to protocol S where the server offers it for this session."""
         base = f"{server.url}/proxy/{self._session}"
         try:
             root = await self.client.send("GET", f"{base}/", timeout=self.options.step_timeout, again=True)
@@ -261,7 +261,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
             ) from None
 
     def _info(self, progress: Progress) -> dict[str, Any]:
-        """What the log and a verifier may know."""
+        """Return what the log and a verifier may know."""
         info = dict(progress.counts)
         return info if self.options.rows is None else {**info, "success": progress.correct >= self.options.rows}
 
@@ -297,7 +297,7 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         return trapped or {"action_type": "scroll", "direction": action.direction, **where}
 
     def _trap(self, x: int, y: int) -> str:
-        """Why a place cannot be used: a pointer in a corner ends a session of the original for good."""
+        """Return why a place cannot be used: a pointer in a corner ends a session of the original for good."""
         corner = x in (0, self.space.width - 1) and y in (0, self.space.height - 1)
         return "" if self._ours or not corner else "the outermost pixel of a corner cannot be used; aim a bit inside"
 

@@ -39,7 +39,7 @@ class Frame:
 def action_fields(
     action: Action, schema: Mapping[str, Any], fields: Mapping[str, str | None], format: str
 ) -> dict[str, Any] | str:
-    """The action in the server's fields; a str where there is none: why, in words for the policy.
+    """Return the action in the server's fields; a str where there is none: why, in words for the policy.
 
     `schema`: of the server's actions. `wanted`: the fields for the name of a call and for text, where the user named
     them. Raises ConfigError where the schema leaves it open.
@@ -61,7 +61,7 @@ def action_fields(
 
 
 def check_fields(schema: Mapping[str, Any], fields: Mapping[str, str | None], format: str) -> None:
-    """Raises ConfigError where no action can be told in this format: before an episode has begun, and not in it."""
+    """Raise ConfigError where no action can be told in this format: before an episode has begun, and not in it."""
     properties = schema.get("properties", {})
     if "tool_calls" in properties:
         return
@@ -96,13 +96,13 @@ def _only_text_field(schema: Mapping[str, Any]) -> str:
 
 
 def _names(field: str, schema: Mapping[str, Any]) -> bool:
-    """Whether a field is there and takes the name of a call."""
+    """Return whether a field is there and takes the name of a call."""
     properties = schema.get("properties", {})
     return field in properties and _takes_text(properties[field], schema, unknown=True)
 
 
 def _takes_text(about: Any, schema: Mapping[str, Any], *, unknown: bool = False) -> bool:
-    """Whether a field takes a text; `unknown`: what is said where its schema leaves that open."""
+    """Return whether a field takes a text; `unknown`: what is said where its schema leaves that open."""
     kinds = [about, *about.get("anyOf", ())] if isinstance(about, Mapping) else []
     declared = [_resolved(kind, schema).get("type") for kind in kinds if isinstance(kind, Mapping)]
     types = [kind for kind in declared if kind is not None]
@@ -110,7 +110,7 @@ def _takes_text(about: Any, schema: Mapping[str, Any], *, unknown: bool = False)
 
 
 def _resolved(kind: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a reference into the same schema names."""
+    """Return what a reference into the same schema names."""
     name = str(kind.get("$ref", "")).rpartition("#/$defs/")[2]
     found = schema.get("$defs", {}).get(name, kind) if name else kind
     return found if isinstance(found, Mapping) else kind
@@ -156,7 +156,7 @@ def _observation(frame: FrameData, ends: Ends, call: ToolCall | None) -> Observa
 
 
 def _described(words: Mapping[str, Any]) -> str:
-    """Everything an observation says: a single text as it is, more as lines with names."""
+    """Return everything an observation says: a single text as it is, more as lines with names."""
     if len(words) == 1 and isinstance(only := next(iter(words.values())), str):
         return only
     shown = {name: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for name, v in words.items()}

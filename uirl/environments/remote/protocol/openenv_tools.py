@@ -66,7 +66,7 @@ class ToolOutput(WireAnswer):
 
 
 def takes_tool_calls(schema: Mapping[str, Any]) -> bool:
-    """Whether the actions of this schema are calls of tools."""
+    """Return whether the actions of this schema are calls of tools."""
     properties = schema.get("properties", {})
     kind = properties.get("type")
     named = isinstance(kind, Mapping) and CALL_TOOL in (kind.get("const"), kind.get("default"))
@@ -74,7 +74,7 @@ def takes_tool_calls(schema: Mapping[str, Any]) -> bool:
 
 
 def tool_action(call: ToolCall) -> dict[str, Any]:
-    """The action that calls a tool."""
+    """Return the action that calls a tool."""
     return {"type": CALL_TOOL, "tool_name": call.name, "arguments": plain(call.arguments, "arguments")}
 
 
@@ -87,7 +87,7 @@ def read_tools(answer: Any, where: str) -> tuple[ToolDefinition, ...]:
 
 
 def read_tool_answer(seen: Mapping[str, Any], call: ToolCall) -> tuple[ToolResult, tuple[Screenshot, ...]] | None:
-    """What a tool answered, and the pictures in it; None: the observation is of another kind. Raises WireError.
+    """Return what a tool answered, and the pictures in it; None: the observation is of another kind. Raises WireError.
 
     An error, of the tool or of the way to it, is the policy's to see.
     """

@@ -115,7 +115,7 @@ class Guard:
 
 
 def require_grader(connection: HTTPConnection) -> None:
-    """Raises NotAllowed unless the request has grader rights."""
+    """Raise NotAllowed unless the request has grader rights."""
     if not may_grade(connection):
         raise NotAllowed(
             "this needs the grader's token: rewards, progress, verdicts, demonstrations and the checks of a task are "
@@ -124,7 +124,7 @@ def require_grader(connection: HTTPConnection) -> None:
 
 
 def require_owner(connection: HTTPConnection, opened_by_grader: bool) -> None:
-    """Raises NotAllowed where an agent would reset or close the session of a grader."""
+    """Raise NotAllowed where an agent would reset or close the session of a grader."""
     if opened_by_grader and not may_grade(connection):
         raise NotAllowed(
             "a grader opened this session: only a grader resets or closes it, for its verdict is about the instance "
@@ -133,12 +133,12 @@ def require_owner(connection: HTTPConnection, opened_by_grader: bool) -> None:
 
 
 def may_grade(connection: HTTPConnection) -> bool:
-    """Whether the request may see rewards, progress and checks."""
+    """Return whether the request may see rewards, progress and checks."""
     return bool(connection.scope.get("state", {}).get("grader", False))
 
 
 async def _drain(receive: Receive, max_bytes: int) -> None:
-    """Reads what is left of a body, `most` bytes and a second at most: a client that is cut off while it still sends
+    """Read what is left of a body, `max_bytes` and a second at most: a client that is cut off while it still sends
     never reads why."""
     read = 0
     with contextlib.suppress(TimeoutError):

@@ -34,7 +34,7 @@ class Counters:
         self._counts[name][tuple(sorted(labels.items()))] += 1
 
     def count(self, name: str, **labels: str) -> int:
-        """How many there were, over all labels that are not given."""
+        """Return how many there were, over all labels that are not given."""
         wanted = set(labels.items())
         return int(sum(value for key, value in self._counts[name].items() if wanted <= set(key)))
 
@@ -45,7 +45,7 @@ class Counters:
         self._sums[method] += seconds
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """The whole as Prometheus reads it; `gauges`: name -> (help, value)."""
+        """Return the whole as Prometheus reads it; `gauges`: name -> (help, value)."""
         lines = []
         for name, (words, value) in gauges.items():
             lines += [f"# HELP {name} {words}", f"# TYPE {name} gauge", f"{name} {value:g}"]

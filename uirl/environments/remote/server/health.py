@@ -14,18 +14,18 @@ class Health:
         self.sessions = sessions
 
     def router(self) -> APIRouter:
-        """The routes."""
+        """Return the routes."""
         router = APIRouter()
         router.add_api_route("/health", self.health, methods=["GET"])
         router.add_api_route("/metrics", self.metrics, methods=["GET"])
         return router
 
     async def health(self) -> dict[str, str]:
-        """Whether the server answers; open to everybody, and says no more."""
+        """Return whether the server answers; open to everybody, and says no more."""
         return {"status": "healthy"}
 
     async def metrics(self) -> Response:
-        """Numbers for Prometheus."""
+        """Return numbers for Prometheus."""
         gauges = {
             "uirl_sessions_active": ("Sessions that hold an environment.", float(len(self.sessions.active))),
             "uirl_instances_warm": ("Environments that wait for a session.", float(self.sessions.warm)),

@@ -26,7 +26,7 @@ class LiveView:
         self.sessions = sessions
 
     def router(self) -> APIRouter:
-        """The routes."""
+        """Return the routes."""
         router = APIRouter()
         router.add_api_route("/view", self.page, methods=["GET"])
         router.add_api_route("/view/sessions", self.listing, methods=["GET"])
@@ -45,7 +45,7 @@ class LiveView:
         return Response(page, media_type="text/html", headers=headers)
 
     async def listing(self, request: Request) -> Response:
-        """The sessions without their ids; what they earned for graders alone."""
+        """Return the sessions without their ids; what they earned for graders alone."""
         leases = [describe_lease(lease, graded=may_grade(request)) for lease in self.sessions.active]
         for fields in leases:
             fields.pop("session", None)
@@ -53,7 +53,7 @@ class LiveView:
         return answer(LiveOverview.model_construct(sessions=sessions, capacity=self.sessions.settings.sessions))
 
     async def screen(self, number: int) -> Response:
-        """The last picture of a session."""
+        """Return the last picture of a session."""
         for lease in self.sessions.active:
             if lease.number == number and lease.picture is not None:
                 data = lease.picture.data

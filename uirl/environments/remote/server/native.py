@@ -56,7 +56,7 @@ class Native:
         self.description = describe_environment(sessions.settings.environment, sessions.environment)
 
     def router(self) -> APIRouter:
-        """The routes."""
+        """Return the routes."""
         router = APIRouter(prefix="/v1")
         one = "/sessions/{id}"
         for method, path, handler in (
@@ -79,17 +79,17 @@ class Native:
         return router
 
     async def environment(self, request: Request) -> Response:
-        """What is served, and whether the caller may see rewards."""
+        """Return what is served, and whether the caller may see rewards."""
         return answer(self.description.model_copy(update={"grades": may_grade(request), "scores_now": True}))
 
     async def tasks(self, request: Request) -> Response:
-        """The environment's tasks; their checks for graders alone."""
+        """Return the environment's tasks; their checks for graders alone."""
         tasks, graded = self.sessions.environment.tasks(), may_grade(request)
         wire = None if tasks is None else [WireTask.of(task, checks=graded) for task in tasks]
         return answer(TaskList.model_construct(tasks=wire))
 
     async def create(self, request: Request) -> Response:
-        """A new session; reset at once where `reset` is true or `task` or `seed` is given."""
+        """Open a session; it is reset at once where `reset` is true or `task` or `seed` is given."""
         wanted = await _read(OpenRequest, request)
         task = task_of(wanted.task, graded=may_grade(request))
         lease = self.sessions.open("native", graders=may_grade(request), variant=wanted.variant)
@@ -110,7 +110,7 @@ class Native:
         return answer(SessionOpened.model_construct(**opened), 201)
 
     async def overview(self, request: Request) -> Response:
-        """The sessions; their ids, with which one could play them, and what they earned for graders alone."""
+        """Return the sessions; their ids, with which one could play them, and what they earned for graders alone."""
         graded = may_grade(request)
         sessions = [
             SessionSummary.model_construct(**describe_lease(lease, graded=graded)) for lease in self.sessions.active
@@ -118,7 +118,7 @@ class Native:
         return answer(Overview.model_construct(sessions=sessions))
 
     async def reset(self, id: str, request: Request) -> Response:
-        """The first observation of a new episode."""
+        """Return the first observation of a new episode."""
         lease = self._lease(id)
         require_owner(request, lease.graders)
         wanted = await _read(ResetRequest, request)
@@ -141,7 +141,7 @@ class Native:
         return answer(stepped)
 
     async def score(self, id: str, request: Request) -> Response:
-        """Ends the episode where it stands, and its session: `score` has `reward` and `info`, or is null where the
+        """End the episode where it stands, and its session: `score` has `reward` and `info`, or is null where the
         environment does not know."""
         require_grader(request)
         lease = self._lease(id)
@@ -151,18 +151,18 @@ class Native:
         return answer(ScoreAnswer.model_construct(score=score))
 
     async def heartbeat(self, id: str) -> Response:
-        """Renews the lease."""
+        """Renew the lease."""
         self._lease(id)
         return answer(LeaseAnswer.model_construct(lease_seconds=self.sessions.settings.lease))
 
     async def observation(self, id: str, request: Request) -> Response:
-        """What the agent sees now, again."""
+        """Return what the agent sees now, again."""
         lease = self._lease(id)
         self.sessions.touch(lease)
         return answer(Observed.model_construct(observation=self._shown(lease, request), turn=lease.turns))
 
     async def image(self, id: str, hash: str) -> Response:
-        """The bytes of a picture of the current observation."""
+        """Return the bytes of a picture of the current observation."""
         lease = self._lease(id)
         self.sessions.touch(lease)
         for picture in lease.observation.images if lease.observation else ():
@@ -171,24 +171,24 @@ class Native:
         raise NoSession("the current observation has no such picture")
 
     async def state(self, id: str) -> Response:
-        """The environment's state as text."""
+        """Return the environment's state as text."""
         return answer(StateAnswer.model_construct(text=await self.sessions.state_description(self._lease(id))))
 
     async def expert(self, id: str, request: Request) -> Response:
-        """What a demonstrator would do now."""
+        """Return what a demonstrator would do now."""
         require_grader(request)
         action = await self.sessions.expert_action(self._lease(id))
         return answer(ExpertAnswer.model_construct(action=None if action is None else WireAction.of(action)))
 
     async def verdict(self, id: str, request: Request) -> Response:
-        """How the episode stands."""
+        """Return how the episode stands."""
         require_grader(request)
         lease = self._lease(id)
         info = lease.observation.info if lease.observation else {}
         return answer(Verdict.model_construct(**describe_lease(lease, graded=True), info=plain(info, "info")))
 
     async def close(self, id: str, request: Request) -> Response:
-        """Ends a session."""
+        """End a session."""
         lease = self._lease(id)
         require_owner(request, lease.graders)
         await self.sessions.close(lease, "client")

@@ -44,7 +44,7 @@ class OpenEnv:
         self.sessions = sessions
 
     def router(self) -> APIRouter:
-        """The routes."""
+        """Return the routes."""
         router = APIRouter()
         router.add_api_route("/metadata", self.metadata, methods=["GET"])
         router.add_api_route("/schema", self.schema, methods=["GET"])
@@ -95,7 +95,7 @@ class Connection:
         self._ending: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Answers frames until the client says `close` or goes."""
+        """Answer frames until the client says `close` or goes."""
         while True:
             frame = await self._socket.receive()
             if frame["type"] == "websocket.disconnect":
@@ -117,7 +117,7 @@ class Connection:
             pass  # the client was faster
 
     async def _answer(self, data: str | bytes) -> bool:
-        """Answers one frame; False: it said `close`."""
+        """Answer one frame; False: it said `close`."""
         try:
             frame = loads(data)
         except WireError as error:

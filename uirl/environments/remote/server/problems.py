@@ -86,7 +86,7 @@ class Full(Refusal):
 
 
 def describe(error: Exception) -> tuple[int, Mapping[str, str], dict[str, Any]]:
-    """Status, headers and body of the answer to a request that ended in `error`."""
+    """Return status, headers and body of the answer to a request that ended in `error`."""
     if isinstance(error, Refusal):
         return error.status, error.headers, body(error.kind, str(error))
     if isinstance(error, RolloutFailure):
@@ -99,5 +99,5 @@ def describe(error: Exception) -> tuple[int, Mapping[str, str], dict[str, Any]]:
 
 
 def body(kind: str, message: str) -> dict[str, Any]:
-    """The body of an answer that is an error."""
+    """Return the body of an answer that is an error."""
     return {"error": {"kind": kind, "message": message}}

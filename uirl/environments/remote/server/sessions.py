@@ -42,7 +42,7 @@ class Progress:
     wrong: int = 0
 
     def note(self, result: StepResult) -> None:
-        """Takes the environment's own count from `info['progress']`, which has both keys; where it has none, every step
+        """Take the environment's own count from `info['progress']`, which has both keys; where it has none, every step
         with a positive reward is a row and every one with a negative reward is wrong."""
         progress = result.observation.info.get("progress")
         if isinstance(progress, Mapping) and progress.keys() >= SubmittedRows.model_fields.keys():
@@ -168,7 +168,7 @@ class Sessions:
     def open(
         self, protocol: str, *, graders: bool, leased: bool = True, idles: bool = True, variant: str | None = None
     ) -> Lease:
-        """A new session; its environment is made, or taken over from one that is over, but not reset.
+        """Open a session; its environment is made, or taken over from one that is over, but not reset.
 
         `graders`: whether a grader opens it. `variant`: name of one of the environment's controls. Raises Full, Refusal
         for an unknown variant, and EnvironmentFailure where the environment cannot be copied.
@@ -187,7 +187,7 @@ class Sessions:
         return lease
 
     def find(self, id: str) -> Lease:
-        """The session of that id, its lease renewed. Raises NoSession, or SessionOver with the reason."""
+        """Return the session of that id, its lease renewed. Raises NoSession, or SessionOver with the reason."""
         lease = self._active.get(id)
         if lease is None:
             why = self._over.get(id)
@@ -201,7 +201,7 @@ class Sessions:
         return lease
 
     async def reset(self, lease: Lease, task: Task | None, seed: int | None) -> Observation:
-        """The first observation of a new episode. A session that broke gets a new instance first.
+        """Return the first observation of a new episode. A session that broke gets a new instance first.
 
         Raises WireError for a seed of more than 64 bits: what one client asks for could break what all sessions share.
         """
@@ -226,17 +226,17 @@ class Sessions:
             return result
 
     async def score(self, lease: Lease) -> tuple[float, dict[str, Any]] | None:
-        """Ends the episode here: what its last action is worth, and what is to be noted; None: that is not known."""
+        """End the episode here: what its last action is worth, and what is to be noted; None: that is not known."""
         async with self._calling(lease, "score_now"):
             return await lease.session.score()
 
     async def expert_action(self, lease: Lease) -> Action | None:
-        """What the environment's demonstrator would do now."""
+        """Return what the environment's demonstrator would do now."""
         async with self._calling(lease, "expert_action"):
             return await lease.session.expert_action()
 
     async def state_description(self, lease: Lease) -> str:
-        """The environment's state as text."""
+        """Return the environment's state as text."""
         async with self._calling(lease, "get_state_description"):
             return await lease.session.state_description()
 
@@ -245,7 +245,7 @@ class Sessions:
         lease.touched = lease.renewed = self._clock()
 
     async def close(self, lease: Lease, why: str) -> None:
-        """Ends a session and frees its environment, after the call that it may be in. Twice is fine; who is cancelled
+        """End a session and free its environment, after the call that it may be in. Twice is fine; who is cancelled
         here does not stop it.
         """
         if lease.id not in self._active:
@@ -274,7 +274,7 @@ class Sessions:
                 lease.on_close()
 
     async def reap(self) -> None:
-        """Closes the sessions and the instances that nobody uses any more."""
+        """Close the sessions and the instances that nobody uses any more."""
         overdue = [(lease, why) for lease in self.active if (why := self._overdue(lease)) is not None]
         await asyncio.gather(*[self.close(lease, why) for lease, why in overdue])
         long_ago = self._clock() - min(WARM, self.settings.idle)
@@ -283,14 +283,14 @@ class Sessions:
         await asyncio.gather(*[self._discard(session) for session in cold])
 
     async def keep_reaping(self) -> None:
-        """Reaps for ever."""
+        """Reap until cancelled."""
         pause = min(1.0, self.settings.lease / 4, self.settings.idle / 4)
         while True:
             await asyncio.sleep(pause)
             await self.reap()
 
     async def close_all(self) -> None:
-        """Ends every session, and what was being ended, and refuses new ones."""
+        """End every session, and what was being ended, and refuse new ones."""
         self._closed = True
         await asyncio.gather(*[self.close(lease, "server: it shuts down") for lease in self.active])
         warm, self._warm = self._warm, []
@@ -319,7 +319,7 @@ class Sessions:
         return EnvironmentSession(instance, self.settings.step_timeout, self.settings.reset_timeout, cuts=True)
 
     async def _discard(self, session: EnvironmentSession) -> None:
-        """Closes an instance, to the end also where whoever asked for it is cancelled."""
+        """Close an instance, to the end also where whoever asked for it is cancelled."""
 
         async def work() -> None:
             with suppress(RolloutFailure):  # it is gone either way; no client has to do with it any more
@@ -337,7 +337,7 @@ class Sessions:
 
     @asynccontextmanager
     async def _calling(self, lease: Lease, method: str) -> AsyncIterator[None]:
-        """One call at a time; timed, counted, and never taken for idleness."""
+        """Return one call at a time; timed, counted, and never taken for idleness."""
         async with lease.lock:
             if lease.over is not None:
                 raise SessionOver(f"the session is over: {lease.over}")

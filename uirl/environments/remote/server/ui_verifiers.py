@@ -91,11 +91,11 @@ class UIVerifiers:
         self.title = "Simple Data Entry" if "data_entry" in name else name.replace("_", " ").title()
 
     async def start_single(self) -> None:
-        """Opens the one session of protocol S, before the port answers."""
+        """Open the one session of protocol S, before the port answers."""
         await self._open(None, graders=True)
 
     def router(self) -> APIRouter:
-        """The routes: those of S where the process is one session, else those of M and of its proxy."""
+        """Return the routes: those of S where the process is one session, else those of M and of its proxy."""
         router = APIRouter()
         if self.sessions.settings.single:
             router.add_api_route("/", self.root_s, methods=["GET"])
@@ -220,7 +220,7 @@ class UIVerifiers:
         return one
 
     async def _started(self, seed: int | None, graders: bool) -> Numbered:
-        """A session that has been reset; one that does not start is tried again, in a fresh instance."""
+        """Return a session that has been reset; one that does not start is tried again, in a fresh instance."""
         single = self.sessions.settings.single
         lease = self.sessions.open("ui-verifiers", graders=graders, leased=False, idles=not single)
         one = Numbered(self._count, lease, datetime.now(UTC))
@@ -247,7 +247,7 @@ class UIVerifiers:
         return one
 
     def _proxied(self, id: str | None) -> Numbered:
-        """The session of a path, or the only one there is."""
+        """Return the session of a path, or the only one there is."""
         if id is None or self.sessions.settings.single:
             one = next(iter(self._numbered.values()))
         else:
@@ -272,7 +272,7 @@ class PodNotFound(Exception):
 
 
 def _call(name: str, parameters: dict[str, Any]) -> Action | None:
-    """The action in the vocabulary of user interfaces; None: only look. Raises a 422 for a missing argument."""
+    """Return the action in the vocabulary of user interfaces; None: only look. Raises a 422 for a missing argument."""
     if name == "screenshot":
         return None
     needed = {"type": ("text",), "keys": ("keys",), "scroll": ("direction",)}.get(name, ("x", "y"))
