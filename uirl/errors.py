@@ -103,16 +103,16 @@ class EpisodeTimeout(RolloutFailure):
     kind = "timeout"
 
 
-def did_you_mean(got: str, known: Iterable[str]) -> str:
+def did_you_mean(got: str, names: Iterable[str]) -> str:
     """A clause 'did you mean ...?' for error messages; where nothing is near, what is known (the first 100).
 
     It costs little whatever a policy wrote: names are compared by their beginnings, and not with thousands of others.
     """
-    known = sorted(known)
-    near = get_close_matches(got[:100], known, n=1, cutoff=0.5) if len(known) <= 1000 else []
+    names = sorted(names)
+    near = get_close_matches(got[:100], names, n=1, cutoff=0.5) if len(names) <= 1000 else []
     if near:
         return f"did you mean {near[0]!r}?"
-    return "known: " + ", ".join(known[:100]) + (f", and {len(known) - 100} more" if len(known) > 100 else "")
+    return "known: " + ", ".join(names[:100]) + (f", and {len(names) - 100} more" if len(names) > 100 else "")
 
 
 def is_round(count: int) -> bool:

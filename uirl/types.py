@@ -230,8 +230,8 @@ class Trajectory:
         None: nobody said."""
         if self.verdict is not None:
             return self.verdict.passed
-        said = self.metrics.get("success")
-        return None if said is None else bool(said)
+        success = self.metrics.get("success")
+        return None if success is None else bool(success)
 
     @property
     def states(self) -> list[Any]:

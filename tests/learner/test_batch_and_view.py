@@ -180,7 +180,7 @@ def test_collate_aligns_everything_to_the_input_ids(policy, images):
         assert batch.response_mask[row, :n].tolist() == list(sample.response_mask)
         assert not batch.response_mask[row, n:].any()
         assert batch.rollout_log_probs[row, :n].tolist() == pytest.approx(sample.rollout_log_probs)
-    assert [shot.hash for shot in batch.shots] == [hash for sample in samples for hash in sample.images]
+    assert [shot.hash for shot in batch.images] == [hash for sample in samples for hash in sample.images]
     flat = batch.flatten(batch.rollout_log_probs)
     assert torch.equal(batch.scatter(flat), batch.rollout_log_probs)
 
@@ -229,5 +229,5 @@ def test_a_text_model_needs_no_images():
     policy = Policy.from_config(make_config("model.model_name=uirl/tiny-lm"))
     samples = sample_trajectories(policy, ImageStore(), n=2)
     batch = collate(policy.loaded, samples, ImageStore())
-    assert batch.shots == ()
+    assert batch.images == ()
     assert batch.position_ids.shape == (1, *batch.input_ids.shape)

@@ -345,7 +345,7 @@ class TestReaders:
         folder = export_hf(tmp_path / "export", learner)
         batch = collate(learner.policy.loaded, samples, images)
         inputs = {"input_ids": batch.input_ids, "position_ids": batch.position_ids}
-        inputs |= learner.policy.loaded.pixel_inputs(batch.shots)
+        inputs |= learner.policy.loaded.pixel_inputs(batch.images)
         with torch.no_grad():
             expected = learner.policy.model(**inputs).logits
             plain = AutoModelForImageTextToText.from_pretrained(folder)

@@ -269,7 +269,7 @@ def test_what_a_trainer_plays_is_what_an_episode_plays(lm: LoadedModel) -> None:
     engine = says(lm, CALL, "42")
     with_tools = MultiTurnInferenceEngine(engine, 7, "be brief", tool_manager=manager, enable_tools=True)
     assert with_tools.run_episode(env).success is True
-    world, prompt = with_tools.world_of(env)
+    world, prompt = with_tools.with_tools(env)
     assert create_parser(world.action_format).render(Action.of("f")) == QWEN.render(Action.of("f"))
     said = lm.tokenizer.decode(engine.engine.requests[0].prompt_ids)
     assert prompt is not None
@@ -278,13 +278,13 @@ def test_what_a_trainer_plays_is_what_an_episode_plays(lm: LoadedModel) -> None:
     talker = says(lm, CALL, "42")
     bare = MultiTurnInferenceEngine(talker, tool_manager=manager, enable_tools=True)
     assert bare.run_episode(env).success is True
-    world, prompt = bare.world_of(env)
+    world, prompt = bare.with_tools(env)
     assert prompt is None
     assert "- calculator(" in world.get_prompt_prefix()
     assert world.get_prompt_prefix() in lm.tokenizer.decode(talker.engine.requests[0].prompt_ids)
     talker.close()
     plain = MultiTurnInferenceEngine(engine)
-    assert plain.world_of(env) == (env, None)
+    assert plain.with_tools(env) == (env, None)
 
     class Own(JSONActionParser):
         """No name makes it."""
@@ -292,7 +292,7 @@ def test_what_a_trainer_plays_is_what_an_episode_plays(lm: LoadedModel) -> None:
     with pytest.raises(ConfigError, match="no name makes this Own"):
         MultiTurnInferenceEngine(
             engine, tool_manager=MultiTurnManager(registry, Own(), env), enable_tools=True
-        ).world_of(env)
+        ).with_tools(env)
     engine.close()
     manager.close()
 

@@ -6,6 +6,7 @@ A `Batch` is [B, T], one row per sample. A number per response token travels bet
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ class Batch:
     """Booleans: the policy sampled the token."""
     rollout_log_probs: Tensor
     """The engine's, float32; 0 where `response_mask` is False."""
-    shots: tuple[Screenshot, ...] = ()
+    images: tuple[Screenshot, ...] = ()
     """The pictures of all rows, in reading order."""
 
     def flatten(self, aligned: Tensor) -> Tensor:
@@ -53,12 +54,12 @@ def collate(loaded: LoadedModel, samples: Sequence[Sample], images: ImageStore) 
     (nothing predicts it), a token the policy cannot sample, a picture that is missing or does not match its
     placeholders.
     """
-    shots = [[_picture(sample, hash, images) for hash in sample.images] for sample in samples]
+    pictures = [[_picture(sample, hash, images) for hash in sample.images] for sample in samples]
     try:
-        input_ids, position_ids = pad_sequences(loaded, [s.token_ids for s in samples], shots)
+        input_ids, position_ids = pad_sequences(loaded, [s.token_ids for s in samples], pictures)
     except AlignmentError:
-        for sample, own in zip(samples, shots, strict=True):
-            _check_pictures(loaded, sample, own)
+        for sample, shown in zip(samples, pictures, strict=True):
+            _check_pictures(loaded, sample, shown)
         raise
     shape = tuple(input_ids.shape)
     attention_mask, response_mask = np.zeros(shape, bool), np.zeros(shape, bool)
@@ -78,7 +79,7 @@ def collate(loaded: LoadedModel, samples: Sequence[Sample], images: ImageStore) 
         attention_mask=torch.from_numpy(attention_mask).to(device),
         response_mask=mask,
         rollout_log_probs=torch.from_numpy(log_probs).to(device),
-        shots=tuple(shot for own in shots for shot in own),
+        images=tuple(itertools.chain.from_iterable(pictures)),
     )
 
 
@@ -137,9 +138,9 @@ def _picture(sample: Sample, hash: str, images: ImageStore) -> Screenshot:
         ) from error
 
 
-def _check_pictures(loaded: LoadedModel, sample: Sample, shots: Sequence[Screenshot]) -> None:
+def _check_pictures(loaded: LoadedModel, sample: Sample, images: Sequence[Screenshot]) -> None:
     try:
-        loaded.positions(sample.token_ids, shots)
+        loaded.positions(sample.token_ids, images)
     except AlignmentError as error:
         raise AlignmentError(f"{describe(sample)} does not fit its pictures: {error}") from error
 

@@ -265,11 +265,11 @@ def _copy_all(targets: Iterable[tuple[str, Tensor]], stored: Mapping[str, Tensor
     """Copy every stored tensor into its namesake. Raises CheckpointError before the first copy where names or shapes
     differ."""
     target_of = dict(targets)
-    ours, theirs = ({name: tensor.shape for name, tensor in side.items()} for side in (target_of, stored))
-    odd = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    expected, found = ({name: tensor.shape for name, tensor in side.items()} for side in (target_of, stored))
+    odd = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     if odd:
         raise CheckpointError(
-            f"checkpoint {source} is of another model: {odd[0]} is {tuple(theirs.get(odd[0], ())) or 'absent'} there; "
+            f"checkpoint {source} is of another model: {odd[0]} is {tuple(found.get(odd[0], ())) or 'absent'} there; "
             "build the learner from the config.yaml beside it"
         )
     for name, tensor in target_of.items():

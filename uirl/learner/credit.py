@@ -156,8 +156,8 @@ def _live_groups(group_ids: Sequence[str], advantages: Tensor, mask: Tensor) -> 
     highest = advantages.masked_fill(~mask, -torch.inf).amax(1).tolist()
     bounds: dict[str, tuple[float, float]] = {}
     for group, low, high in zip(group_ids, lowest, highest, strict=True):
-        least, most = bounds.get(group, (low, high))
-        bounds[group] = (min(least, low), max(most, high))
+        lowest_so_far, highest_so_far = bounds.get(group, (low, high))
+        bounds[group] = (min(lowest_so_far, low), max(highest_so_far, high))
     return {group: low != high for group, (low, high) in bounds.items()}
 
 

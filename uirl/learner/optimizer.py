@@ -40,7 +40,7 @@ class Optimizer:
         self._groups = (tuple(policy), tuple(value))
         self._masters: dict[str, tuple[nn.Parameter, Tensor]] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        self._stepped = {name: self._own(name, p) for group in self._groups for name, p in group}
+        self._stepped = {name: self._tensor_to_step(name, p) for group in self._groups for name, p in group}
         rates = (settings.learning_rate, settings.value_learning_rate)
         self._adam = torch.optim.AdamW(
             [
@@ -115,7 +115,7 @@ class Optimizer:
             hook.remove()
         self._hooks.clear()
 
-    def _own(self, name: str, parameter: nn.Parameter) -> Tensor:
+    def _tensor_to_step(self, name: str, parameter: nn.Parameter) -> Tensor:
         """The tensor that AdamW steps: the parameter, or its master."""
         if parameter.dtype in (torch.float32, torch.float64):
             return parameter

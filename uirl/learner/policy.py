@@ -119,7 +119,7 @@ class Policy:
 
     def hidden(self, batch: Batch) -> Tensor:
         """Last hidden states [B, T, H]."""
-        return hidden_states(self.loaded, batch.input_ids, batch.position_ids, batch.shots)
+        return hidden_states(self.loaded, batch.input_ids, batch.position_ids, batch.images)
 
     def log_probs_and_values(
         self,
@@ -144,20 +144,20 @@ class Policy:
         # the one shift of the house: the state before token t is at t - 1
         before = hidden[:, :-1][batch.response_mask[:, 1:]]
         spread = batch.scatter
-        scored: tuple[Tensor | None, Tensor | None] = (None, None)
+        scores: tuple[Tensor | None, Tensor | None] = (None, None)
         if log_probs or entropy:
             targets = batch.flatten(batch.input_ids)
-            scored = self._score(before, targets, temperature or 1.0, log_probs, entropy, entropy_gradient)
-        said = final = None
+            scores = self._score(before, targets, temperature or 1.0, log_probs, entropy, entropy_gradient)
+        token_values = final_values = None
         if values:
-            said = spread(self._values(before))
+            token_values = spread(self._values(before))
             ends = batch.attention_mask.sum(1) - 1
-            final = self._values(hidden[torch.arange(len(ends), device=ends.device), ends])
+            final_values = self._values(hidden[torch.arange(len(ends), device=ends.device), ends])
         return TokenScores(
-            log_probs=None if scored[0] is None else spread(scored[0]),
-            entropy=None if scored[1] is None else spread(scored[1]),
-            values=said,
-            final_values=final,
+            log_probs=None if scores[0] is None else spread(scores[0]),
+            entropy=None if scores[1] is None else spread(scores[1]),
+            values=token_values,
+            final_values=final_values,
         )
 
     # -- the reference -----------------------------------------------------------------------------------------
@@ -180,10 +180,12 @@ class Policy:
 
     def load_reference(self, weights: dict[str, Tensor] | None) -> None:
         """Takes the reference of a checkpoint."""
-        own = dict(self.named_trainable())
-        if weights is not None and {n: t.shape for n, t in weights.items()} != {n: p.shape for n, p in own.items()}:
+        trainable = dict(self.named_trainable())
+        if weights is not None and {n: t.shape for n, t in weights.items()} != {
+            n: p.shape for n, p in trainable.items()
+        }:
             raise ContractError("the reference weights are those of another model or other adapters")
-        self._reference = None if weights is None else {n: t.to(own[n]) for n, t in weights.items()}
+        self._reference = None if weights is None else {n: t.to(trainable[n]) for n, t in weights.items()}
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
@@ -236,9 +238,9 @@ class Policy:
             logits = project(self.loaded, hidden)
             if temperature != 1.0:
                 logits = logits / temperature
-            said = [-nn.functional.cross_entropy(logits, targets, reduction="none")] if log_probs else []
-            spread = [compute_entropy(logits if entropy_gradient else logits.detach())] if entropy else []
-            return tuple(said + spread)
+            chosen = [-nn.functional.cross_entropy(logits, targets, reduction="none")] if log_probs else []
+            entropies = [compute_entropy(logits if entropy_gradient else logits.detach())] if entropy else []
+            return (*chosen, *entropies)
 
         vocabulary = self.loaded.model.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
         chunks = list(zip(*(t.split(max(1, LOGITS_PER_CHUNK // vocabulary)) for t in (hidden, targets)), strict=True))
@@ -281,7 +283,7 @@ class PolicyValueModel(nn.Module):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        shots: Sequence[Screenshot] = (),
+        images: Sequence[Screenshot] = (),
     ) -> tuple[Tensor, Tensor]:
         """(logits [B, T, V], values [B, T]) at every position of `input_ids` [B, T].
 
@@ -290,11 +292,11 @@ class PolicyValueModel(nn.Module):
         """
         loaded = self.policy.loaded
         if position_ids is None:
-            if shots:
+            if images:
                 raise ContractError("pictures need position_ids; use uirl.learner.collate and log_probs_and_values")
             position_ids = _counted(input_ids, attention_mask).expand(loaded.axes, *input_ids.shape)
         mask = {} if attention_mask is None else {"attention_mask": attention_mask}
-        hidden = hidden_states(loaded, input_ids, position_ids, shots, **mask)
+        hidden = hidden_states(loaded, input_ids, position_ids, images, **mask)
         return project(loaded, hidden), self.policy._values(hidden)
 
     def log_probs_and_values(self, batch: Batch, temperature: float = 1.0, *, entropy: bool = False) -> TokenScores:
@@ -304,14 +306,14 @@ class PolicyValueModel(nn.Module):
 
 @contextlib.contextmanager
 def _exchanged(parameters: dict[str, nn.Parameter], others: dict[str, Tensor]) -> Iterator[None]:
-    own = {name: p.data for name, p in parameters.items()}
+    kept = {name: p.data for name, p in parameters.items()}
     try:
         for name, p in parameters.items():
             p.data = others[name]
         yield
     finally:
         for name, p in parameters.items():
-            p.data = own[name]
+            p.data = kept[name]
 
 
 def _value_head(loaded: LoadedModel) -> nn.Linear:

@@ -72,10 +72,10 @@ class VLMWrapper(nn.Module):
         engine = TextEngine(self.policy.loaded, TransformersInferenceEngine(self.policy.loaded, shared=True))
         training = self.model.training
         try:
-            made = engine.generate([[_message(prompt, screenshot)]], max_tokens, temperature, seed=seed)
+            output = engine.generate([[_message(prompt, screenshot)]], max_tokens, temperature, seed=seed)
         finally:
             self.policy.train(training)
-        return made.sequences[0]
+        return output.sequences[0]
 
     def forward(
         self, images: Sequence[Any] | None, prompts: str | Sequence[str], labels: Sequence[str] | Tensor | None = None
@@ -99,10 +99,10 @@ class VLMWrapper(nn.Module):
             raise AlignmentError(f"got {len(pictures)} images for {len(prompts)} prompts; give one each, or None")
         messages = [_message(prompt, picture) for prompt, picture in zip(prompts, pictures, strict=True)]
         heads = [self.chat.whole([message]) for message in messages]
-        shots = [message.images for message in messages]
+        shown = [message.images for message in messages]
         loaded = self.policy.loaded
-        input_ids, positions = pad_sequences(loaded, [h + r for h, r in zip(heads, replies, strict=True)], shots)
-        hidden = hidden_states(loaded, input_ids, positions, [shot for own in shots for shot in own])
+        input_ids, positions = pad_sequences(loaded, [h + r for h, r in zip(heads, replies, strict=True)], shown)
+        hidden = hidden_states(loaded, input_ids, positions, [image for of_prompt in shown for image in of_prompt])
         logits = project(loaded, hidden)
         loss = None
         if labels is not None:
@@ -144,9 +144,9 @@ class VLMWrapper(nn.Module):
 
 def _message(prompt: str, pictures: Any) -> Message:
     if pictures is None:
-        shots: tuple[Screenshot, ...] = ()
+        images: tuple[Screenshot, ...] = ()
     elif isinstance(pictures, (list, tuple)):
-        shots = tuple(screenshot(picture) for picture in pictures)
+        images = tuple(screenshot(picture) for picture in pictures)
     else:
-        shots = (screenshot(pictures),)
-    return Message("user", prompt, shots)
+        images = (screenshot(pictures),)
+    return Message("user", prompt, images)

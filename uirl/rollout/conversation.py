@@ -105,7 +105,7 @@ class Conversation:
             added = self._chat.following(new, after_end=self._ended)
             if self._fits(len(self._ids) + len(added)):
                 self._ids += added
-                images = tuple(shot for m in new for shot in m.images)
+                images = tuple(image for m in new for image in m.images)
                 self._images += images
                 return Context(
                     tuple(self._ids), tuple(self._images), tuple(added), images, False, tuple(self._messages)
@@ -123,7 +123,7 @@ class Conversation:
         while not self._fits(len(ids)) and self._drop_oldest():
             ids = self._chat.whole(self._messages)
         self._ids = ids
-        self._images = [shot for m in self._messages for shot in m.images]
+        self._images = [image for m in self._messages for image in m.images]
         return Context(tuple(ids), tuple(self._images), tuple(ids), tuple(self._images), True, tuple(self._messages))
 
     def _fits(self, length: int) -> bool:
@@ -162,16 +162,16 @@ class Conversation:
             return False
         opening, answers = self._messages[replies[0] - 1], self._messages[replies[0] + 1 :]
         words = "\n".join(filter(None, [opening.text, *[m.text for m in answers]]))
-        self._messages[replies[0] - 1 :] = [Message("user", words, tuple(shot for m in answers for shot in m.images))]
+        self._messages[replies[0] - 1 :] = [Message("user", words, tuple(image for m in answers for image in m.images))]
         return True
 
 
 def messages_of(observation: Observation, style: MessageStyle = STYLES["plain"]) -> list[Message]:
     """What the agent sees, as messages: one per tool result, then text and pictures."""
-    said = [Message("tool", r.text, name=r.name, call_id=r.id) for r in observation.tool_results]
+    messages = [Message("tool", r.text, name=r.name, call_id=r.id) for r in observation.tool_results]
     text, images = observation.text, observation.images
     if style.text_apart and text and images:
-        return [*said, Message("user", text), Message("user", "", images)]
-    if text or images or not said:
-        said.append(Message("user", text, images))
-    return said
+        return [*messages, Message("user", text), Message("user", "", images)]
+    if text or images or not messages:
+        messages.append(Message("user", text, images))
+    return messages

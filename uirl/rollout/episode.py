@@ -96,13 +96,15 @@ class EngineAgent(Agent):
     async def act(self, context: Context, session: EnvironmentSession, seed: int | None, max_tokens: int) -> Response:
         sampling = replace(self._sampling, seed=seed, max_tokens=min(self._sampling.max_tokens, max_tokens))
         request = GenerationRequest(context.prompt_ids, context.images, sampling, self._session_id, context.messages)
-        made = await self._engine.generate(request)
-        if made.log_probs is None and self._for_training:
+        generation = await self._engine.generate(request)
+        if generation.log_probs is None and self._for_training:
             raise ContractError(
                 "the engine returned no log-probs, so this reply is unfit for training; evaluate with it, or train "
                 "with an engine that gives them (transformers, vllm, sglang)"
             )
-        return Response(made.token_ids, made.log_probs or (), made.finish_reason, made.policy_version)
+        return Response(
+            generation.token_ids, generation.log_probs or (), generation.finish_reason, generation.policy_version
+        )
 
     def finished(self) -> None:
         self._engine.release(self._session_id)
@@ -152,7 +154,7 @@ async def run_episode(
     """
     options = options or EpisodeOptions()
     episode = Episode(session, parser, spec, images, options.limits)
-    talk = Conversation(chat, options.window, style_of(session.env.message_style))
+    conversation = Conversation(chat, options.window, style_of(session.env.message_style))
     try:
         observation = await episode.begin()
         if options.opening:
@@ -160,10 +162,10 @@ async def run_episode(
             observation = episode.see(replace(observation, text=text))
         prefix = session.env.get_prompt_prefix() if options.system_prompt is None else options.system_prompt
         if prefix:
-            talk.add(Message("system", prefix))
+            conversation.add(Message("system", prefix))
         while episode.record.stop_reason is None:
-            talk.observe(observation)
-            observation = await play_turn(episode, talk, agent, chat)
+            conversation.observe(observation)
+            observation = await play_turn(episode, conversation, agent, chat)
         if options.reward_fn is not None:
             apply_reward(episode.record, options.reward_fn, session.env)
         elif session.env.scored_at_end:
@@ -175,7 +177,7 @@ async def run_episode(
     return episode.end()
 
 
-async def play_turn(episode: Episode, talk: Conversation, agent: Agent, chat: ChatRenderer) -> Observation:
+async def play_turn(episode: Episode, conversation: Conversation, agent: Agent, chat: ChatRenderer) -> Observation:
     """One model call and one step; the next observation.
 
     A prompt that leaves no room for a reply ends the episode ('token_budget'): what the policy did filled it. So does
@@ -183,7 +185,7 @@ async def play_turn(episode: Episode, talk: Conversation, agent: Agent, chat: Ch
     where that is so before its first reply, which is nobody's doing.
     """
     try:
-        context = talk.context()
+        context = conversation.context()
     except ContractError as error:
         if not episode.record.turns:
             raise
@@ -203,7 +205,7 @@ async def play_turn(episode: Episode, talk: Conversation, agent: Agent, chat: Ch
     episode.add("generate_seconds", time.perf_counter() - started)
     chat.check_sampled(response.token_ids)
     text = chat.decode(response.token_ids)
-    talk.reply(response.token_ids, text, ended=response.finish_reason == "stop")
+    conversation.reply(response.token_ids, text, ended=response.finish_reason == "stop")
     return await episode.act(text, response, context)
 
 
@@ -238,7 +240,7 @@ class Episode:
 
     def see(self, observation: Observation) -> Observation:
         """The observation as the current one, its pictures in the store."""
-        self.observation = replace(observation, images=tuple(self._images.put(shot) for shot in observation.images))
+        self.observation = replace(observation, images=tuple(self._images.put(image) for image in observation.images))
         return self.observation
 
     async def act(self, text: str, response: Response = Response(()), context: Context | None = None) -> Observation:
@@ -316,7 +318,7 @@ class Episode:
     def _turn_of(self, action: Action, result: StepResult, response: Response, context: Context | None) -> Turn:
         seen = self.observation
         return Turn(
-            observation=replace(seen, images=tuple(shot.hash for shot in seen.images)),
+            observation=replace(seen, images=tuple(image.hash for image in seen.images)),
             context_ids=context.new_ids if context else (),
             response_ids=response.token_ids,
             rollout_log_probs=response.log_probs,
@@ -324,7 +326,7 @@ class Episode:
             reward=result.reward,
             policy_version=response.policy_version,
             starts_segment=context.starts_segment if context else not self.record.turns,
-            context_images=tuple(shot.hash for shot in context.new_images) if context else (),
+            context_images=tuple(image.hash for image in context.new_images) if context else (),
             finish_reason=response.finish_reason,
             terminated=result.terminated,
             truncated=result.truncated,

@@ -69,8 +69,8 @@ class EpisodeSummary(Sequence[str]):
         results = [result for turn in trajectory.turns for result in turn.tool_results]
         tools = {}
         for name in sorted({result.name for result in results}):
-            own = [result for result in results if result.name == name]
-            tools[name] = ToolUsage(len(own), sum(r.success for r in own), sum(r.seconds for r in own))
+            calls = [result for result in results if result.name == name]
+            tools[name] = ToolUsage(len(calls), sum(r.success for r in calls), sum(r.seconds for r in calls))
         return EpisodeSummary(
             trajectory=trajectory,
             responses=tuple(trajectory.actions),
@@ -115,7 +115,7 @@ class MultiTurnManager:
         self.registry, self.parser, self.env, self.max_turns = registry, parser, env, max_turns
         self._loop = EventLoopThread()
         self._episode: Episode | None = None
-        self._said: list[Message] = []
+        self._messages: list[Message] = []
 
     def reset(self, seed: int | None = None) -> Observation:
         """The first observation of a new episode."""
@@ -142,7 +142,7 @@ class MultiTurnManager:
     @property
     def conversation(self) -> list[dict[str, Any]]:
         """Everything said so far as chat messages; pictures by their content type alone."""
-        return [message.as_hf() for message in self._said]
+        return [message.as_hf() for message in self._messages]
 
     def summary(self) -> EpisodeSummary:
         """The episode at a glance, with tool statistics."""
@@ -154,38 +154,38 @@ class MultiTurnManager:
 
     def _open(self, seed: int | None = None) -> tuple[ToolEnvironment, Episode]:
         """A new episode that has not begun."""
-        world = ToolEnvironment(registry=self.registry, environment=self.env, action_format=self.parser)
+        environment = ToolEnvironment(registry=self.registry, environment=self.env, action_format=self.parser)
         spec = EpisodeSpec(Task("conversation"), seed, None, uuid.uuid4().hex)
-        self._said = []
+        self._messages = []
         self._episode = Episode(
-            EnvironmentSession(world), self.parser, spec, ImageStore(), EpisodeLimits(self.max_turns)
+            EnvironmentSession(environment), self.parser, spec, ImageStore(), EpisodeLimits(self.max_turns)
         )
-        return world, self._episode
+        return environment, self._episode
 
     async def _begin(self, seed: int | None) -> Observation:
         _, episode = self._open(seed)
         return self._see(await episode.begin())
 
     async def _step(self, model_output: str, observation: Any) -> Turn:
-        given = None if observation is None else read_observation(observation, "MultiTurnManager.step")
-        if self._episode is None and given is None:
+        observed = None if observation is None else read_observation(observation, "MultiTurnManager.step")
+        if self._episode is None and observed is None:
             await self._begin(None)
-        elif self._episode is None and given is not None:
-            world, episode = self._open()
-            world.adopt()
+        elif self._episode is None and observed is not None:
+            environment, episode = self._open()
+            environment.adopt()
             episode.session.adopt()
-            self._see(episode.see(given))
-        elif given is not None and given != self.observation:
-            self._see(self._running().see(given))
+            self._see(episode.see(observed))
+        elif observed is not None and observed != self.observation:
+            self._see(self._running().see(observed))
         episode = self._running()
         if episode.record.stop_reason is not None:
             raise ContractError(f"the episode is over ({episode.record.stop_reason}); call reset() for a new one")
-        self._said.append(Message("assistant", model_output))
+        self._messages.append(Message("assistant", model_output))
         self._see(await episode.act(model_output))
         return episode.record.turns[-1]
 
     def _see(self, observation: Observation) -> Observation:
-        self._said += messages_of(observation)
+        self._messages += messages_of(observation)
         return observation
 
     def _running(self) -> Episode:
@@ -216,7 +216,7 @@ class MultiTurnInferenceEngine:
         self._tools = tool_manager if enable_tools else None
         self._images = ImageStore()
         self._id = ""
-        self._talk: Conversation | None = None
+        self._conversation: Conversation | None = None
         self._chat: ChatRenderer | None = None
         self._episode: Episode | None = None
 
@@ -227,14 +227,14 @@ class MultiTurnInferenceEngine:
         self.engine.engine.release(self._id)
         self._id = uuid.uuid4().hex
         opening = Observation(prompt, tuple(screenshot(picture) for picture in images))
-        world, self._chat, parser, system = self._world(_Person(opening))
+        environment, self._chat, parser, system = self._setting(_Person(opening))
         spec = EpisodeSpec(Task("conversation"), None, seed, self._id)
         limits = EpisodeLimits(self.max_turns)
-        self._episode = Episode(EnvironmentSession(world), parser, spec, self._images, limits)
-        self._talk = Conversation(self._chat, ContextWindow())
+        self._episode = Episode(EnvironmentSession(environment), parser, spec, self._images, limits)
+        self._conversation = Conversation(self._chat, ContextWindow())
         if system:
-            self._talk.add(Message("system", system))
-        self._talk.observe(self.engine.run(self._episode.begin()))
+            self._conversation.add(Message("system", system))
+        self._conversation.observe(self.engine.run(self._episode.begin()))
 
     def step(
         self,
@@ -251,8 +251,8 @@ class MultiTurnInferenceEngine:
         Raises ContractError where there is nothing to reply to, after `max_turns` replies and where the model's context
         is full; PromptTooLong where the opening alone fills it.
         """
-        talk, episode, chat = self._talk, self._episode, self._chat
-        if talk is None or episode is None or chat is None:
+        conversation, episode, chat = self._conversation, self._episode, self._chat
+        if conversation is None or episode is None or chat is None:
             raise ContractError("no conversation has begun; call start_conversation(prompt)")
         if episode.record.stop_reason is not None:
             raise ContractError(
@@ -261,13 +261,13 @@ class MultiTurnInferenceEngine:
         if episode.record.turns:
             if not message and not episode.observation.tool_results:
                 raise ContractError("it is the user's turn: step(message) needs a message")
-            talk.observe(episode.see(replace(episode.observation, text=message)))
+            conversation.observe(episode.see(replace(episode.observation, text=message)))
         elif message:
-            talk.observe(episode.see(Observation(message)))
+            conversation.observe(episode.see(Observation(message)))
         sampling = SamplingParams(max_tokens, temperature, top_p, top_k)
         agent = EngineAgent(self.engine.engine, sampling, self._id, for_training=False)
         replies = len(episode.record.turns)
-        self.engine.run(play_turn(episode, talk, agent, chat))
+        self.engine.run(play_turn(episode, conversation, agent, chat))
         if len(episode.record.turns) == replies:
             full = episode.record.stop_reason == "token_budget"
             why = "it fills the context of the model" if full else "what it showed cannot be made a prompt"
@@ -277,7 +277,7 @@ class MultiTurnInferenceEngine:
     @property
     def conversation(self) -> list[dict[str, Any]]:
         """Everything said so far as chat messages."""
-        return [message.as_hf() for message in (self._talk.messages if self._talk else ())]
+        return [message.as_hf() for message in (self._conversation.messages if self._conversation else ())]
 
     @property
     def trajectory(self) -> Trajectory:
@@ -295,9 +295,9 @@ class MultiTurnInferenceEngine:
         `template`: 'chatml', 'llama-2', 'llama-3' or a Jinja string; None: the tokenizer's own. `messages` None: those
         of the current conversation.
         """
-        said = self.conversation if messages is None else [_as_dict(message) for message in messages]
+        plain = self.conversation if messages is None else [_as_dict(message) for message in messages]
         text: str = self.engine.loaded.tokenizer.apply_chat_template(
-            said,
+            plain,
             chat_template=None if template is None else TEMPLATES.get(template, template),
             tokenize=False,
             add_generation_prompt=True,
@@ -323,12 +323,12 @@ class MultiTurnInferenceEngine:
         `initial_prompt` is said before the first observation. `max_turns` None: the engine's. `seed` makes the instance
         and the draws.
         """
-        world, chat, parser, system = self._world(environment)
+        with_tools, chat, parser, system = self._setting(environment)
         spec = EpisodeSpec(Task("episode"), seed, seed, uuid.uuid4().hex)
         sampling = SamplingParams(max_tokens, temperature, top_p, top_k)
         agent = EngineAgent(self.engine.engine, sampling, spec.trajectory_id, for_training=False)
         episode = run_episode(
-            EnvironmentSession(world),
+            EnvironmentSession(with_tools),
             agent,
             chat,
             parser,
@@ -340,7 +340,7 @@ class MultiTurnInferenceEngine:
         )
         return EpisodeSummary.of(self.engine.run(episode))
 
-    def world_of(self, environment: BaseEnvironment) -> tuple[BaseEnvironment, str | None]:
+    def with_tools(self, environment: BaseEnvironment) -> tuple[BaseEnvironment, str | None]:
         """(environment with the tools in it, system prompt): what a trainer needs to play as `run_episode` does.
 
         The prompt is None where it is the environment's own. Raises ConfigError for a parser that has no name.
@@ -358,23 +358,23 @@ class MultiTurnInferenceEngine:
             return environment, self.system_prompt
         registry = self._tools.registry
         shown = ChatRenderer.can_show(self.engine.loaded, registry.schemas())
-        world = ToolEnvironment(
+        with_tools = ToolEnvironment(
             registry=registry,
             environment=environment,
             action_format=action_format,
             describe="template" if shown else "prompt",
         )
         if self.system_prompt is None or shown:
-            return world, self.system_prompt
+            return with_tools, self.system_prompt
         parts = (self.system_prompt, registry.describe(), self._tools.parser.describe())
-        return world, "\n\n".join(filter(None, parts))
+        return with_tools, "\n\n".join(filter(None, parts))
 
-    def _world(self, environment: BaseEnvironment) -> tuple[BaseEnvironment, ChatRenderer, ActionParser, str]:
+    def _setting(self, environment: BaseEnvironment) -> tuple[BaseEnvironment, ChatRenderer, ActionParser, str]:
         """(environment with the tools in it, chat template, parser, system prompt)."""
         parser = create_parser(environment.action_format) if self._tools is None else self._tools.parser
-        world, prompt = self._equipped(environment, parser)
-        chat = ChatRenderer(self.engine.loaded, world.tool_schemas())
-        return world, chat, parser, world.get_prompt_prefix() if prompt is None else prompt
+        with_tools, prompt = self._equipped(environment, parser)
+        chat = ChatRenderer(self.engine.loaded, with_tools.tool_schemas())
+        return with_tools, chat, parser, with_tools.get_prompt_prefix() if prompt is None else prompt
 
 
 class _Person(BaseEnvironment):
@@ -382,18 +382,18 @@ class _Person(BaseEnvironment):
 
     runs_inline = True
 
-    def __init__(self, asked: Observation) -> None:
+    def __init__(self, opening: Observation) -> None:
         super().__init__()
-        self._asked = asked
+        self._opening = opening
 
     def reset(self) -> Observation:
-        return self._asked
+        return self._opening
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         return "", 0.0, False, {}
 
     def get_state_description(self) -> str:
-        return self._asked.text
+        return self._opening.text
 
 
 def _as_dict(message: Message | dict[str, Any]) -> dict[str, Any]:

@@ -60,12 +60,12 @@ def _total(record: Trajectory, reward_fn: RewardFunction, environment: BaseEnvir
 def _still_judges(reward_fn: RewardFunction, environment: BaseEnvironment) -> bool:
     """Whether the function judges the episode that it judged last: what it depends on is there, then."""
     try:
-        known = _JUDGED.get(_itself(reward_fn))
-        if known is not None:
-            _total(known, reward_fn, environment)
+        judged = _JUDGED.get(_itself(reward_fn))
+        if judged is not None:
+            _total(judged, reward_fn, environment)
     except FAILS:
         return False
-    return known is not None
+    return judged is not None
 
 
 def _itself(reward_fn: RewardFunction) -> Any:

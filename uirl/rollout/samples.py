@@ -52,7 +52,7 @@ def _state_of(turn: Turn) -> str:
     seen = turn.observation
     if seen.state_key is not None:
         return f"key {seen.state_key}"
-    pictures = [shot if isinstance(shot, str) else screenshot(shot).hash for shot in seen.images]
+    pictures = [image if isinstance(image, str) else screenshot(image).hash for image in seen.images]
     answers = [(result.name, result.success, result.text) for result in seen.tool_results]
     return hashlib.blake2b(json.dumps([seen.text, pictures, answers]).encode(), digest_size=16).hexdigest()
 

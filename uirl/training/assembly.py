@@ -74,19 +74,19 @@ def assemble(
         raise ConfigError(
             "ray.use_ray=true, but this version runs its actors in the learner's process; set it to false"
         )
-    own = environment is None
-    if not own and not isinstance(environment, BaseEnvironment):
+    by_name = environment is None
+    if not by_name and not isinstance(environment, BaseEnvironment):
         got = f"the class {environment.__name__}" if isinstance(environment, type) else repr(environment)[:80]
         raise ConfigError(f"got {got} as the environment; expected an instance of a subclass of uirl.BaseEnvironment")
     settings = config.environment
     if environment is None:
         settings.require_named()
         environment = create_environment(settings.name, settings.options_for("train"), settings)
-    evaluation = create_environment(settings.name, settings.options_for("eval"), settings) if own else environment
+    evaluation = create_environment(settings.name, settings.options_for("eval"), settings) if by_name else environment
     tasks = task_sets(settings, environment, evaluation, dataset, eval_dataset)
-    require_tasks_arrive(evaluation, tasks.evaluation, own=tasks.own)
+    require_tasks_arrive(evaluation, tasks.evaluation, of_environment=tasks.of_environment)
     if for_training:
-        require_tasks_arrive(environment, tasks.train, own=tasks.own)
+        require_tasks_arrive(environment, tasks.train, of_environment=tasks.of_environment)
         require_shared_instances(environment, tasks.train, config)
     policy = policy or Policy.from_config(config)
     images = ImageStore()

@@ -17,29 +17,29 @@ class Interrupt:
     """A wish to stop, heard where work can be given up: episodes are played again, an update is not cut off."""
 
     def __init__(self) -> None:
-        self._asked = asyncio.Event()
+        self._wanted = asyncio.Event()
 
     def ask(self) -> None:
         """Makes every `give_up`, under way or to come, end with Interrupted. Called in the loop's thread."""
-        self._asked.set()
+        self._wanted.set()
 
     def clear(self) -> None:
         """Forgets the wish, for the next call of `fit`."""
-        self._asked.clear()
+        self._wanted.clear()
 
     async def give_up(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """What the coroutine returns; when the wish comes first, it is cancelled, its clean-up is awaited, and
         Interrupted is raised."""
-        if self._asked.is_set():
+        if self._wanted.is_set():
             coroutine.close()
             raise Interrupted
-        work, asked = asyncio.ensure_future(coroutine), asyncio.ensure_future(self._asked.wait())
+        work, stopped = asyncio.ensure_future(coroutine), asyncio.ensure_future(self._wanted.wait())
         try:
-            await asyncio.wait({work, asked}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 return work.result()
             raise Interrupted
         finally:
-            asked.cancel()
+            stopped.cancel()
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)

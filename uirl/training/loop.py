@@ -160,7 +160,7 @@ class RLTrainer:
             await self._publish(channel)  # the engine says why not, before there is a run directory
         record, goal = self._open_record(), epochs * per_epoch
         say(f"run directory {record.path}")
-        say(parts.tasks.told)
+        say(parts.tasks.summary)
         if self._restored and self._saved is not None:
             say(f"resumed at {self._state.place()}, from {self._saved[0]}")
             reason = self._state.stop_reason(self.config.training, goal)
@@ -362,7 +362,7 @@ class RLTrainer:
                     elif record.directory.metrics_path.exists():
                         say(f"run {record.path.name} ended before its first checkpoint, so it begins again")
                 record.start(self._state if self._restored else None)
-                if not self._parts.tasks.own:
+                if not self._parts.tasks.of_environment:
                     tasks = [asdict(task) for task in self._parts.tasks.evaluation]
                     record.directory.write_json(EVAL_TASKS, tasks)
             except BaseException:

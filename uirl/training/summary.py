@@ -96,10 +96,10 @@ def excluded_rows(tallies: Mapping[str, Tally]) -> dict[str, str]:
 
 def warn_of_excluded(tallies: Mapping[str, Tally]) -> None:
     """Says, as the last line, where more than `NOTEWORTHY` of the episodes are excluded; nothing otherwise."""
-    told = "; ".join(
+    excluded = "; ".join(
         f"{name}: {tally.words()}".removeprefix(": ") for name, tally in tallies.items() if tally.noteworthy
     )
-    if told:
+    if excluded:
         say(
-            f"MORE THAN {100 * NOTEWORTHY:.0f} % OF THE EPISODES ARE EXCLUDED, the numbers above leave them out. {told}"
+            f"MORE THAN {100 * NOTEWORTHY:.0f} % OF THE EPISODES ARE EXCLUDED, the numbers above leave them out. {excluded}"
         )

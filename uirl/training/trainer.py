@@ -71,8 +71,8 @@ class Trainer:
             return trajectory
         turns: list[Turn] = []
         for turn in trajectory.turns:
-            shots = tuple(self.images.put(picture) for picture in turn.observation.images)
-            message = Message("user", turn.observation.text, shots)
+            images = tuple(self.images.put(picture) for picture in turn.observation.images)
+            message = Message("user", turn.observation.text, images)
             first = not turns
             ids = self.model.chat.whole([message]) if first else self.model.chat.following([message], after_end=True)
             turns.append(
@@ -81,7 +81,7 @@ class Trainer:
                     context_ids=tuple(ids),
                     response_ids=tuple(self.model.chat.demonstration(turn.action.text)),
                     starts_segment=first,
-                    context_images=tuple(shot.hash for shot in shots),
+                    context_images=tuple(image.hash for image in images),
                     policy_version=self.learner.version,
                 )
             )

@@ -32,9 +32,9 @@ class Demonstrations:
     def __init__(self, parts: Assembly, size: int, seed: int) -> None:
         self._parts, self._size, self._seed = parts, size, seed
         self._tasks = self._from_the_first()
-        self._made: list[Sample] = []
+        self._samples: list[Sample] = []
         self._pictures: dict[str, Screenshot] = {}  # of what was made: held, the store may not lose them
-        self._not_here = 0
+        self._missing = 0
         self._rng = random.Random(derive_seed(seed, "demonstrations"))
         self.episodes = 0
         self.successes = 0
@@ -43,12 +43,12 @@ class Demonstrations:
         """`count` demonstrations. Raises EnvironmentFailure where the demonstrator or the environment fails."""
         if self.episodes >= self._size:
             await self._make_again()
-            return self._rng.sample(self._made, min(count, len(self._made)))
+            return self._rng.sample(self._samples, min(count, len(self._samples)))
         count = min(count, self._size - self.episodes)
         samples, successes = await self._play(self._tasks, count)
         self.episodes += count
         self.successes += successes
-        self._made += samples
+        self._samples += samples
         return samples
 
     def state_dict(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Demonstrations:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues where `state_dict` was taken. What was made before then is made again when batches are drawn."""
         self.episodes, self.successes = state["episodes"], state["successes"]
-        self._not_here, self._made = self.episodes, []
+        self._missing, self._samples = self.episodes, []
         self._tasks.load_state_dict({"position": self.episodes})
         version, numbers, spare = state["random"]
         self._rng.setstate((version, tuple(numbers), spare))
@@ -68,11 +68,11 @@ class Demonstrations:
         return UniformTasks(self._parts.tasks.train, seed=self._seed, split="demonstration")
 
     async def _make_again(self) -> None:
-        if not self._not_here:
+        if not self._missing:
             return
-        say(f"playing the first {self._not_here} demonstrations again: batches are now drawn from all of them")
-        samples, _ = await self._play(self._from_the_first(), self._not_here)
-        self._made, self._not_here = samples + self._made, 0
+        say(f"playing the first {self._missing} demonstrations again: batches are now drawn from all of them")
+        samples, _ = await self._play(self._from_the_first(), self._missing)
+        self._samples, self._missing = samples + self._samples, 0
 
     async def _play(self, tasks: UniformTasks, count: int) -> tuple[list[Sample], int]:
         """(the samples of the next `count` demonstrations of `tasks`, how many of those succeeded)."""
@@ -115,8 +115,8 @@ class WarmStart:
     def state_dict(self) -> dict[str, Any]:
         """Plain data from which `load_state_dict` continues exactly here."""
         at = self._at
-        own = {"step": at.step, "seconds": at.seconds, "success": at.success, "row": at.row}
-        return own | {"demonstrations": self._demonstrations.state_dict()}
+        position = {"step": at.step, "seconds": at.seconds, "success": at.success, "row": at.row}
+        return position | {"demonstrations": self._demonstrations.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues where `state_dict` was taken; the learner must be what it was then."""
@@ -138,12 +138,12 @@ class WarmStart:
         finally:
             parts.collector.on_finished = hook
         parts.engine.stats()
-        made = self._demonstrations
+        demonstrations = self._demonstrations
         return {
             "steps": at.step,
             "seconds": at.seconds,
-            "demonstrations": made.episodes,
-            "demonstrations_success": made.successes / max(1, made.episodes),
+            "demonstrations": demonstrations.episodes,
+            "demonstrations_success": demonstrations.successes / max(1, demonstrations.episodes),
             "stopped_at_success": at.success,
         }
 

@@ -73,17 +73,17 @@ def test_tasks_of_an_evaluation_are_asked_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("world", [Told(), Open()])
 def test_tasks_that_arrive_are_taken(world: Countdown) -> None:
-    require_tasks_arrive(world, [Task("a", goal="x"), Task("b", goal="y")], own=False)
+    require_tasks_arrive(world, [Task("a", goal="x"), Task("b", goal="y")], of_environment=False)
 
 
 def test_a_task_that_is_no_more_than_a_seed_or_a_name_needs_no_parameter() -> None:
-    require_tasks_arrive(Countdown(), [Task("a", seed=1), Task("b", seed=2)], own=False)
-    require_tasks_arrive(Countdown(), [Task("Countdown")], own=False)
-    require_tasks_arrive(Countdown(), [Task("one", goal="its own words")], own=True)
+    require_tasks_arrive(Countdown(), [Task("a", seed=1), Task("b", seed=2)], of_environment=False)
+    require_tasks_arrive(Countdown(), [Task("Countdown")], of_environment=False)
+    require_tasks_arrive(Countdown(), [Task("one", goal="its own words")], of_environment=True)
     with pytest.raises(ConfigError, match="takes no `task`"):
-        require_tasks_arrive(Seedless(), [Task("a", seed=1)], own=False)
+        require_tasks_arrive(Seedless(), [Task("a", seed=1)], of_environment=False)
     with pytest.raises(ConfigError, match="takes no `task`"):
-        require_tasks_arrive(Countdown(), [Task("a"), Task("b")], own=True)
+        require_tasks_arrive(Countdown(), [Task("a"), Task("b")], of_environment=True)
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "turn_level"])

@@ -50,19 +50,19 @@ def sets(dataset: Any = None, eval_dataset: Any = None, **section: Any) -> Any:
 def test_evaluations_take_the_tasks_that_eval_options_choose() -> None:
     made = sets(eval_options={"rooms": "test"})
     assert (names(made.train), names(made.evaluation)) == (["room/a", "room/b"], ["room/x", "room/y", "room/z"])
-    assert made.own
-    assert made.told == "evaluation: 3 tasks from environment.eval_options, none of them a training task"
+    assert made.of_environment
+    assert made.summary == "evaluation: 3 tasks from environment.eval_options, none of them a training task"
 
 
 def test_without_another_word_evaluations_take_the_training_tasks() -> None:
     for made in (sets(), sets(eval_options={"turns": 4})):
         assert made.evaluation == made.train
-        assert made.told == (
+        assert made.summary == (
             "evaluation: 2 tasks from the training tasks; all of them training tasks, on held-out instances"
         )
     made = sets(dataset=["one", "two", "three"], eval_options={"turns": 4})
     assert [task.goal for task in made.evaluation] == ["one", "two", "three"]
-    assert not made.own
+    assert not made.of_environment
     assert names(sets(dataset=["one"], eval_options={"rooms": "test"}).evaluation) == ["room/x", "room/y", "room/z"]
 
 
@@ -78,7 +78,7 @@ def test_files_of_tasks(tmp_path: Path) -> None:
     made = sets(tasks=str(train), eval_tasks=str(held_out))
     assert [task.goal for task in made.train] == ["open the box", "close the box"]
     assert made.evaluation == [Task("h", "screen", goal="burn the box", tags=("hot",), seed=3)]
-    assert str(held_out) in made.told
+    assert str(held_out) in made.summary
     assert sets(tasks=str(train)).evaluation == made.train
     assert names(sets(["mine"], tasks=str(train)).train) == ["Rooms/0"], "what code hands over wins"
     held_out.write_text("{")
@@ -90,7 +90,7 @@ def test_instances_that_training_plays_too_are_counted() -> None:
     fixed = [Task("one", seed=1), Task("two", seed=2)]
     made = sets(fixed, [Task("one", seed=1), Task("two", seed=9), Task("three", seed=3)])
     assert names(made.repeated) == ["one"]
-    assert made.told.endswith("; 2 of them training tasks, on held-out instances, but 1 name the seed of the instance "
+    assert made.summary.endswith("; 2 of them training tasks, on held-out instances, but 1 name the seed of the instance "
                               "that training plays")  # fmt: skip
 
 
@@ -171,5 +171,5 @@ def test_the_command_of_the_document_measures_a_checkpoint_on_a_file_of_tasks(
 
 def test_a_dataset_for_evaluations_is_not_the_environments_own() -> None:
     made = sets(eval_dataset=[{"id": "room/x", "goal": "leave x"}])
-    assert (names(made.evaluation), made.source, made.own) == (["room/x"], "eval_dataset", False)
-    assert not sets(dataset=[{"id": "room/x", "goal": "leave x"}]).own
+    assert (names(made.evaluation), made.source, made.of_environment) == (["room/x"], "eval_dataset", False)
+    assert not sets(dataset=[{"id": "room/x", "goal": "leave x"}]).of_environment

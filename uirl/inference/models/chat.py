@@ -86,17 +86,17 @@ class ChatRenderer:
         text = self._suffixes.get(key, lambda: self._render_suffix(*key), lambda text: 8 * len(text))
         return self._expand(self.controls.encode(text), [image for m in messages for image in m.images])
 
-    def demonstration(self, reply: str, own: Sequence[str] = ()) -> list[int]:
+    def demonstration(self, reply: str, control_words: Sequence[str] = ()) -> list[int]:
         """Ids of a reply as the policy would have sampled it, with its end token.
 
-        `own`: words of control tokens that the format of the reply writes (`ActionParser.control_words`); those of all
+        `control_words`: words of control tokens that the format of the reply writes (`ActionParser.control_words`); those of all
         others in it are letters.
         """
-        return self.controls.encode(self.controls.hide_reply(reply, own) + self.end_text)
+        return self.controls.encode(self.controls.hide_reply(reply, control_words) + self.end_text)
 
-    def beginning(self, reply: str, own: Sequence[str] = ()) -> list[int]:
-        """Ids of the beginning of a reply; `own` as for `demonstration`."""
-        return self.controls.encode(self.controls.hide_reply(reply, own))
+    def beginning(self, reply: str, control_words: Sequence[str] = ()) -> list[int]:
+        """Ids of the beginning of a reply; `control_words` as for `demonstration`."""
+        return self.controls.encode(self.controls.hide_reply(reply, control_words))
 
     def check_sampled(self, ids: Sequence[int]) -> None:
         """See `LoadedModel.check_sampled`."""

@@ -80,10 +80,10 @@ class ControlTokens:
         """Anything made of texts, lists and mappings, such as the schema of a tool, under aliases."""
         return self._hidden(value, self._in_content)
 
-    def hide_reply(self, text: str, own: Sequence[str] = ()) -> str:
-        """The text of a reply under aliases; the words `own` stay control tokens."""
+    def hide_reply(self, text: str, control_words: Sequence[str] = ()) -> str:
+        """The text of a reply under aliases; the words `control_words` stay control tokens."""
         hidden: str = self._hidden(text, self._in_replies)
-        for word in own:
+        for word in control_words:
             if word in self._numbers:
                 hidden = hidden.replace(self._alias(word), word)
         return hidden

@@ -87,10 +87,10 @@ class LocalChannel(Channel):
 
     async def _play(self, specs: list[EpisodeSpec]) -> None:
         try:
-            made = await self._collector.collect(
+            trajectories = await self._collector.collect(
                 specs, lambda spec: EngineAgent(self._engine, self._sampling, spec.trajectory_id)
             )
-            self._done.put_nowait(Group(specs[0].group_id, made[: len(specs)], made[len(specs) :]))
+            self._done.put_nowait(Group(specs[0].group_id, trajectories[: len(specs)], trajectories[len(specs) :]))
         except Exception as error:
             # handed to whoever receives; a task's own exception would be seen by nobody
             self._done.put_nowait(error)

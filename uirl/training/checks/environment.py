@@ -93,4 +93,4 @@ def _held_out_finding(parts: Assembly, fixed: bool) -> tuple[str, bool, str]:
             False,
             detail + f"one instance: the success of an evaluation is that of training; {remedy}",
         )
-    return ("held-out tasks", True, tasks.told.removeprefix("evaluation: "))
+    return ("held-out tasks", True, tasks.summary.removeprefix("evaluation: "))

@@ -30,12 +30,12 @@ class LongGap:
     """Largest window or chunk of a layer; 0: every layer sees all."""
 
     def __str__(self) -> str:
-        said = f"largest difference {self.gap:.1e} over {self.tokens} tokens"
+        text = f"largest difference {self.gap:.1e} over {self.tokens} tokens"
         if not self.window:
-            return said
+            return text
         if self.tokens > self.window:
-            return f"{said}, more than the window of {self.window}"
-        return f"{said}; a sequence beyond the window of {self.window} would take too long here"
+            return f"{text}, more than the window of {self.window}"
+        return f"{text}; a sequence beyond the window of {self.window} would take too long here"
 
 
 async def long_gap(engine: InferenceEngine, loaded: LoadedModel, config: ConfigStore) -> LongGap | None:
@@ -47,15 +47,15 @@ async def long_gap(engine: InferenceEngine, loaded: LoadedModel, config: ConfigS
         window = 0  # an engine with masks of its own knows better
     ids = _tokens(loaded, _length(loaded, config, window))
     sampling = SamplingParams(REPLY, config.inference.temperature or 1.0, seed=1)
-    first = await engine.generate(GenerationRequest(ids[: len(ids) // 2], (), sampling, "long"))
-    made = await engine.generate(GenerationRequest(ids, (), sampling, "long"))
+    half = await engine.generate(GenerationRequest(ids[: len(ids) // 2], (), sampling, "long"))
+    whole = await engine.generate(GenerationRequest(ids, (), sampling, "long"))
     engine.release("long")
-    if first.log_probs is None or made.log_probs is None:
+    if half.log_probs is None or whole.log_probs is None:
         return None
     gaps = []
-    for prompt, said in ((ids[: len(ids) // 2], first), (ids, made)):
-        own = _own_log_probs(loaded, (*prompt, *said.token_ids), len(said.token_ids), sampling.temperature)
-        gaps.append(float((own - torch.tensor(said.log_probs or ())).abs().max()))
+    for prompt, reply in ((ids[: len(ids) // 2], half), (ids, whole)):
+        expected = _own_log_probs(loaded, (*prompt, *reply.token_ids), len(reply.token_ids), sampling.temperature)
+        gaps.append(float((expected - torch.tensor(reply.log_probs or ())).abs().max()))
     return LongGap(max(gaps), len(ids), window)
 
 

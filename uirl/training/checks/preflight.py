@@ -49,7 +49,7 @@ def preflight(config: ConfigStore, environment: BaseEnvironment | None = None) -
     try:
         parts = _build(config, environment, findings)
         if parts is not None:
-            _check_world(parts, findings)
+            _check_environment(parts, findings)
             if findings[-1].ok:
                 findings += [Finding(*found) for found in loop.run(check_tasks(parts))]
             loop.run(_check_episodes(parts, findings))
@@ -74,7 +74,7 @@ def _build(config: ConfigStore, environment: BaseEnvironment | None, findings: l
     return parts
 
 
-def _check_world(parts: Assembly, findings: list[Finding]) -> None:
+def _check_environment(parts: Assembly, findings: list[Finding]) -> None:
     try:
         report = check_environment(parts.environment.spawn(), seed=parts.config.training.seed)
         seeds = "seeds reproduce" if report.seeded else "takes no seed"
@@ -155,7 +155,7 @@ async def _token_identity(played: Sequence[Trajectory], requests: dict[str, list
 async def _control_words(parts: Assembly, requests: dict[str, list[GenerationRequest]]) -> Finding:
     """Which control tokens are spelled by what the policy is shown, and where the first stands."""
     shown = [("the tools", json.dumps(parts.environment.tool_schemas(), ensure_ascii=False))]
-    for message in (m for asked in requests.values() for request in asked for m in request.messages):
+    for message in (m for sent in requests.values() for request in sent for m in request.messages):
         if message.role != "assistant":
             shown.append((f"a {message.role} message", message.text))
     found: dict[str, str] = {}
@@ -190,8 +190,8 @@ def _gap(parts: Assembly, samples: Sequence[Sample]) -> tuple[float, int]:
         with torch.no_grad():
             scores = policy.log_probs_and_values(batch, parts.config.inference.temperature)
         assert scores.log_probs is not None
-        for i, own in enumerate(sample.response_mask):
-            if own:
+        for i, sampled in enumerate(sample.response_mask):
+            if sampled:
                 difference = abs(float(scores.log_probs[0, i]) - sample.rollout_log_probs[i])
                 if difference > worst:
                     worst, turn = difference, sample.turn_ids[i]
@@ -217,8 +217,8 @@ async def _long_sequences(parts: Assembly) -> Finding:
 async def _update_reaches_engine(parts: Assembly, played: Sequence[Trajectory]) -> Finding:
     """Changes the weights and looks whether the engine says something else, and the same as the learner."""
     first = played[0].turns[0]
-    shots: tuple[Screenshot, ...] = tuple(parts.images.get(hash) for hash in first.context_images)
-    request = GenerationRequest(first.context_ids, shots, SamplingParams(max_tokens=8, seed=1))
+    images: tuple[Screenshot, ...] = tuple(parts.images.get(hash) for hash in first.context_images)
+    request = GenerationRequest(first.context_ids, images, SamplingParams(max_tokens=8, seed=1))
     before = await parts.engine.generate(request)
     for _ in range(3):
         parts.learner.supervised(samples_of_all(played))

@@ -127,11 +127,11 @@ def _per_task(usable: list[Trajectory]) -> dict[str, dict[str, Any]]:
         by_task[trajectory.task.id].append(trajectory)
     table = {}
     for name in sorted(by_task):
-        own = by_task[name]
-        said = [bool(t.success) for t in own if t.success is not None]
+        played = by_task[name]
+        successes = [bool(t.success) for t in played if t.success is not None]
         table[name] = {
-            "episodes": len(own),
-            "success": sum(said) / len(said) if said else None,
-            "reward": _mean([t.total_reward() for t in own]),
+            "episodes": len(played),
+            "success": sum(successes) / len(successes) if successes else None,
+            "reward": _mean([t.total_reward() for t in played]),
         }
     return table

@@ -58,11 +58,11 @@ def measure(
 
     async def play() -> EvaluationReport:
         try:
-            asked = config.training.eval_temperature if temperature is None else temperature
+            chosen_temperature = config.training.eval_temperature if temperature is None else temperature
             with parts.images.holding():
                 return await evaluate_episodes(
                     parts.eval_collector,
-                    parts.agents(temperature=asked),
+                    parts.agents(temperature=chosen_temperature),
                     parts.tasks.evaluation,
                     episodes=episodes,
                     tries=tries,

@@ -16,11 +16,11 @@ def fold_row(history: list[dict[str, Any]], counts: Mapping[str, int], row: Mapp
     if not history or history[-1]["epoch"] != epoch:
         history.append({"epoch": epoch, "updates": 0, "policy_loss": None})
         counts = {}
-    entry, known = history[-1], dict(counts)
+    entry, rows = history[-1], dict(counts)
     entry["updates"] += 1
     for name, value in row.items():
         if name != "epoch" and value is not None:
-            known[name] = known.get(name, 0) + 1
+            rows[name] = rows.get(name, 0) + 1
             so_far = entry.get(name)
-            entry[name] = value if so_far is None else so_far + (value - so_far) / known[name]
-    return known
+            entry[name] = value if so_far is None else so_far + (value - so_far) / rows[name]
+    return rows

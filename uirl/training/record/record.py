@@ -30,9 +30,9 @@ from uirl.types import Trajectory
 class RunRecord:
     """The run directory while it is being written."""
 
-    def __init__(self, directory: RunDirectory, config: ConfigStore, images: ImageStore, world: str) -> None:
+    def __init__(self, directory: RunDirectory, config: ConfigStore, images: ImageStore, environment_name: str) -> None:
         self.directory = directory
-        self._world = world
+        self._environment_name = environment_name
         self._config = config
         self._images = images
         self._store: TrajectoryStore | None = None
@@ -132,7 +132,7 @@ class RunRecord:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The picture and the summary."""
-        title = f"{summary['model']} in {self._world}, {summary['algorithm']}, seed {summary['seed']}"
+        title = f"{summary['model']} in {self._environment_name}, {summary['algorithm']}, seed {summary['seed']}"
         rows = read_metrics(self.directory.metrics_path)
         before = {"episodes_total": 0, "eval/success": summary["success_before"], "reward": summary["reward_before"]}
         draw_curve(self.curve_path, [before, *rows], title=title, controls=summary["controls"])
@@ -205,14 +205,14 @@ def _add_tools(metrics: Metrics, usable: Sequence[Trajectory]) -> None:
     A tool has rows of its own once a call of it succeeded: the policy may invent any number of names.
     """
     calls = [[result for turn in t.turns for result in turn.tool_results] for t in usable]
-    known = sorted({result.name for own in calls for result in own if result.success})
-    for own in calls if any(calls) else ():
-        metrics.add("tools/calls", len(own))
-        for result in own:
+    names = sorted({result.name for results in calls for result in results if result.success})
+    for results in calls if any(calls) else ():
+        metrics.add("tools/calls", len(results))
+        for result in results:
             metrics.add("tools/success_rate", result.success)
             metrics.add("tools/seconds", result.seconds)
-        for name in known:
-            named = [result for result in own if result.name == name]
+        for name in names:
+            named = [result for result in results if result.name == name]
             metrics.add(f"tools/{name}/calls", len(named))
             for result in named:
                 metrics.add(f"tools/{name}/success_rate", result.success)

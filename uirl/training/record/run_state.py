@@ -45,10 +45,10 @@ class RunState:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict`. What `values` lack is as in a fresh state."""
-        known = {one.name: values[one.name] for one in fields(cls) if one.name in values}
-        if "tally" in known:
-            known["tally"] = Tally.from_dict(known["tally"])
-        return cls(**known)
+        fields_of_state = {one.name: values[one.name] for one in fields(cls) if one.name in values}
+        if "tally" in fields_of_state:
+            fields_of_state["tally"] = Tally.from_dict(fields_of_state["tally"])
+        return cls(**fields_of_state)
 
     def add(self, played: Sequence[Trajectory], attempts: Sequence[Trajectory]) -> None:
         """Counts the episodes of an update, and the attempts at them that failed and were repeated."""

@@ -33,9 +33,9 @@ class Tally:
         self.episodes += len(played)
         self.excluded.update(t.failure.kind for t in played if t.failure is not None)
         self.failed_attempts.update(t.failure.kind for t in attempts if t.failure is not None)
-        said = [t.success for t in played if t.failure is None and t.success is not None]
-        self.judged += len(said)
-        self.wins += sum(map(bool, said))
+        successes = [t.success for t in played if t.failure is None and t.success is not None]
+        self.judged += len(successes)
+        self.wins += sum(map(bool, successes))
 
     @property
     def share_excluded(self) -> float:
@@ -74,8 +74,8 @@ class Tally:
 
     def report(self) -> dict[str, Any]:
         """What a summary says."""
-        own = {name: value for name, value in self.to_dict().items() if name not in ("judged", "wins")}
-        return own | {"success": self.success, "success_if_excluded_were_lost": self.success_if_lost}
+        counts = {name: value for name, value in self.to_dict().items() if name not in ("judged", "wins")}
+        return counts | {"success": self.success, "success_if_excluded_were_lost": self.success_if_lost}
 
     def words(self) -> str:
         """'3 of 256 (1.2 %): engine 2, timeout 1; success 93.0 %, if they counted as lost 91.9 %'."""

@@ -17,19 +17,19 @@ RESETS = 4
 """Resets that are compared where an environment takes no seed."""
 
 
-def require_tasks_arrive(environment: BaseEnvironment, tasks: Sequence[Task], *, own: bool) -> None:
-    """Raises ConfigError where `reset` cannot be told what `tasks` say. `own`: they are the environment's own, of which
+def require_tasks_arrive(environment: BaseEnvironment, tasks: Sequence[Task], *, of_environment: bool) -> None:
+    """Raises ConfigError where `reset` cannot be told what `tasks` say. `of_environment`: they are the environment's own, of which
     a single one may be no more than its name."""
-    if takes_task(environment) or (own and len(tasks) == 1):
+    if takes_task(environment) or (of_environment and len(tasks) == 1):
         return
     seeded = takes_seed(environment)
     for task in tasks:
         says = task.goal or task.checks or (task.seed is not None and not seeded)
         if says or (len(tasks) > 1 and task.seed is None):
-            what = f"goal {task.goal!r:.60}" if task.goal else f"id {task.id!r}"
+            task_name = f"goal {task.goal!r:.60}" if task.goal else f"id {task.id!r}"
             raise ConfigError(
                 f"there are {len(tasks)} tasks, but {signature_of(environment)} takes no `task`: the one with the "
-                f"{what} would be played like every other; write reset(self, task=None, seed=None) and read task.goal, "
+                f"{task_name} would be played like every other; write reset(self, task=None, seed=None) and read task.goal, "
                 "task.checks or task.id there" + (" (a task that is a seed and nothing else needs no more)" * seeded)
             )
 

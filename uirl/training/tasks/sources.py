@@ -107,8 +107,8 @@ def tasks_of(environment: BaseEnvironment, dataset: Iterable[Any] | None = None)
     environment's, else one that stands for the environment itself."""
     if dataset is not None:
         return [_as_task(item, i, type(environment).__name__) for i, item in enumerate(dataset)]
-    own = environment.tasks()
-    return list(own) if own else [Task(id=type(environment).__name__)]
+    tasks = environment.tasks()
+    return list(tasks) if tasks else [Task(id=type(environment).__name__)]
 
 
 def _as_task(item: Any, index: int, name: str) -> Task:

@@ -26,20 +26,20 @@ class TaskSets:
     evaluation: list[Task]
     source: str
     """Where those of the evaluation come from, in words."""
-    own: bool
+    of_environment: bool
     """Whether both are the environment's own, so that its config says everything."""
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """For the log: how many tasks an evaluation plays, from where, and how many of them training plays too."""
         shared = self.shared
         count = f"{len(self.evaluation)} task{'s' * (len(self.evaluation) != 1)}"
         if not shared:
             return f"evaluation: {count} from {self.source}, none of them a training task"
         which = "all" if len(shared) == len(self.evaluation) else str(len(shared))
-        told = f"evaluation: {count} from {self.source}; {which} of them training tasks, on held-out instances"
+        text = f"evaluation: {count} from {self.source}; {which} of them training tasks, on held-out instances"
         fixed = len(self.repeated)
-        return told + (f", but {fixed} name the seed of the instance that training plays" if fixed else "")
+        return text + (f", but {fixed} name the seed of the instance that training plays" if fixed else "")
 
     @property
     def repeated(self) -> list[Task]:
@@ -50,8 +50,8 @@ class TaskSets:
     @property
     def shared(self) -> list[Task]:
         """The evaluation tasks that training plays too, on these or on other instances."""
-        known = {content_of(task) for task in self.train}
-        return [task for task in self.evaluation if content_of(task) in known]
+        trained = {content_of(task) for task in self.train}
+        return [task for task in self.evaluation if content_of(task) in trained]
 
 
 def task_sets(
@@ -84,17 +84,17 @@ def _chosen(
     dataset: Iterable[Any] | None,
     eval_dataset: Iterable[Any] | None,
 ) -> TaskSets:
-    given = dataset if dataset is not None else _read(settings.tasks)
-    train = tasks_of(environment, given)
+    training_tasks = dataset if dataset is not None else _read(settings.tasks)
+    train = tasks_of(environment, training_tasks)
     if eval_dataset is not None:
         return TaskSets(train, tasks_of(evaluation, eval_dataset), "eval_dataset", False)
     if settings.eval_tasks is not None:
         return TaskSets(train, tasks_of(evaluation, _read(settings.eval_tasks)), settings.eval_tasks, False)
     if settings.eval_options and evaluation is not environment:
         chosen = tasks_of(evaluation)
-        if chosen != (train if given is None else tasks_of(environment)):
-            return TaskSets(train, chosen, "environment.eval_options", given is None)
-    return TaskSets(train, train, "the training tasks", given is None)
+        if chosen != (train if training_tasks is None else tasks_of(environment)):
+            return TaskSets(train, chosen, "environment.eval_options", training_tasks is None)
+    return TaskSets(train, train, "the training tasks", training_tasks is None)
 
 
 def read_tasks(path: Path) -> list[Any]:

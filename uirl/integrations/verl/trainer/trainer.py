@@ -109,7 +109,7 @@ class CustomRayPPOTrainer:
         self._eval_tasks = None if eval_dataset is None else tuple(tasks_of(world, eval_dataset))
         for tasks in (self._tasks, self._eval_tasks):
             if tasks is not None:
-                require_tasks_arrive(world, tasks, own=False)
+                require_tasks_arrive(world, tasks, of_environment=False)
         require_shared_instances(world, self._tasks or tasks_of(world), self.store)
         if environment is None:
             _close(world)  # it was made to see that it can be made
@@ -192,7 +192,7 @@ def _as_played_by(
     if environment is None:
         settings = store.environment
         environment = create_environment(settings.name, settings.options_for("train"), settings)
-    world, prompt = engine.world_of(environment)
+    world, prompt = engine.with_tools(environment)
     store.inference.max_turns = engine.max_turns
     if prompt is not None:
         store.inference.system_prompt = prompt
