@@ -21,8 +21,8 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{4,16}")
 
 
 def without_addresses(text: str) -> str:
-    """`text` without the places of objects in memory (`<Foo object at 0x7f...>`): they differ from run to run, so
-    that a policy which reads one cannot be repeated, and they are nobody's business on the other side of a wire."""
+    """Return `text` without the places of objects in memory (`<Foo object at 0x7f...>`): they differ from run to run,
+    so that a policy which reads one cannot be repeated, and they are nobody's business on the other side of a wire."""
     return _ADDRESS.sub("", text)
 
 
@@ -104,7 +104,7 @@ class EpisodeTimeout(RolloutFailure):
 
 
 def did_you_mean(got: str, names: Iterable[str]) -> str:
-    """A clause 'did you mean ...?' for error messages; where nothing is near, what is known (the first 100).
+    """Return a clause 'did you mean ...?' for error messages; where nothing is near, what is known (the first 100).
 
     It costs little whatever a policy wrote: names are compared by their beginnings, and not with thousands of others.
     """
@@ -116,5 +116,5 @@ def did_you_mean(got: str, names: Iterable[str]) -> str:
 
 
 def is_round(count: int) -> bool:
-    """Whether a count is 1, 10, 100 and so on: when to say once more what happens often."""
+    """Return whether a count is 1, 10, 100 and so on: when to say once more what happens often."""
     return str(count).rstrip("0") == "1"

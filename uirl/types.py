@@ -1,4 +1,4 @@
-"""The nouns of the house: plain data, checked when made, safe to send to another process.
+"""The records that all parts exchange: plain data, checked when made, safe to send to another process.
 
 One record, many views: an episode appends one `Turn` per model call and everything else (tokens, masks, rewards,
 `states`, `actions`) is derived from the turns. Nothing here imports torch.
@@ -107,7 +107,7 @@ class Action:
 
     @staticmethod
     def of(name: str, **arguments: Any) -> Action:
-        """An action with one call, for experts, tests and the interactive prompt."""
+        """Return an action with one call, for experts, tests and the interactive prompt."""
         return Action(tool_calls=(ToolCall(name, arguments),))
 
 

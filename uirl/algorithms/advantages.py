@@ -25,7 +25,7 @@ def compute_gae_advantage_return(
     whiten: bool = True,
     bootstrap_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantages and the returns the critic learns.
+    """Return generalised advantages and the returns the critic learns.
 
     Over the response tokens t = 1..n of a row, observation tokens between them skipped:
     `delta[t] = token_level_rewards[t] + gamma * values[t + 1] - values[t]`,
@@ -82,7 +82,7 @@ def compute_grpo_advantage(
     normalize_by_std: bool = True,
     epsilon: float = 1e-6,
 ) -> tuple[Tensor, Tensor]:
-    """Each trajectory's reward relative to its group, on every response token.
+    """Return each trajectory's reward relative to its group, on every response token.
 
     `score = sum(token_level_rewards)`,
     `advantages = (score - mean(group)) / (std(group) + epsilon)`, the division only if `normalize_by_std`.
@@ -111,7 +111,7 @@ def compute_grpo_advantage(
 def compute_rloo_advantage(
     token_level_rewards: Tensor, response_mask: Tensor, index: GroupIndex
 ) -> tuple[Tensor, Tensor]:
-    """Each trajectory's reward minus the mean of the others in its group (leave one out).
+    """Return each trajectory's reward minus the mean of the others in its group (leave one out).
 
     `advantages[i] = score[i] - mean(score[j], j != i) = n / (n - 1) * (score[i] - mean(group))`.
 
@@ -137,7 +137,7 @@ def compute_rloo_advantage(
 def compute_reinforce_plus_plus_advantage(
     token_level_rewards: Tensor, response_mask: Tensor, gamma: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Discounted reward-to-go of each token, whitened over the batch.
+    """Return discounted reward-to-go of each token, whitened over the batch.
 
     `returns[t] = token_level_rewards[t] + gamma * returns[t + 1]` over response tokens,
     `advantages = whiten(returns)`.
@@ -170,7 +170,7 @@ def compute_reinforce_plus_plus_advantage(
 def compute_reinforce_plus_plus_baseline_advantage(
     token_level_rewards: Tensor, response_mask: Tensor, index: GroupIndex
 ) -> tuple[Tensor, Tensor]:
-    """Each trajectory's reward minus its group mean, whitened over all response tokens of the batch.
+    """Return each trajectory's reward minus its group mean, whitened over all response tokens of the batch.
 
     `advantages = whiten(score - mean(group))`.
 
@@ -196,7 +196,7 @@ def compute_reinforce_plus_plus_baseline_advantage(
 def compute_rejection_sampling_advantage(
     token_level_rewards: Tensor, response_mask: Tensor, reward_threshold: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """1 on the response tokens of kept trajectories, 0 on all others.
+    """Return 1 on the response tokens of kept trajectories, 0 on all others.
 
     `advantages = 1 if sum(token_level_rewards) > reward_threshold else 0`.
 
@@ -216,7 +216,7 @@ def compute_rejection_sampling_advantage(
 
 
 def _scores(token_level_rewards: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The reward of each row, float64 `[B]` (float32 on Apple's GPU), and the boolean mask `[B, T]`."""
+    """Return the reward of each row, float64 `[B]` (float32 on Apple's GPU), and the boolean mask `[B, T]`."""
     check_aligned(token_level_rewards=token_level_rewards, response_mask=response_mask)
     mask = as_bool_mask(response_mask)
     precise = torch.float32 if token_level_rewards.device.type == "mps" else torch.float64
@@ -231,7 +231,7 @@ def _scores_and_groups(
 
 
 def _spread(per_row: Tensor, mask: Tensor, like: Tensor) -> Tensor:
-    """One number per row on all its response tokens, `[B, T]`, in float32 or the rewards' float64."""
+    """Return one number per row on all its response tokens, `[B, T]`, in float32 or the rewards' float64."""
     return per_row.to(_float_dtype(like)).unsqueeze(-1) * mask
 
 
@@ -240,12 +240,12 @@ def _as_float(tensor: Tensor) -> Tensor:
 
 
 def _float_dtype(tensor: Tensor) -> torch.dtype:
-    """Float32 for everything narrower: an advantage in bfloat16 keeps three digits."""
+    """Choose float32 for everything narrower: an advantage in bfloat16 keeps three digits."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def _bootstrap_column(bootstrap_values: Tensor | None, values: Tensor) -> Tensor | None:
-    """The bootstrap values as `[B, 1]`, checked."""
+    """Return the bootstrap values as `[B, 1]`, checked."""
     if bootstrap_values is None:
         return None
     if bootstrap_values.shape != values.shape[:1]:
@@ -257,5 +257,5 @@ def _bootstrap_column(bootstrap_values: Tensor | None, values: Tensor) -> Tensor
 
 
 def _is_last(mask: Tensor) -> Tensor:
-    """True on the last response token of each row, for a mask without holes."""
+    """Return True on the last response token of each row, for a mask without holes."""
     return mask & ~torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], dim=1)

@@ -11,7 +11,7 @@ Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum",
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """The mean of `values` where `mask` is 1: `sum(values * mask) / sum(mask)`.
+    """Return the mean of `values` where `mask` is 1: `sum(values * mask) / sum(mask)`.
 
     Args:
         values: Numbers, `[B, T]`. Whatever stands under mask 0, NaN included, is ignored.
@@ -33,7 +33,7 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True, epsilon: float = 1e-8) -> Tensor:
-    """`values` with mean 0 and variance 1 over the masked entries, 0 elsewhere.
+    """Return `values` with mean 0 and variance 1 over the masked entries, 0 elsewhere.
 
     `whitened = (values - mean) / sqrt(variance + epsilon)`, with the unbiased variance (divided by n - 1).
 
@@ -65,7 +65,7 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True, epsilon
 
 
 def aggregation_denominator(response_mask: Tensor, aggregation: Aggregation = "token-mean") -> float:
-    """The number that `aggregate_loss` divides by, for the batch with this mask.
+    """Return the number that `aggregate_loss` divides by, for the batch with this mask.
 
     Response tokens for 'token-mean'; sequences with at least one response token for the 'seq-mean-*' kinds.
 
@@ -91,7 +91,7 @@ def aggregate_loss(
     denominator: float | Tensor | None = None,
     loss_length: int | None = None,
 ) -> Tensor:
-    """One scalar from the loss of each token.
+    """Return one scalar from the loss of each token.
 
     - 'token-mean': `sum(token_loss * response_mask) / denominator`; every token weighs the same (DAPO).
     - 'seq-mean-token-mean': mean over the tokens of a sequence, then over sequences (the GRPO paper).
@@ -139,7 +139,7 @@ def aggregate_loss(
 
 
 def metrics_as_floats(metrics: dict[str, Tensor]) -> dict[str, float]:
-    """The same dict with floats, fetched from the device in one transfer."""
+    """Return the same dict with floats, fetched from the device in one transfer."""
     numbers = torch.stack([metric.detach().double() for metric in metrics.values()]).tolist()
     return dict(zip(metrics, numbers, strict=True))
 
@@ -164,5 +164,5 @@ def _check_loss_length(aggregation: str, loss_length: int | None) -> None:
 
 
 def _statistics_dtype(values: Tensor) -> torch.dtype:
-    """Float64, except on Apple's GPU, which has none."""
+    """Choose float64, except on Apple's GPU, which has none."""
     return torch.float32 if values.device.type == "mps" else torch.float64

@@ -17,7 +17,7 @@ _DEFAULT_REMEDY = "align every tensor to the same tokens before the call"
 
 
 def check_aligned(**tensors: Tensor) -> None:
-    """Nothing, when all tensors are `[B, T]` with the shape of the first one.
+    """Check that all tensors are `[B, T]` with the shape of the first one.
 
     Args:
         **tensors: Named tensors; the first one fixes the expected shape.
@@ -48,7 +48,7 @@ def check_aligned(**tensors: Tensor) -> None:
 
 
 def as_bool_mask(mask: Tensor, name: str = "response_mask") -> Tensor:
-    """The mask as booleans of the same shape, `[B, T]` or any other.
+    """Return the mask as booleans of the same shape, `[B, T]` or any other.
 
     Args:
         mask: Booleans, or numbers that are all 0 or 1.
@@ -69,7 +69,7 @@ def as_bool_mask(mask: Tensor, name: str = "response_mask") -> Tensor:
 
 
 def zero_outside(values: Tensor, mask: Tensor) -> Tensor:
-    """`values` `[B, T]` where the boolean `mask` is True, 0 elsewhere, whatever stands there, NaN included.
+    """Return `values` `[B, T]` where the boolean `mask` is True, 0 elsewhere, whatever stands there, NaN included.
 
     The zero is a tensor of the dtype of `values`: with a Python number `torch.where` promotes and copies,
     which is six times slower on a CPU.
@@ -78,7 +78,7 @@ def zero_outside(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def check_unit_interval(**numbers: float) -> None:
-    """Nothing, when every number lies in [0, 1]; used for discounts.
+    """Check that every number lies in [0, 1]; used for discounts.
 
     Raises:
         ValueError: A number lies outside.

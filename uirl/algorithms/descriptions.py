@@ -30,15 +30,15 @@ class Algorithm(ABC):
         return get_algorithm(self.adv_estimator)
 
     def advantage_options(self) -> AdvantageOptions:
-        """Keyword arguments for `AdvantageInputs`, next to the tensors."""
+        """Return the keyword arguments for `AdvantageInputs`, next to the tensors."""
         return {}
 
     def loss_options(self) -> LossOptions:
-        """Keyword arguments for the loss named by `spec.loss`, next to the tensors and the denominator."""
+        """Return the keyword arguments for the loss named by `spec.loss`, next to the tensors and the denominator."""
         return {}
 
     def value_loss_options(self) -> dict[str, Any]:
-        """Keyword arguments for `compute_value_loss`; read only if `spec.needs_critic`."""
+        """Return the keyword arguments for `compute_value_loss`; read only if `spec.needs_critic`."""
         return {}
 
 

@@ -10,7 +10,7 @@ _BLOCK_ELEMENTS = 2**22
 
 
 def compute_entropy(logits: Tensor) -> Tensor:
-    """The entropy of each distribution, in nats.
+    """Return the entropy of each distribution, in nats.
 
     `p = softmax(logits)`, `entropy = -sum(p * log(p))` over the last axis.
 
@@ -61,6 +61,6 @@ def _probabilities(rows: Tensor) -> Tensor:
 
 
 def _blocks(rows: Tensor) -> list[slice]:
-    """Row ranges of about `_BLOCK_ELEMENTS` numbers; one empty range for no rows."""
+    """Return row ranges of about `_BLOCK_ELEMENTS` numbers; one empty range for no rows."""
     size = max(1, _BLOCK_ELEMENTS // max(1, rows.shape[-1]))
     return [slice(start, start + size) for start in range(0, max(1, len(rows)), size)]

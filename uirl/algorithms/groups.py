@@ -11,7 +11,7 @@ GroupIndex: TypeAlias = Tensor | np.ndarray[Any, Any] | Sequence[Hashable]
 
 
 def group_codes(index: GroupIndex, batch_size: int, device: torch.device | str = "cpu") -> Tensor:
-    """One integer per row, equal exactly where the group ids are equal; int64 `[B]`, counted from 0.
+    """Return one integer per row, equal exactly where the group ids are equal; int64 `[B]`, counted from 0.
 
     Args:
         index: One id per row: a tensor, an array, or a list; integers or strings.
@@ -36,12 +36,12 @@ def group_codes(index: GroupIndex, batch_size: int, device: torch.device | str =
 
 
 def group_sizes(codes: Tensor) -> Tensor:
-    """How many entries share the code of each entry; int64, the shape of `codes` `[N]`."""
+    """Return how many entries share the code of each entry; int64, the shape of `codes` `[N]`."""
     return torch.bincount(codes)[codes]
 
 
 def centred_in_group(scores: Tensor, codes: Tensor) -> Tensor:
-    """`scores[i] - mean(scores of the group of i)`, shape `[N]`.
+    """Return `scores[i] - mean(scores of the group of i)`, shape `[N]`.
 
     Args:
         scores: Floats `[N]`; float64 keeps the group mean exact.
@@ -62,7 +62,7 @@ def centred_in_group(scores: Tensor, codes: Tensor) -> Tensor:
 
 
 def relative_to_group(scores: Tensor, codes: Tensor, normalize_by_std: bool, epsilon: float) -> Tensor:
-    """`(scores - mean) / (std + epsilon)` within each group, or only `scores - mean`; shape `[N]`.
+    """Return `(scores - mean) / (std + epsilon)` within each group, or only `scores - mean`; shape `[N]`.
 
     Args:
         scores: Floats `[N]`.

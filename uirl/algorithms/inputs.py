@@ -86,32 +86,32 @@ class AdvantageInputs:
             )
 
     def required_values(self, estimator: str) -> Tensor:
-        """`values` `[B, T]`, for an estimator that cannot do without."""
+        """Return `values` `[B, T]`, for an estimator that cannot do without."""
         if self.values is None:
             raise _missing(estimator, "values", "the critic's values [B, T]")
         return self.values
 
     def required_index(self, estimator: str) -> GroupIndex:
-        """`index`, for an estimator that cannot do without."""
+        """Return `index`, for an estimator that cannot do without."""
         if self.index is None:
             raise _missing(estimator, "index", "one group id per row")
         return self.index
 
     def required_turn_ids(self, estimator: str) -> Tensor:
-        """`turn_ids` `[B, T]`, for an estimator that cannot do without."""
+        """Return `turn_ids` `[B, T]`, for an estimator that cannot do without."""
         if self.turn_ids is None:
             raise _missing(estimator, "turn_ids", "the turn number of each response token [B, T]")
         return self.turn_ids
 
     def required_anchor_ids(self, estimator: str) -> Tensor:
-        """`anchor_ids` `[B, T]`, for an estimator that cannot do without."""
+        """Return `anchor_ids` `[B, T]`, for an estimator that cannot do without."""
         if self.anchor_ids is None:
             raise _missing(estimator, "anchor_ids", "the id of each turn's first state [B, T], or turn_level")
         return self.anchor_ids
 
 
 def _first(values: Tensor, wrong: Tensor) -> str:
-    """The first of `values` `[B, T]` that is `wrong`, and where it stands."""
+    """Return the first of `values` `[B, T]` that is `wrong`, and where it stands."""
     row, column = wrong.nonzero()[0].tolist()
     return f"{values[row, column].item()} in row {row}, column {column}"
 

@@ -16,7 +16,7 @@ _LARGEST_LOG_RATIO = 20.0
 
 
 def compute_kl(log_probs: Tensor, ref_log_probs: Tensor, estimator: KLEstimator = "k3") -> Tensor:
-    """A per-token estimate of KL(policy || reference) from tokens that the policy sampled.
+    """Return a per-token estimate of KL(policy || reference) from tokens that the policy sampled.
 
     With `d = log_probs - ref_log_probs`: k1 = `d` (unbiased, may be negative), k2 = `d**2 / 2` (biased, low
     variance), k3 = `exp(-d) - 1 + d` (unbiased, never negative), abs = `|d|`.
@@ -62,7 +62,7 @@ def apply_kl_penalty(
     *,
     estimator: KLEstimator = "k1",
 ) -> tuple[Tensor, Tensor]:
-    """Rewards minus `kl_coef` times the KL of each token, and the mean KL.
+    """Return rewards minus `kl_coef` times the KL of each token, and the mean KL.
 
     `penalized_rewards = (token_level_rewards - kl_coef * kl) * response_mask`, `kl_value = mean(kl)` over
     response tokens.
@@ -104,7 +104,7 @@ def compute_kl_loss(
     denominator: float | Tensor | None = None,
     loss_length: int | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The KL to the reference as a loss term, to be multiplied by a coefficient and added.
+    """Return the KL to the reference as a loss term, to be multiplied by a coefficient and added.
 
     `loss = aggregate(kl)`.
 
@@ -182,7 +182,7 @@ class KLController:
         return self.kl_coef
 
     def update(self, current_kl: float, n_steps: int) -> float:
-        """The coefficient after seeing `current_kl`; it also stays in `kl_coef`.
+        """Return the coefficient after seeing `current_kl`; it also stays in `kl_coef`.
 
         Args:
             current_kl: Measured KL, finite.
@@ -207,9 +207,9 @@ class KLController:
         return self.kl_coef
 
     def state_dict(self) -> dict[str, float]:
-        """What a checkpoint must keep."""
+        """Return what a checkpoint must keep."""
         return {"kl_coef": self.kl_coef}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Nothing; continues from `state`, as `state_dict` returned it."""
+        """Continue from `state`, as `state_dict` returned it."""
         self.kl_coef = float(state["kl_coef"])

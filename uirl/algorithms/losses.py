@@ -22,7 +22,7 @@ def compute_value_loss(
     denominator: float | Tensor | None = None,
     loss_length: int | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Half the squared error of the critic, clipped like the policy.
+    """Return half the squared error of the critic, clipped like the policy.
 
     `clipped = clip(vpreds, old_values - cliprange_value, old_values + cliprange_value)`,
     `loss = aggregate(max((vpreds - returns)**2, (clipped - returns)**2)) / 2`.
@@ -63,7 +63,7 @@ def compute_value_loss(
 
 
 def kept_mask(advantages: Tensor, response_mask: Tensor) -> Tensor:
-    """The response tokens with a positive advantage, booleans `[B, T]`: what rejection sampling trains on."""
+    """Return the response tokens with a positive advantage, booleans `[B, T]`: what rejection sampling trains on."""
     check_aligned(advantages=advantages, response_mask=response_mask)
     return as_bool_mask(response_mask) & (advantages > 0)
 
@@ -77,7 +77,7 @@ def compute_rejection_sampling_loss(
     denominator: float | Tensor | None = None,
     loss_length: int | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The negative log-likelihood of the kept trajectories: supervised learning on one's own successes.
+    """Return the negative log-likelihood of the kept trajectories: supervised learning on one's own successes.
 
     `kept = response_mask * (advantages > 0)`, `loss = aggregate(-log_probs, kept)`.
 

@@ -40,7 +40,8 @@ class PolicyLossOptions:
     """Whether `mismatch_range` drops single tokens or whole sequences."""
 
     def clip_range(self, clip_ratio: float) -> tuple[float, float]:
-        """Distances of the lower and the upper clip from 1. Raises ValueError for a range that cannot be meant."""
+        """Return the distances of the lower and the upper clip from 1. Raises ValueError for a range that cannot be
+        meant."""
         eps_low = clip_ratio if self.eps_low is None else self.eps_low
         eps_high = clip_ratio if self.eps_high is None else self.eps_high
         if not (0 <= eps_low <= 1 and eps_high >= 0):
@@ -152,7 +153,7 @@ def compute_policy_loss(
 
 
 def token_log_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
-    """The log of the importance ratio of each token, `[B, T]` in nats: `log_probs - old_log_probs`.
+    """Return the log of the importance ratio of each token, `[B, T]` in nats: `log_probs - old_log_probs`.
 
     Both are `[B, T]` in nats. 0 where `mask` is 0, clamped to 20 nats so that exp stays finite.
 
@@ -164,7 +165,7 @@ def token_log_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> T
 
 
 def sequence_log_ratio(log_ratio: Tensor, log_probs: Tensor, mask: Tensor) -> Tensor:
-    """The log of the geometric mean of a row's ratios, for every token of the row, `[B, T]` in nats.
+    """Return the log of the geometric mean of a row's ratios, for every token of the row, `[B, T]` in nats.
 
     Each token keeps its own gradient, that of `log_probs` `[B, T]`. `log_ratio`: of the tokens, `[B, T]`.
 
@@ -177,7 +178,7 @@ def sequence_log_ratio(log_ratio: Tensor, log_probs: Tensor, mask: Tensor) -> Te
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> Tensor:
-    """The pessimistic loss of each token, `[B, T]`, of ratios and advantages `[B, T]`.
+    """Return the pessimistic loss of each token, `[B, T]`, of ratios and advantages `[B, T]`.
 
     `max(-advantages * ratio, -advantages * clip(ratio, 1 - eps_low, 1 + eps_high))`
 
@@ -189,7 +190,7 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, eps_low: float, eps_hig
 
 
 def dual_clip(token_loss: Tensor, advantages: Tensor, clip_ratio_c: float) -> Tensor:
-    """`token_loss` `[B, T]`, bounded by `-advantages * clip_ratio_c` where the advantage is negative.
+    """Return `token_loss` `[B, T]`, bounded by `-advantages * clip_ratio_c` where the advantage is negative.
 
     A token with a negative advantage that has become much likelier then has no gradient any more.
 
@@ -201,7 +202,7 @@ def dual_clip(token_loss: Tensor, advantages: Tensor, clip_ratio_c: float) -> Te
 
 @torch.no_grad()
 def mismatch_log_weight(old_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> Tensor:
-    """The log of the importance weight learner / engine of each token, `[B, T]` in nats, without a gradient.
+    """Return the log of the importance weight learner / engine of each token, `[B, T]` in nats, without a gradient.
 
     `exp` of it, capped, corrects for tokens that a stale or differently rounded policy sampled.
 
@@ -261,7 +262,7 @@ def _policy_metrics(
     clip_range: tuple[float, float],
     clip_ratio_c: float | None,
 ) -> dict[str, Tensor]:
-    """Shares of tokens whose gradient is cut, and how far the policy has moved (k3 of old || new)."""
+    """Return shares of tokens whose gradient is cut, and how far the policy has moved (k3 of old || new)."""
     eps_low, eps_high = clip_range
     high = (ratio > 1 + eps_high) & (advantages > 0)
     low = (ratio < 1 - eps_low) & (advantages < 0)
@@ -278,5 +279,5 @@ def _policy_metrics(
 
 
 def _masked_max(values: Tensor, mask: Tensor) -> Tensor:
-    """The largest non-negative value under the mask; 0 where there is none."""
+    """Return the largest non-negative value under the mask; 0 where there is none."""
     return zero_outside(values, mask).max() if values.numel() else values.new_zeros(())

@@ -158,7 +158,7 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
 
 
 def get_algorithm(adv_estimator: str) -> AlgorithmSpec:
-    """The entry of `ALGORITHMS` with this name.
+    """Return the entry of `ALGORITHMS` with this name.
 
     Raises:
         ValueError: No such name; the message names the nearest one and lists all.

@@ -12,7 +12,7 @@ _NEGLIGIBLE = 1e-12
 
 
 def discounted_suffix_sum(x: Tensor, decay: float) -> Tensor:
-    """`out[:, t] = sum over j >= t of decay**(j - t) * x[:, j]`, shape `[B, T]`.
+    """Return `out[:, t] = sum over j >= t of decay**(j - t) * x[:, j]`, shape `[B, T]`.
 
     Pass k adds to each position the partial sum that starts 2**k to its right, so ceil(log2(T)) passes over
     the tensor replace T dependent steps; with decay < 1 the passes end early, as soon as `decay**stride`
@@ -39,7 +39,7 @@ def discounted_suffix_sum(x: Tensor, decay: float) -> Tensor:
 
 
 def without_holes(compute: Callable[..., Tensor], mask: Tensor, *tensors: Tensor) -> Tensor:
-    """`compute(packed_mask, *packed)` with the masked-out columns squeezed out first and put back, as 0,
+    """Return `compute(packed_mask, *packed)` with the masked-out columns squeezed out first and put back, as 0,
     afterwards.
 
     In a multi-turn sequence observation tokens (mask 0) stand between response tokens, and no recursion over
@@ -67,12 +67,12 @@ def without_holes(compute: Callable[..., Tensor], mask: Tensor, *tensors: Tensor
 
 
 def _move(tensor: Tensor, source: Tensor, target: Tensor, shape: torch.Size) -> Tensor:
-    """Zeros of `shape` with the entries at flat positions `source` of `tensor` at flat positions `target`."""
+    """Return zeros of `shape` with the entries at flat positions `source` of `tensor` at flat positions `target`."""
     moved = tensor.new_zeros(shape.numel())
     return moved.index_copy_(0, target, tensor.flatten().index_select(0, source)).view(shape)
 
 
 def _has_holes(mask: Tensor) -> bool:
-    """Whether some row has more than one run of True."""
+    """Return whether some row has more than one run of True."""
     starts = (mask[:, 1:] & ~mask[:, :-1]).sum(dim=1, dtype=torch.int32) + mask[:, :1].sum(dim=1)
     return bool((starts > 1).any())

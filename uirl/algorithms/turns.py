@@ -18,7 +18,7 @@ def compute_turn_level_advantage(
     normalize_by_std: bool = True,
     epsilon: float = 1e-6,
 ) -> tuple[Tensor, Tensor]:
-    """Each turn's reward-to-go relative to the same turn of the other trajectories of its group.
+    """Return each turn's reward-to-go relative to the same turn of the other trajectories of its group.
 
     `turn_return[k] = turn_reward[k] + gamma * turn_return[k + 1]`,
     `advantages = (turn_return - mean) / (std + epsilon)`, mean and std over turn k of the group.
@@ -63,7 +63,7 @@ def compute_gigpo_advantage(
     normalize_by_std: bool = True,
     epsilon: float = 1e-6,
 ) -> tuple[Tensor, Tensor]:
-    """Group in group: the episode's advantage in its group plus the turn's advantage among equal states.
+    """Return the episode's advantage in its group plus the turn's advantage among equal states (group in group).
 
     `episode = relative(sum(token_level_rewards))` over the trajectories of the group,
     `step = relative(turn_return)` over all turns of the group that start in the same anchor state,
@@ -121,7 +121,7 @@ class _Turns:
         self.exists = empty.scatter_add(1, self.column, self.mask.to(precise)) > 0
 
     def returns(self, gamma: float) -> Tensor:
-        """The discounted reward-to-go of each turn, `[B, K]`."""
+        """Return the discounted reward-to-go of each turn, `[B, K]`."""
         check_unit_interval(gamma=gamma)
         turn_returns = self.rewards.clone()
         for k in range(self.count - 2, -1, -1):
@@ -129,7 +129,7 @@ class _Turns:
         return turn_returns
 
     def anchors(self, anchor_ids: Tensor) -> Tensor:
-        """The anchor id of each turn, int64 `[B, K]`; a fresh negative id where a turn matches nothing."""
+        """Return the anchor id of each turn, int64 `[B, K]`; a fresh negative id where a turn matches nothing."""
         anchor_ids = anchor_ids.to(torch.int64)
         shape = (len(self.mask), self.count)
         # Masked positions write a neutral value into column 0, so that only response tokens decide.
@@ -152,7 +152,7 @@ class _Turns:
         return torch.where(self.exists & (highest >= 0), highest, fresh)
 
     def relative(self, values: Tensor, rows: Tensor, columns: Tensor, normalize_by_std: bool, epsilon: float) -> Tensor:
-        """`values` `[B, K]` relative to all existing turns with the same two keys; 0 elsewhere."""
+        """Return `values` `[B, K]` relative to all existing turns with the same two keys; 0 elsewhere."""
         shape = self.exists.shape
         keys = torch.stack([rows.expand(shape), columns.expand(shape)], dim=-1)[self.exists]
         result = torch.zeros_like(values)
@@ -162,7 +162,7 @@ class _Turns:
         return result
 
     def spread(self, per_turn: Tensor) -> Tensor:
-        """One number per turn on all its response tokens, `[B, T]`, 0 where the mask is 0."""
+        """Return one number per turn on all its response tokens, `[B, T]`, 0 where the mask is 0."""
         return per_turn.gather(1, self.column).to(self.dtype) * self.mask
 
 

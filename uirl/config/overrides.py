@@ -48,7 +48,7 @@ def _assign(tree: type[KeyedModel], values: dict[str, Any], key: str, value: Any
 
 
 def _merged(section: type[KeyedModel] | None, old: Any, new: Any) -> Any:
-    """A mapping for a section changes the keys it names; everything else replaces the old value."""
+    """Return the new value; a mapping for a section changes the keys it names alone."""
     if section is None or not isinstance(new, dict):
         return new
     fields = section.model_fields

@@ -59,7 +59,7 @@ for _tag, _pattern, _first in _CORE_SCHEMA:
 
 
 def _text(dumper: _Dumper, value: str) -> yaml.ScalarNode:
-    """Outside double quotes PyYAML loses the rarer line breaks (NEL, LS, PS)."""
+    """Quote a text with rarer line breaks (NEL, LS, PS), which PyYAML loses outside of double quotes."""
     style = '"' if any(mark in value for mark in "\x85\u2028\u2029") else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
@@ -68,7 +68,8 @@ _Dumper.add_representer(str, _text)
 
 
 def parse(text: str, source: str) -> Any:
-    """The plain data in `text`; None for an empty document. Raises `ConfigError` that names `source` and the line."""
+    """Return the plain data in `text`; None for an empty document. Raises `ConfigError` that names `source` and the
+    line."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
@@ -85,5 +86,5 @@ def read(path: str | os.PathLike[str]) -> Any:
 
 
 def render(data: Any) -> str:
-    """YAML that `parse` reads back to equal data, keys in the given order."""
+    """Return YAML that `parse` reads back to equal data, keys in the given order."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

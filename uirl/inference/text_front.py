@@ -64,7 +64,7 @@ class TextEngine:
         images: Sequence[Any] | None = None,
         seed: int | None = None,
     ) -> GenerationOutput:
-        """One response per prompt. A str is continued as it is (no chat template); a list of `Message` is a
+        """Return one response per prompt. A str is continued as it is (no chat template); a list of `Message` is a
         conversation. `images[i]`, a picture or None, makes prompt i a user message with that picture."""
         requests = []
         for i, prompt in enumerate(prompts):
@@ -74,7 +74,8 @@ class TextEngine:
         return self._output(self.run(self._all(requests)))
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine returns: it runs on the engine's own event loop, also where another loop is running."""
+        """Return what the coroutine returns, which runs on the engine's own event loop, also where another loop is
+        running."""
         with self._lock:  # two threads that begin at once share one loop: the engine belongs to it
             if self._loop is None:
                 self._loop = EventLoopThread()
@@ -82,7 +83,7 @@ class TextEngine:
         return loop.run(coroutine)
 
     def close(self) -> None:
-        """Frees the engine and its event loop. Calling it twice is fine."""
+        """Free the engine and its event loop. Calling it twice is fine."""
         self.run(self.engine.close())
         if self._loop is not None:
             self._loop.close()
@@ -123,12 +124,12 @@ class BatchInferenceManager:
         self.engine, self.batch_size = engine, batch_size
 
     def generate_batch(self, prompts: Sequence[str], **options: Any) -> GenerationOutput:
-        """The responses to all prompts; `options` are those of `TextEngine.generate`."""
+        """Return the responses to all prompts; `options` are those of `TextEngine.generate`."""
         generations = [g for output in self.batches(prompts, **options) for g in output.generations]
         return self.engine._output(generations)
 
     def batches(self, prompts: Sequence[str], **options: Any) -> Iterator[GenerationOutput]:
-        """The responses batch by batch, as they come."""
+        """Yield the responses batch by batch, as they come."""
         seed, images = options.pop("seed", None), options.pop("images", None)
         for start in range(0, len(prompts), self.batch_size):
             part = slice(start, start + self.batch_size)
@@ -143,7 +144,7 @@ class BatchInferenceManager:
 def create_inference_engine(
     model_path: str, backend: str = "transformers", config: Mapping[str, Any] | None = None
 ) -> TextEngine:
-    """An engine for `model_path` (a HF id, a folder, or a built-in tiny model).
+    """Return an engine for `model_path` (a HF id, a folder, or a built-in tiny model).
 
     `config` holds keys of the `model` and `inference` sections by their plain names (`dtype`, `device`,
     `max_batch_size`, ...); vLLM's `max_model_len` is read as `max_context`. Raises ConfigError for any other key.

@@ -37,18 +37,18 @@ class Batch:
     """The pictures of all rows, in reading order."""
 
     def flatten(self, aligned: Tensor) -> Tensor:
-        """The response tokens of `aligned` [B, T] as one tensor [tokens]."""
+        """Return the response tokens of `aligned` [B, T] as one tensor [tokens]."""
         return aligned[self.response_mask]
 
     def scatter(self, flat: Tensor) -> Tensor:
-        """`flat` [tokens] back at its places, [B, T], 0 elsewhere. Carries the gradient."""
+        """Return `flat` [tokens] back at its places, [B, T], 0 elsewhere. Carries the gradient."""
         aligned = flat.new_zeros(self.response_mask.shape)
         aligned[self.response_mask] = flat
         return aligned
 
 
 def collate(loaded: LoadedModel, samples: Sequence[Sample], images: ImageStore) -> Batch:
-    """The batch of `samples`, on the model's device.
+    """Return the batch of `samples`, on the model's device.
 
     Raises AlignmentError that names the sample where tokens, masks or pictures do not line up: a sampled first token
     (nothing predicts it), a token the policy cannot sample, a picture that is missing or does not match its
@@ -84,7 +84,7 @@ def collate(loaded: LoadedModel, samples: Sequence[Sample], images: ImageStore) 
 
 
 def micro_batches(samples: Sequence[Sample], token_budget: int) -> list[list[int]]:
-    """Indices of `samples` in groups whose padded size (rows x longest row) is at most `token_budget`.
+    """Return indices of `samples` in groups whose padded size (rows x longest row) is at most `token_budget`.
 
     Samples of like length share a group, longest first; equal lengths keep their order, so the result depends on the
     lengths alone. A sample longer than the budget gets a group of its own.
@@ -115,7 +115,7 @@ class SampleBatches:
         return len(self.samples)
 
     def of(self, chosen: Sequence[int]) -> Iterator[tuple[Batch, list[int]]]:
-        """(batch, indices of its samples) for every micro-batch of the samples `chosen`."""
+        """Yield (batch, indices of its samples) for every micro-batch of the samples `chosen`."""
         subset = [self.samples[i] for i in chosen]
         for group in micro_batches(subset, self.token_budget):
             members = [chosen[i] for i in group]
@@ -123,7 +123,7 @@ class SampleBatches:
 
 
 def describe(sample: Sample) -> str:
-    """Words that name a sample in an error."""
+    """Return words that name a sample in an error."""
     name = sample.trajectory_id or "without trajectory_id"
     return f"the sample of trajectory {name}, segment {sample.segment}, {len(sample.token_ids)} tokens,"
 

@@ -80,7 +80,7 @@ def save_checkpoint(
     *,
     save_optimizer: bool = True,
 ) -> Path:
-    """The checkpoint `folder`, whole on the disk; its name must end in a number, which orders checkpoints.
+    """Write the checkpoint `folder`, whole on the disk; its name must end in a number, which orders checkpoints.
 
     Args:
         folder: Where it shall stand, for instance `runs/x/checkpoints/step-000120`. One that stands there already is
@@ -111,7 +111,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(folder: str | Path, learner: Learner) -> Any:
-    """The `extra` of a checkpoint, after `learner` and the random states have become what they were.
+    """Load a checkpoint and return its `extra`, after `learner` and the random states have become what they were.
 
     Every file is checked first, so a damaged checkpoint changes nothing. Raises CheckpointError that names the damaged
     or missing file and an older checkpoint to use, or says what of this policy the checkpoint does not fit.
@@ -147,7 +147,7 @@ def read_state(folder: Path) -> CheckpointState:
 
 
 def latest_checkpoint(directory: str | Path) -> Path | None:
-    """The newest finished checkpoint in `directory`, by the number in its name; None where there is none.
+    """Return the newest finished checkpoint in `directory`, by the number in its name; None where there is none.
 
     It is not checked: loading does that, and its error names older ones.
     """
@@ -156,7 +156,8 @@ def latest_checkpoint(directory: str | Path) -> Path | None:
 
 
 def load_policy(folder: str | Path, *, device: str | None = None, trust_remote_code: bool | None = None) -> Policy:
-    """The policy of a checkpoint, for evaluation or serving: `Policy.loaded` has model, tokenizer and image processor.
+    """Return the policy of a checkpoint, for evaluation or serving: `Policy.loaded` has model, tokenizer and image
+    processor.
 
     `device` overrides the one in its config. `trust_remote_code`: whether Python code that lies with the model may run;
     None: nobody said, so a checkpoint whose config asks for it is refused. Raises CheckpointError for a damaged
@@ -184,8 +185,8 @@ def load_policy(folder: str | Path, *, device: str | None = None, trust_remote_c
 
 
 def export_hf(folder: str | Path, learner: Learner | Policy) -> Path:
-    """A folder that `from_pretrained` of HF and `load_model(local_path=...)` read: weights (adapters merged), config,
-    tokenizer, chat template, image processor. The value head stays behind. Written whole or not at all."""
+    """Return a folder that `from_pretrained` of HF and `load_model(local_path=...)` read: weights (adapters merged),
+    config, tokenizer, chat template, image processor. The value head stays behind. Written whole or not at all."""
     policy = learner.policy if isinstance(learner, Learner) else learner
     target = Path(folder)
     with whole_folder(target) as work:
@@ -194,8 +195,8 @@ def export_hf(folder: str | Path, learner: Learner | Policy) -> Path:
 
 
 def export_peft(folder: str | Path, policy: Policy) -> Path:
-    """A folder that `PeftModel.from_pretrained` reads: the adapters alone. A built-in base model exists nowhere else
-    and goes along in `base/`, so that HF's auto classes find it. Raises CheckpointError for a policy without
+    """Return a folder that `PeftModel.from_pretrained` reads: the adapters alone. A built-in base model exists nowhere
+    else and goes along in `base/`, so that HF's auto classes find it. Raises CheckpointError for a policy without
     adapters."""
     if policy.lora_config is None:
         raise CheckpointError("this policy has no adapters (model.use_lora was false); export its weights: --to hf")
@@ -210,7 +211,7 @@ def export_peft(folder: str | Path, policy: Policy) -> Path:
 
 
 def save_merged(policy: Policy, folder: Path) -> None:
-    """Nothing; writes the policy as HF does, adapters merged."""
+    """Write the policy as HF does, adapters merged."""
     loaded = policy.loaded
     if policy.lora_config is None:
         loaded.save(folder)
@@ -219,7 +220,7 @@ def save_merged(policy: Policy, folder: Path) -> None:
 
 
 def _without_adapters(policy: Policy) -> dict[str, Tensor]:
-    """The state dict of the base model, under the names it has without adapters."""
+    """Return the state dict of the base model, under the names it has without adapters."""
     whole = policy.model.state_dict()
     return {name.replace(".base_layer.", "."): t for name, t in whole.items() if ".lora_" not in name}
 
@@ -244,7 +245,7 @@ def _read_policy(source: Path, policy: Policy, *, trust_remote_code: bool) -> No
 
 
 def _stored_model(source: Path, policy: Policy, *, trust_remote_code: bool) -> LoadedModel:
-    """The model in the checkpoint, read by HF itself: it may have renamed weights when it wrote them."""
+    """Return the model in the checkpoint, read by HF itself: it may have renamed weights when it wrote them."""
     config = ConfigStore.from_yaml(source / _CONFIG).model
     dtype = str(policy.loaded.dtype).removeprefix("torch.")
     changes = {"local_path": str(source / _POLICY), "device": "cpu", "dtype": dtype}
@@ -312,7 +313,7 @@ def _check_fit(source: Path, state: CheckpointState, policy: Policy) -> None:
 
 
 def _fingerprint(policy: Policy) -> str:
-    """A short name of the frozen weights: their names, shapes and first numbers."""
+    """Return a short name of the frozen weights: their names, shapes and first numbers."""
     digest = hashlib.sha256()
     for name, parameter in policy.model.named_parameters():
         if ".lora_" not in name:

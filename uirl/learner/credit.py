@@ -37,7 +37,7 @@ class Credit:
         return float(self.live.float().mean())
 
     def is_signal(self, settings: LearnerSettings) -> bool:
-        """Whether there is enough to learn from for a step."""
+        """Return whether there is enough to learn from for a step."""
         floor = settings.algorithm.min_live_groups if settings.spec.needs_group else 0.0
         return bool(self.live.any()) and self.live_groups >= floor
 
@@ -50,7 +50,7 @@ def credit_of_update(
     kl: KLController,
     anchors: Anchors | None = None,
 ) -> tuple[Credit, dict[str, float]]:
-    """The credit of an update, and the metrics of what it was made from.
+    """Return the credit of an update, and the metrics of what it was made from.
 
     Where the config asks for it, the reward of every token is lowered by `kl.value` x KL(old policy, reference), and
     the coefficient adapts.
@@ -82,7 +82,7 @@ def credit_of_update(
 
 
 def _describe_values(values: Tensor, returns: Tensor) -> dict[str, float]:
-    """How well the critic's `values` [tokens] predict the `returns` [tokens]."""
+    """Return how well the critic's `values` [tokens] predict the `returns` [tokens]."""
     variance = returns.var(correction=0)
     unexplained = (returns - values).var(correction=0)
     return {
@@ -103,7 +103,7 @@ def assign_credit(
     *,
     skip_dead_groups: bool = True,
 ) -> Credit:
-    """Advantages and returns of every response token.
+    """Return advantages and returns of every response token.
 
     Args:
         spec: The estimator.
@@ -151,7 +151,8 @@ def assign_credit(
 
 
 def _live_groups(group_ids: Sequence[str], advantages: Tensor, mask: Tensor) -> dict[str, bool]:
-    """Whether the advantages of a group differ. Where they do not, none of its episodes did better than another."""
+    """Return whether the advantages of a group differ. Where they do not, none of its episodes did better than
+    another."""
     lowest = advantages.masked_fill(~mask, torch.inf).amin(1).tolist()
     highest = advantages.masked_fill(~mask, -torch.inf).amax(1).tolist()
     bounds: dict[str, tuple[float, float]] = {}
@@ -174,7 +175,7 @@ def _groups(spec: AlgorithmSpec, view: ResponseView) -> list[str] | None:
 
 
 def _anchor_ids(view: ResponseView, anchors: Anchors | None) -> Tensor:
-    """int64 [N, R]: the number of the state in which each token's turn started."""
+    """Return int64 [N, R]: the number of the state in which each token's turn started."""
     if anchors is None:
         raise ConfigError(
             "training.adv_estimator=gigpo compares turns that start from the same state and needs to know the states: "

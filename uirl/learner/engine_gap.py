@@ -38,7 +38,7 @@ OTHER_ENGINE = GapLimits(largest=math.inf, mean=0.5)
 
 
 def gap_limits(config: ConfigStore) -> GapLimits | None:
-    """The limits for the engine of `config`; None: engine and learner are not meant to agree."""
+    """Return the limits for the engine of `config`; None: engine and learner are not meant to agree."""
     inference, model = config.inference, config.model
     filtered = inference.top_p < 1 or inference.top_k > 0
     dropping = model.use_lora and model.lora.lora_dropout > 0
@@ -60,7 +60,7 @@ class EngineGap:
 
     @staticmethod
     def of(log_probs: Tensor, batch: Batch, current: Sequence[bool]) -> EngineGap:
-        """The gap between `log_probs` [B, T] and those of the engine, in rows that are `current` [B]."""
+        """Return the gap between `log_probs` [B, T] and those of the engine, in rows that are `current` [B]."""
         rows = torch.tensor(current, device=log_probs.device)
         comparable = batch.response_mask & rows[:, None] & batch.rollout_log_probs.isfinite()
         nats = torch.where(comparable, log_probs - batch.rollout_log_probs, 0.0).abs()
@@ -72,7 +72,7 @@ class EngineGap:
         return int(self.counts.sum())
 
     def require(self, limits: GapLimits, samples: Sequence[Sample], dtype: torch.dtype) -> None:
-        """Raises AlignmentError where the gap is more than rounding in `dtype` explains; `samples` are the rows."""
+        """Raise AlignmentError where the gap is more than rounding in `dtype` explains; `samples` are the rows."""
         means = torch.where(self.counts >= MEAN_OF, self.nats.sum(1) / self.counts.clamp(min=1), 0.0)
         row, column = divmod(int(self.nats.argmax()), self.nats.shape[1])
         if float(self.nats.max()) > limits.largest:

@@ -27,7 +27,7 @@ _ADAPTER = "default"
 
 
 def add_adapters(model: nn.Module, config: LoraConfig, *, seed: int) -> None:
-    """Nothing; puts adapters into `model` and freezes everything else. They start as no change at all (B = 0).
+    """Put adapters into `model` and freeze everything else. They start as no change at all (B = 0).
 
     `config.target`: 'attention', 'mlp', 'all', or names of linear layers (the last part of their path). The vision
     tower is left alone unless `config.vision`. Raises ConfigError where no layer fits.
@@ -53,7 +53,7 @@ def add_adapters(model: nn.Module, config: LoraConfig, *, seed: int) -> None:
 
 
 def target_modules(model: nn.Module, config: LoraConfig) -> list[str]:
-    """Paths of the linear layers that get an adapter."""
+    """Return paths of the linear layers that get an adapter."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
     reach = [name for name in linear if config.vision or not _in_vision(name)]
@@ -79,7 +79,7 @@ def target_modules(model: nn.Module, config: LoraConfig) -> list[str]:
 
 @contextlib.contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """A context in which the model is what it was before its adapters."""
+    """Return a context in which the model is what it was before its adapters."""
     layers = [layer for _, layer in _adapted(model)]
     for layer in layers:
         layer.enable_adapters(False)
@@ -91,20 +91,20 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def adapter_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(name in the HF model, tensor) of the adapters alone."""
+    """Yield (name in the HF model, tensor) of the adapters alone."""
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             yield name, parameter
 
 
 def peft_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of the adapters as an `adapter_model.safetensors` of peft spells them."""
+    """Yield (name, tensor) of the adapters as an `adapter_model.safetensors` of peft spells them."""
     for name, parameter in adapter_weights(model):
         yield "base_model.model." + name.replace(f".{_ADAPTER}.", "."), parameter
 
 
 def peft_config(model: nn.Module, config: LoraConfig) -> dict[str, Any]:
-    """The `adapter_config.json` of peft that goes with `peft_weights`."""
+    """Return the `adapter_config.json` of peft that goes with `peft_weights`."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -118,7 +118,7 @@ def peft_config(model: nn.Module, config: LoraConfig) -> dict[str, Any]:
 
 
 def save_adapter(folder: Path, model: nn.Module, config: LoraConfig, *, base: str) -> None:
-    """Writes the adapters as peft does: `PeftModel.from_pretrained` reads the folder, and so do HF's auto classes where
+    """Write the adapters as peft does: `PeftModel.from_pretrained` reads the folder, and so do HF's auto classes where
     `base`, the model the adapters belong to, is a HF id or a folder."""
     from peft import LoraConfig as PeftConfig
 
@@ -137,13 +137,14 @@ def save_adapter(folder: Path, model: nn.Module, config: LoraConfig, *, base: st
 
 
 def untouched(model: nn.Module) -> bool:
-    """Whether the adapters still change nothing: every B is 0."""
+    """Return whether the adapters still change nothing: every B is 0."""
     return all(not bool(tensor.any()) for name, tensor in adapter_weights(model) if ".lora_B." in name)
 
 
 @torch.no_grad()
 def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of the model as if it never had adapters, their change added to the weights: W + B A alpha / r.
+    """Yield (name, tensor) of the model as if it never had adapters, their change added to the weights: W + B A alpha /
+    r.
 
     Names are those of the HF model before `add_adapters`. Without adapters these are the parameters themselves.
     """
@@ -162,7 +163,7 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """(path, layer) of the layers with an adapter."""
+    """Yield (path, layer) of the layers with an adapter."""
     for name, module in model.named_modules():
         if hasattr(module, "lora_A") and hasattr(module, "base_layer"):
             yield name, module

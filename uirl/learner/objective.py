@@ -190,12 +190,12 @@ class Objective:
 
 
 def _mask_of(counts: Sequence[int]) -> Tensor:
-    """Booleans [B, longest] with `counts[b]` True in row b."""
+    """Return booleans [B, longest] with `counts[b]` True in row b."""
     return torch.arange(max(counts)) < torch.tensor(counts)[:, None]
 
 
 def require_finite(name: str, loss: Tensor, samples: Sequence[Sample]) -> None:
-    """Raises NonFiniteError that names the samples where the loss `[]` on them is not finite."""
+    """Raise NonFiniteError that names the samples where the loss `[]` on them is not finite."""
     if not torch.isfinite(loss):
         ids = sorted({sample.trajectory_id for sample in samples})
         raise NonFiniteError(

@@ -54,14 +54,14 @@ class Optimizer:
         )
 
     def zero_grad(self) -> None:
-        """Forgets the gradients."""
+        """Forget the gradients."""
         self._adam.zero_grad(set_to_none=True)
         for group in self._groups:
             for _, parameter in group:
                 parameter.grad = None
 
     def step(self, scale: float = 1.0) -> dict[str, float]:
-        """One step with the learning rate times `scale`; `grad_norm`, `value_grad_norm`, `learning_rate`.
+        """Take one step with the learning rate times `scale`; return `grad_norm`, `value_grad_norm`, `learning_rate`.
 
         Raises NonFiniteError that names the first weight whose gradient is not finite; no weight has changed then.
         """
@@ -82,7 +82,7 @@ class Optimizer:
         return metrics | ({"value_grad_norm": float(norms[1])} if self._groups[1] else {})
 
     def state(self) -> dict[str, Tensor]:
-        """Everything but the number of steps, as named tensors."""
+        """Return everything but the number of steps, as named tensors."""
         tensors = {f"master.{name}": master for name, (_, master) in self._masters.items()}
         for name, parameter in self._stepped.items():
             for key, value in self._adam.state.get(parameter, {}).items():
@@ -90,7 +90,7 @@ class Optimizer:
         return tensors
 
     def load_state(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Continues from what `state` gave. Raises CheckpointError where the weights have other names or shapes."""
+        """Continue from what `state` gave. Raises CheckpointError where the weights have other names or shapes."""
         self.steps = steps
         states: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
@@ -110,13 +110,13 @@ class Optimizer:
                     self._adam.state[stepped] = {k: t.to(stepped.device, copy=True) for k, t in state.items()}
 
     def detach(self) -> None:
-        """Lets go of the model's gradients; call it before another optimizer takes over."""
+        """Let go of the model's gradients; call it before another optimizer takes over."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
 
     def _tensor_to_step(self, name: str, parameter: nn.Parameter) -> Tensor:
-        """The tensor that AdamW steps: the parameter, or its master."""
+        """Return the tensor that AdamW steps: the parameter, or its master."""
         if parameter.dtype in (torch.float32, torch.float64):
             return parameter
         master = parameter.detach().float().clone()

@@ -77,13 +77,13 @@ class Policy:
 
     @classmethod
     def from_config(cls, config: ConfigStore, *, critic: bool | None = None) -> Policy:
-        """The policy of a run, with a value head where the estimator needs one; `critic` overrides that."""
+        """Return the policy of a run, with a value head where the estimator needs one; `critic` overrides that."""
         needed = get_algorithm(config.training.adv_estimator).needs_critic if critic is None else critic
         return cls.from_model_config(config.model, critic=needed, seed=config.training.seed)
 
     @classmethod
     def from_model_config(cls, config: ModelConfig, *, critic: bool = False, seed: int = 0) -> Policy:
-        """The policy that the `model` section alone describes."""
+        """Return the policy that the `model` section alone describes."""
         return cls(
             load_model(config, seed=seed),
             critic=critic,
@@ -97,16 +97,18 @@ class Policy:
         return self.loaded.model
 
     def add_critic(self) -> None:
-        """Gives the policy a value head (float32, from 0), unless it has one."""
+        """Give the policy a value head (float32, from 0), unless it has one."""
         if self.value_head is None:
             self.value_head = _value_head(self.loaded)
 
     def named_trainable(self) -> list[tuple[str, nn.Parameter]]:
-        """(name, parameter) of what is trained in the model: all of it, or the adapters. Without the value head."""
+        """Return (name, parameter) of what is trained in the model: all of it, or the adapters. Without the value
+        head."""
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad or ".lora_" in name]
 
     def train(self, mode: bool = True) -> None:
-        """Training mode, where something needs it (gradient checkpointing, adapter dropout); else evaluation mode."""
+        """Switch to training mode, where something needs it (gradient checkpointing, adapter dropout); else evaluation
+        mode."""
         dropping = self.lora_config is not None and self.lora_config.lora_dropout > 0
         wanted = mode and (self.gradient_checkpointing or dropping)
         if self.model.training == wanted:
@@ -118,7 +120,7 @@ class Policy:
                     module.eval()
 
     def hidden(self, batch: Batch) -> Tensor:
-        """Last hidden states [B, T, H]."""
+        """Return last hidden states [B, T, H]."""
         return hidden_states(self.loaded, batch.input_ids, batch.position_ids, batch.images)
 
     def log_probs_and_values(
@@ -131,8 +133,8 @@ class Policy:
         values: bool = False,
         entropy_gradient: bool = True,
     ) -> TokenScores:
-        """What the policy says about the response tokens of `batch`; carries the gradient, that of the entropy only
-        with `entropy_gradient`.
+        """Return what the policy says about the response tokens of `batch`; carries the gradient, that of the entropy
+        only with `entropy_gradient`.
 
         `log_probs[b, t] = log softmax(logits[b, t - 1] / temperature)[input_ids[b, t]]`, banned tokens excluded; a
         temperature of 0 counts as 1, as in the engines. Logits are made at the positions that predict a response
@@ -141,7 +143,7 @@ class Policy:
         if values and self.value_head is None:
             raise ContractError("this policy has no value head; make it with critic=True")
         hidden = self.hidden(batch)
-        # the one shift of the house: the state before token t is at t - 1
+        # the one shift of the package: the state before token t is at t - 1
         before = hidden[:, :-1][batch.response_mask[:, 1:]]
         spread = batch.scatter
         scores: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -168,7 +170,7 @@ class Policy:
         return self._reference
 
     def freeze_reference(self) -> None:
-        """Makes the policy as it is now the reference of every KL.
+        """Make the policy as it is now the reference of every KL.
 
         Keeps a copy of the trainable weights: of adapters this is little, and nothing where they are untouched (the
         reference is then the model with its adapters off).
@@ -179,7 +181,7 @@ class Policy:
         self._reference = {name: p.detach().clone() for name, p in self.named_trainable()}
 
     def load_reference(self, weights: dict[str, Tensor] | None) -> None:
-        """Takes the reference of a checkpoint."""
+        """Take the reference of a checkpoint."""
         trainable = dict(self.named_trainable())
         if weights is not None and {n: t.shape for n, t in weights.items()} != {
             n: p.shape for n, p in trainable.items()
@@ -189,7 +191,7 @@ class Policy:
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
-        """A context, without gradients, in which this policy is its reference.
+        """Return a context, without gradients, in which this policy is its reference.
 
         Raises ContractError for a policy without adapters whose reference was never frozen.
         """
@@ -205,16 +207,17 @@ class Policy:
     # -- weights for others ------------------------------------------------------------------------------------
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(HF name, tensor) of the whole model with adapters merged in, for an engine with a model of its own."""
+        """Return (HF name, tensor) of the whole model with adapters merged in, for an engine with a model of its
+        own."""
         return lora.merged_weights(self.model)
 
     def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(HF name, tensor) of the adapters alone; nothing without adapters."""
+        """Return (HF name, tensor) of the adapters alone; nothing without adapters."""
         return lora.adapter_weights(self.model)
 
     def update_for(self, engine: InferenceEngine) -> tuple[Weights | None, dict[str, Any] | None]:
-        """(weights, adapter) that `engine.update_weights` wants: nothing where it samples from this very module, the
-        adapters alone where it can swap them, else the whole model with adapters merged in."""
+        """Return (weights, adapter) that `engine.update_weights` wants: nothing where it samples from this very module,
+        the adapters alone where it can swap them, else the whole model with adapters merged in."""
         if engine.shares_weights:
             return None, None
         if engine.takes_adapters and self.lora_config is not None:
@@ -232,7 +235,7 @@ class Policy:
         entropy: bool,
         entropy_gradient: bool,
     ) -> tuple[Tensor | None, Tensor | None]:
-        """(log-probs, entropies) of `targets` [n] from `hidden` [n, H]."""
+        """Return (log-probs, entropies) of `targets` [n] from `hidden` [n, H]."""
 
         def score(hidden: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
             logits = project(self.loaded, hidden)
@@ -285,7 +288,7 @@ class PolicyValueModel(nn.Module):
         position_ids: Tensor | None = None,
         images: Sequence[Screenshot] = (),
     ) -> tuple[Tensor, Tensor]:
-        """(logits [B, T, V], values [B, T]) at every position of `input_ids` [B, T].
+        """Return (logits [B, T, V], values [B, T]) at every position of `input_ids` [B, T].
 
         `attention_mask` may mark padding on either side; without `position_ids` positions count the tokens that are
         there, which is right for text only: with pictures give those of `LoadedModel.positions`.
@@ -300,7 +303,7 @@ class PolicyValueModel(nn.Module):
         return project(loaded, hidden), self.policy._values(hidden)
 
     def log_probs_and_values(self, batch: Batch, temperature: float = 1.0, *, entropy: bool = False) -> TokenScores:
-        """Log-probs and values of the response tokens, for training."""
+        """Return log-probs and values of the response tokens, for training."""
         return self.policy.log_probs_and_values(batch, temperature, entropy=entropy, values=True)
 
 

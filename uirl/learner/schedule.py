@@ -29,7 +29,7 @@ class MinibatchSchedule:
 
     @staticmethod
     def of(settings: LearnerSettings, view: ResponseView, credit: Credit) -> MinibatchSchedule:
-        """The schedule of one update. At least one trajectory must be live."""
+        """Return the schedule of one update. At least one trajectory must be live."""
         live = tuple(row for row, alive in enumerate(credit.live.tolist()) if alive)
         shares = min(settings.training.minibatches, len(view))
         per_epoch = max(1, round(shares * len(live) / len(view)))
@@ -43,7 +43,7 @@ class MinibatchSchedule:
         )
 
     def minibatches(self, epochs: int, seed: str) -> Iterator[list[int]]:
-        """Indices of the samples of each minibatch, `per_epoch` in each epoch, in an order that `seed` makes."""
+        """Yield indices of the samples of each minibatch, `per_epoch` in each epoch, in an order that `seed` makes."""
         for epoch in range(epochs):
             order = list(self.live)
             random.Random(f"{seed}/{epoch}").shuffle(order)

@@ -32,7 +32,7 @@ class BatchScores:
 def score_old(
     policy: Policy, settings: LearnerSettings, view: ResponseView, batches: SampleBatches, version: int
 ) -> BatchScores:
-    """Log-probs and values under the weights of `version`, the policy's, as far as credit and loss read them.
+    """Return log-probs and values under the weights of `version`, the policy's, as far as credit and loss read them.
 
     The engine's log-probs stand for the policy's where the settings trust them. Raises NonFiniteError where a score is
     not finite.
@@ -55,7 +55,7 @@ def score_old(
 def score_reference(
     policy: Policy, settings: LearnerSettings, view: ResponseView, batches: SampleBatches
 ) -> BatchScores:
-    """The log-probs of the reference policy, where a KL is measured; else nothing."""
+    """Return the log-probs of the reference policy, where a KL is measured; else nothing."""
     if not settings.needs_reference:
         return BatchScores()
     with policy.reference():
@@ -63,7 +63,7 @@ def score_reference(
 
 
 def trusts_engine(settings: LearnerSettings, view: ResponseView, version: int) -> bool:
-    """Whether the engine's log-probs may stand for the learner's at the start of an update of `version`."""
+    """Return whether the engine's log-probs may stand for the learner's at the start of an update of `version`."""
     if settings.training.old_log_probs != "auto":
         return settings.training.old_log_probs == "rollout"
     return settings.engine_is_exact and all(sampled == version for sampled in view.sample_versions)
@@ -73,7 +73,8 @@ def trusts_engine(settings: LearnerSettings, view: ResponseView, version: int) -
 def score_samples(
     policy: Policy, temperature: float, view: ResponseView, batches: SampleBatches, *, log_probs: bool, values: bool
 ) -> BatchScores:
-    """The scores of all samples under the weights that `policy` has now; `log_probs`, `values`: which of them."""
+    """Return the scores of all samples under the weights that `policy` has now; `log_probs`, `values`: which of
+    them."""
     if not (log_probs or values):
         return BatchScores()
     token_log_probs, token_values, final_values = ([torch.empty(0)] * len(batches) for _ in range(3))

@@ -33,7 +33,7 @@ class UpdateSteps:
     def take(
         self, batches: SampleBatches, objective: Objective, minibatches: Iterable[list[int]], scale: float
     ) -> None:
-        """A step on each of the `minibatches` (indices of samples), its learning rate times `scale`."""
+        """Take a step on each of the `minibatches` (indices of samples), its learning rate times `scale`."""
         steps = 0
         for chosen in minibatches:
             # after the first step the learner's weights are no longer those that the engine sampled with
@@ -44,7 +44,7 @@ class UpdateSteps:
     def _step(
         self, batches: SampleBatches, chosen: Sequence[int], objective: Objective, scale: float, *, compare: bool
     ) -> None:
-        """One step on the chosen samples. `compare`: measure the gap between engine and learner."""
+        """Take one step on the chosen samples. `compare`: measure the gap between engine and learner."""
         losses: dict[str, float] = {}
         with training(self.policy, self.optimizer):
             for batch, members in batches.of(chosen):
@@ -70,8 +70,8 @@ class UpdateSteps:
         self.metrics.add_all({name: loss for name, loss in losses.items() if name != "entropy_loss"})
 
     def _compare_with_engine(self, log_probs: Tensor, batch: Batch, samples: Sequence[Sample]) -> None:
-        """Measures |learner - engine| on tokens of the learner's own version. Raises AlignmentError where they cannot
-        be the same tokens under the same weights."""
+        """Measure |learner - engine| on tokens of the learner's own version. Raises AlignmentError where they cannot be
+        the same tokens under the same weights."""
         gap = EngineGap.of(log_probs, batch, [sample.policy_version == self.version for sample in samples])
         if not gap.tokens:
             return
@@ -82,7 +82,7 @@ class UpdateSteps:
 
 
 def imitate(policy: Policy, optimizer: Optimizer, batches: SampleBatches) -> dict[str, float]:
-    """One step on the mean negative log-likelihood of all response tokens, in nats; its metrics."""
+    """Take one step on the mean negative log-likelihood of all response tokens, in nats; return its metrics."""
     tokens = sum(sum(sample.response_mask) for sample in batches.samples)
     total = 0.0
     with training(policy, optimizer):
@@ -99,7 +99,7 @@ def imitate(policy: Policy, optimizer: Optimizer, batches: SampleBatches) -> dic
 
 @contextlib.contextmanager
 def training(policy: Policy, optimizer: Optimizer) -> Iterator[None]:
-    """A context for forward and backward passes; whatever happens, no gradient is left behind."""
+    """Return a context for forward and backward passes; whatever happens, no gradient is left behind."""
     optimizer.zero_grad()
     policy.train(True)
     try:

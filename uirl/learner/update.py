@@ -57,7 +57,8 @@ class Learner:
     # -- supervised --------------------------------------------------------------------------------------------
 
     def supervised(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """One step on the mean negative log-likelihood of the response tokens; its metrics (`loss`, `tokens`, ...).
+        """Take one step on the mean negative log-likelihood of the response tokens; return its metrics (`loss`,
+        `tokens`, ...).
 
         Used by the warm start and by rejection sampling. Rewards, log-probs and versions of the samples are not read.
         The first call after an update starts a fresh optimizer, with the settings of `training.warm_start`.
@@ -72,7 +73,7 @@ class Learner:
     # -- one update --------------------------------------------------------------------------------------------
 
     def update(self, samples: Sequence[Sample], *, anchors: Anchors | None = None) -> dict[str, float]:
-        """One training step on `samples` (all segments of each trajectory); its metrics.
+        """Take one training step on `samples` (all segments of each trajectory); return its metrics.
 
         Old log-probs, values and reference; credit on whole trajectories; then `training.update_epochs` passes over
         `training.minibatches` minibatches of trajectories. No step is taken, and `version` stays, where no trajectory
@@ -107,7 +108,7 @@ class Learner:
         return {name: value for name, value in metrics.reduce().items() if value is not None}
 
     def use_optimizer(self, phase: str) -> Optimizer:
-        """The optimizer of 'update' or 'supervised'; a fresh one where the other phase was at work before."""
+        """Return the optimizer of 'update' or 'supervised'; a fresh one where the other phase was at work before."""
         if self.optimizer is None or self.phase != phase:
             if self.optimizer is not None:
                 self.optimizer.detach()

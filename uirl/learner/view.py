@@ -56,17 +56,17 @@ class ResponseView:
         return len(self._rows)
 
     def spread(self, flat: Tensor) -> Tensor:
-        """A number per response token, [tokens] in the order of the samples, as rows of trajectories [N, R]."""
+        """Return a number per response token, [tokens] in the order of the samples, as rows of trajectories [N, R]."""
         compact = torch.zeros(self.mask.shape, dtype=flat.dtype)
         compact[self._rows, self._columns] = flat
         return compact
 
     def flatten(self, compact: Tensor) -> Tensor:
-        """The inverse of `spread`: [N, R] -> [tokens]."""
+        """Return the inverse of `spread`: [N, R] -> [tokens]."""
         return compact[self._rows, self._columns]
 
     def require_versions(self, newest: int) -> None:
-        """Raises AlignmentError where a sample comes from a later version of the policy than `newest`."""
+        """Raise AlignmentError where a sample comes from a later version of the policy than `newest`."""
         for row, version in zip(self.sample_rows, self.sample_versions, strict=True):
             if version > newest:
                 raise AlignmentError(
@@ -75,7 +75,7 @@ class ResponseView:
                 )
 
     def describe(self, version: int) -> dict[str, float]:
-        """Counts of the data, and by how many versions of the policy it is older than `version` on average."""
+        """Return counts of the data, and by how many versions of the policy it is older than `version` on average."""
         samples = len(self.sample_versions)
         return {
             "tokens": float(self.tokens),
@@ -85,16 +85,16 @@ class ResponseView:
         }
 
     def name(self, row: int) -> str:
-        """The trajectory of a row, for an error."""
+        """Return the trajectory of a row, for an error."""
         return self.trajectory_ids[row] or "without trajectory_id"
 
     def split(self, flat: Tensor) -> list[Tensor]:
-        """`flat` [tokens] cut into one tensor per sample."""
+        """Return `flat` [tokens] cut into one tensor per sample."""
         return list(flat.split(list(self.token_counts)))
 
 
 def response_view(samples: Sequence[Sample]) -> ResponseView:
-    """The compact view of `samples`, which must hold every segment of each of their trajectories.
+    """Return the compact view of `samples`, which must hold every segment of each of their trajectories.
 
     Samples with an empty `trajectory_id` stand alone. Raises AlignmentError for a missing or doubled segment, segments
     of different groups, a reward that stands on no response token, turn ids that run backwards.
@@ -172,7 +172,7 @@ class _Piece:
 
 
 def _rows_of(samples: Sequence[Sample]) -> list[list[int]]:
-    """Indices of the samples of each trajectory, by segment; trajectories in order of appearance."""
+    """Return indices of the samples of each trajectory, by segment; trajectories in order of appearance."""
     if not samples:
         raise AlignmentError("no samples: got an empty list, expected at least one trajectory to learn from")
     rows: dict[tuple[str, int], list[int]] = {}

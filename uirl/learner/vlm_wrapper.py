@@ -65,7 +65,8 @@ class VLMWrapper(nn.Module):
         temperature: float = 0.0,
         seed: int | None = None,
     ) -> str:
-        """The reply to `prompt` beside a picture (PIL image, encoded bytes, array, `Screenshot`; None: no picture).
+        """Return the reply to `prompt` beside a picture (PIL image, encoded bytes, array, `Screenshot`; None: no
+        picture).
 
         Greedy unless `temperature` is given. Works inside a running event loop too, which then waits.
         """
@@ -80,7 +81,7 @@ class VLMWrapper(nn.Module):
     def forward(
         self, images: Sequence[Any] | None, prompts: str | Sequence[str], labels: Sequence[str] | Tensor | None = None
     ) -> dict[str, Tensor | None]:
-        """`loss` (None without labels), `logits` [B, T, V] and `input_ids` [B, T] of a batch of prompts.
+        """Return `loss` (None without labels), `logits` [B, T, V] and `input_ids` [B, T] of a batch of prompts.
 
         `loss` is the mean negative log-likelihood of the reply tokens.
 
@@ -115,13 +116,13 @@ class VLMWrapper(nn.Module):
         return {"loss": loss, "logits": logits, "input_ids": input_ids}
 
     def train(self, mode: bool = True) -> VLMWrapper:
-        """Training mode where something needs it; dropout stays off, see `uirl.learner.policy`."""
+        """Switch to training mode where something needs it; dropout stays off, see `uirl.learner.policy`."""
         super().train(mode)
         self.policy.train(mode)
         return self
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Nothing; writes a folder that HF's `from_pretrained` and `VLMWrapper(folder)` read, adapters merged."""
+        """Write a folder that HF's `from_pretrained` and `VLMWrapper(folder)` read, adapters merged."""
         export_hf(folder, self.policy)
 
     def _replies(self, labels: Sequence[str] | Tensor | None, n: int) -> list[list[int]]:

@@ -21,7 +21,7 @@ async def play_all(
     retries: int,
     on_finished: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
-    """The trajectories of all `specs`, in their order; then those of failed attempts that were repeated.
+    """Return the trajectories of all `specs`, in their order; then those of failed attempts that were repeated.
 
     Each episode holds one of the `slots`. One that failed is played again up to `retries` times; `on_finished` hears
     of every attempt the moment it ends. Cancelled, it cancels all episodes and waits for them.
@@ -53,7 +53,7 @@ async def play_all(
 
 
 def attempt_of(spec: EpisodeSpec, attempt: int) -> EpisodeSpec:
-    """The same task and instance with other draws, under an id that tells the attempts apart."""
+    """Return the same task and instance with other draws, under an id that tells the attempts apart."""
     if attempt == 0:
         return spec
     seed = None if spec.sampling_seed is None else derive_seed(spec.sampling_seed, "attempt", attempt)

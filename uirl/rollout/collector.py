@@ -57,7 +57,7 @@ class Collector:
         options: EpisodeOptions | None = None,
         workers: int = 1,
     ) -> Collector:
-        """The collector of a run's episodes in `environment`.
+        """Return the collector of a run's episodes in `environment`.
 
         `options` None: those of the config. `workers`: how many processes share `rollout.parallel`.
         """
@@ -81,7 +81,7 @@ class Collector:
         return self.parallel if limit is None else min(self.parallel, limit)
 
     async def collect(self, specs: Sequence[EpisodeSpec], make_agent: MakeAgent) -> list[Trajectory]:
-        """The trajectories of all `specs`, in their order; then those of failed attempts that were repeated."""
+        """Return the trajectories of all `specs`, in their order; then those of failed attempts that were repeated."""
         if self._slots is None:
             self._slots = asyncio.Semaphore(self.at_once)
         return await play_all(
@@ -122,7 +122,7 @@ class Collector:
         return EnvironmentSession(self.environment.spawn(), self.step_timeout, self.reset_timeout)
 
     async def close(self) -> None:
-        """Closes every idle instance."""
+        """Close every idle instance."""
         sessions, self._idle = self._idle, []
         for session in sessions:
             with suppress(RolloutFailure):
@@ -130,7 +130,7 @@ class Collector:
 
 
 def options_of(config: ConfigStore, reward_fn: RewardFunction | None = None) -> EpisodeOptions:
-    """How the config says that episodes are played."""
+    """Return how the config says that episodes are played."""
     rollout = config.rollout
     return EpisodeOptions(
         limits=EpisodeLimits(config.turn_limit, rollout.max_tokens, rollout.max_seconds),

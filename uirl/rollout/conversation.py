@@ -46,7 +46,7 @@ STYLES = {"plain": MessageStyle(), "mai_ui": MessageStyle(True, "", True, True)}
 
 
 def style_of(name: str) -> MessageStyle:
-    """The style of this name. Raises ConfigError where there is none."""
+    """Return the style of this name. Raises ConfigError where there is none."""
     if name not in STYLES:
         raise ConfigError(f"unknown message_style {name!r:.60}; {did_you_mean(str(name)[:60], STYLES)}")
     return STYLES[name]
@@ -88,15 +88,15 @@ class Conversation:
         return (*self._messages, *self._pending)
 
     def add(self, message: Message) -> None:
-        """A message that the next context shows."""
+        """Add a message that the next context shows."""
         self._pending.append(message)
 
     def observe(self, observation: Observation) -> None:
-        """What the agent sees next: the results of its tool calls, then text and pictures."""
+        """Add what the agent sees next: the results of its tool calls, then text and pictures."""
         self._pending += messages_of(observation, self._style)
 
     def context(self) -> Context:
-        """The prompt for the next reply."""
+        """Return the prompt for the next reply."""
         new = self._pending
         self._messages += new
         self._pending = []
@@ -113,7 +113,7 @@ class Conversation:
         return self._rewritten()
 
     def reply(self, ids: Sequence[int], text: str, *, ended: bool) -> None:
-        """What the policy answered. `ended`: the ids close with an end token."""
+        """Add what the policy answered. `ended`: the ids close with an end token."""
         self._ids += ids
         self._ended = ended
         self._messages.append(Message("assistant", text.strip() if self._style.strip_replies else text))
@@ -130,7 +130,7 @@ class Conversation:
         return self._window.token_budget is None or length <= self._window.token_budget
 
     def _drop_pictures(self) -> bool:
-        """Replaces pictures beyond the newest `max_images` by words, or by nothing; True where something changed."""
+        """Replace pictures beyond the newest `max_images` by words, or by nothing; True where something changed."""
         limit = self._window.max_images
         if limit is None:
             return False
@@ -152,7 +152,7 @@ class Conversation:
         return changed
 
     def _drop_oldest(self) -> bool:
-        """Leaves out the oldest exchange after the opening one, at last the opening reply; False: nothing is left to
+        """Leave out the oldest exchange after the opening one, at last the opening reply; False: nothing is left to
         leave out."""
         replies = [i for i, message in enumerate(self._messages) if message.role == "assistant"]
         if len(replies) >= 2:
@@ -167,7 +167,7 @@ class Conversation:
 
 
 def messages_of(observation: Observation, style: MessageStyle = STYLES["plain"]) -> list[Message]:
-    """What the agent sees, as messages: one per tool result, then text and pictures."""
+    """Return what the agent sees, as messages: one per tool result, then text and pictures."""
     messages = [Message("tool", r.text, name=r.name, call_id=r.id) for r in observation.tool_results]
     text, images = observation.text, observation.images
     if style.text_apart and text and images:

@@ -78,10 +78,10 @@ class Agent(ABC):
 
     @abstractmethod
     async def act(self, context: Context, session: EnvironmentSession, seed: int | None, max_tokens: int) -> Response:
-        """The reply to `context`, at most `max_tokens` tokens."""
+        """Return the reply to `context`, at most `max_tokens` tokens."""
 
     def finished(self) -> None:
-        """The episode is over."""
+        """Hear that the episode is over."""
 
 
 class EngineAgent(Agent):
@@ -147,7 +147,7 @@ async def run_episode(
     images: ImageStore,
     options: EpisodeOptions | None = None,
 ) -> Trajectory:
-    """Play one episode; its record. `options` None: the defaults.
+    """Play one episode; return its record. `options` None: the defaults.
 
     A failure of the environment, the engine or the judge is on the record (`Trajectory.failure`) and does not raise; a
     broken contract does.
@@ -178,7 +178,7 @@ async def run_episode(
 
 
 async def play_turn(episode: Episode, conversation: Conversation, agent: Agent, chat: ChatRenderer) -> Observation:
-    """One model call and one step; the next observation.
+    """Make one model call and one step; return the next observation.
 
     A prompt that leaves no room for a reply ends the episode ('token_budget'): what the policy did filled it. So does
     one that cannot be made of what its last action brought up ('unshowable'). Raises PromptTooLong, or what is wrong,
@@ -233,18 +233,18 @@ class Episode:
         self._max_turns = min(limits.max_turns, session.env.max_turns or limits.max_turns)
 
     async def begin(self) -> Observation:
-        """The first observation. Raises RolloutFailure where the environment fails."""
+        """Return the first observation. Raises RolloutFailure where the environment fails."""
         first = await self.session.reset(self._spec.task, self._spec.environment_seed)
         self._parser = self._parser.for_tools(self.session.env.callable_tools())
         return self.see(first)
 
     def see(self, observation: Observation) -> Observation:
-        """The observation as the current one, its pictures in the store."""
+        """Return the observation as the current one, its pictures in the store."""
         self.observation = replace(observation, images=tuple(self._images.put(image) for image in observation.images))
         return self.observation
 
     async def act(self, text: str, response: Response = Response(()), context: Context | None = None) -> Observation:
-        """The next observation, after the reply `text` was executed and its turn recorded.
+        """Return the next observation, after the reply `text` was executed and its turn recorded.
 
         `response` and `context` are its tokens; without them the turn is a record that cannot be learned from.
         """
@@ -265,8 +265,8 @@ class Episode:
         return self.see(result.observation)
 
     async def require_score(self) -> None:
-        """Nothing, where the environment ended the episode; where a limit of the run did, its score is asked for and is
-        the last reward. Raises EpisodeTimeout where the environment has none to tell."""
+        """Ask for the score of an episode that a limit of the run ended; it is added to the last reward. Raises
+        EpisodeTimeout where the environment has none to tell."""
         turns = self.record.turns
         if turns and turns[-1].done:
             return
@@ -283,22 +283,22 @@ class Episode:
             self.record.metrics["success"] = float(info["success"])
 
     def fail(self, error: RolloutFailure) -> None:
-        """Records that the episode is no evidence."""
+        """Record that the episode is no evidence."""
         self.record.failure = Failure(error.kind, str(error), len(self.record.turns))
         self.record.stop_reason = "failure"
 
     def end(self) -> Trajectory:
-        """The record, with the numbers of the whole episode."""
+        """Return the record, with the numbers of the whole episode."""
         self.record.metrics["seconds"] = time.perf_counter() - self._started
         return self.record
 
     def draw_seed(self) -> int | None:
-        """Seed of the draws of the next reply; None: not repeatable."""
+        """Return the seed of the draws of the next reply; None: not repeatable."""
         seed = self._spec.sampling_seed
         return None if seed is None else derive_seed(seed, len(self.record.turns))
 
     def tokens_left(self, context: Context) -> int:
-        """Tokens the next reply may take, at least 1. Raises PromptTooLong where none is left."""
+        """Return how many tokens the next reply may take, at least 1. Raises PromptTooLong where none is left."""
         if self.limits.max_tokens is None:
             return 1 << 30
         used = sum(len(turn.context_ids) + len(turn.response_ids) for turn in self.record.turns)
@@ -312,7 +312,7 @@ class Episode:
         return left
 
     def add(self, name: str, value: float) -> None:
-        """Adds to one of the episode's numbers."""
+        """Add to one of the episode's numbers."""
         self.record.metrics[name] = self.record.metrics.get(name, 0.0) + value
 
     def _turn_of(self, action: Action, result: StepResult, response: Response, context: Context | None) -> Turn:
@@ -343,13 +343,13 @@ class Episode:
 
 
 def _why(result: StepResult) -> str:
-    """Why the environment ended the episode: a limit of turns that it holds itself is one like the run's."""
+    """Return why the environment ended the episode: a limit of turns that it holds itself is one like the run's."""
     if result.terminated:
         return "terminated"
     return "max_turns" if result.observation.info.get("out_of_turns") is True else "truncated"
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A 63-bit seed that depends on every part: the same parts give the same seed on every machine."""
+    """Return a 63-bit seed that depends on every part: the same parts give the same seed on every machine."""
     text = "/".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

@@ -65,7 +65,7 @@ class EpisodeSummary(Sequence[str]):
 
     @staticmethod
     def of(trajectory: Trajectory) -> EpisodeSummary:
-        """The summary of a trajectory."""
+        """Return the summary of a trajectory."""
         results = [result for turn in trajectory.turns for result in turn.tool_results]
         tools = {}
         for name in sorted({result.name for result in results}):
@@ -82,7 +82,7 @@ class EpisodeSummary(Sequence[str]):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, without the trajectory."""
+        """Return plain data, without the trajectory."""
         return {
             "turns": len(self.responses),
             "total_reward": self.total_reward,
@@ -118,11 +118,11 @@ class MultiTurnManager:
         self._messages: list[Message] = []
 
     def reset(self, seed: int | None = None) -> Observation:
-        """The first observation of a new episode."""
+        """Return the first observation of a new episode."""
         return self._loop.run(self._begin(seed))
 
     def step(self, model_output: str, observation: Any = None) -> Turn:
-        """The turn that `model_output` made: `turn.tool_call.result`, `turn.reward`, `turn.done`.
+        """Return the turn that `model_output` made: `turn.tool_call.result`, `turn.reward`, `turn.done`.
 
         `observation` is what the model saw before it wrote; None: what `manager.observation` says. Raises ContractError
         after the end of the episode, RolloutFailure where a tool or the environment fails.
@@ -145,15 +145,15 @@ class MultiTurnManager:
         return [message.as_hf() for message in self._messages]
 
     def summary(self) -> EpisodeSummary:
-        """The episode at a glance, with tool statistics."""
+        """Return the episode at a glance, with tool statistics."""
         return EpisodeSummary.of(self.trajectory)
 
     def close(self) -> None:
-        """Ends the event loop. The environment and the tools are yours to close."""
+        """End the event loop. The environment and the tools are yours to close."""
         self._loop.close()
 
     def _open(self, seed: int | None = None) -> tuple[ToolEnvironment, Episode]:
-        """A new episode that has not begun."""
+        """Return a new episode that has not begun."""
         environment = ToolEnvironment(registry=self.registry, environment=self.env, action_format=self.parser)
         spec = EpisodeSpec(Task("conversation"), seed, None, uuid.uuid4().hex)
         self._messages = []
@@ -223,7 +223,7 @@ class MultiTurnInferenceEngine:
     # -- with a person -----------------------------------------------------------------------------------------
 
     def start_conversation(self, prompt: str, images: Sequence[Any] = (), *, seed: int | None = None) -> None:
-        """Forgets what was said and opens a conversation with the user message `prompt`; `seed` makes the draws."""
+        """Forget what was said and open a conversation with the user message `prompt`; `seed` makes the draws."""
         self.engine.engine.release(self._id)
         self._id = uuid.uuid4().hex
         opening = Observation(prompt, tuple(screenshot(picture) for picture in images))
@@ -245,8 +245,8 @@ class MultiTurnInferenceEngine:
         top_p: float = 1.0,
         top_k: int = 0,
     ) -> str:
-        """The model's next reply. `message`: what the user says before it; empty after the opening and after tool
-        calls, whose results are said then.
+        """Return the model's next reply. `message`: what the user says before it; empty after the opening and after
+        tool calls, whose results are said then.
 
         Raises ContractError where there is nothing to reply to, after `max_turns` replies and where the model's context
         is full; PromptTooLong where the opening alone fills it.
@@ -289,8 +289,8 @@ class MultiTurnInferenceEngine:
     def format_conversation(
         self, messages: Sequence[Message | dict[str, Any]] | None = None, template: str | None = None
     ) -> str:
-        """The conversation as the text a model reads, with the prompt for the next reply: to look at. In the text,
-        content that spells a control token looks like one; the ids of a conversation are `ChatRenderer.whole`.
+        """Return the conversation as the text a model reads, with the prompt for the next reply: to look at. In the
+        text, content that spells a control token looks like one; the ids of a conversation are `ChatRenderer.whole`.
 
         `template`: 'chatml', 'llama-2', 'llama-3' or a Jinja string; None: the tokenizer's own. `messages` None: those
         of the current conversation.
@@ -318,7 +318,7 @@ class MultiTurnInferenceEngine:
         top_k: int = 0,
         seed: int | None = None,
     ) -> EpisodeSummary:
-        """One episode in `environment`: the replies, as a sequence, and what came of them.
+        """Play one episode in `environment`; return the replies, as a sequence, and what came of them.
 
         `initial_prompt` is said before the first observation. `max_turns` None: the engine's. `seed` makes the instance
         and the draws.
@@ -341,7 +341,7 @@ class MultiTurnInferenceEngine:
         return EpisodeSummary.of(self.engine.run(episode))
 
     def with_tools(self, environment: BaseEnvironment) -> tuple[BaseEnvironment, str | None]:
-        """(environment with the tools in it, system prompt): what a trainer needs to play as `run_episode` does.
+        """Return (environment with the tools in it, system prompt): what a trainer needs to play as `run_episode` does.
 
         The prompt is None where it is the environment's own. Raises ConfigError for a parser that has no name.
         """
@@ -352,8 +352,8 @@ class MultiTurnInferenceEngine:
     def _equipped(
         self, environment: BaseEnvironment, action_format: str | ActionParser
     ) -> tuple[BaseEnvironment, str | None]:
-        """(environment with the tools in it, system prompt, None where it is the environment's own). Tools are shown by
-        the chat template where it knows how to, else described in the system prompt."""
+        """Return (environment with the tools in it, system prompt, None where it is the environment's own). Tools are
+        shown by the chat template where it knows how to, else described in the system prompt."""
         if self._tools is None:
             return environment, self.system_prompt
         registry = self._tools.registry
@@ -370,7 +370,7 @@ class MultiTurnInferenceEngine:
         return with_tools, "\n\n".join(filter(None, parts))
 
     def _setting(self, environment: BaseEnvironment) -> tuple[BaseEnvironment, ChatRenderer, ActionParser, str]:
-        """(environment with the tools in it, chat template, parser, system prompt)."""
+        """Return (environment with the tools in it, chat template, parser, system prompt)."""
         parser = create_parser(environment.action_format) if self._tools is None else self._tools.parser
         with_tools, prompt = self._equipped(environment, parser)
         chat = ChatRenderer(self.engine.loaded, with_tools.tool_schemas())

@@ -27,7 +27,7 @@ _WARNED: Counter[str] = Counter()
 
 
 def apply_reward(record: Trajectory, reward_fn: RewardFunction, environment: BaseEnvironment) -> None:
-    """Makes the episode's total reward what `reward_fn(trajectory)` or `reward_fn(trajectory, environment)` says.
+    """Make the episode's total reward what `reward_fn(trajectory)` or `reward_fn(trajectory, environment)` says.
 
     The rewards of the turns keep their shape: what the function adds or takes stands on the last turn. Where it raises,
     or returns no finite number, and still judges the last one that it has judged, this episode is what it cannot read,
@@ -58,7 +58,7 @@ def _total(record: Trajectory, reward_fn: RewardFunction, environment: BaseEnvir
 
 
 def _still_judges(reward_fn: RewardFunction, environment: BaseEnvironment) -> bool:
-    """Whether the function judges the episode that it judged last: what it depends on is there, then."""
+    """Return whether the function judges the episode that it judged last: what it depends on is there, then."""
     try:
         judged = _JUDGED.get(_itself(reward_fn))
         if judged is not None:
@@ -73,7 +73,7 @@ def _itself(reward_fn: RewardFunction) -> Any:
 
 
 def warn(what: str, error: Exception) -> None:
-    """Tells the person of an outcome that may be a mistake of the set-up: the first time, the 10th, the 100th."""
+    """Tell the person of an outcome that may be a mistake of the set-up: the first time, the 10th, the 100th."""
     _WARNED[what] += 1
     if is_round(_WARNED[what]):
         _LOG.warning("%s (time %d in this process): %s: %.300s", what, _WARNED[what], type(error).__name__, error)

@@ -13,7 +13,7 @@ from uirl.types import Sample, Trajectory, Turn
 
 
 def samples_of(trajectory: Trajectory) -> list[Sample]:
-    """The samples of one trajectory: one, or one per segment where the history was rewritten.
+    """Return the samples of one trajectory: one, or one per segment where the history was rewritten.
 
     Raises AlignmentError for a trajectory without tokens and for one with a failure, which must never get here.
     """
@@ -35,12 +35,12 @@ def samples_of(trajectory: Trajectory) -> list[Sample]:
 
 
 def samples_of_all(trajectories: Iterable[Trajectory]) -> list[Sample]:
-    """The samples of every trajectory that is evidence, in order."""
+    """Return the samples of every trajectory that is evidence, in order."""
     return [sample for t in trajectories if t.failure is None for sample in samples_of(t)]
 
 
 def anchors_of(trajectories: Iterable[Trajectory]) -> dict[str, list[str]]:
-    """Trajectory id -> for each turn the key of the state in which it started, equal for equal states.
+    """Return trajectory id -> for each turn the key of the state in which it started, equal for equal states.
 
     It follows from the record alone, so that stored trajectories give the same.
     """
@@ -48,7 +48,7 @@ def anchors_of(trajectories: Iterable[Trajectory]) -> dict[str, list[str]]:
 
 
 def _state_of(turn: Turn) -> str:
-    """The environment's own key, else a digest of what the agent saw."""
+    """Return the environment's own key, else a digest of what the agent saw."""
     seen = turn.observation
     if seen.state_key is not None:
         return f"key {seen.state_key}"

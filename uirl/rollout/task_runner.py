@@ -99,7 +99,8 @@ class TaskRunner:
         self._action_format = action_format
 
     def run_episode(self) -> Trajectory:
-        """The trajectory of one episode, which is in the queue by then. Ctrl-C ends the session on the server too."""
+        """Return the trajectory of one episode, which is in the queue by then. Ctrl-C ends the session on the server
+        too."""
         trajectory = self.engine.run(self._play(self._spec()))
         if self.queue is not None:
             self.queue.put(trajectory)
@@ -141,7 +142,7 @@ class TaskRunner:
 
 
 def _text_engine(model: Any) -> TextEngine:
-    """The engine of a model that samples with the very weights that are trained."""
+    """Return the engine of a model that samples with the very weights that are trained."""
     if isinstance(model, TextEngine):
         return model
     loaded = getattr(getattr(model, "policy", None), "loaded", None)

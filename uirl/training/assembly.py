@@ -37,21 +37,21 @@ class Assembly:
     eval_collector: Collector
 
     def collector_for(self, environment: BaseEnvironment) -> Collector:
-        """A collector like the run's own, for a variant of the environment."""
+        """Return a collector like the run's own, for a variant of the environment."""
         return Collector.from_config(self.config, environment, self.chat, self.images, options=self.collector.options)
 
     def agents(self, *, temperature: float | None = None, for_training: bool = False) -> MakeAgent:
-        """Agents that sample from the policy, to look at it; `temperature` None: the training temperature."""
+        """Return agents that sample from the policy, to look at it; `temperature` None: the training temperature."""
         sampling = sampling_of(self.config, temperature)
         return lambda spec: EngineAgent(self.engine, sampling, spec.trajectory_id, for_training=for_training)
 
     async def publish(self) -> None:
-        """Makes the policy as it is now what the engine samples from."""
+        """Make the policy as it is now what the engine samples from."""
         weights, adapter = self.learner.policy.update_for(self.engine)
         await self.engine.update_weights(weights, self.learner.version, adapter=adapter)
 
     async def close(self) -> None:
-        """Frees environments and engine."""
+        """Free environments and engine."""
         await self.collector.close()
         await self.eval_collector.close()
         await self.engine.close()
@@ -67,7 +67,7 @@ def assemble(
     *,
     for_training: bool = False,
 ) -> Assembly:
-    """The parts of a run. `environment` None: the one the config names; `policy` None: the one the config loads;
+    """Return the parts of a run. `environment` None: the one the config names; `policy` None: the one the config loads;
     `dataset` and `eval_dataset`: see `task_sets`. Raises ConfigError where a `reset` cannot be told what the tasks say
     or, `for_training`, the estimator compares episodes of different instances."""
     if config.ray.use_ray:
@@ -108,7 +108,7 @@ def assemble(
 
 
 def sampling_of(config: ConfigStore, temperature: float | None = None) -> SamplingParams:
-    """The sampling parameters of the config."""
+    """Return the sampling parameters of the config."""
     inference = config.inference
     return SamplingParams(
         max_tokens=inference.max_tokens,

@@ -9,7 +9,7 @@ from uirl.types import Trajectory
 
 
 def live_groups(groups: Sequence[Group], *, turn_gamma: float | None = None) -> list[Group]:
-    """The groups whose usable members differ in reward: in the others every advantage is zero.
+    """Return the groups whose usable members differ in reward: in the others every advantage is zero.
 
     `turn_gamma`: the discount per turn of estimators that give credit to turns; their groups also live where members
     differ in what the same turn was worth. None: the totals decide.
@@ -26,7 +26,7 @@ def _differ(members: Sequence[Trajectory], turn_gamma: float | None) -> bool:
 
 
 def _returns(trajectory: Trajectory, gamma: float) -> list[float]:
-    """The discounted reward-to-go of each turn."""
+    """Return the discounted reward-to-go of each turn."""
     returns: list[float] = []
     for reward in reversed(trajectory.rewards):
         returns.append(reward + gamma * (returns[-1] if returns else 0.0))

@@ -20,15 +20,15 @@ class Interrupt:
         self._wanted = asyncio.Event()
 
     def ask(self) -> None:
-        """Makes every `give_up`, under way or to come, end with Interrupted. Called in the loop's thread."""
+        """Make every `give_up`, under way or to come, end with Interrupted. Called in the loop's thread."""
         self._wanted.set()
 
     def clear(self) -> None:
-        """Forgets the wish, for the next call of `fit`."""
+        """Forget the wish, for the next call of `fit`."""
         self._wanted.clear()
 
     async def give_up(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine returns; when the wish comes first, it is cancelled, its clean-up is awaited, and
+        """Return what the coroutine returns; when the wish comes first, it is cancelled, its clean-up is awaited, and
         Interrupted is raised."""
         if self._wanted.is_set():
             coroutine.close()

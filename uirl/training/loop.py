@@ -100,8 +100,8 @@ class RLTrainer:
         return self._record.path if self._record else None
 
     def fit(self, num_epochs: int | None = None, num_iters_per_epoch: int | None = None) -> dict[str, Any]:
-        """Trains until `num_epochs` epochs of `num_iters_per_epoch` updates are done (counted from the start of the
-        run), the success asked for is reached, or time is up; returns the summary that is also written to the run.
+        """Train until `num_epochs` epochs of `num_iters_per_epoch` updates are done (counted from the start of the
+        run), the success asked for is reached, or time is up; return the summary that is also written to the run.
 
         Ctrl-C and SIGTERM give up the episodes under way, or wait for the update under way, save a checkpoint and raise
         KeyboardInterrupt; a second one raises it at once. Another `fit`, or a run with --resume, then goes on there.
@@ -114,15 +114,15 @@ class RLTrainer:
             return self._loop.run(self._fit(epochs, per_epoch), on_interrupt=self._interrupt.ask)
 
     def evaluate(self, episodes: int | None = None, *, tries: int = 1, split: str = "eval") -> EvaluationReport:
-        """How the current policy does on held-out instances."""
+        """Play and report how the current policy does on held-out instances."""
         return self._loop.run(self._evaluate(episodes or self.config.training.eval_episodes, split, tries=tries))
 
     def save_checkpoint(self, path: str | Path) -> Path:
-        """Writes everything a resumed run needs to `path`."""
+        """Write everything a resumed run needs to `path`."""
         return save_checkpoint(path, self.learner, self._extra())
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Continues from a checkpoint: weights, optimiser, random states, position in the data, history."""
+        """Continue from a checkpoint: weights, optimiser, random states, position in the data, history."""
         extra = load_checkpoint(Path(path), self.learner)
         if "tasks" not in extra or "state" not in extra:
             raise CheckpointError(f"{path} holds no state of a run; expected one that a trainer saved")
@@ -140,7 +140,7 @@ class RLTrainer:
         return self._loop.busy
 
     def cleanup(self) -> None:
-        """Closes environments, engine and files. Calling it twice is fine."""
+        """Close environments, engine and files. Calling it twice is fine."""
         if self._closed:
             return
         self._closed = True
@@ -177,7 +177,7 @@ class RLTrainer:
             await channel.close()
 
     async def _train(self, channel: Channel, goal: int, per_epoch: int) -> dict[str, Any]:
-        """The run to its end. Wherever it raises Interrupted, state, learner and tasks are those of a boundary."""
+        """Take the run to its end. Wherever it raises Interrupted, state, learner and tasks are those of a boundary."""
         await self._begin()
         state, started, earlier = self._state, time.perf_counter(), self._state.seconds
         reason = None
@@ -191,7 +191,7 @@ class RLTrainer:
         return await self._finish(reason)
 
     async def _step(self, channel: Channel, per_epoch: int, elapsed: float) -> dict[str, Any]:
-        """One update, and the row of metrics it left."""
+        """Take one update; return the row of metrics it left."""
         clock = time.perf_counter()
         position = copy.deepcopy(self.tasks.state_dict())
         try:
@@ -222,7 +222,7 @@ class RLTrainer:
         return row
 
     async def _collect(self, channel: Channel) -> tuple[list[Group], list[Group]]:
-        """(the groups of one update, the dead ones that fresh ones replaced).
+        """Return (the groups of one update, the dead ones that fresh ones replaced).
 
         The update keeps its size. Where no fresh group lives either, the last dead ones stay in it. Replaced groups are
         on the record and in the metrics like all others: left out, a success rate would be that of a selection.
@@ -247,7 +247,7 @@ class RLTrainer:
         await channel.publish(weights, self.learner.version, adapter=adapter)
 
     async def _begin(self) -> None:
-        """The warm start and the evaluation before reinforcement learning, as far as no checkpoint holds them."""
+        """Run the warm start and the evaluation before reinforcement learning, as far as no checkpoint holds them."""
         state = self._state
         if state.before is not None:
             return
@@ -284,7 +284,7 @@ class RLTrainer:
         state.warming = None
 
     async def _after_step(self, goal: int, per_epoch: int) -> None:
-        """Evaluates, logs and saves where it is time to."""
+        """Evaluate, log and save where it is time to."""
         training, state = self.config.training, self._state
         step, row = state.step, state.pending
         assert row is not None
@@ -304,7 +304,7 @@ class RLTrainer:
             self._save()
 
     async def _finish(self, reason: str) -> dict[str, Any]:
-        """The last evaluation, the controls, the picture, the checkpoint and the summary."""
+        """Play the last evaluation and the controls; write picture, checkpoint and summary."""
         record, episodes = self._open_record(), self.config.training.eval_episodes
         label = f"after@{self._state.step}"
         after = await self._interrupt.give_up(self._evaluate(episodes, "test", label=label))
@@ -322,7 +322,7 @@ class RLTrainer:
     async def _evaluate(
         self, episodes: int, split: str, *, label: str | None = None, tries: int = 1
     ) -> EvaluationReport:
-        """The report on held-out episodes; with a `label` they are part of the record."""
+        """Return the report on held-out episodes; with a `label` they are part of the record."""
         parts, seed = self._parts, self.config.training.seed
         agent = parts.agents(temperature=self.config.training.eval_temperature)
         with parts.images.holding():
@@ -342,14 +342,14 @@ class RLTrainer:
         return report
 
     def _write_down(self, trajectory: Trajectory) -> None:
-        """Every training episode is on the disk the moment it ends."""
+        """Write a training episode to the disk the moment it ends."""
         self._open_record().add([trajectory], step=self._state.step + 1, split="train")
 
     def _has_demonstrator(self) -> bool:
         return type(self._parts.environment).expert_action is not BaseEnvironment.expert_action
 
     def _open_record(self) -> RunRecord:
-        """The run directory, made or continued at first use."""
+        """Return the run directory, made or continued at first use."""
         if self._record is None:
             record = RunRecord.open(self.config, self._parts.images)
             try:
@@ -376,7 +376,7 @@ class RLTrainer:
         return {"state": state, "tasks": self.tasks.state_dict(), "history": self.metrics_history}
 
     def _save(self) -> Path:
-        """The checkpoint of the run as it is; where one holds that already, that."""
+        """Save the run as it is and return the checkpoint; where one holds that already, that."""
         folder = self._open_record().checkpoints / f"step_{self._state.step:06d}"
         if self._saved == (folder, self._state):
             return folder
@@ -390,7 +390,7 @@ class RLTrainer:
         return folder
 
     def _keep_interrupted(self) -> None:
-        """Saves the run at the boundary where it was interrupted, and forgets the episodes that came after it."""
+        """Save the run at the boundary where it was interrupted, and forget the episodes that came after it."""
         record, folder = self._open_record(), self._save()
         record.forget_after(self._state.step)
         say(f"interrupted at {self._state.place()}, saved in {folder}")

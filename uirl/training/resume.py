@@ -47,7 +47,8 @@ class Candidate:
 
 
 def run_name_for(config: ConfigStore, stem: str) -> str:
-    """The name of the run that `config` begins or continues; `stem` names its runs where `logging.run_name` does not.
+    """Return the name of the run that `config` begins or continues; `stem` names its runs where `logging.run_name` does
+    not.
 
     With `checkpoint.resume` and no name: of the runs called `stem` or `stem-<n>` that have the same config, the one
     with the newest checkpoint; one of another config only where it is the only one. Raises ConfigError where there is
@@ -84,8 +85,8 @@ def _choice(found: list[Candidate]) -> str:
 
 
 def candidates(config: ConfigStore, stem: str | None = None) -> list[Candidate]:
-    """The runs in `logging.runs_dir` that have a checkpoint, newest first; `stem`: only those of that name, numbered
-    or not."""
+    """Return the runs in `logging.runs_dir` that have a checkpoint, newest first; `stem`: only those of that name,
+    numbered or not."""
     home = Path(config.logging.runs_dir)
     pattern = re.compile(r".*" if stem is None else rf"{re.escape(clean_run_name(stem))}(-\d+)?")
     found = []
@@ -101,7 +102,7 @@ def candidates(config: ConfigStore, stem: str | None = None) -> list[Candidate]:
 
 
 def stored_config(run: Path) -> ConfigStore | None:
-    """The config of a run, to compare with; None where this version cannot read it."""
+    """Return the config of a run, to compare with; None where this version cannot read it."""
     try:
         return ConfigStore.from_yaml(run / "config.yaml")
     except ConfigError:
@@ -109,14 +110,14 @@ def stored_config(run: Path) -> ConfigStore | None:
 
 
 def checkpoints_of(run: Path, config: ConfigStore | None) -> Path:
-    """The folder of a run's checkpoints."""
+    """Return the folder of a run's checkpoints."""
     chosen = None if config is None else config.checkpoint.output_dir
     return Path(chosen) if chosen is not None else run / "checkpoints"
 
 
 def refuse_foreign_checkpoints(folder: Path) -> None:
-    """Nothing, where a run that begins may put its checkpoints into `folder`. Raises ConfigError where another run has:
-    each would delete the other's and be continued from them."""
+    """Raise ConfigError where another run has put checkpoints into `folder`, in which a run is to begin: each would
+    delete the other's and be continued from them."""
     found = finished_folders(folder)
     if found:
         raise ConfigError(
@@ -126,7 +127,7 @@ def refuse_foreign_checkpoints(folder: Path) -> None:
 
 
 def changed_keys(earlier: ConfigStore, now: ConfigStore) -> list[str]:
-    """'key: old -> new' for every key that differs."""
+    """Return 'key: old -> new' for every key that differs."""
     old, new = dict(_leaves(earlier.to_dict())), dict(_leaves(now.to_dict()))
     keys = [key for key in [*old, *(key for key in new if key not in old)] if key not in NOT_COMPARED]
     return [f"{key}: {old.get(key)} -> {new.get(key)}" for key in keys if old.get(key) != new.get(key)]
@@ -145,7 +146,7 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def checkpoint_to_continue(folder: Path, step: int | None) -> Path | None:
-    """The checkpoint of `step` in `folder`; `step` None: the newest, or None where there is none. Raises
+    """Return the checkpoint of `step` in `folder`; `step` None: the newest, or None where there is none. Raises
     CheckpointError."""
     found = finished_folders(folder)
     if step is None:
@@ -162,7 +163,7 @@ def checkpoint_to_continue(folder: Path, step: int | None) -> Path | None:
 
 @contextlib.contextmanager
 def naming_the_way_back(checkpoint: Path) -> Iterator[None]:
-    """A context whose CheckpointErrors say how to go on from the checkpoint before this one."""
+    """Return a context whose CheckpointErrors say how to go on from the checkpoint before this one."""
     try:
         yield
     except CheckpointError as error:
@@ -177,7 +178,8 @@ def naming_the_way_back(checkpoint: Path) -> Iterator[None]:
 
 
 def set_later_aside(directory: RunDirectory, checkpoints: Path, step: int) -> Path | None:
-    """The folder that now holds what the run was before it went back to `step`; None where no checkpoint is later.
+    """Return the folder that now holds what the run was before it went back to `step`; None where no checkpoint is
+    later.
 
     It is laid out as a run directory: the record up to there, and the later checkpoints. Copies come first and the
     newest checkpoint is moved first, so that a crash leaves two consistent runs.

@@ -21,11 +21,11 @@ class SaveClock:
         self._last = time.monotonic()
 
     def due(self, now: float | None = None) -> bool:
-        """Whether it is time to save; `now` None: the time it is."""
+        """Return whether it is time to save; `now` None: the time it is."""
         now = time.monotonic() if now is None else now
         return self._seconds is not None and now - self._last >= max(self._seconds, self._cost / LARGEST_SHARE)
 
     def saved(self, started: float, ended: float | None = None) -> None:
-        """Notes a checkpoint that took from `started` to `ended` (None: now), in seconds of `time.monotonic`."""
+        """Note a checkpoint that took from `started` to `ended` (None: now), in seconds of `time.monotonic`."""
         self._last = time.monotonic() if ended is None else ended
         self._cost = self._last - started

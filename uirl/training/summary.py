@@ -23,7 +23,7 @@ def summary_of(
     config: ConfigStore,
     policy: Policy,
 ) -> dict[str, Any]:
-    """The content of summary.json: `state` is that of the run, `after` its last evaluation."""
+    """Return the content of summary.json: `state` is that of the run, `after` its last evaluation."""
     before = state.before or {}
     return {
         "success_before": before.get("success"),
@@ -50,7 +50,7 @@ def summary_of(
 
 
 def summary_of_finished(state: RunState, record: RunRecord, reason: str | None) -> dict[str, Any] | None:
-    """The stored summary of a resumed run that has nothing left to do, for `reason`; None: it has."""
+    """Return the stored summary of a resumed run that has nothing left to do, for `reason`; None: it has."""
     summary = record.summary()
     if state.pending is not None or reason is None or summary is None or summary.get("steps") != state.step:
         return None
@@ -62,7 +62,7 @@ def summary_of_finished(state: RunState, record: RunRecord, reason: str | None) 
 
 
 def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, record: RunRecord) -> None:
-    """Prints the summary, and last that many episodes are no evidence, where that is so."""
+    """Print the summary, and last that many episodes are no evidence, where that is so."""
     training = state.tally
     checkpoint = record.checkpoints / f"step_{summary['steps']:06d}"
     rows = {
@@ -84,7 +84,7 @@ def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, r
 
 
 def excluded_rows(tallies: Mapping[str, Tally]) -> dict[str, str]:
-    """Lines of a table: how many episodes are no evidence and why, and how many attempts were repeated."""
+    """Return lines of a table: how many episodes are no evidence and why, and how many attempts were repeated."""
     rows = {}
     for name, tally in tallies.items():
         of = f", {name}" if name else ""
@@ -95,11 +95,12 @@ def excluded_rows(tallies: Mapping[str, Tally]) -> dict[str, str]:
 
 
 def warn_of_excluded(tallies: Mapping[str, Tally]) -> None:
-    """Says, as the last line, where more than `NOTEWORTHY` of the episodes are excluded; nothing otherwise."""
+    """Say, as the last line, where more than `NOTEWORTHY` of the episodes are excluded; nothing otherwise."""
     excluded = "; ".join(
         f"{name}: {tally.words()}".removeprefix(": ") for name, tally in tallies.items() if tally.noteworthy
     )
     if excluded:
         say(
-            f"MORE THAN {100 * NOTEWORTHY:.0f} % OF THE EPISODES ARE EXCLUDED, the numbers above leave them out. {excluded}"
+            f"MORE THAN {100 * NOTEWORTHY:.0f} % OF THE EPISODES ARE EXCLUDED, the numbers above leave them out. "
+            f"{excluded}"
         )

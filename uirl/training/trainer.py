@@ -50,7 +50,7 @@ class Trainer:
         self.learner = Learner(model.policy, self.config, self.images, algorithm=algorithm)
 
     def train_step(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """Updates on the trajectories that are evidence (no failure); the mean of the metrics of the updates.
+        """Learn from the trajectories that are evidence (no failure); return the mean of the metrics of the updates.
 
         An estimator that compares within groups gets whole groups: as many as `batch_size` has room for, in the order
         of their first members. A trajectory that failed keeps its place, so that it moves no other group.
@@ -89,8 +89,8 @@ class Trainer:
 
 
 def cut_at_groups(trajectories: Sequence[Trajectory], size: int, *, whole: bool = True) -> list[list[Trajectory]]:
-    """Batches of at most `size` trajectories; with `whole` none holds a part of a group, and one that is larger than
-    `size` is a batch alone. A trajectory without group_id is a group of its own."""
+    """Return batches of at most `size` trajectories; with `whole` none holds a part of a group, and one that is larger
+    than `size` is a batch alone. A trajectory without group_id is a group of its own."""
     groups: dict[str | int, list[Trajectory]] = {}
     for i, trajectory in enumerate(trajectories):
         groups.setdefault(trajectory.group_id if whole and trajectory.group_id else i, []).append(trajectory)

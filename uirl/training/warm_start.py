@@ -40,7 +40,7 @@ class Demonstrations:
         self.successes = 0
 
     async def batch(self, count: int) -> list[Sample]:
-        """`count` demonstrations. Raises EnvironmentFailure where the demonstrator or the environment fails."""
+        """Return `count` demonstrations. Raises EnvironmentFailure where the demonstrator or the environment fails."""
         if self.episodes >= self._size:
             await self._make_again()
             return self._rng.sample(self._samples, min(count, len(self._samples)))
@@ -52,12 +52,12 @@ class Demonstrations:
         return samples
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data from which `load_state_dict` continues exactly here."""
+        """Return plain data from which `load_state_dict` continues exactly here."""
         version, numbers, spare = self._rng.getstate()
         return {"episodes": self.episodes, "successes": self.successes, "random": [version, list(numbers), spare]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues where `state_dict` was taken. What was made before then is made again when batches are drawn."""
+        """Continue where `state_dict` was taken. What was made before then is made again when batches are drawn."""
         self.episodes, self.successes = state["episodes"], state["successes"]
         self._missing, self._samples = self.episodes, []
         self._tasks.load_state_dict({"position": self.episodes})
@@ -75,7 +75,7 @@ class Demonstrations:
         self._samples, self._missing = samples + self._samples, 0
 
     async def _play(self, tasks: UniformTasks, count: int) -> tuple[list[Sample], int]:
-        """(the samples of the next `count` demonstrations of `tasks`, how many of those succeeded)."""
+        """Return (the samples of the next `count` demonstrations of `tasks`, how many of those succeeded)."""
         parts = self._parts
         agent = ExpertAgent(parts.chat, parts.collector.parser)
         specs = [group[0] for group in tasks.groups(count, 1)]
@@ -113,19 +113,19 @@ class WarmStart:
         self._at = Position()
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data from which `load_state_dict` continues exactly here."""
+        """Return plain data from which `load_state_dict` continues exactly here."""
         at = self._at
         position = {"step": at.step, "seconds": at.seconds, "success": at.success, "row": at.row}
         return position | {"demonstrations": self._demonstrations.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues where `state_dict` was taken; the learner must be what it was then."""
+        """Continue where `state_dict` was taken; the learner must be what it was then."""
         self._at = Position(state["step"], state["seconds"], state["success"], state["row"])
         self._demonstrations.load_state_dict(state["demonstrations"])
 
     async def run(self, after_step: Callable[[], None]) -> dict[str, Any]:
-        """What it did: steps, seconds, demonstrations, the success that ended it. `after_step` is called at every
-        place to go on from. Raises Interrupted where it is asked to stop; it is at such a place then."""
+        """Run it to its end; return steps, seconds, demonstrations, the success that ended it. `after_step` is called
+        at every place to go on from. Raises Interrupted where it is asked to stop; it is at such a place then."""
         parts, at = self._parts, self._at
         hook, parts.collector.on_finished = parts.collector.on_finished, None
         earlier, started = at.seconds, time.perf_counter()
@@ -148,7 +148,7 @@ class WarmStart:
         }
 
     async def _step(self) -> None:
-        """One step of the optimiser, or the evaluation after it where that was interrupted."""
+        """Take one step of the optimiser, or the evaluation after it where that was interrupted."""
         at, settings = self._at, self._settings
         if at.row is None:
             batch = await self._interrupt.give_up(self._demonstrations.batch(settings.batch_size))
@@ -164,7 +164,7 @@ class WarmStart:
         at.row = None
 
     async def _evaluate(self) -> float | None:
-        """Success of the policy, or its reward where nobody says what success is."""
+        """Return the success of the policy, or its reward where nobody says what success is."""
         parts, settings = self._parts, self._settings
         await parts.publish()
         report = await evaluate_episodes(

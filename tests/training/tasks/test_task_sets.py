@@ -90,8 +90,9 @@ def test_instances_that_training_plays_too_are_counted() -> None:
     fixed = [Task("one", seed=1), Task("two", seed=2)]
     made = sets(fixed, [Task("one", seed=1), Task("two", seed=9), Task("three", seed=3)])
     assert names(made.repeated) == ["one"]
-    assert made.summary.endswith("; 2 of them training tasks, on held-out instances, but 1 name the seed of the instance "
-                              "that training plays")  # fmt: skip
+    assert made.summary.endswith(
+        "; 2 of them training tasks, on held-out instances, but 1 name the seed of the instance that training plays"
+    )
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:

@@ -23,7 +23,7 @@ _TOKENS, _WINDOW = 12, 3
 
 
 def proven_spans(loaded: LoadedModel) -> AttentionSpans:
-    """What the layers of a model see, proved once per model: see `prove_attention`."""
+    """Return what the layers of a model see, proved once per model: see `prove_attention`."""
     if loaded.spans is None:
         spans = loaded.attention_spans()
         prove_attention(loaded)
@@ -33,7 +33,7 @@ def proven_spans(loaded: LoadedModel) -> AttentionSpans:
 
 @torch.no_grad()
 def prove_attention(loaded: LoadedModel) -> None:
-    """Raises ContractError where the engine's masks and cache are not what the model itself does.
+    """Raise ContractError where the engine's masks and cache are not what the model itself does.
 
     Compares a few tokens through masks and cache with the model's own forward of all of them, with the windows of the
     config made small for the moment: real ones are longer than what can be tried at every start.
@@ -63,7 +63,7 @@ def prove_attention(loaded: LoadedModel) -> None:
 
 
 def _through_the_cache(loaded: LoadedModel, spans: AttentionSpans, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Hidden states [1, T, H] of `tokens`, fed as a prompt, a second turn, and one by one."""
+    """Return hidden states [1, T, H] of `tokens`, fed as a prompt, a second turn, and one by one."""
     cache = SlotCache(loaded.device)
     cache.reserve(1, _TOKENS)
     parts, start = [], 0
@@ -79,7 +79,8 @@ def _through_the_cache(loaded: LoadedModel, spans: AttentionSpans, tokens: Tenso
 
 @contextlib.contextmanager
 def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """A context in which `model` is in evaluation mode: HF's gradient checkpointing keeps no cache in training mode."""
+    """Return a context in which `model` is in evaluation mode: HF's gradient checkpointing keeps no cache in training
+    mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -91,7 +92,7 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _small_windows(config: Any) -> Iterator[None]:
-    """A context in which the windows of the config are few tokens; the model reads them at every forward."""
+    """Return a context in which the windows of the config are few tokens; the model reads them at every forward."""
     kept = {key: getattr(config, key) for key in SIZE_KEYS.values() if getattr(config, key, None) is not None}
     try:
         for key in kept:

@@ -41,7 +41,7 @@ class SlotCache(Cache):
         return self._length
 
     def reserve(self, rows: int, length: int) -> None:
-        """Makes room for `rows` sequences of `length` tokens; what is there stays."""
+        """Make room for `rows` sequences of `length` tokens; what is there stays."""
         self._rows = max(self._rows, rows)
         self._length = max(self._length, length)
         for tensors in (self._keys, self._values):
@@ -50,7 +50,7 @@ class SlotCache(Cache):
                     tensors[i] = self._grown(old)
 
     def aim(self, read: slice, rows: Tensor, columns: Tensor, valid: Tensor | None, span: int) -> None:
-        """Says where the next forward writes: token j of the valid tokens goes to (rows[j], columns[j]), both [tokens].
+        """Say where the next forward writes: token j of the valid tokens goes to (rows[j], columns[j]), both [tokens].
 
         `read` selects the batch's rows, `span` the columns it sees, `valid` [B, n] the tokens that are not padding
         (None: all).
@@ -61,8 +61,8 @@ class SlotCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Stores new keys and values [B, heads, n, head] where `aim` said; returns all that the rows hold of a layer,
-        [B, heads, span, head] each. HF models call it in every layer."""
+        """Store new keys and values [B, heads, n, head] where `aim` said; return all that the rows hold of a layer, [B,
+        heads, span, head] each. HF models call it in every layer."""
         if layer_idx == len(self._keys):
             self._keys.append(self._fresh(key_states))
             self._values.append(self._fresh(value_states))
@@ -75,7 +75,7 @@ class SlotCache(Cache):
         return self._span
 
     def move(self, moves: Mapping[int, int]) -> None:
-        """Copies rows (from -> to), all at once: an exchange needs no spare row."""
+        """Copy rows (from -> to), all at once: an exchange needs no spare row."""
         if not moves:
             return
         source = torch.tensor(list(moves), device=self._device)

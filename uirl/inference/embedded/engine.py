@@ -59,7 +59,7 @@ class TransformersInferenceEngine(InferenceEngine):
 
     @classmethod
     def from_config(cls, config: ConfigStore, loaded: LoadedModel, *, shared: bool) -> TransformersInferenceEngine:
-        """The engine as `config.inference` says."""
+        """Return the engine as `config.inference` says."""
         settings = config.inference
         return cls(
             loaded,
@@ -114,7 +114,7 @@ class TransformersInferenceEngine(InferenceEngine):
     # -- the loop ----------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Steps while there is work."""
+        """Step while there is work."""
         try:
             while self._scheduler.has_work:
                 self._step()
@@ -124,7 +124,7 @@ class TransformersInferenceEngine(InferenceEngine):
             self._fail(f"the forward pass failed: {type(error).__name__}: {error}", error)
 
     def _step(self) -> None:
-        """Prefills what can be admitted, then decodes one token of everything that runs."""
+        """Prefill what can be admitted, then decode one token of everything that runs."""
         admission = self._scheduler.admit()
         if admission is not None:
             self._runner.place(admission)
@@ -133,7 +133,7 @@ class TransformersInferenceEngine(InferenceEngine):
             self._append(self._scheduler.running, self._runner.decode(self._scheduler.running))
 
     def _append(self, sequences: Sequence[SequenceState], sampled: Sampled) -> None:
-        """Records one token of each sequence and answers the requests that end with it."""
+        """Record one token of each sequence and answer the requests that end with it."""
         finished = self._scheduler.append(sequences, *sampled)
         if not finished.sequences:
             return
@@ -145,7 +145,7 @@ class TransformersInferenceEngine(InferenceEngine):
                 reply.set_result(Generation(tokens, log_probs, reason, sequence.policy_version, sequence.reused))
 
     def _fail(self, message: str, cause: Exception | None = None) -> None:
-        """Ends everything under way with an EngineFailure, and frees the cache."""
+        """End everything under way with an EngineFailure, and free the cache."""
         for sequence in self._scheduler.clear():
             reply = self._replies.get(sequence)
             if reply is not None and not reply.done():

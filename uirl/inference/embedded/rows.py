@@ -6,7 +6,7 @@ from collections.abc import Sequence, Set
 
 
 def rows_for_admission(running: int, kept: Sequence[int | None], others: Set[int]) -> tuple[list[int], dict[int, int]]:
-    """(row of each admitted sequence, moves) so that the admitted take rows [running, running + len(kept)).
+    """Return (row of each admitted sequence, moves) so that the admitted take rows [running, running + len(kept)).
 
     `kept`: the row that each admitted sequence kept, None where it has none; `others`: rows that waiting episodes
     keep, which make way. Moves are {from: to}, all at once.
@@ -30,8 +30,8 @@ def rows_for_admission(running: int, kept: Sequence[int | None], others: Set[int
 
 
 def rows_for_retirement(remaining: Sequence[int], finished: Sequence[int]) -> dict[int, int]:
-    """Moves {from: to} that close the running rows: sequences beyond the new end exchange rows with finished ones
-    before it."""
+    """Return the moves {from: to} that close the running rows: sequences beyond the new end exchange rows with
+    finished ones before it."""
     end = len(remaining)
     beyond = [row for row in remaining if row >= end]
     before = [row for row in finished if row < end]

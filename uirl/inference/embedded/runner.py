@@ -40,11 +40,11 @@ class ModelRunner:
         self._batch: BatchSampling | None = None
 
     def reset(self) -> None:
-        """Frees the cache."""
+        """Free the cache."""
         self._cache, self._batch = SlotCache(self.loaded.device), None
 
     def load_weights(self, weights: Weights) -> None:
-        """Copies `weights` into the model by name. Raises ContractError for a name or a shape that it does not have."""
+        """Copy `weights` into the model by name. Raises ContractError for a name or a shape that it does not have."""
         parameters = dict(self.loaded.model.named_parameters(remove_duplicate=False))
         with torch.no_grad():
             for name, tensor in weights:
@@ -59,13 +59,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def place(self, admission: Admission) -> None:
-        """Makes room for sequences that begin to run, and moves kept rows as the scheduler says."""
+        """Make room for sequences that begin to run, and move kept rows as the scheduler says."""
         self._cache.reserve(_round_up(admission.rows, 16), _round_up(admission.length, 64))
         self.move(admission.moves)
 
     @torch.inference_mode()
     def move(self, moves: Mapping[int, int]) -> None:
-        """Copies rows, {from: to}; the batch of the next decoding step is another one."""
+        """Copy rows, {from: to}; the batch of the next decoding step is another one."""
         self._cache.move(moves)
         self._batch = None
 
@@ -73,7 +73,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prefill(self, admitted: Sequence[SequenceState]) -> Sampled:
-        """Feeds the prompt tokens that are not cached yet, left-padded to one block [B, n]; draws the first tokens."""
+        """Feed the prompt tokens that are not cached yet, left-padded to one block [B, n]; draw the first tokens."""
         started = time.perf_counter()
         counts = [sequence.uncached for sequence in admitted]
         width, span = max(counts), max(len(s.request.prompt_ids) for s in admitted)
@@ -105,7 +105,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def decode(self, running: Sequence[SequenceState]) -> Sampled:
-        """Feeds the last token of every running sequence, in the order of their rows; draws the next."""
+        """Feed the last token of every running sequence, in the order of their rows; draw the next."""
         started = time.perf_counter()
         n, device = len(running), self.loaded.device
         if self._batch is None:
@@ -128,7 +128,7 @@ class ModelRunner:
         return self._draw(running, self._batch, logits)
 
     def _uncached_images(self, sequence: SequenceState) -> Sequence[Screenshot]:
-        """The pictures whose placeholders are not in the row yet."""
+        """Return the pictures whose placeholders are not in the row yet."""
         vision, images = self.loaded.vision, sequence.request.images
         if vision is None or not images:
             return ()
@@ -136,8 +136,8 @@ class ModelRunner:
         return [image for image, (start, _) in zip(images, spans, strict=True) if start >= sequence.cached]
 
     def _forward(self, ids: np.ndarray, positions: np.ndarray, masks: Masks, images: Sequence[Screenshot]) -> Tensor:
-        """Logits [B, V] after the last column of `ids` [B, n] at `positions` [axes, B, n]. `masks`: what each token
-        sees; `images`: those whose placeholders are among the ids."""
+        """Return logits [B, V] after the last column of `ids` [B, n] at `positions` [axes, B, n]. `masks`: what each
+        token sees; `images`: those whose placeholders are among the ids."""
         if self.loaded.model.training:
             self.loaded.model.eval()
         device = self.loaded.device
@@ -153,7 +153,7 @@ class ModelRunner:
         return project(self.loaded, hidden[:, -1])
 
     def _draw(self, sequences: Sequence[SequenceState], sampling: BatchSampling, logits: Tensor) -> Sampled:
-        """One token for each row of `logits` [B, V]."""
+        """Return one token for each row of `logits` [B, V]."""
         self._counters.add("generated_tokens", len(sequences))
         return sampling.sample(logits, [s.uniforms.random() for s in sequences])
 

@@ -11,7 +11,7 @@ from uirl.inference.base import SamplingParams
 
 
 def sampling_log_probs(logits: Tensor, temperature: Tensor, top_p: Tensor | None, top_k: Tensor | None) -> Tensor:
-    """Log-probs [B, V] of the distribution tokens are drawn from; -inf for what cannot be drawn.
+    """Return log-probs [B, V] of the distribution tokens are drawn from; -inf for what cannot be drawn.
 
     log_softmax(logits / temperature), then only the `top_k` likeliest, then the smallest set whose mass reaches
     `top_p` (Holtzman et al. 2020), renormalised. `temperature` [B] where 0 counts as 1 (greedy rows report the
@@ -35,7 +35,7 @@ def sampling_log_probs(logits: Tensor, temperature: Tensor, top_p: Tensor | None
 
 
 def draw(log_probs: Tensor, greedy: Tensor, uniforms: Tensor) -> Tensor:
-    """One token per row [B]: the likeliest where `greedy`, else the inverse CDF at `uniforms` in [0, 1).
+    """Return one token per row [B]: the likeliest where `greedy`, else the inverse CDF at `uniforms` in [0, 1).
 
     A row depends on its own uniform alone, so a response does not depend on what else is in the batch.
     """
@@ -61,7 +61,7 @@ class BatchSampling:
         self.top_k = torch.tensor([p.top_k for p in params], device=device) if limited else None
 
     def sample(self, logits: Tensor, uniforms: Sequence[float]) -> tuple[list[int], list[float]]:
-        """(token, log-prob) of each row of `logits` [B, V]."""
+        """Return (token, log-prob) of each row of `logits` [B, V]."""
         log_probs = sampling_log_probs(logits, self.temperature, self.top_p, self.top_k)
         tokens = draw(log_probs, self.greedy, torch.tensor(uniforms, device=logits.device))
         return tokens.tolist(), log_probs.gather(-1, tokens[:, None])[:, 0].tolist()

@@ -136,29 +136,29 @@ class Scheduler:
         return list(self._kept)
 
     def add(self, request: GenerationRequest, policy_version: int) -> SequenceState:
-        """Puts a request behind those that wait."""
+        """Put a request behind those that wait."""
         sequence = SequenceState(request, policy_version)
         self.waiting.append(sequence)
         return sequence
 
     def abort(self, sequence: SequenceState) -> None:
-        """Gives a sequence up: it leaves the queue now, or its row after the next token."""
+        """Give a sequence up: it leaves the queue now, or its row after the next token."""
         sequence.aborted = True
         if sequence in self.waiting:
             self.waiting.remove(sequence)
 
     def release(self, session_id: str) -> None:
-        """Forgets the row of a session. Unknown ids are fine."""
+        """Forget the row of a session. Unknown ids are fine."""
         self._kept.pop(session_id, None)
 
     def forget_rows(self) -> None:
-        """Forgets what older weights computed: kept rows now, the rows of running sequences when these end."""
+        """Forget what older weights computed: kept rows now, the rows of running sequences when these end."""
         self._kept.clear()
         for sequence in self.running:
             sequence.stale = True
 
     def clear(self) -> list[SequenceState]:
-        """Empties everything; returns what was waiting or running."""
+        """Empty everything; return what was waiting or running."""
         sequences = [*self.waiting, *self.running]
         self.waiting.clear()
         self.running.clear()
@@ -168,7 +168,7 @@ class Scheduler:
     # -- admit -------------------------------------------------------------------------------------------------
 
     def admit(self) -> Admission | None:
-        """Moves waiting requests to the running as far as rows and the prefill budget allow; None where none can.
+        """Move waiting requests to the running as far as rows and the prefill budget allow; None where none can.
 
         Each gets a row right behind the running ones, its own kept row where it has one.
         """
@@ -194,7 +194,7 @@ class Scheduler:
         return Admission(admitted, moves, used, min(longest, self.limits.max_context))
 
     def _within_budget(self) -> list[SequenceState]:
-        """Takes requests from the queue, in order."""
+        """Take requests from the queue, in order."""
         taken: list[SequenceState] = []
         tokens = 0
         while self.waiting and len(self.running) + len(taken) < self.limits.max_running:
@@ -205,8 +205,8 @@ class Scheduler:
         return taken
 
     def _reusable(self, kept: _KeptRow, request: GenerationRequest) -> int:
-        """How many leading tokens of a row serve the request: at most all but the last, never a part of a picture,
-        and no picture that is another one now."""
+        """Return how many leading tokens of a row serve the request: at most all but the last, never a part of a
+        picture, and no picture that is another one now."""
         ids = request.prompt_ids
         n = min(len(kept.ids), len(ids) - 1)
         if ids[:n] != kept.ids[:n]:
@@ -223,7 +223,7 @@ class Scheduler:
     # -- finish ------------------------------------------------------------------------------------------------
 
     def append(self, sequences: Sequence[SequenceState], tokens: Sequence[int], log_probs: Sequence[float]) -> Finished:
-        """Adds one sampled token to each of `sequences`, and takes those that end with it out of the running."""
+        """Add one sampled token to each of `sequences`, and take those that end with it out of the running."""
         finished: list[tuple[SequenceState, str]] = []
         for sequence, token, log_prob in zip(sequences, tokens, log_probs, strict=True):
             sequence.tokens.append(token)
@@ -242,7 +242,7 @@ class Scheduler:
         return "abort" if sequence.aborted else None
 
     def _retire(self, finished: list[tuple[SequenceState, str]]) -> dict[int, int]:
-        """The moves that close the running rows; rows of sessions are kept behind them."""
+        """Return the moves that close the running rows; rows of sessions are kept behind them."""
         gone = {sequence for sequence, _ in finished}
         remaining = [s for s in self.running if s not in gone]
         moves = rows_for_retirement([s.row for s in remaining], [s.row for s, _ in finished])

@@ -36,7 +36,7 @@ class AttentionSpans:
     """The masks are numbers of this type to add to the scores ('eager' attention); None: booleans."""
 
     def masks(self, at: Tensor, span: int) -> Masks:
-        """Masks [B, 1, n, span]: what the tokens at the places `at` [B, n] of their sequences see of [0, span).
+        """Return masks [B, 1, n, span]: what the tokens at the places `at` [B, n] of their sequences see of [0, span).
 
         One mask where all layers are of one kind, else one by kind, as HF models take them.
         """
@@ -57,7 +57,7 @@ class AttentionSpans:
 
 
 def _visible(kind: Kind, size: int | None, at: Tensor, span: int) -> Tensor:
-    """Booleans [B, n, span]: whether the token at `at` [B, n] sees each place."""
+    """Return booleans [B, n, span]: whether the token at `at` [B, n] sees each place."""
     key, query = torch.arange(span, device=at.device)[None, None], at[:, :, None]
     visible = key <= query
     if size is None:
@@ -68,7 +68,7 @@ def _visible(kind: Kind, size: int | None, at: Tensor, span: int) -> Tensor:
 
 
 def attention_spans(model_config: Any, dtype: torch.dtype, *, name: str) -> AttentionSpans:
-    """What the HF config of the model `name`, which runs in `dtype`, says its layers see.
+    """Return what the HF config of the model `name`, which runs in `dtype`, says its layers see.
 
     `layer_types` where the config has them; else `sliding_window` or `attention_chunk_size` hold for every layer.
     `use_sliding_window: false` switches a window off. Raises ContractError for attention that takes no masks from
@@ -108,8 +108,8 @@ def _additive(config: Any, dtype: torch.dtype, name: str) -> torch.dtype | None:
 
 
 def context_limit(model_config: Any, max_context: int | None) -> tuple[int, str]:
-    """(tokens of prompt and reply together, where that number comes from): the smallest of what the HF config of a
-    model allows and `max_context`."""
+    """Return (tokens of prompt and reply together, where that number comes from): the smallest of what the HF config of
+    a model allows and `max_context`."""
     config = model_config.get_text_config()
     limits = [(int(getattr(config, "max_position_embeddings", None) or 4096), "the model's max_position_embeddings")]
     if max_context is not None:
@@ -123,7 +123,7 @@ def context_limit(model_config: Any, max_context: int | None) -> tuple[int, str]
 
 
 def _ropes(config: Any) -> list[Mapping[str, Any]]:
-    """The rotary settings of the model: one, or one per kind of layer."""
+    """Return the rotary settings of the model: one, or one per kind of layer."""
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = [rope for rope in parameters.values() if isinstance(rope, Mapping)]
     return nested or [parameters]

@@ -70,13 +70,13 @@ class ChatRenderer:
         self.end_text, self.incremental = self._prove_incremental()
 
     def whole(self, messages: Sequence[Message]) -> list[int]:
-        """Ids of a whole conversation, with the prompt for the next reply. Raises EnvironmentFailure for a picture that
-        cannot be shown."""
+        """Return the ids of a whole conversation, with the prompt for the next reply. Raises EnvironmentFailure for a
+        picture that cannot be shown."""
         text = self._text(messages, prompt=True)
         return self._expand(self.controls.encode(text), [image for m in messages for image in m.images])
 
     def following(self, messages: Sequence[Message], *, after_end: bool) -> list[int]:
-        """Ids that `messages` add after a reply, with the prompt for the next one.
+        """Return the ids that `messages` add after a reply, with the prompt for the next one.
 
         `after_end`: the reply's ids end with the template's end token; otherwise (cut off) it is added here.
         """
@@ -87,27 +87,27 @@ class ChatRenderer:
         return self._expand(self.controls.encode(text), [image for m in messages for image in m.images])
 
     def demonstration(self, reply: str, control_words: Sequence[str] = ()) -> list[int]:
-        """Ids of a reply as the policy would have sampled it, with its end token.
+        """Return the ids of a reply as the policy would have sampled it, with its end token.
 
-        `control_words`: words of control tokens that the format of the reply writes (`ActionParser.control_words`); those of all
-        others in it are letters.
+        `control_words`: those of the tokens that the format of the reply writes (`ActionParser.control_words`); the
+        words of all others in it are letters.
         """
         return self.controls.encode(self.controls.hide_reply(reply, control_words) + self.end_text)
 
     def beginning(self, reply: str, control_words: Sequence[str] = ()) -> list[int]:
-        """Ids of the beginning of a reply; `control_words` as for `demonstration`."""
+        """Return the ids of the beginning of a reply; `control_words` as for `demonstration`."""
         return self.controls.encode(self.controls.hide_reply(reply, control_words))
 
     def check_sampled(self, ids: Sequence[int]) -> None:
-        """See `LoadedModel.check_sampled`."""
+        """Check the ids of a reply; see `LoadedModel.check_sampled`."""
         self._loaded.check_sampled(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a reply, without special tokens."""
+        """Return the text of a reply, without special tokens."""
         return self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
-        """What the template makes of hidden messages."""
+        """Return what the template makes of hidden messages."""
         hidden = [self.controls.hide(m.as_hf()) for m in messages]
         return self._tokenizer.apply_chat_template(
             hidden, tools=self._hidden_tools, tokenize=False, add_generation_prompt=prompt
@@ -115,13 +115,13 @@ class ChatRenderer:
 
     @staticmethod
     def can_show(loaded: LoadedModel, tools: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the chat template shows the tools to the policy."""
+        """Return whether the chat template shows the tools to the policy."""
         messages = [message.as_hf() for message in _PROBES[1]]
         text = loaded.tokenizer.apply_chat_template(messages, tools=[dict(tool) for tool in tools], tokenize=False)
         return all(name in text for name in _names(tools))
 
     def _expand(self, ids: list[int], images: Sequence[Screenshot]) -> list[int]:
-        """Each image token becomes as many as the picture takes."""
+        """Repeat each image token as often as its picture takes."""
         if self._loaded.vision is None and not images:
             return list(ids)
         vision = self._loaded.vision_for(images)
@@ -147,7 +147,8 @@ class ChatRenderer:
         return self._difference(history, messages, after_end)
 
     def _difference(self, history: Sequence[Message], messages: Sequence[Message], after_end: bool) -> str:
-        """The text that `messages` add to `history`, which ends with a reply: cut after the reply's end token."""
+        """Return the text that `messages` add to `history`, which ends with a reply: cut after the reply's end
+        token."""
         whole = self._text([*history, *messages], prompt=True)
         at = whole.rfind(history[-1].text + (self.end_text if after_end else ""))
         if at < 0:
@@ -155,7 +156,7 @@ class ChatRenderer:
         return whole[at + len(history[-1].text) + (len(self.end_text) if after_end else 0) :]
 
     def _prove_incremental(self) -> tuple[str, bool]:
-        """(text of the end token, whether what a message adds is independent of the history)."""
+        """Return (text of the end token, whether what a message adds is independent of the history)."""
         prompt = self._text(_PROBES[0], prompt=True)
         closed = self._text([*_PROBES[0], Message("assistant", _PROBE_REPLY)], prompt=False)
         tail = closed[closed.rfind(_PROBE_REPLY) + len(_PROBE_REPLY) :]
@@ -176,7 +177,7 @@ class ChatRenderer:
         return all(self._grows_alike(following) for following in (from_user, from_tool) if following)
 
     def _grows_alike(self, following: list[Message]) -> bool:
-        """Whether `following` adds the same text after every history, and changes nothing before it."""
+        """Return whether `following` adds the same text after every history, and changes nothing before it."""
         try:
             texts = {
                 self._difference([*history, Message("assistant", _PROBE_REPLY)], following, True) for history in _PROBES
@@ -193,7 +194,8 @@ class ChatRenderer:
 
 
 def _controls_of(loaded: LoadedModel) -> ControlTokens:
-    """The control tokens of a model: also those that its tokenizer does not flag, and its chat template builds with."""
+    """Return the control tokens of a model: also those that its tokenizer does not flag, and its chat template builds
+    with."""
 
     def rendered(*messages: Message) -> str:
         try:
@@ -211,7 +213,7 @@ def _controls_of(loaded: LoadedModel) -> ControlTokens:
 
 
 def _bare(message: Message) -> Message:
-    """The message with its pictures made alike: the text around them is the same for all."""
+    """Return the message with its pictures made alike: the text around them is the same for all."""
     blank = Screenshot(b"", "picture")
     return replace(message, images=(blank,) * len(message.images))
 

@@ -32,8 +32,8 @@ _NOTHING = _MARK + "9" * _DIGITS
 
 
 def without_aliases(text: str) -> str:
-    """A text for others, such as an error of a template that quotes what it was given: who knows an alias could write
-    control tokens."""
+    """Return a text for others, such as an error of a template that quotes what it was given: who knows an alias could
+    write control tokens."""
     return text.replace(_SECRET, "")
 
 
@@ -64,24 +64,24 @@ class ControlTokens:
         self._encoded: BoundedCache[list[int]] = BoundedCache(CACHE_BYTES)
 
     def found_in(self, text: str) -> list[str]:
-        """The words of control tokens that `text` spells, each once."""
+        """Return the words of control tokens that `text` spells, each once."""
         return sorted(set(self._in_content.pattern.findall(text)))
 
     def among(self, ids: Iterable[int]) -> list[int]:
-        """The control tokens of a sequence, in order."""
+        """Return the control tokens of a sequence, in order."""
         return [i for i in ids if i in self._guarded]
 
     def hide(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message for the chat template, its content under aliases."""
+        """Return a message for the chat template, its content under aliases."""
         finder = self._in_replies if message["role"] == "assistant" else self._in_content
         return {key: value if key == "role" else self._hidden(value, finder) for key, value in message.items()}
 
     def hide_all(self, value: Any) -> Any:
-        """Anything made of texts, lists and mappings, such as the schema of a tool, under aliases."""
+        """Return anything made of texts, lists and mappings, such as the schema of a tool, under aliases."""
         return self._hidden(value, self._in_content)
 
     def hide_reply(self, text: str, control_words: Sequence[str] = ()) -> str:
-        """The text of a reply under aliases; the words `control_words` stay control tokens."""
+        """Return the text of a reply under aliases; the words `control_words` stay control tokens."""
         hidden: str = self._hidden(text, self._in_replies)
         for word in control_words:
             if word in self._numbers:
@@ -89,7 +89,8 @@ class ControlTokens:
         return hidden
 
     def encode(self, text: str) -> list[int]:
-        """The ids of what a template made of hidden content: its own words are control tokens, all else is letters.
+        """Return the ids of what a template made of hidden content: its own words are control tokens, all else is
+        letters.
 
         Raises EnvironmentFailure where the tokenizer makes a control token of letters all the same.
         """
@@ -127,8 +128,8 @@ class ControlTokens:
         return f"{_MARK}{self._numbers[word]:0{_DIGITS}}"
 
     def _named(self, text: str, *, spread: bool) -> str:
-        """The text with control tokens under their secret names, and aliases as letters. `spread`: these with a break
-        between any two."""
+        """Return the text with control tokens under their secret names, and aliases as letters. `spread`: these with a
+        break between any two."""
 
         def name(match: re.Match[str]) -> str:
             if match["number"] is None:
@@ -150,7 +151,7 @@ class _Finder:
         self._longest = max(map(len, words), default=0)
 
     def closed(self, text: str) -> str:
-        """The text, kept apart from its neighbours where half a word stands at an end of it."""
+        """Return the text, kept apart from its neighbours where half a word stands at an end of it."""
         body = text.strip()
         if not body:
             return text
@@ -188,7 +189,7 @@ class _SecretTokenizer:
         self._break = self._backend.token_to_id(_NOTHING)
 
     def encode(self, text: str) -> list[int]:
-        """The ids, those of control tokens inverted (`~id`)."""
+        """Return the ids, those of control tokens inverted (`~id`)."""
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
         return [self._real.get(i, i) for i in encoding.ids if i != self._break]
 
@@ -201,7 +202,7 @@ class _PieceTokenizer:
         self._split = re.compile(f"({_NAME}[0-9]{{{_DIGITS}}}|{_NOTHING})")
 
     def encode(self, text: str) -> list[int]:
-        """The ids, those of control tokens inverted (`~id`)."""
+        """Return the ids, those of control tokens inverted (`~id`)."""
         ids: list[int] = []
         for piece in filter(None, self._split.split(text)):
             if piece.startswith(_NAME):
@@ -217,7 +218,7 @@ def _secret_tokenizer(tokenizer: Any, words: Sequence[str]) -> _SecretTokenizer 
 
 
 def _any_of(words: Iterable[str]) -> str:
-    """A pattern for the longest of `words` at a place, in time that does not grow with their number."""
+    """Return a pattern for the longest of `words` at a place, in time that does not grow with their number."""
     tree: dict[str, Any] = {}
     for word in words:
         node = tree

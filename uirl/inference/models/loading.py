@@ -78,29 +78,30 @@ class LoadedModel:
         return self.vision.axes if self.vision else 1
 
     def attention_spans(self) -> AttentionSpans:
-        """What the config says the layers see. Raises ContractError for attention that takes no masks from outside."""
+        """Return what the config says the layers see. Raises ContractError for attention that takes no masks from
+        outside."""
         return attention_spans(self.config, self.dtype, name=self.name)
 
     def vision_for(self, images: Sequence[Screenshot]) -> VisionInputs:
-        """The picture side that reads `images`. Raises ContractError for a text model."""
+        """Return the picture side that reads `images`. Raises ContractError for a text model."""
         if self.vision is None:
             raise ContractError(f"{self.name} is a text model, but {len(images)} image(s) were given; use a VL model")
         return self.vision
 
     def positions(self, ids: Sequence[int], images: Sequence[Screenshot]) -> tuple[np.ndarray, int]:
-        """Rotary positions [axes, len(ids)] and the next position."""
+        """Return rotary positions [axes, len(ids)] and the next position."""
         if self.vision:
             return self.vision.positions(ids, images)
         return np.arange(len(ids))[None], len(ids)
 
     def pixel_inputs(self, images: Sequence[Screenshot]) -> dict[str, Tensor]:
-        """Keyword arguments of the forward for the pictures of a batch, in reading order: see
+        """Return keyword arguments of the forward for the pictures of a batch, in reading order: see
         `VisionInputs.forward_inputs`."""
         return self.vision_for(images).forward_inputs(images, self.device, self.dtype) if images else {}
 
     def check_sampled(self, ids: Sequence[int]) -> None:
-        """Nothing for a reply that can stand in a sequence. Raises EngineFailure for one with a token that the model
-        does not have, and for one with the placeholder of a picture, which no picture belongs to: an engine that bans
+        """Raise EngineFailure for a reply that cannot stand in a sequence: one with a token that the model does not
+        have, and for one with the placeholder of a picture, which no picture belongs to: an engine that bans
         `banned_ids` does not sample it."""
         vocabulary = self.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
         if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
@@ -115,11 +116,11 @@ class LoadedModel:
             )
 
     def save(self, folder: Path) -> None:
-        """Writes a folder that `load_model` and plain HF `from_pretrained` read."""
+        """Write a folder that `load_model` and plain HF `from_pretrained` read."""
         self.save_parts(folder, None)
 
     def save_parts(self, folder: Path, state: dict[str, Tensor] | None) -> None:
-        """Like `save`, with the weights `state` (HF names) instead of the model's own; None: its own."""
+        """Write a folder like `save`, with the weights `state` (HF names) instead of the model's own; None: its own."""
         with _quiet():
             self.model.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
         self.tokenizer.save_pretrained(folder)
@@ -128,7 +129,7 @@ class LoadedModel:
 
 
 def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedModel:
-    """The model that a `ModelConfig` describes, on its device, in evaluation mode.
+    """Return the model that a `ModelConfig` describes, on its device, in evaluation mode.
 
     `model_name` is a built-in tiny model ('uirl/tiny-vlm', 'uirl/tiny-lm'; random weights from `seed`), a HF id or a
     folder; `local_path`, where set, is read instead. Raises ConfigError for an unknown name, CheckpointError for a
@@ -156,7 +157,7 @@ def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedMod
 
 
 def _built_in(config: Any) -> bool:
-    """Whether the config names a built-in model. Raises ConfigError for a built-in name that does not exist."""
+    """Return whether the config names a built-in model. Raises ConfigError for a built-in name that does not exist."""
     if config.local_path is not None or not config.model_name.startswith("uirl/"):
         return False
     if config.model_name not in TINY_MODELS:
@@ -165,7 +166,7 @@ def _built_in(config: Any) -> bool:
 
 
 def wrap_model(model: Any, tokenizer: Any, image_processor: Any | None, *, name: str) -> LoadedModel:
-    """A `LoadedModel` around parts that already exist."""
+    """Return a `LoadedModel` around parts that already exist."""
     vision = VisionInputs(model.config, image_processor) if image_processor is not None else None
     ends = {tokenizer.eos_token_id}
     generation = getattr(model, "generation_config", None)
@@ -186,7 +187,7 @@ def wrap_model(model: Any, tokenizer: Any, image_processor: Any | None, *, name:
 def hidden_states(
     loaded: LoadedModel, input_ids: Tensor, position_ids: Tensor, images: Sequence[Screenshot], **kwargs: Any
 ) -> Tensor:
-    """Last hidden states [B, T, H] of the backbone for `input_ids` [B, T] at `position_ids` [axes, B, T].
+    """Return last hidden states [B, T, H] of the backbone for `input_ids` [B, T] at `position_ids` [axes, B, T].
 
     `images`: those whose placeholders are among the ids, in reading order. `kwargs` may carry an attention mask and a
     cache. Without a mask, sequences are right-padded and attention is causal.
@@ -201,7 +202,7 @@ def hidden_states(
 
 
 def project(loaded: LoadedModel, hidden: Tensor) -> Tensor:
-    """Logits [B, T, V] of hidden states [B, T, H], or [B, V] of [B, H], in float32, banned tokens at -inf."""
+    """Return logits [B, T, V] of hidden states [B, T, H], or [B, V] of [B, H], in float32, banned tokens at -inf."""
     config = loaded.text_config
     logits = loaded.model.get_output_embeddings()(hidden).float()  # type: ignore[operator]
     if getattr(config, "logit_scale", None):
@@ -218,7 +219,7 @@ def project(loaded: LoadedModel, hidden: Tensor) -> Tensor:
 def pad_sequences(
     loaded: LoadedModel, sequences: Sequence[Sequence[int]], images: Sequence[Sequence[Screenshot]]
 ) -> tuple[Tensor, Tensor]:
-    """Right-padded input ids [B, T] and positions [axes, B, T] of whole sequences with the images of each."""
+    """Return right-padded input ids [B, T] and positions [axes, B, T] of whole sequences with the images of each."""
     longest = max(len(s) for s in sequences)
     pad = loaded.tokenizer.pad_token_id if loaded.tokenizer.pad_token_id is not None else loaded.end_ids[0]
     ids = torch.full((len(sequences), longest), pad, dtype=torch.long)
@@ -235,7 +236,7 @@ def pad_sequences(
 
 @torch.no_grad()
 def check_head(loaded: LoadedModel) -> None:
-    """Raises ContractError where `project` is not what the model's own head does."""
+    """Raise ContractError where `project` is not what the model's own head does."""
     ids = torch.tensor([[loaded.end_ids[0]] * 3], device=loaded.device)
     positions = torch.arange(3, device=loaded.device).expand(loaded.axes, 1, 3)
     ours = project(loaded, hidden_states(loaded, ids, positions, ()))
@@ -284,8 +285,8 @@ def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | Non
 
 
 def _hollow(front: Any, hf_config: Any) -> Any:
-    """A `from_pretrained` that makes the model on the meta device, with the generation settings of its checkpoint:
-    they name its end tokens."""
+    """Return a `from_pretrained` that makes the model on the meta device, with the generation settings of its
+    checkpoint: they name its end tokens."""
     from transformers import GenerationConfig
 
     def load(path: str, **options: Any) -> Any:
@@ -299,7 +300,7 @@ def _hollow(front: Any, hf_config: Any) -> Any:
 
 
 def load_image_processor(path: str, hf_config: Any) -> Any:
-    """The HF image processor of a checkpoint, its PIL variant, which needs no torchvision."""
+    """Return the HF image processor of a checkpoint, its PIL variant, which needs no torchvision."""
     import transformers
     from transformers.image_processing_base import ImageProcessingMixin
 
@@ -318,7 +319,7 @@ def load_image_processor(path: str, hf_config: Any) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """A context without the progress bars of transformers."""
+    """Return a context without the progress bars of transformers."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -66,7 +66,8 @@ _CALLS = (
 
 
 def build_tiny(name: str, sizes: Any, *, seed: int) -> tuple[Any, Any, Any | None]:
-    """(HF model, tokenizer, image processor or None) of a built-in model. `sizes` is the config's `model.tiny`."""
+    """Return (HF model, tokenizer, image processor or None) of a built-in model. `sizes` is the config's
+    `model.tiny`."""
     tokenizer = build_tokenizer(sizes.vocab_size, calls=name == "uirl/tiny-lm", words=sizes.words)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -76,7 +77,7 @@ def build_tiny(name: str, sizes: Any, *, seed: int) -> tuple[Any, Any, Any | Non
 
 
 def build_tokenizer(vocab_size: int, *, calls: bool = False, words: Sequence[str] = ()) -> Any:
-    """A byte-level BPE in which a digit is a token of its own and the skeleton of a JSON action is few tokens.
+    """Return a byte-level BPE in which a digit is a token of its own and the skeleton of a JSON action is few tokens.
 
     `calls`: the skeleton of a tool call is one token too, where `vocab_size` leaves room for it (640 does). `words`:
     these too are one token each, in a text and as what an action is meant for, where there is room.
@@ -122,7 +123,7 @@ def _corpus() -> Iterator[str]:
 
 
 def _call_corpus() -> Iterator[str]:
-    """Calls and names of the tool-use tasks, rarer than the words above, which therefore keep their tokens."""
+    """Yield calls and names of the tool-use tasks, rarer than the words above, which therefore keep their tokens."""
     for name in _NAMES:
         for skeleton in _CALLS:
             yield from (skeleton.format(name), f"{name} {name}") * 2

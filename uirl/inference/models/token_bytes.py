@@ -29,7 +29,7 @@ class TokenBytes:
             self._byte_of = {letter: byte for byte, letter in bytes_to_unicode().items()}
 
     def of(self, token: int) -> bytes:
-        """The bytes of a token; those of a part of a character are no UTF-8 on their own."""
+        """Return the bytes of a token; those of a part of a character are no UTF-8 on their own."""
         token_bytes = self._bytes_of.get(token)
         if token_bytes is None:  # asking a tokenizer costs a tenth of a millisecond and more
             token_bytes = self._bytes_of[token] = self._look_up(token)
@@ -48,7 +48,7 @@ class TokenBytes:
 
 
 def _decoders(tokenizer: Any) -> frozenset[str]:
-    """The kinds of what turns words of the vocabulary into text; empty for tokenizers without a fast backend."""
+    """Return the kinds of what turns words of the vocabulary into text; empty for tokenizers without a fast backend."""
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     if decoder is None:
         return frozenset()

@@ -59,7 +59,7 @@ class VisionInputs:
         self._lock = threading.Lock()
 
     def encode(self, images: Sequence[Screenshot]) -> list[EncodedImage]:
-        """The encoded images, in order; those not yet cached go through the processor together."""
+        """Return the encoded images, in order; those not yet cached go through the processor together."""
         encoded: dict[str, EncodedImage] = {}
         missing: dict[str, Screenshot] = {}
         with self._lock:
@@ -76,7 +76,7 @@ class VisionInputs:
         return [encoded[image.hash] for image in images]
 
     def forward_inputs(self, images: Sequence[Screenshot], device: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Keyword arguments for the model's forward; empty without images.
+        """Return the keyword arguments for the model's forward; empty without images.
 
         `pixel_values`: patches of all images one below the other [patches, values], or the images stacked
         [images, C, H, W]. `image_grid_thw` [images, 3], for models with grids: time, rows and columns in patches.
@@ -90,8 +90,8 @@ class VisionInputs:
         return inputs
 
     def spans(self, ids: Sequence[int], images: Sequence[Screenshot]) -> list[tuple[int, int]]:
-        """The places [start, end) of each image's placeholders in `ids`. Raises AlignmentError where they are not all
-        there, or not side by side."""
+        """Return the places [start, end) of each image's placeholders in `ids`. Raises AlignmentError where they are
+        not all there, or not side by side."""
         places = np.flatnonzero(np.asarray(ids) == self.image_token_id)
         sizes = [image.tokens for image in self.encode(images)]
         if len(places) != sum(sizes):
@@ -109,7 +109,7 @@ class VisionInputs:
         return spans
 
     def one_placeholder_each(self, ids: Sequence[int], images: Sequence[Screenshot]) -> list[int]:
-        """`ids` with the placeholders of each image made one, as servers take them that expand it again. Raises
+        """Return `ids` with the placeholders of each image made one, as servers take them that expand it again. Raises
         AlignmentError like `spans`."""
         out: list[int] = []
         at = 0
@@ -119,7 +119,7 @@ class VisionInputs:
         return out + list(ids[at:])
 
     def positions(self, ids: Sequence[int], images: Sequence[Screenshot]) -> tuple[np.ndarray, int]:
-        """Rotary positions [axes, len(ids)] from 0, and the position of the next token.
+        """Return rotary positions [axes, len(ids)] from 0, and the position of the next token.
 
         Text advances by one on every axis. A Qwen image occupies a block: time stands still, rows and columns count
         from the block's start, and the text after it goes on at start + max(rows, columns) (Qwen2-VL, section 2.1).
@@ -172,7 +172,7 @@ class VisionInputs:
 
 
 def check_family(model_config: Any) -> None:
-    """Raises ContractError for a vision-language model whose pictures are not understood here."""
+    """Raise ContractError for a vision-language model whose pictures are not understood here."""
     kind = model_config.model_type
     tower = getattr(model_config.vision_config, "model_type", "")
     if kind in QWEN_FAMILY or (kind in STACKED_FAMILY and tower in STACKED_TOWERS):
@@ -186,8 +186,8 @@ def check_family(model_config: Any) -> None:
 
 
 def _stacked_tokens(model_config: Any) -> int:
-    """Features that a picture leaves: one per patch, and that of the whole picture where the tower has one and the
-    model keeps it."""
+    """Count the features that a picture leaves: one per patch, and that of the whole picture where the tower has one
+    and the model keeps it."""
     vision = model_config.vision_config
     patches = (vision.image_size // vision.patch_size) ** 2
     whole = 1 if vision.model_type == "clip_vision_model" else 0
@@ -204,7 +204,7 @@ class GridPatches:
 
     @classmethod
     def of(cls, processor: Any) -> GridPatches | None:
-        """None where the processor does something else than rescale and normalise."""
+        """Return the patches of a processor; None where it does something else than rescale and normalise."""
         needed = ("patch_size", "merge_size", "temporal_patch_size", "rescale_factor", "image_mean", "image_std")
         if not all(hasattr(processor, name) for name in needed) or not (
             processor.do_rescale and processor.do_normalize
@@ -216,14 +216,14 @@ class GridPatches:
         return cls(processor, np.ascontiguousarray(table[:, 0], dtype=np.float32))
 
     def fits(self, height: int, width: int) -> bool:
-        """Whether the processor would leave a picture of this size as it is."""
+        """Return whether the processor would leave a picture of this size as it is."""
         p = self._processor
         cell, size = p.patch_size * p.merge_size, p.size
         within = size["shortest_edge"] <= height * width <= size["longest_edge"]
         return height % cell == 0 and width % cell == 0 and within
 
     def __call__(self, array: np.ndarray) -> tuple[torch.Tensor, tuple[int, int, int]]:
-        """(patches [rows * columns, channels * time * side * side], grid) of a uint8 picture [H, W, 3]."""
+        """Return (patches [rows * columns, channels * time * side * side], grid) of a uint8 picture [H, W, 3]."""
         side, merge, time = (getattr(self._processor, f"{n}_size") for n in ("patch", "merge", "temporal_patch"))
         rows, columns = array.shape[0] // side, array.shape[1] // side
         values = np.stack([self._table[c][array[..., c]] for c in range(3)])

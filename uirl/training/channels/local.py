@@ -34,21 +34,21 @@ class Channel(ABC):
 
     @abstractmethod
     def submit(self, specs: Sequence[EpisodeSpec]) -> None:
-        """Orders one group; returns at once."""
+        """Order one group; return at once."""
 
     @abstractmethod
     async def receive(self) -> Group:
-        """The next group that is complete, in any order. Raises what broke an actor."""
+        """Return the next group that is complete, in any order. Raises what broke an actor."""
 
     @abstractmethod
     async def publish(self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None) -> None:
-        """Makes `version` what actors sample from now on: see `InferenceEngine.update_weights`."""
+        """Make `version` what actors sample from now on: see `InferenceEngine.update_weights`."""
 
     async def close(self) -> None:
-        """Stops the actors. Groups under way are dropped."""
+        """Stop the actors. Groups under way are dropped."""
 
     async def exchange(self, groups: Sequence[Sequence[EpisodeSpec]]) -> list[Group]:
-        """Orders all `groups` and waits for them; in the order they were ordered."""
+        """Order all `groups` and wait for them; in the order they were ordered."""
         for specs in groups:
             self.submit(specs)
         received = {}

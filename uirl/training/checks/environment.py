@@ -15,7 +15,7 @@ TASKS, SEEDS = 4, 8
 
 
 async def check_tasks(parts: Assembly) -> list[tuple[str, bool, str]]:
-    """(what, ok, detail) of each check that can be made: whether tasks arrive, whether seeds arrive, and whether
+    """Return (what, ok, detail) of each check that can be made: whether tasks arrive, whether seeds arrive, and whether
     evaluations are held out. An environment that fails here is named by the check of its contract."""
     found = []
     try:

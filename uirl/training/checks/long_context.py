@@ -39,8 +39,8 @@ class LongGap:
 
 
 async def long_gap(engine: InferenceEngine, loaded: LoadedModel, config: ConfigStore) -> LongGap | None:
-    """The engine, in two turns, against the model's own forward under its own masks, on one sequence longer than its
-    windows or as long as the context allows cheaply. None: the engine tells no log-probs."""
+    """Return the engine, in two turns, against the model's own forward under its own masks, on one sequence longer than
+    its windows or as long as the context allows cheaply. None: the engine tells no log-probs."""
     try:
         window = loaded.attention_spans().largest
     except ContractError:
@@ -68,7 +68,7 @@ def _length(loaded: LoadedModel, config: ConfigStore, window: int) -> int:
 
 
 def _tokens(loaded: LoadedModel, length: int) -> tuple[int, ...]:
-    """Ids that differ from their neighbours, so that it matters which of them a layer sees."""
+    """Return the ids that differ from their neighbours, so that it matters which of them a layer sees."""
     never = {*loaded.banned_ids, *loaded.end_ids}
     plain = [i for i in range(len(loaded.tokenizer)) if i not in never]
     return tuple(plain[(7919 * i + i * i) % len(plain)] for i in range(length))
@@ -76,7 +76,7 @@ def _tokens(loaded: LoadedModel, length: int) -> tuple[int, ...]:
 
 @torch.no_grad()
 def _own_log_probs(loaded: LoadedModel, ids: tuple[int, ...], length: int, temperature: float) -> Tensor:
-    """What the model's own forward says of the last `length` tokens, [length]."""
+    """Return what the model's own forward says of the last `length` tokens, [length]."""
     tokens = torch.tensor([ids], device=loaded.device)
     logits = loaded.model(input_ids=tokens, use_cache=False).logits[0, -length - 1 : -1].float()
     banned = torch.tensor(loaded.banned_ids, device=loaded.device, dtype=torch.long)

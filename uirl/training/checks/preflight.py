@@ -43,7 +43,7 @@ class Finding:
 
 
 def preflight(config: ConfigStore, environment: BaseEnvironment | None = None) -> list[Finding]:
-    """What was found, in order; a check that cannot run because an earlier one failed is left out."""
+    """Return what was found, in order; a check that cannot run because an earlier one failed is left out."""
     findings: list[Finding] = []
     loop = EventLoopThread()
     try:
@@ -153,7 +153,7 @@ async def _token_identity(played: Sequence[Trajectory], requests: dict[str, list
 
 
 async def _control_words(parts: Assembly, requests: dict[str, list[GenerationRequest]]) -> Finding:
-    """Which control tokens are spelled by what the policy is shown, and where the first stands."""
+    """Return which control tokens are spelled by what the policy is shown, and where the first stands."""
     shown = [("the tools", json.dumps(parts.environment.tool_schemas(), ensure_ascii=False))]
     for message in (m for sent in requests.values() for request in sent for m in request.messages):
         if message.role != "assistant":
@@ -183,7 +183,7 @@ async def _log_prob_agreement(parts: Assembly, played: Sequence[Trajectory]) -> 
 
 
 def _gap(parts: Assembly, samples: Sequence[Sample]) -> tuple[float, int]:
-    """(largest |engine - learner| log-prob, the turn it stands in)."""
+    """Return (largest |engine - learner| log-prob, the turn it stands in)."""
     policy, worst, turn = parts.learner.policy, 0.0, 0
     for sample in samples:
         batch = collate(policy.loaded, [sample], parts.images)
@@ -199,7 +199,7 @@ def _gap(parts: Assembly, samples: Sequence[Sample]) -> tuple[float, int]:
 
 
 async def _long_sequences(parts: Assembly) -> Finding:
-    """Whether windows and chunks of the model reach the engine: short episodes never meet them."""
+    """Return whether windows and chunks of the model reach the engine: short episodes never meet them."""
     what = "long sequences"
     inference = parts.config.inference
     if inference.top_p < 1 or inference.top_k > 0:
@@ -215,7 +215,7 @@ async def _long_sequences(parts: Assembly) -> Finding:
 
 
 async def _update_reaches_engine(parts: Assembly, played: Sequence[Trajectory]) -> Finding:
-    """Changes the weights and looks whether the engine says something else, and the same as the learner."""
+    """Change the weights and look whether the engine says something else, and the same as the learner."""
     first = played[0].turns[0]
     images: tuple[Screenshot, ...] = tuple(parts.images.get(hash) for hash in first.context_images)
     request = GenerationRequest(first.context_ids, images, SamplingParams(max_tokens=8, seed=1))
@@ -246,7 +246,7 @@ async def _update_reaches_engine(parts: Assembly, played: Sequence[Trajectory]) 
 
 
 async def _resume(parts: Assembly, samples: Sequence[Sample]) -> Finding:
-    """Saves, loads into a second learner, and compares one further step of both."""
+    """Save, load into a second learner, and compare one further step of both."""
     await asyncio.sleep(0)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint_0"

@@ -12,7 +12,7 @@ from uirl.types import Action
 
 
 async def play_controls(parts: Assembly, *, episodes: int) -> dict[str, float]:
-    """Name -> success (reward where success is not defined) of each control of the environment."""
+    """Return name -> success (reward where success is not defined) of each control of the environment."""
     results: dict[str, float] = {}
     for name, control in parts.eval_environment.controls().items():
         if isinstance(control, BaseEnvironment):

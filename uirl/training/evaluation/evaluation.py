@@ -47,7 +47,7 @@ class EvaluationReport:
         return next((f"{t.failure.kind}: {t.failure.message}" for t in self.trajectories if t.failure), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, without the trajectories."""
+        """Return plain data, without the trajectories."""
         return {
             "episodes": self.episodes,
             "failures": self.failures,
@@ -73,7 +73,7 @@ async def evaluate_episodes(
     seed: int = 0,
     label: str | None = None,
 ) -> EvaluationReport:
-    """Plays `episodes` held-out episodes, `tries` per instance, and reports on them. The same split has the same
+    """Play `episodes` held-out episodes, `tries` per instance, and report on them. The same split has the same
     instances in every run; `label` begins the ids of the trajectories."""
     source = UniformTasks(tasks, seed=seed, split=split, instance_seed=HELD_OUT_SEED, label=label)
     groups = source.groups(max(1, episodes // tries), tries)
@@ -84,7 +84,7 @@ async def evaluate_episodes(
 
 
 def require_evidence(played: Sequence[Trajectory], purpose: str) -> None:
-    """Raises RolloutFailure with the first reason where every episode failed; `purpose` says what they were for."""
+    """Raise RolloutFailure with the first reason where every episode failed; `purpose` says what they were for."""
     failures = [t.failure for t in played if t.failure is not None]
     if len(failures) == len(played):
         first = failures[0]
@@ -92,7 +92,7 @@ def require_evidence(played: Sequence[Trajectory], purpose: str) -> None:
 
 
 def report_on(trajectories: Sequence[Trajectory], attempts: Sequence[Trajectory] = ()) -> EvaluationReport:
-    """The report of trajectories that were already played; `attempts` failed and were repeated."""
+    """Return the report of trajectories that were already played; `attempts` failed and were repeated."""
     usable = [t for t in trajectories if t.failure is None]
     judged = [t for t in usable if t.success is not None]
     wins = sum(bool(t.success) for t in judged)

@@ -35,7 +35,7 @@ def measure(
     reward_fn: RewardFunction | None = None,
     record: str | Path | None = None,
 ) -> EvaluationReport:
-    """The report on the policy at `path`: a run directory (its newest checkpoint), a checkpoint, or a HF folder.
+    """Return the report on the policy at `path`: a run directory (its newest checkpoint), a checkpoint, or a HF folder.
 
     The config is the one stored with the run, with `overrides`. Tasks are those of the file `tasks_path`, else those
     the run itself is measured on, unless `overrides` change its environment. Instances are the held-out ones of the
@@ -96,15 +96,15 @@ def _store(record: str | Path | None) -> Iterator[TrajectoryStore | None]:
 
 
 def free_record(path: Path) -> Path:
-    """Where `uirl eval` puts its episodes: a new file in `evaluations` of the run that `path` is or belongs to; for
-    other folders, which may be somebody else's, in `runs/evaluations`."""
+    """Return where `uirl eval` puts its episodes: a new file in `evaluations` of the run that `path` is or belongs to;
+    for other folders, which may be somebody else's, in `runs/evaluations`."""
     folder, config = locate(path)
     home = run_of(path) or Path(config.logging.runs_dir)
     return home / "evaluations" / f"{free_run_name(home / 'evaluations', folder.name, '.sqlite')}.sqlite"
 
 
 def _tasks_for(path: Path, tasks_path: str | Path | None, *, same: bool) -> list[Any] | None:
-    """The tasks that a file says; None: the config says which. `same`: the environment is that of the run."""
+    """Return the tasks that a file says; None: the config says which. `same`: the environment is that of the run."""
     if tasks_path is not None:
         return read_tasks(Path(tasks_path))
     stored = stored_tasks(path) if same else None
@@ -112,7 +112,7 @@ def _tasks_for(path: Path, tasks_path: str | Path | None, *, same: bool) -> list
 
 
 def locate(path: Path) -> tuple[Path, ConfigStore]:
-    """(folder with the weights, config) of what a person points at."""
+    """Return (folder with the weights, config) of what a person points at."""
     path = saved_as(path)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; expected a run directory, a checkpoint or a HF model folder")
@@ -134,8 +134,8 @@ def locate(path: Path) -> tuple[Path, ConfigStore]:
 
 
 def saved_as(path: Path) -> Path:
-    """`path`; where nothing is there and it is called 'checkpoint_step_1000.pt', the checkpoint of that step beside
-    it."""
+    """Return `path`; where nothing is there and it is called 'checkpoint_step_1000.pt', the checkpoint of that step
+    beside it."""
     step = re.fullmatch(r"checkpoint_step_(\d+)(\.pt)?", path.name)
     if path.exists() or step is None:
         return path
@@ -144,7 +144,7 @@ def saved_as(path: Path) -> Path:
 
 
 def policy_at(folder: Path, config: ConfigStore) -> Policy:
-    """The policy in a checkpoint or in a HF folder."""
+    """Return the policy in a checkpoint or in a HF folder."""
     if (folder / "config.json").is_file():
         config.model.local_path = str(folder)
         return Policy.from_config(config)  # with a fresh critic where the estimator wants one: nobody asks it here

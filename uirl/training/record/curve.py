@@ -13,7 +13,7 @@ from uirl.runtime.files import write_atomically
 def draw_curve(
     path: Path, rows: Sequence[Mapping[str, Any]], *, title: str, controls: Mapping[str, float] | None = None
 ) -> bool:
-    """Draws success (sampled in training, held out in evaluation) over episodes to `path`; False where the rows hold
+    """Draw success (sampled in training, held out in evaluation) over episodes to `path`; False where the rows hold
     nothing to draw. `controls` are horizontal lines: what a policy scores that does not do what it should."""
     trained = [(row["episodes_total"], row["success"]) for row in rows if row.get("success") is not None]
     held_out = [(row["episodes_total"], row["eval/success"]) for row in rows if row.get("eval/success") is not None]

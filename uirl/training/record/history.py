@@ -7,7 +7,7 @@ from typing import Any
 
 
 def fold_row(history: list[dict[str, Any]], counts: Mapping[str, int], row: Mapping[str, Any]) -> dict[str, int]:
-    """Folds `row` into the newest entry of `history`, or begins one where its epoch is new.
+    """Fold `row` into the newest entry of `history`, or begin one where its epoch is new.
 
     An entry holds the epoch, the number of its `updates`, and of every metric the mean over those rows that have it:
     None is no evidence. `counts`: metric -> rows of the newest epoch that have it; returned is the count with `row`.

@@ -20,14 +20,14 @@ SILENCE = 10.0
 
 
 def say(message: str) -> None:
-    """One line."""
+    """Print one line."""
     _watch.last_words = time.monotonic()
     _console.print(message, markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
 def lines_on_stderr(wanted: bool) -> Iterator[None]:
-    """A context in which lines go to stderr, if `wanted`: stdout is for what a program reads."""
+    """Return a context in which lines go to stderr, if `wanted`: stdout is for what a program reads."""
     _console.stderr = wanted
     try:
         yield
@@ -44,7 +44,7 @@ class Activity:
         self.started = time.monotonic()
 
     def line(self, now: float) -> str:
-        """'evaluation: 96 of 256 episodes, 23 s'."""
+        """Return 'evaluation: 96 of 256 episodes, 23 s'."""
         count = "" if self.total is None else f": {self.done} of {self.total} episodes"
         return f"{self.what}{count}, {now - self.started:.0f} s"
 
@@ -68,7 +68,7 @@ class _Watch:
                 self._thread.start()
 
     def end(self, activity: Activity) -> None:
-        """No longer says that; the thread is gone with the last activity."""
+        """Stop saying that; the thread is gone with the last activity."""
         with self._lock:
             self.activities.remove(activity)
             if self.activities or self._thread is None:
@@ -78,7 +78,8 @@ class _Watch:
         thread.join()
 
     def look(self, now: float) -> str | None:
-        """The line to say now: about the newest activity, once nothing was said for `SILENCE` seconds; else None."""
+        """Return the line to say now: about the newest activity, once nothing was said for `SILENCE` seconds; else
+        None."""
         with self._lock:
             current = self.activities[-1] if self.activities else None
         if current is None or now - max(self.last_words, current.started) < SILENCE:
@@ -97,7 +98,8 @@ _watch = _Watch()
 
 @contextlib.contextmanager
 def doing(what: str, total: int | None = None) -> Iterator[Activity]:
-    """A context in which the person is told every `SILENCE` seconds that `what` goes on, unless other lines come."""
+    """Return a context in which the person is told every `SILENCE` seconds that `what` goes on, unless other lines
+    come."""
     activity = Activity(what, total)
     _watch.begin(activity)
     try:
@@ -108,7 +110,7 @@ def doing(what: str, total: int | None = None) -> Iterator[Activity]:
 
 @contextlib.contextmanager
 def playing(what: str, collector: Collector, total: int) -> Iterator[None]:
-    """`doing` for episodes of `collector`, which are counted as they end."""
+    """Return a context like `doing` for episodes of `collector`, which are counted as they end."""
     hook = collector.on_finished
     with doing(what, total) as activity:
 
@@ -125,7 +127,7 @@ def playing(what: str, collector: Collector, total: int) -> Iterator[None]:
 
 
 def step_line(step: int, steps: int, row: Mapping[str, Any]) -> str:
-    """The numbers of one update, on one line."""
+    """Return the numbers of one update, on one line."""
     parts = [f"step {step:>4}/{steps}", f"episodes {int(row['episodes_total']):>6}"]
     if row.get("success") is not None:
         parts.append(f"success {row['success']:.3f}")
@@ -151,13 +153,13 @@ def step_line(step: int, steps: int, row: Mapping[str, Any]) -> str:
 
 
 def report_table(title: str, rows: Mapping[str, Any]) -> None:
-    """Two columns: what, how much."""
+    """Print two columns: what, how much."""
     width = max((len(name) for name in rows), default=0)
     say("\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows.items())]))
 
 
 def percent(value: float | None, interval: tuple[float, float] | None = None) -> str:
-    """'93.0 % (89.1 to 95.6)'; '-' for None."""
+    """Return '93.0 % (89.1 to 95.6)'; '-' for None."""
     if value is None:
         return "-"
     text = f"{100 * value:.1f} %"

@@ -40,9 +40,9 @@ class RunRecord:
 
     @classmethod
     def open(cls, config: ConfigStore, images: ImageStore) -> RunRecord:
-        """The record of the run that the config begins or, with `checkpoint.resume`, continues; what of its config has
-        changed is said. Raises StorageError, and ConfigError for a tracker that is not installed and
-        where there is no run to continue."""
+        """Return the record of the run that the config begins or, with `checkpoint.resume`, continues; what of its
+        config has changed is said. Raises StorageError, and ConfigError for a tracker that is not installed and where
+        there is no run to continue."""
         logging, resume = config.logging, bool(config.checkpoint.resume)
         if logging.wandb:
             try:
@@ -75,7 +75,7 @@ class RunRecord:
         return self.directory.plot_path("learning_curve")
 
     def start(self, state: RunState | None) -> None:
-        """Opens store and log for a run that goes on from `state` (that of a checkpoint; None: from the start).
+        """Open store and log for a run that goes on from `state` (that of a checkpoint; None: from the start).
 
         What steps after it left is dropped, since they are taken again; where a later checkpoint stands the run goes
         back and perhaps another way, and what it was is set aside.
@@ -104,34 +104,35 @@ class RunRecord:
             self._store.truncate_after(kept)  # without a checkpoint even the evaluation of step 0 is played again
 
     def add(self, trajectories: Sequence[Trajectory], *, step: int, split: str) -> None:
-        """Writes episodes down; on return they survive a kill."""
+        """Write episodes down; on return they survive a kill."""
         if self._store is not None:
             self._store.add_many(trajectories, step=step, split=split, images=self._images)
 
     def forget_after(self, step: int) -> None:
-        """Drops the episodes of later steps: they are played again."""
+        """Drop the episodes of later steps: they are played again."""
         if self._store is not None:
             self._store.truncate_after(step)
 
     def holds(self, label: str) -> bool:
-        """Whether the evaluation `label` is on the record: a finished run that is continued ends where it ended."""
+        """Return whether the evaluation `label` is on the record: a finished run that is continued ends where it
+        ended."""
         return self._store is not None and bool(self._store.list(group_id=f"{label}-000000", limit=1))
 
     def log(self, step: int, row: Mapping[str, Any], phase: str | None = None) -> dict[str, Any]:
-        """Writes the numbers of one step (of a phase before the first update); as written."""
+        """Write the numbers of one step (of a phase before the first update); as written."""
         if self._logger is None:
             raise RuntimeError("the record was not started")
         return self._logger.log(step, row, phase)
 
     def summary(self) -> dict[str, Any] | None:
-        """What `finish` wrote; None: the run has not ended."""
+        """Return what `finish` wrote; None: the run has not ended."""
         if not self.directory.summary_path.is_file():
             return None
         summary: dict[str, Any] = self.directory.read_json("summary.json")
         return summary
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """The picture and the summary."""
+        """Write the picture and the summary."""
         title = f"{summary['model']} in {self._environment_name}, {summary['algorithm']}, seed {summary['seed']}"
         rows = read_metrics(self.directory.metrics_path)
         before = {"episodes_total": 0, "eval/success": summary["success_before"], "reward": summary["reward_before"]}
@@ -139,7 +140,7 @@ class RunRecord:
         self.directory.write_json("summary.json", summary)
 
     def close(self) -> None:
-        """Closes every file. Calling it twice is fine."""
+        """Close every file. Calling it twice is fine."""
         if self._logger is not None:
             self._logger.close()
         if self._store is not None:
@@ -169,8 +170,8 @@ def row_of(
     engine: Mapping[str, float],
     attempts: Sequence[Trajectory] | None = None,
 ) -> dict[str, Any]:
-    """The numbers of one step: how the episodes went, what the update did, how fast the engine was. `attempts` failed
-    and were repeated; None: nobody counted them."""
+    """Return the numbers of one step: how the episodes went, what the update did, how fast the engine was. `attempts`
+    failed and were repeated; None: nobody counted them."""
     metrics = Metrics()
     usable = [t for t in played if t.failure is None]
     for trajectory in usable:
@@ -200,9 +201,10 @@ def row_of(
 
 
 def _add_tools(metrics: Metrics, usable: Sequence[Trajectory]) -> None:
-    """Tool statistics: calls per episode, the share that succeeded, seconds per call; nothing where none was called.
+    """Add the statistics of tools: calls per episode, the share that succeeded, seconds per call.
 
-    A tool has rows of its own once a call of it succeeded: the policy may invent any number of names.
+    Nothing is added where none was called. A tool has rows of its own once a call of it succeeded: the policy may
+    invent any number of names.
     """
     calls = [[result for turn in t.turns for result in turn.tool_results] for t in usable]
     names = sorted({result.name for results in calls for result in results if result.success})

@@ -39,30 +39,30 @@ class RunState:
     """The row of the newest update, until it is evaluated and written down."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, from which `from_dict` makes an equal state."""
+        """Return plain data, from which `from_dict` makes an equal state."""
         return {one.name: getattr(self, one.name) for one in fields(self)} | {"tally": self.tally.to_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`. What `values` lack is as in a fresh state."""
+        """Return the inverse of `to_dict`. What `values` lack is as in a fresh state."""
         fields_of_state = {one.name: values[one.name] for one in fields(cls) if one.name in values}
         if "tally" in fields_of_state:
             fields_of_state["tally"] = Tally.from_dict(fields_of_state["tally"])
         return cls(**fields_of_state)
 
     def add(self, played: Sequence[Trajectory], attempts: Sequence[Trajectory]) -> None:
-        """Counts the episodes of an update, and the attempts at them that failed and were repeated."""
+        """Count the episodes of an update, and the attempts at them that failed and were repeated."""
         self.episodes += len(played)
         self.tally.add(played, attempts)
 
     def place(self) -> str:
-        """'step 12', 'step 0 (after 40 steps of the warm start)'."""
+        """Return 'step 12', 'step 0 (after 40 steps of the warm start)'."""
         if self.warming is None:
             return f"step {self.step}"
         return f"step {self.step} (after {self.warming['step']} steps of the warm start)"
 
     def stop_reason(self, training: TrainingConfig, goal: int) -> str | None:
-        """Why the run ends here; None: it goes on. `goal`: updates in all."""
+        """Return why the run ends here; None: it goes on. `goal`: updates in all."""
         wanted, reached = training.stop_at_success, self.held_out
         if wanted is not None and reached is not None and reached >= wanted:
             return f"held-out success reached {wanted}"

@@ -29,7 +29,7 @@ class Tally:
     """Kind of failure -> attempts that failed and were repeated."""
 
     def add(self, played: Sequence[Trajectory], attempts: Sequence[Trajectory] = ()) -> None:
-        """Counts the episodes ordered as they ended, and the attempts before that."""
+        """Count the episodes ordered as they ended, and the attempts before that."""
         self.episodes += len(played)
         self.excluded.update(t.failure.kind for t in played if t.failure is not None)
         self.failed_attempts.update(t.failure.kind for t in attempts if t.failure is not None)
@@ -57,7 +57,7 @@ class Tally:
         return self.wins / (self.judged + self.excluded.total()) if self.judged else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, from which `from_dict` makes an equal one."""
+        """Return plain data, from which `from_dict` makes an equal one."""
         return {
             "episodes": self.episodes,
             "judged": self.judged,
@@ -68,17 +68,17 @@ class Tally:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The inverse of `to_dict`."""
+        """Return the inverse of `to_dict`."""
         counters = {name: Counter(values[name]) for name in ("excluded", "failed_attempts")}
         return cls(values["episodes"], values["judged"], values["wins"], **counters)
 
     def report(self) -> dict[str, Any]:
-        """What a summary says."""
+        """Return what a summary says."""
         counts = {name: value for name, value in self.to_dict().items() if name not in ("judged", "wins")}
         return counts | {"success": self.success, "success_if_excluded_were_lost": self.success_if_lost}
 
     def words(self) -> str:
-        """'3 of 256 (1.2 %): engine 2, timeout 1; success 93.0 %, if they counted as lost 91.9 %'."""
+        """Return '3 of 256 (1.2 %): engine 2, timeout 1; success 93.0 %, if they counted as lost 91.9 %'."""
         count = self.excluded.total()
         if not count:
             return f"0 of {self.episodes}"
@@ -89,12 +89,12 @@ class Tally:
 
 
 def kinds(counts: Mapping[str, int]) -> str:
-    """'engine 2, timeout 1'; '0' for none."""
+    """Return 'engine 2, timeout 1'; '0' for none."""
     return ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())) or "0"
 
 
 def tally_of(played: Sequence[Trajectory], attempts: Sequence[Trajectory] = ()) -> Tally:
-    """The tally of some episodes."""
+    """Return the tally of some episodes."""
     tally = Tally()
     tally.add(played, attempts)
     return tally

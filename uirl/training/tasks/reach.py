@@ -18,8 +18,8 @@ RESETS = 4
 
 
 def require_tasks_arrive(environment: BaseEnvironment, tasks: Sequence[Task], *, of_environment: bool) -> None:
-    """Raises ConfigError where `reset` cannot be told what `tasks` say. `of_environment`: they are the environment's own, of which
-    a single one may be no more than its name."""
+    """Raise ConfigError where `reset` cannot be told what `tasks` say. `of_environment`: they are the environment's
+    own, of which a single one may be no more than its name."""
     if takes_task(environment) or (of_environment and len(tasks) == 1):
         return
     seeded = takes_seed(environment)
@@ -29,13 +29,14 @@ def require_tasks_arrive(environment: BaseEnvironment, tasks: Sequence[Task], *,
             task_name = f"goal {task.goal!r:.60}" if task.goal else f"id {task.id!r}"
             raise ConfigError(
                 f"there are {len(tasks)} tasks, but {signature_of(environment)} takes no `task`: the one with the "
-                f"{task_name} would be played like every other; write reset(self, task=None, seed=None) and read task.goal, "
-                "task.checks or task.id there" + (" (a task that is a seed and nothing else needs no more)" * seeded)
+                f"{task_name} would be played like every other; write reset(self, task=None, seed=None) and read "
+                "task.goal, task.checks or task.id there"
+                + (" (a task that is a seed and nothing else needs no more)" * seeded)
             )
 
 
 def require_shared_instances(environment: BaseEnvironment, tasks: Sequence[Task], config: ConfigStore) -> None:
-    """Raises ConfigError where a method compares the episodes of a group and they would be different instances.
+    """Raise ConfigError where a method compares the episodes of a group and they would be different instances.
 
     A `reset` that takes no seed is tried a few times: what differs is refused, what does not is said.
     """

@@ -17,15 +17,15 @@ class TaskSource(Protocol):
     """Hands out groups of episodes and hears how they went."""
 
     def groups(self, count: int, size: int) -> list[list[EpisodeSpec]]:
-        """The next `count` groups of `size` episodes: one task and one instance per group."""
+        """Return the next `count` groups of `size` episodes: one task and one instance per group."""
         ...
 
     def report(self, trajectories: Sequence[Trajectory]) -> None:
-        """What became of them."""
+        """Hear what became of them."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data from which `load_state_dict` continues exactly here."""
+        """Return plain data from which `load_state_dict` continues exactly here."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
@@ -103,7 +103,7 @@ class UniformTasks:
 
 
 def tasks_of(environment: BaseEnvironment, dataset: Iterable[Any] | None = None) -> list[Task]:
-    """The tasks to train on: those of `dataset` (`Task`s, mappings of their fields, or plain goals), else the
+    """Return the tasks to train on: those of `dataset` (`Task`s, mappings of their fields, or plain goals), else the
     environment's, else one that stands for the environment itself."""
     if dataset is not None:
         return [_as_task(item, i, type(environment).__name__) for i, item in enumerate(dataset)]

@@ -61,7 +61,7 @@ def task_sets(
     dataset: Iterable[Any] | None = None,
     eval_dataset: Iterable[Any] | None = None,
 ) -> TaskSets:
-    """The tasks of a run in `environment` that is measured in `evaluation`.
+    """Return the tasks of a run in `environment` that is measured in `evaluation`.
 
     Training plays `dataset`, else the file `environment.tasks`, else the environment's own tasks. An evaluation plays
     `eval_dataset`, else the file `environment.eval_tasks`, else the tasks that `environment.eval_options` chose, else
@@ -73,7 +73,7 @@ def task_sets(
 
 
 def _named(task: Task, environment: str) -> Task:
-    """`task` with the name of its environment, for the record."""
+    """Return `task` with the name of its environment, for the record."""
     return task if task.environment else replace(task, environment=environment)
 
 
@@ -98,7 +98,7 @@ def _chosen(
 
 
 def read_tasks(path: Path) -> list[Any]:
-    """The tasks in a JSON file: a list of goals or of mappings of `Task` fields. Raises ConfigError."""
+    """Return the tasks in a JSON file: a list of goals or of mappings of `Task` fields. Raises ConfigError."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -110,8 +110,8 @@ def read_tasks(path: Path) -> list[Any]:
 
 
 def stored_tasks(path: Path) -> Path | None:
-    """The file of evaluation tasks in the run directory `path`, or in that of the checkpoint `path`; None: the run
-    was measured on the environment's own."""
+    """Return the file of evaluation tasks in the run directory `path`, or in that of the checkpoint `path`; None: the
+    run was measured on the environment's own."""
     files = [run / EVAL_TASKS for run in (path, path.resolve().parent.parent) if (run / "config.yaml").is_file()]
     return next((file for file in files if file.is_file()), None)
 
@@ -121,5 +121,6 @@ def _read(path: str | None) -> Sequence[Any] | None:
 
 
 def content_of(task: Task) -> tuple[str, str, str]:
-    """What makes a task this one: two of the same name and content are the same problem, whatever their seeds."""
+    """Return what makes a task this one: two of the same name and content are the same problem, whatever their
+    seeds."""
     return task.id, task.goal, json.dumps(task.checks, sort_keys=True, default=repr)
