@@ -1,4 +1,4 @@
-"""The run: warm start, then collect, verify, credit, update, publish; evaluated, recorded, resumable."""
+"""The run: warm start, then the cycle of collect, update (with credit), publish; evaluated, recorded, resumable."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from uirl.rollout.reward import RewardFunction
 from uirl.rollout.samples import anchors_of, samples_of_all
 from uirl.runtime.event_loop import EventLoopThread, sigterm_as_ctrl_c
 from uirl.training.assembly import Assembly, assemble, sampling_of
-from uirl.training.channels.local import Channel, Group, LocalChannel
+from uirl.training.channels.local import Channel, LocalChannel
+from uirl.training.collection import Collection, collect
 from uirl.training.evaluation.controls import play_controls
 from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, require_evidence
-from uirl.training.groups_with_signal import live_groups
 from uirl.training.interrupt import Interrupt, Interrupted
 from uirl.training.record.history import fold_row
 from uirl.training.record.progress import doing, percent, say, step_line
@@ -183,64 +183,52 @@ class RLTrainer:
         reason = None
         while state.pending is not None or (reason := self._state.stop_reason(self.config.training, goal)) is None:
             if state.pending is None:
-                with self._parts.images.holding():  # from the first episode of an update to its last gradient
-                    row = await self._step(channel, per_epoch, earlier + time.perf_counter() - started)
+                row = await self._step(channel, per_epoch, earlier + time.perf_counter() - started)
                 state.pending = plain_row(row)
                 state.seconds = earlier + time.perf_counter() - started
             await self._after_step(goal, per_epoch)
         return await self._finish(reason)
 
     async def _step(self, channel: Channel, per_epoch: int, elapsed: float) -> dict[str, Any]:
-        """Take one update; return the row of metrics it left."""
-        clock = time.perf_counter()
+        """Collect, update, publish: one turn of the cycle; return the row of metrics that it left."""
+        begun = time.perf_counter()
+        with self._parts.images.holding():  # from the first episode of an update to its last gradient
+            collection = await self._collect(channel)
+            collected = time.perf_counter()
+            with doing(f"update {self._state.step + 1}"):
+                update = self._update(collection.learned)
+                updated = time.perf_counter()
+                await self._publish(channel)
+        played, attempts = collection.played, collection.attempts
+        self._state.step += 1
+        self._state.add(played, attempts)
+        row = row_of(played, update, self._parts.engine.stats(), attempts)
+        row["epoch"] = (self._state.step - 1) // per_epoch
+        row["episodes_total"] = self._state.episodes
+        row["count/replaced_groups"] = len(collection.replaced)
+        row["time/collect"], row["time/update"] = collected - begun, updated - collected
+        row["time/record"] = time.perf_counter() - updated
+        row["time/elapsed"] = elapsed + time.perf_counter() - begun
+        return row
+
+    async def _collect(self, channel: Channel) -> Collection:
+        """Play the episodes of one update. Interrupted, it leaves the tasks where they were."""
         position = copy.deepcopy(self.tasks.state_dict())
         try:
-            groups, replaced = await self._interrupt.give_up(self._collect(channel))
+            collection = await self._interrupt.give_up(
+                collect(channel, self.tasks, self.config, self.learner.settings.spec)
+            )
         except Interrupted:
             self.tasks.load_state_dict(position)
             raise
-        played = [t for group in groups for t in group.trajectories]
-        everything = played + [t for group in replaced for t in group.trajectories]
-        require_evidence(played, "of this update, which leave nothing to learn from,")
-        self.tasks.report(everything)
-        collected = time.perf_counter()
-        anchors = anchors_of(played) if self.learner.settings.spec.needs_anchors else None
-        with doing(f"update {self._state.step + 1}"):
-            update = self.learner.update(samples_of_all(played), anchors=anchors)
-            updated = time.perf_counter()
-            await self._publish(channel)
-        self._state.step += 1
-        attempts = [t for group in groups + replaced for t in group.attempts]
-        self._state.add(everything, attempts)
-        row = row_of(everything, update, self._parts.engine.stats(), attempts)
-        row["epoch"] = (self._state.step - 1) // per_epoch
-        row["episodes_total"] = self._state.episodes
-        row["count/replaced_groups"] = len(replaced)
-        row["time/collect"], row["time/update"] = collected - clock, updated - collected
-        row["time/record"] = time.perf_counter() - updated
-        row["time/elapsed"] = elapsed + time.perf_counter() - clock
-        return row
+        require_evidence(collection.learned, "of this update, which leave nothing to learn from,")
+        self.tasks.report(collection.played)
+        return collection
 
-    async def _collect(self, channel: Channel) -> tuple[list[Group], list[Group]]:
-        """Return (the groups of one update, the dead ones that fresh ones replaced).
-
-        The update keeps its size. Where no fresh group lives either, the last dead ones stay in it. Replaced groups are
-        on the record and in the metrics like all others: left out, a success rate would be that of a selection.
-        """
-        training, spec = self.config.training, self.learner.settings.spec
-        size, gamma = training.episodes_per_group, training.gamma if spec.needs_turns else None
-        groups = await channel.exchange(self.tasks.groups(training.batch_size // size, size))
-        replaced: list[Group] = []
-        for _ in range(self.config.algorithm.max_resamples if spec.needs_group else 0):
-            alive = {group.id for group in live_groups(groups, turn_gamma=gamma)}
-            dead = [i for i, group in enumerate(groups) if group.id not in alive]
-            if not dead:
-                break
-            fresh = await channel.exchange(self.tasks.groups(len(dead), size))
-            for i, group in zip(dead, fresh, strict=True):
-                replaced.append(groups[i])
-                groups[i] = group
-        return groups, replaced
+    def _update(self, trajectories: list[Trajectory]) -> dict[str, float]:
+        """Assign credit and take the steps of one update; return its metrics."""
+        anchors = anchors_of(trajectories) if self.learner.settings.spec.needs_anchors else None
+        return self.learner.update(samples_of_all(trajectories), anchors=anchors)
 
     async def _publish(self, channel: Channel) -> None:
         weights, adapter = self.learner.policy.update_for(self._parts.engine)
