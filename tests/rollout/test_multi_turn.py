@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.inference.models.test_chat import with_template
+from tests.threads import left_since
 from uirl import (
     Action,
     BaseEnvironment,
@@ -24,6 +27,7 @@ from uirl import (
     Tool,
     ToolError,
     ToolRegistry,
+    create_inference_engine,
     create_parser,
 )
 from uirl.inference import LoadedModel, Message
@@ -89,6 +93,20 @@ def test_a_reply_with_a_call_is_executed_and_one_without_is_the_answer(manager: 
     assert manager.env.resets == 1  # the observation was handed over; nobody resets behind the caller's back
     assert [m["role"] for m in manager.conversation] == ["user", "assistant", "tool", "assistant", "user"]
     assert manager.conversation[2] == {"role": "tool", "content": "42", "name": "calculator"}
+
+
+def test_managers_and_engines_that_are_dropped_unclosed_leave_no_thread() -> None:
+    before = set(threading.enumerate())
+    manager = MultiTurnManager(ToolRegistry([CalculatorTool()]), QWEN, Asks())
+    manager.reset()
+    engine = create_inference_engine("uirl/tiny-lm")
+    conversation = MultiTurnInferenceEngine(engine)
+    conversation.start_conversation("hello")
+    conversation.step(max_tokens=2)
+    assert set(threading.enumerate()) - before
+    del manager, engine, conversation
+    gc.collect()
+    assert left_since(before) == set()
 
 
 def test_a_bare_call_of_a_tool_that_there_is_is_executed_and_other_text_is_the_answer() -> None:
