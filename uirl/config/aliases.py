@@ -13,6 +13,7 @@ from uirl.errors import ConfigError
 _LOG = logging.getLogger(__name__)
 UI_SERVERS = "ui_verifiers"
 UPDATES_PER_EPOCH = 10
+_ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,10 @@ def translate_file(values: dict[str, Any], sections_of_tree: Iterable[str]) -> d
     translated. `sections_of_tree`: the names of our sections. Raises ConfigError for an alias beside the key it stands
     for, and for a value that cannot be honoured."""
     sections = {name: dict(part) if isinstance(part, dict) else part for name, part in values.items()}
-    aliased = {alias: _take(sections, alias) for alias in ALIASES if _holds(sections, alias)}
+    aliased = {alias: value for alias in ALIASES if (value := _get(sections, alias)) is not _ABSENT}
+    for alias in aliased:
+        section, _, name = alias.partition(".")
+        del sections[section][name]
     for name in SECTIONS.difference(sections_of_tree):
         left = sections.pop(name, None)
         if isinstance(left, dict) and left:
@@ -104,11 +108,13 @@ def translate_file(values: dict[str, Any], sections_of_tree: Iterable[str]) -> d
             raise ConfigError(f"{name}: got {left!r:.80}, expected mapping of keys")
     if not aliased:
         return sections
-    environment = _get(sections, "environment.name") or (UI_SERVERS if "environment.ui_env_urls" in aliased else "")
+    named = _get(sections, "environment.name")
+    unnamed = UI_SERVERS if "environment.ui_env_urls" in aliased else ""
+    environment = unnamed if named is _ABSENT else named or unnamed
     translated: dict[str, tuple[str, Any]] = {}
     for alias, value in aliased.items():
         for key, our_value in ALIASES[alias].translate(value, str(environment)).items():
-            if _holds(sections, key):
+            if _get(sections, key) is not _ABSENT:
                 if key in FOLLOWING.get(alias, ()):
                     continue
                 raise ConfigError(f"{alias} and {key} say the same thing; keep one of them")
@@ -127,23 +133,11 @@ def unknown_alias(key: str) -> str:
     return f"{key} is not a config key; " + (f"did you mean {near[0]!r}?" if near else f"known: {in_section}")
 
 
-def _holds(values: Any, key: str) -> bool:
-    for part in key.split("."):
-        if not isinstance(values, dict) or part not in values:
-            return False
-        values = values[part]
-    return True
-
-
 def _get(values: Any, key: str) -> Any:
+    """Return the value of a dotted key; `_ABSENT` where there is none."""
     for part in key.split("."):
-        values = values.get(part) if isinstance(values, dict) else None
+        values = values.get(part, _ABSENT) if isinstance(values, dict) else _ABSENT
     return values
-
-
-def _take(values: dict[str, Any], key: str) -> Any:
-    section, _, name = key.partition(".")
-    return values[section].pop(name)
 
 
 def _put(values: dict[str, Any], key: str, value: Any) -> None:

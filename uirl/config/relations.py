@@ -14,54 +14,40 @@ BUILT_IN = (BUILT_IN_VLM, "uirl/tiny-lm")
 
 def broken_relations(config: ConfigTree) -> list[str]:
     """Return one message per combination of values that cannot work; empty: none."""
-    rules = (
-        _groups,
-        _batches,
-        _lengths,
-        _pictures,
-        _turns,
-        _objective,
-        _success,
-        _resume,
-        _engine,
-        _tiny_text,
-        _tiny_vision,
-    )
+    rules = (_batches, _rollouts, _objective, _run, _model)
     return [message for rule in rules for message in rule(config)]
 
 
 def broken_for_training(config: ConfigTree) -> list[str]:
     """Return one message per combination that can be played and evaluated, but from which nothing can be learned."""
-    messages = list(unused_settings(config))
-    if config.inference.backend == "scripted":
-        messages.append(
+    return [*unused_settings(config), *_learnable(config)]
+
+
+def _learnable(config: ConfigTree) -> Iterator[str]:
+    training, inference = config.training, config.inference
+    if inference.backend == "scripted":
+        yield (
             "inference.backend=scripted replays given replies and learns nothing from them; train with transformers, "
             "vllm or sglang"
         )
-    messages += _biased(config)
-    if config.inference.temperature == 0:
-        messages.append(
-            "inference.temperature=0: a greedy policy never explores, every episode of a task is the same and every "
-            "advantage is 0; sample with 1.0, and use training.eval_temperature=0 for greedy evaluation"
-        )
-    if config.model.dtype == "float16":
-        messages.append(
-            "model.dtype=float16: gradients below 6e-8 become 0 without loss scaling, which the learner does not do; "
-            "use bfloat16 or float32"
-        )
-    return messages
-
-
-def _biased(config: ConfigTree) -> Iterator[str]:
-    training, inference = config.training, config.inference
     if training.old_log_probs == "rollout" and (inference.top_p < 1 or inference.top_k > 0):
         yield (
             "training.old_log_probs=rollout with inference.top_p or top_k: the engine's log-probs are those of what it "
             "had left to choose from, so every ratio would be too small; use auto or recompute, or top_p=1 and top_k=0"
         )
+    if inference.temperature == 0:
+        yield (
+            "inference.temperature=0: a greedy policy never explores, every episode of a task is the same and every "
+            "advantage is 0; sample with 1.0, and use training.eval_temperature=0 for greedy evaluation"
+        )
+    if config.model.dtype == "float16":
+        yield (
+            "model.dtype=float16: gradients below 6e-8 become 0 without loss scaling, which the learner does not do; "
+            "use bfloat16 or float32"
+        )
 
 
-def _groups(config: ConfigTree) -> Iterator[str]:
+def _batches(config: ConfigTree) -> Iterator[str]:
     training = config.training
     if training.adv_estimator in GROUP_ESTIMATORS and training.episodes_per_group < 2:
         yield (
@@ -69,10 +55,6 @@ def _groups(config: ConfigTree) -> Iterator[str]:
             "baseline, its reward minus the mean of the group is always 0 and nothing is learned; use a group_size of "
             "2 or more, or adv_estimator=gae"
         )
-
-
-def _batches(config: ConfigTree) -> Iterator[str]:
-    training = config.training
     if training.batch_size % training.episodes_per_group:
         yield (
             f"training.batch_size={training.batch_size} is no multiple of the {training.episodes_per_group} episodes "
@@ -85,7 +67,7 @@ def _batches(config: ConfigTree) -> Iterator[str]:
         )
 
 
-def _lengths(config: ConfigTree) -> Iterator[str]:
+def _rollouts(config: ConfigTree) -> Iterator[str]:
     response = config.inference.max_tokens
     limits = {
         "rollout.max_tokens": config.rollout.max_tokens,
@@ -98,18 +80,12 @@ def _lengths(config: ConfigTree) -> Iterator[str]:
                 f"{key}={limit} leaves no room for a prompt beside a response of inference.max_tokens={response}; "
                 "raise the one or lower the other"
             )
-
-
-def _pictures(config: ConfigTree) -> Iterator[str]:
     block, limit = config.rollout.image_block, config.rollout.max_images
     if block > 1 and (limit is None or block > limit):
         yield (
             f"rollout.image_block={block} with rollout.max_images={limit}: so many screenshots cannot be dropped at "
             "once from a window of that size; use a block of at most max_images"
         )
-
-
-def _turns(config: ConfigTree) -> Iterator[str]:
     turns = config.rollout.max_turns
     if not config.inference.multi_turn and turns is not None and turns > 1:
         yield (
@@ -162,7 +138,7 @@ def _objective(config: ConfigTree) -> Iterator[str]:
         )
 
 
-def _success(config: ConfigTree) -> Iterator[str]:
+def _run(config: ConfigTree) -> Iterator[str]:
     training, warm = config.training, config.training.warm_start
     if training.stop_at_success is not None and training.eval_every is None:
         yield (
@@ -174,9 +150,6 @@ def _success(config: ConfigTree) -> Iterator[str]:
             "training.warm_start.stop_at_success with training.warm_start.evaluate_every=null: there is no evaluation "
             "that could stop it; set evaluate_every, or stop_at_success=null"
         )
-
-
-def _resume(config: ConfigTree) -> Iterator[str]:
     if config.checkpoint.from_step is not None and not config.checkpoint.resume:
         yield (
             f"checkpoint.from_step={config.checkpoint.from_step} with checkpoint.resume=false: a new run has no "
@@ -184,25 +157,18 @@ def _resume(config: ConfigTree) -> Iterator[str]:
         )
 
 
-def _engine(config: ConfigTree) -> Iterator[str]:
+def _model(config: ConfigTree) -> Iterator[str]:
     if config.inference.backend == "transformers" and config.model.tensor_parallel_size > 1:
         yield (
             f"model.tensor_parallel_size={config.model.tensor_parallel_size} with inference.backend=transformers: the "
             "embedded engine keeps the model on one device; use vllm or sglang, or 1"
         )
-
-
-def _tiny_text(config: ConfigTree) -> Iterator[str]:
     tiny = config.model.tiny
     if config.model.model_name in BUILT_IN and tiny.hidden_size % (2 * tiny.num_heads):
         yield (
             f"model.tiny.hidden_size={tiny.hidden_size} with num_heads={tiny.num_heads}: every head needs an even, "
             f"whole width for rotary positions; use a multiple of {2 * tiny.num_heads}"
         )
-
-
-def _tiny_vision(config: ConfigTree) -> Iterator[str]:
-    tiny = config.model.tiny
     if config.model.model_name != BUILT_IN_VLM:
         return
     if tiny.vision_hidden_size % (4 * tiny.num_heads):
