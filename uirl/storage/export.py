@@ -62,7 +62,7 @@ def export_sft(
     target = Path(path)
     folder = target.with_name(f"{target.stem}_images")
     chosen = [summary.id for summary in store.list() if where(summary)]
-    episodes = [one for name in chosen for one in _episodes(store.get(name), folder, system_prompt)]
+    episodes = [one for name in chosen for one in _conversations(store.get(name), folder, system_prompt)]
     # loaders take the types of the fields from the first lines: a list of nothing would have none
     episodes.sort(key=lambda episode: not _images(episode.messages))
     with_pictures = any(_images(episode.messages) for episode in episodes[:1])
@@ -72,7 +72,7 @@ def export_sft(
     def lines() -> Iterator[str]:
         nonlocal written
         for episode in episodes:
-            for example in _per_reply(episode) if each_reply else _whole(episode):
+            for example in _per_reply(episode) if each_reply else [{"messages": episode.messages}]:
                 written += 1
                 yield json.dumps(_line(episode, example, with_pictures) | shown) + "\n"
 
@@ -89,31 +89,24 @@ class _Message:
     images: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Episode:
-    """The messages of a conversation, and what stands beside them in the file."""
-
-    head: Mapping[str, Any]
-    messages: tuple[_Message, ...]
-    replies: tuple[int, ...]
-    """Where the replies stand that are to be learned: those of a branch, not of what it goes on from."""
-
-
 @dataclass(slots=True)
 class _Conversation:
-    """One that grows turn by turn."""
+    """The messages of a conversation, which grows turn by turn, and what stands beside them in the file."""
 
+    head: Mapping[str, Any]
     messages: list[_Message]
     replies: list[int] = field(default_factory=list)
+    """Where the replies stand that are to be learned: those of a branch, not of what it goes on from."""
 
 
 _Example = Mapping[str, Sequence[_Message]]
 """Field of a line -> its messages, in the order in which they were said."""
 
 
-def _episodes(trajectory: Trajectory, folder: Path, system_prompt: str | None) -> list[_Episode]:
+def _conversations(trajectory: Trajectory, folder: Path, system_prompt: str | None) -> list[_Conversation]:
     """Return the conversations of a trajectory: one, or one per segment of a recorded agent (`info["call"]`), which may
     have branched or rewritten what was said; a reply that its client never saw is in none."""
+    head = {"id": trajectory.id, "task": trajectory.task.id, "reward": trajectory.total_reward()}
     begin = [] if system_prompt is None else [_Message("system", system_prompt)]
     turns = trajectory.turns
     recorded = all("call" in turn.info for turn in turns)
@@ -126,18 +119,14 @@ def _episodes(trajectory: Trajectory, folder: Path, system_prompt: str | None) -
         if turn.info.get("sent") is False:
             continue
         goes_on = index > 0 and not (recorded and turn.starts_segment)
-        conversation = (
-            conversations[index - 1] if goes_on else _Conversation(list(until.get(turn.info.get("after"), begin)))
-        )
+        earlier = list(until.get(turn.info.get("after"), begin))
+        conversation = conversations[index - 1] if goes_on else _Conversation(head, earlier)
         conversation.messages += _seen(turn, folder, where)
         conversation.replies.append(len(conversation.messages))
         conversation.messages.append(_Message("assistant", _reply(turn, where)))
         conversations[index], until[turn.info.get("call")] = conversation, conversation.messages[:]
     distinct = {id(conversations[index]): conversations[index] for index in sorted(conversations)}
-    head = {"id": trajectory.id, "task": trajectory.task.id, "reward": trajectory.total_reward()}
-    return [
-        _Episode(head, tuple(one.messages), tuple(one.replies)) for one in distinct.values() or [_Conversation(begin)]
-    ]
+    return list(distinct.values()) or [_Conversation(head, begin)]
 
 
 def _seen(turn: Turn, folder: Path, where: str) -> list[_Message]:
@@ -153,16 +142,12 @@ def _seen(turn: Turn, folder: Path, where: str) -> list[_Message]:
     return results + ([_Message("user", seen.text, paths)] if seen.text or paths or not results else [])
 
 
-def _whole(episode: _Episode) -> Iterator[_Example]:
-    yield {"messages": episode.messages}
-
-
-def _per_reply(episode: _Episode) -> Iterator[_Example]:
+def _per_reply(episode: _Conversation) -> Iterator[_Example]:
     for i in episode.replies:
         yield {"prompt": episode.messages[:i], "completion": episode.messages[i : i + 1]}
 
 
-def _line(episode: _Episode, example: _Example, with_pictures: bool) -> dict[str, Any]:
+def _line(episode: _Conversation, example: _Example, with_pictures: bool) -> dict[str, Any]:
     line = dict(episode.head)
     for name, messages in example.items():
         line[name] = [{"role": one.role, "content": _content(one, with_pictures)} for one in messages]
