@@ -100,19 +100,17 @@ def response_view(samples: Sequence[Sample]) -> ResponseView:
     of different groups, a reward that stands on no response token, turn ids that run backwards.
     """
     order = _rows_of(samples)
-    columns: list[np.ndarray] = [np.empty(0, np.int64)] * len(samples)
     pieces = [_Piece.of(sample) for sample in samples]
-    for members in order:
+    counts = [len(piece.where) for piece in pieces]
+    columns: list[np.ndarray] = [np.empty(0, np.int64)] * len(samples)
+    rows_of_sample = [0] * len(samples)
+    for row, members in enumerate(order):
         _check_trajectory([samples[i] for i in members])
         start = 0
         for i in members:
-            columns[i] = np.arange(start, start + len(pieces[i].where))
-            start += len(pieces[i].where)
-    rows_of_sample = [0] * len(samples)
-    for row, members in enumerate(order):
-        for i in members:
             rows_of_sample[i] = row
-    counts = [len(piece.where) for piece in pieces]
+            columns[i] = np.arange(start, start + counts[i])
+            start += counts[i]
     rows = np.repeat(np.array(rows_of_sample, np.int64), counts)
     column = np.concatenate(columns)
     shape = (len(order), int(column.max()) + 1)

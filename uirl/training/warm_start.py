@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from uirl.config.sections.training import WarmStartConfig
@@ -114,9 +114,7 @@ class WarmStart:
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain data from which `load_state_dict` continues exactly here."""
-        at = self._at
-        position = {"step": at.step, "seconds": at.seconds, "success": at.success, "row": at.row}
-        return position | {"demonstrations": self._demonstrations.state_dict()}
+        return asdict(self._at) | {"demonstrations": self._demonstrations.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken; the learner must be what it was then."""

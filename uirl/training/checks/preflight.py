@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,8 @@ from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment, check_environment
 from uirl.errors import UirlError
 from uirl.images import Screenshot
-from uirl.inference.base import GenerationRequest, SamplingParams
+from uirl.inference.base import Generation, GenerationRequest, SamplingParams
 from uirl.learner import Learner, Policy, collate, load_checkpoint, save_checkpoint
-from uirl.rollout.episode import EpisodeSpec
 from uirl.rollout.samples import samples_of_all
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.training.assembly import Assembly, assemble, sampling_of
@@ -88,17 +88,18 @@ def _check_environment(parts: Assembly, findings: list[Finding]) -> None:
 async def _check_episodes(parts: Assembly, findings: list[Finding]) -> None:
     source = UniformTasks(parts.tasks.train, seed=parts.config.training.seed, split="check")
     specs = [spec for group in source.groups(4, 2) for spec in group]
-    recorded = _Recorder(parts)
+    requests = _record_requests(parts)
+    make_agent = parts.agents(for_training=True)
     try:
         await parts.publish()
-        played = (await parts.collector.collect(specs, recorded.make_agent))[: len(specs)]
+        played = (await parts.collector.collect(specs, make_agent))[: len(specs)]
         usable = [t for t in played if t.failure is None]
         findings.append(_episodes_finding(played))
         if not usable:
             return
         checks: list[Callable[[], Coroutine[Any, Any, Finding]]] = [
-            lambda: _token_identity(usable, recorded.requests),
-            lambda: _control_words(parts, recorded.requests),
+            lambda: _token_identity(usable, requests),
+            lambda: _control_words(parts, requests),
             lambda: _log_prob_agreement(parts, usable),
             lambda: _long_sequences(parts),
             lambda: _update_reaches_engine(parts, usable),
@@ -110,23 +111,17 @@ async def _check_episodes(parts: Assembly, findings: list[Finding]) -> None:
         await parts.close()
 
 
-class _Recorder:
-    """Keeps what the engine was really asked."""
+def _record_requests(parts: Assembly) -> dict[str, list[GenerationRequest]]:
+    """Return a mapping of session id -> requests, which fills with what the engine is really asked from now on."""
+    requests: dict[str, list[GenerationRequest]] = defaultdict(list)
+    generate = parts.engine.generate
 
-    def __init__(self, parts: Assembly) -> None:
-        self.requests: dict[str, list[GenerationRequest]] = {}
-        self._make = parts.agents(for_training=True)
-        self._engine = parts.engine
-        generate = parts.engine.generate
+    async def recorded(request: GenerationRequest) -> Generation:
+        requests[request.session_id or ""].append(request)
+        return await generate(request)
 
-        async def listen(request: GenerationRequest) -> Any:
-            self.requests.setdefault(request.session_id or "", []).append(request)
-            return await generate(request)
-
-        parts.engine.generate = listen  # type: ignore[method-assign]
-
-    def make_agent(self, spec: EpisodeSpec) -> Any:
-        return self._make(spec)
+    parts.engine.generate = recorded  # type: ignore[method-assign]
+    return requests
 
 
 def _episodes_finding(played: Sequence[Trajectory]) -> Finding:
