@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -97,16 +95,12 @@ async def _check_episodes(parts: Assembly, findings: list[Finding]) -> None:
         findings.append(_episodes_finding(played))
         if not usable:
             return
-        checks: list[Callable[[], Coroutine[Any, Any, Finding]]] = [
-            lambda: _token_identity(usable, requests),
-            lambda: _control_words(parts, requests),
-            lambda: _log_prob_agreement(parts, usable),
-            lambda: _long_sequences(parts),
-            lambda: _update_reaches_engine(parts, usable),
-            lambda: _resume(parts, samples_of_all(usable)),
-        ]
-        for check in checks:
-            findings.append(await check())
+        findings.append(_token_identity(usable, requests))
+        findings.append(_control_words(parts, requests))
+        findings.append(_log_prob_agreement(parts, usable))
+        findings.append(await _long_sequences(parts))
+        findings.append(await _update_reaches_engine(parts, usable))
+        findings.append(_resume(parts, samples_of_all(usable)))
     finally:
         await parts.close()
 
@@ -133,7 +127,7 @@ def _episodes_finding(played: Sequence[Trajectory]) -> Finding:
     return Finding("episodes", True, f"{len(played)} played, {turns:.1f} turns, rewards {rewards[:5]}")
 
 
-async def _token_identity(played: Sequence[Trajectory], requests: dict[str, list[GenerationRequest]]) -> Finding:
+def _token_identity(played: Sequence[Trajectory], requests: dict[str, list[GenerationRequest]]) -> Finding:
     turns = 0
     for trajectory in played:
         ids: list[int] = []
@@ -147,7 +141,7 @@ async def _token_identity(played: Sequence[Trajectory], requests: dict[str, list
     return Finding("token identity", True, f"what is recorded is what the engine was fed, in {turns} turns")
 
 
-async def _control_words(parts: Assembly, requests: dict[str, list[GenerationRequest]]) -> Finding:
+def _control_words(parts: Assembly, requests: dict[str, list[GenerationRequest]]) -> Finding:
     """Return which control tokens are spelled by what the policy is shown, and where the first stands."""
     shown = [("the tools", json.dumps(parts.environment.tool_schemas(), ensure_ascii=False))]
     for message in (m for sent in requests.values() for request in sent for m in request.messages):
@@ -165,7 +159,7 @@ async def _control_words(parts: Assembly, requests: dict[str, list[GenerationReq
     return Finding("control tokens in content", True, detail)
 
 
-async def _log_prob_agreement(parts: Assembly, played: Sequence[Trajectory]) -> Finding:
+def _log_prob_agreement(parts: Assembly, played: Sequence[Trajectory]) -> Finding:
     samples = samples_of_all(played)
     gap, turn = _gap(parts, samples)
     tolerance = TOLERANCE[parts.config.model.dtype]
@@ -240,9 +234,8 @@ async def _update_reaches_engine(parts: Assembly, played: Sequence[Trajectory]) 
     return Finding(what, ok, f"after an update engine and learner differ by {gap:.1e}")
 
 
-async def _resume(parts: Assembly, samples: Sequence[Sample]) -> Finding:
+def _resume(parts: Assembly, samples: Sequence[Sample]) -> Finding:
     """Save, load into a second learner, and compare one further step of both."""
-    await asyncio.sleep(0)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint_0"
         try:

@@ -129,26 +129,14 @@ def playing(what: str, collector: Collector, total: int) -> Iterator[None]:
 def step_line(step: int, steps: int, row: Mapping[str, Any]) -> str:
     """Return the numbers of one update, on one line."""
     parts = [f"step {step:>4}/{steps}", f"episodes {int(row['episodes_total']):>6}"]
-    if row.get("success") is not None:
-        parts.append(f"success {row['success']:.3f}")
-    if row.get("eval/success") is not None:
-        parts.append(f"held-out {row['eval/success']:.3f}")
-    parts.append(f"reward {_number(row.get('reward'))}")
-    parts.append(f"turns {_number(row.get('turns'), 1)}")
-    for key, name in (
-        ("entropy", "entropy"),
-        ("approx_kl", "kl"),
-        ("clip_fraction", "clip"),
-        ("log_prob_gap_max", "gap"),
-    ):
-        if row.get(key) is not None:
-            parts.append(f"{name} {row[key]:.2g}")
-    if row.get("count/failed_episodes"):
-        parts.append(f"FAILED {int(row['count/failed_episodes'])}")
-    if row.get("count/failed_attempts"):
-        parts.append(f"repeated {int(row['count/failed_attempts'])}")
-    parts.append(f"{_number(row.get('tokens_per_second'), 0)} tok/s")
-    parts.append(f"{row['time/elapsed']:.0f} s")
+    rates = (("success", "success"), ("eval/success", "held-out"))
+    parts += [f"{name} {row[key]:.3f}" for key, name in rates if row.get(key) is not None]
+    parts += [f"reward {_number(row.get('reward'))}", f"turns {_number(row.get('turns'), 1)}"]
+    of_update = (("entropy", "entropy"), ("approx_kl", "kl"), ("clip_fraction", "clip"), ("log_prob_gap_max", "gap"))
+    parts += [f"{name} {row[key]:.2g}" for key, name in of_update if row.get(key) is not None]
+    failures = (("count/failed_episodes", "FAILED"), ("count/failed_attempts", "repeated"))
+    parts += [f"{name} {int(row[key])}" for key, name in failures if row.get(key)]
+    parts += [f"{_number(row.get('tokens_per_second'), 0)} tok/s", f"{row['time/elapsed']:.0f} s"]
     return "  ".join(parts)
 
 
