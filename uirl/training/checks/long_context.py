@@ -60,7 +60,7 @@ async def long_gap(engine: InferenceEngine, loaded: LoadedModel, config: ConfigS
 
 
 def _length(loaded: LoadedModel, config: ConfigStore, window: int) -> int:
-    positions = int(getattr(loaded.config.get_text_config(), "max_position_embeddings", None) or 4096)
+    positions = loaded.max_positions
     context = min(positions, config.inference.max_context or positions) - REPLY
     weights = sum(parameter.numel() for parameter in loaded.model.parameters())
     cheap = int(WORK.get(loaded.device.type, 2e12) / (8 * weights))
