@@ -85,7 +85,7 @@ class PageEnvironment(ConfigurableEnvironment):
     options: PageOptions
 
     def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
-        """An environment that opens its page at the first reset. Options: see `PageOptions`.
+        """Create an environment that opens its page at the first reset. Options: see `PageOptions`.
 
         Raises ConfigError for an option that does not fit, and where there is no browser.
         """
@@ -113,25 +113,25 @@ class PageEnvironment(ConfigurableEnvironment):
         return pages_that_fit(*self._viewport.page, self._viewport.zoom)
 
     def plan(self, task: Task | None, seed: int) -> None:
-        """Makes the instance of an episode, before it has a page: what the page may reach can depend on it."""
+        """Prepare the instance of an episode, before it has a page: what the page may reach can depend on it."""
 
     @abstractmethod
     async def begin(self, page: Page, task: Task | None, seed: int) -> str:
-        """Brings the page to the first state of an episode, the same for the same `seed`; the goal in words."""
+        """Bring the page to the first state of an episode, the same for the same `seed`; return the goal in words."""
 
     @abstractmethod
     async def judge(self, page: Page, action: UIAction | None) -> Judgement:
-        """How the episode stands after an action; `action` None: at its beginning (nothing is done with the answer)."""
+        """Judge how the episode stands after an action; `action` None: at its beginning (the result is not used)."""
 
     def lost(self, reason: str) -> Judgement:
-        """What an episode is worth whose page crashed, closed itself or cannot be read after an action: nothing."""
+        """Return the judgement where the page crashed, closed itself or cannot be read after an action: no reward."""
         return Judgement(ended=True)
 
     async def furnish(self, page: Page) -> None:
-        """Prepares a new page, before its first episode: what it serves, scripts that run in every document."""
+        """Prepare a new page, before its first episode: what it serves, scripts that run in every document."""
 
     def reachable(self) -> frozenset[str]:
-        """Origins that the page may ask over the network. Different sets have different browsers.
+        """Return the origins that the page may ask over the network. Different sets have different browsers.
 
         Raises ConfigError for what is no origin: no page could ever reach it.
         """
@@ -141,11 +141,11 @@ class PageEnvironment(ConfigurableEnvironment):
         return frozenset(self.origins)
 
     def destinations(self) -> frozenset[str]:
-        """Origins that `goto` may lead to."""
+        """Return the origins that `goto` may lead to."""
         return self.reachable()
 
     async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
-        """The goal and the picture of a new episode.
+        """Return the goal and the picture of a new episode.
 
         `seed`: the same seed gives the same page; None: the task's own, else a new one.
         """
@@ -170,8 +170,10 @@ class PageEnvironment(ConfigurableEnvironment):
         return {} if self._page is None else dict(self._page.files.downloads)
 
     async def step(self, action: Action) -> StepResult:
-        """Carries the action out, and gives the new picture; no picture where the task is over. `max_turns` cuts the
-        episode: the state is no end then, and is shown."""
+        """Carry out the action and return the new picture; no picture where the task is over.
+
+        `max_turns` cuts the episode: the state is no end then, and is shown.
+        """
         page = self._page
         if self._done or page is None:
             raise RuntimeError("step after the end of an episode; call reset first")
@@ -214,7 +216,7 @@ class PageEnvironment(ConfigurableEnvironment):
             return self._tell("", *page.take_notices())
 
     async def _outcome(self, page: Page, ui_action: UIAction) -> StepResult:
-        """What came of an action that was carried out. Raises `Blocked` where a dialog stops the page."""
+        """Return the result of an action that was carried out. Raises `Blocked` where a dialog stops the page."""
         await page.settle(drawn=True)
         judgement = await self.judge(page, ui_action)
         ended = judgement.ended or isinstance(ui_action, (Answer, Terminate))
@@ -248,7 +250,7 @@ class PageEnvironment(ConfigurableEnvironment):
         return f"Do what is asked. Reply with one action in JSON:\n{self.space.describe()}"
 
     def spawn(self) -> Self:
-        """Another environment with the same options and a page of its own in the same browser."""
+        """Return another environment with the same options and a page of its own in the same browser."""
         page, self._page = self._page, None
         try:
             return copy.deepcopy(self)
@@ -256,28 +258,28 @@ class PageEnvironment(ConfigurableEnvironment):
             self._page = page
 
     def controls(self) -> dict[str, BaseEnvironment | Action | str]:
-        """The same pages behind a white picture, and without the goal in words (the page itself may show it)."""
+        """Return these pages behind a white picture, and without the goal in words (the page may show it)."""
         blank, untold = self.spawn(), self.spawn()
         blank._hidden, untold._hidden = "picture", "goal"
         return {"blank_image": blank, "no_instruction": untold}
 
     async def close(self) -> None:  # type: ignore[override]
-        """Frees the page and its browser context; the browser itself stays for the others."""
+        """Free the page and its browser context; the browser itself stays for the others."""
         page, self._page = self._page, None
         if page is not None:
             await page.close()
 
     def act_at(self, x: float, y: float, target: str = "") -> Action | None:
-        """A click on a page position, as a policy writes it: for demonstrators. None: it is outside of the picture."""
+        """Return a click on a page position, as a policy writes it: for demonstrators. None: outside of the picture."""
         pixel = self._viewport.in_picture(x, y)
         return None if pixel is None else self.act(Click(*pixel), target)
 
     def act(self, action: UIAction, target: str = "") -> Action:
-        """An action as a policy writes it, with its `target` where the options ask for one."""
+        """Return an action as a policy writes it, with its `target` where the options ask for one."""
         return Action(tool_calls=(self.space.write(action, target if self.space.targets else ""),))
 
     async def _usable_page(self) -> Page:
-        """This environment's page: reused where it may be, replaced where it broke."""
+        """Return this environment's page: reused where it may be, replaced where it broke."""
         reach = self.reachable()
         if self._page is not None and (self._page.broken or not self.keeps_page or self._reach != reach):
             await self.close()
@@ -288,11 +290,11 @@ class PageEnvironment(ConfigurableEnvironment):
         return self._page
 
     def _browser(self) -> Chromium:
-        """That of this environment's page."""
+        """Return the browser of this environment's page."""
         return Chromium.shared(self._reach, self._viewport.zoom)
 
     async def _look(self, page: Page, words: Sequence[str], info: Mapping[str, Any]) -> Observation:
-        """The picture, and what is to be read: words, and the accessibility tree where it is wanted."""
+        """Return the picture and the text of the observation: words, and the accessibility tree where it is wanted."""
         captured = await page.screenshot(**self.options.capture())
         picture: Any = captured
         if not self._viewport.is_capture or self.space.marks:
@@ -308,7 +310,7 @@ class PageEnvironment(ConfigurableEnvironment):
         return Observation(_lines(*words, tree), (picture,), dict(info))
 
     async def _mark(self, tab: Tab, picture: Any) -> Any:
-        """The picture with numbers on what can be clicked."""
+        """Return the picture with numbers on what can be clicked."""
         self._marked = []
         with contextlib.suppress(Threw):  # a document without a body, such as a picture
             self._marked = [mark for mark in await find_marks(tab) if self._viewport.in_picture(mark.x, mark.y)]
@@ -317,7 +319,7 @@ class PageEnvironment(ConfigurableEnvironment):
         return draw_marks(picture, boxes)
 
     async def _read_tree(self, tab: Tab) -> str:
-        """The tree as text. With marks their numbers are in it, and further ones for what is not in the picture."""
+        """Return the tree as text. With marks it has their numbers, and more for what the picture does not show."""
         nodes = await accessibility_nodes(tab)
         if not self.space.marks:
             return tree_text(nodes, self.options.tree)
@@ -330,7 +332,7 @@ class PageEnvironment(ConfigurableEnvironment):
         return tree_text(nodes, self.options.tree, numbers)
 
     def _tell(self, problem: str, *notices: str) -> StepResult:
-        """The same state with a word on what was wrong, and on the dialog that is open."""
+        """Return the same state with a message on what was wrong, and on the dialog that is open."""
         dialog = None if self._page is None else self._page.tabs.shown.dialog
         question = "" if dialog is None else dialog.words("dialog" in self.space.names)
         info = {"success": False, **({"mistake": problem} if problem else {})}

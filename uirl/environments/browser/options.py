@@ -70,16 +70,20 @@ class PageOptions(EnvironmentOptions):
         return self.crop
 
     def viewport(self, page_size: tuple[int, int]) -> Viewport:
-        """The page and what is shown of it; `page_size`: width and height where the options say nothing. Raises
-        ConfigError for a crop that reaches outside."""
+        """Return the page and what is shown of it; `page_size`: width and height where the options say nothing.
+
+        Raises ConfigError for a crop that reaches outside.
+        """
         width, height = self.width or page_size[0], self.height or page_size[1]
         side = self.image_size
         size = (side, side) if isinstance(side, int) else side
         return Viewport.of(width, height, self.zoom, self.crop_box, size)
 
     def space(self, picture_size: tuple[int, int], actions: tuple[str, ...]) -> ActionSpace:
-        """The actions that are offered; `actions`: where the options say nothing. Raises ConfigError for options of
-        clicks and positions where no action has any."""
+        """Return the actions that are offered; `actions`: where the options say nothing.
+
+        Raises ConfigError for options of clicks and positions where no action has any.
+        """
         offered = actions if self.actions is None else self.actions
         if not offered:
             raise ConfigError(f"{self.key}: actions is an empty list; expected names such as 'click'")
@@ -96,5 +100,5 @@ class PageOptions(EnvironmentOptions):
         return space
 
     def capture(self) -> dict[str, Any]:
-        """The arguments of `Page.screenshot`."""
+        """Return the arguments of `Page.screenshot`."""
         return {"format": self.image_format, **({} if self.quality is None else {"quality": self.quality})}

@@ -73,7 +73,7 @@ episode; one that the system kills when the machine has no memory left would be 
 
 
 def find_executable() -> str:
-    """Path of the browser: `UIRL_CHROMIUM`, else the first of `EXECUTABLES` on the PATH.
+    """Return the path of the browser: `UIRL_CHROMIUM`, else the first of `EXECUTABLES` on the PATH.
 
     Raises ConfigError with the remedy where there is none.
     """
@@ -109,7 +109,7 @@ class Chromium:
         timeout: float = 10.0,
         start_timeout: float = 30.0,
     ) -> None:
-        """A browser that is not started yet.
+        """Create a browser that is not started yet.
 
         `allow`: origins (scheme://host:port) that its pages may reach. `scale`: pixels of a picture per CSS pixel.
         `executable`: path; None: `find_executable()` when it starts. `timeout`: limit in seconds of one protocol call.
@@ -130,7 +130,7 @@ class Chromium:
 
     @classmethod
     def shared(cls, allow: Iterable[str] = (), scale: float = 1.0) -> Chromium:
-        """The browser of the running event loop in this process; one per set of allowed origins and scale."""
+        """Return the browser of the running event loop in this process; one per set of allowed origins and scale."""
         for key in [key for key in _shared if key[0].is_closed()]:
             process = _shared.pop(key)._process
             if process is not None:  # the loop was closed without ending its tasks, so nobody ended the browser
@@ -146,7 +146,7 @@ class Chromium:
         return None if self._process is None else self._process.pid
 
     async def new_page(self, width: int, height: int) -> Page:
-        """A page of `width` x `height` CSS pixels in a context of its own: it shares no cookie and no storage.
+        """Return a page of `width` x `height` CSS pixels in a context of its own: it shares no cookie and no storage.
 
         Starts the browser where it does not run. Raises EnvironmentFailure or EpisodeTimeout where it cannot.
         """
@@ -155,10 +155,10 @@ class Chromium:
         return page
 
     async def hangs(self, late: asyncio.Future[Any] | None = None) -> bool:
-        """Whether it is a page that does not get done, not the browser or a machine that has no time for it: another
-        page is opened, draws and is closed in the time that one call has.
+        """Return whether the page hangs, and not the browser or a busy machine.
 
-        `late`: and the answer that the page owes has not come meanwhile; None: it owes none.
+        It does where another page is opened, draws and is closed in the time that one call has, and `late`, the answer
+        that the page owes, has not come meanwhile (None: it owes none).
         """
         connection = self._connection
         if connection is None or connection.lost is not None:
@@ -173,7 +173,7 @@ class Chromium:
             return False
 
     async def close(self) -> None:
-        """Ends the browser and frees its profile. The next page starts another."""
+        """End the browser and free its profile. The next page starts another."""
         async with self._starting:
             if self._connection is not None:
                 await self._connection.close()
@@ -280,7 +280,7 @@ class _BrowserProcess:
         return self._process.pid
 
     async def connect(self, start_timeout: float, *, timeout: float, on_lost: Callable[[], None]) -> CdpConnection:
-        """A connection to the browser, which answers. Raises EnvironmentFailure where it ends before."""
+        """Return a connection to the browser, which answers. Raises EnvironmentFailure where it ends before."""
         connection = await CdpConnection.open(self._ends, timeout=timeout, on_lost=on_lost)
         try:
             await connection.call("Browser.getVersion", timeout=start_timeout)
@@ -300,12 +300,12 @@ class _BrowserProcess:
         return connection
 
     def close_pipes(self) -> None:
-        """Closes our ends, by which the browser knows that it shall end."""
+        """Close our ends of the pipes, which tells the browser to end."""
         for end in self._ends:
             end.close()
 
     def stop(self) -> None:
-        """Ends the whole group, politely for a second, then by force; removes the profile. Twice is fine."""
+        """End the whole group, after a second by force, and remove the profile. Safe to call twice."""
         if self not in _running or os.getpid() != self._owner:
             return
         _running.discard(self)
@@ -322,7 +322,7 @@ class _BrowserProcess:
 
 
 def network_flags(allowed: Sequence[str]) -> list[str]:
-    """The flags that close the network but for these origins: no proxy around it, no names, no UDP."""
+    """Return the flags that close the network but for these origins: no proxy around it, no names, no UDP."""
     hosts = {"127.0.0.1", *(urlsplit(origin).hostname or "" for origin in allowed)}
     exclude = "".join(f" , EXCLUDE {host}" for host in sorted(hosts))
     return [

@@ -17,13 +17,13 @@ class Site:
     """Files by their path under an origin. Change `files`, and the next load shows it."""
 
     def __init__(self, files: Mapping[str, bytes | str] | None = None, folder: Path | None = None) -> None:
-        """`files`: path such as '/' or '/style.css' -> content. `folder`: files of it answer for the other paths."""
+        """Serve `files`: path such as '/' or '/style.css' -> content. Files of `folder` answer for the other paths."""
         self.origin = ORIGIN
         self.files = dict(files or {})
         self.folder = None if folder is None else folder.resolve()
 
     def answer(self, url: str) -> tuple[int, str, bytes]:
-        """Status, content type and body of an address; 404 where there is nothing."""
+        """Return status, content type and body of an address; 404 where there is nothing."""
         path = unquote(urlsplit(url).path) or "/"
         if path in self.files:
             content = self.files[path]
@@ -33,13 +33,13 @@ class Site:
         return (404, "text/plain", b"not found") if found is None else (200, _content_type(found[0]), found[1])
 
     def fulfilment(self, url: str) -> dict[str, Any]:
-        """The answer as parameters of `Fetch.fulfillRequest`."""
+        """Return the answer as parameters of `Fetch.fulfillRequest`."""
         status, kind, body = self.answer(url)
         headers = [{"name": "content-type", "value": kind}, {"name": "cache-control", "value": "no-store"}]
         return {"responseCode": status, "responseHeaders": headers, "body": base64.b64encode(body).decode()}
 
     def _file(self, path: str) -> tuple[str, bytes] | None:
-        """Name and content of a file of the folder; None: there is none that can be read."""
+        """Return name and content of a file of the folder; None: there is none that can be read."""
         if self.folder is None or "\0" in path:
             return None
         try:

@@ -77,7 +77,7 @@ class WebEnvironment(PageEnvironment):
         return self._state
 
     def click_on(self, name: str) -> Action | None:
-        """A click on the middle of a target, as a policy writes it; None: the target is not in the picture now.
+        """Return a click on the middle of a target, as a policy writes it; None: the target is not in the picture now.
 
         Raises ConfigError for a name that `targets` does not have.
         """
@@ -87,27 +87,27 @@ class WebEnvironment(PageEnvironment):
         return None if place is None else self.act_at(*place, target=name)
 
     def prepare(self, rng: random.Random, task: Task | None) -> None:
-        """Makes the instance of an episode: set `html`, `goal` and what `reward` needs, by `rng` alone."""
+        """Prepare the instance of an episode: set `html`, `goal` and what `reward` needs, by `rng` alone."""
 
     def record(self, state: State) -> Mapping[str, Any]:
-        """Called with every state, before `reward` and `outcome`; what it gives is kept in the log (`info`)."""
+        """Return what the log (`info`) keeps of a state; called with every state, before `reward` and `outcome`."""
         return {"state": dict(state)}
 
     def outcome(self, state: State) -> bool | None:
-        """Whether the task is solved; False: it has failed for good; None: it is still open."""
+        """Return whether the task is solved; False: it has failed for good; None: it is still open."""
         return None
 
     def reward(self, before: State, now: State) -> float:
-        """What the last action was worth. Default: 1 for the one that solved the task."""
+        """Return the reward of the last action. Default: 1 for the one that solved the task."""
         return float(self.outcome(now) is True)
 
     def reachable(self) -> frozenset[str]:
-        """`origins` and that of `url`."""
+        """Return `origins` and that of `url`."""
         origin = origin_of(self.url)
         return super().reachable() | ({origin} if origin else set())
 
     def destinations(self) -> frozenset[str]:
-        """The same and the page that is served from here."""
+        """Return the reachable origins and that of the page that is served from here."""
         return self.reachable() | ({ORIGIN} if self.html or self.folder else set())
 
     async def furnish(self, page: Page) -> None:
@@ -121,14 +121,14 @@ class WebEnvironment(PageEnvironment):
         self.prepare(random.Random(seed), task)
 
     async def begin(self, page: Page, task: Task | None, seed: int) -> str:
-        """Loads the instance."""
+        """Load the instance; return the goal."""
         await page.goto(self._address())
         await page.forget_history()
         self._state, self._places = {}, {}
         return self.goal or (task.goal if task is not None else "")
 
     async def judge(self, page: Page, action: UIAction | None) -> Judgement:
-        """Reads the state, and what it is worth."""
+        """Read the state and judge it."""
         if isinstance(action, Answer):
             self.answer = action.text
         if isinstance(action, Terminate):
@@ -142,7 +142,7 @@ class WebEnvironment(PageEnvironment):
         return Judgement(self.reward(before, self._state), outcome is not None, outcome is True, info)
 
     async def _read(self, page: Page, first: bool) -> str | None:
-        """Reads the state; a str where it cannot be read after an action: why, and the last one stands.
+        """Read the state; return a str where it cannot be read after an action: why, and the last one stands.
 
         Where the page is gone to is the policy's doing, and so is what it made of the page: a link to somewhere out of
         reach, an address without the elements that `state` asks for. Raises EnvironmentFailure where the `first` state
@@ -179,7 +179,7 @@ class WebEnvironment(PageEnvironment):
         return problem
 
     async def _is_down(self, address: str) -> bool:
-        """Whether the server of this app takes no connection; one of its addresses alone may well be broken."""
+        """Return whether the server of this app takes no connection; one of its addresses alone may well be broken."""
         if not self.url or origin_of(address) != origin_of(self.url):
             return False
         parts = urlsplit(self.url)
@@ -193,7 +193,7 @@ class WebEnvironment(PageEnvironment):
         return False
 
     def _address(self) -> str:
-        """Where the page is to be found, with everything in place to answer for it."""
+        """Return the address of the page, with everything in place to answer for it."""
         sources = [name for name in ("html", "folder", "url") if getattr(self, name)]
         if len(sources) != 1:
             raise ConfigError(f"{type(self).__name__} needs one of html, folder and url; got {sources or 'none'}")

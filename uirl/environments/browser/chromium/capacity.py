@@ -16,8 +16,10 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def pages_that_fit(width: int, height: int, zoom: float = 1.0) -> int:
-    """Pages of `width` x `height` CSS pixels, drawn at `zoom`, for half of the memory that is free now and the cores
-    that this process may use; at least 1."""
+    """Return how many pages of `width` x `height` CSS pixels, drawn at `zoom`, this machine can hold; at least 1.
+
+    They share half of the memory that is free now and the cores that this process may use.
+    """
     page = PAGE_BYTES + round(width * height * zoom * zoom) * BYTES_PER_PIXEL
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = free_memory()
@@ -26,8 +28,10 @@ def pages_that_fit(width: int, height: int, zoom: float = 1.0) -> int:
 
 
 def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int | None:
-    """Bytes that this process can still take: the machine's, or its container's (cgroup v2) where that is less. None:
-    the system does not say."""
+    """Return the bytes that this process can still take; None: the system does not say.
+
+    The machine's, or its container's (cgroup v2) where that is less.
+    """
     limits = [value for value in (_of_machine(meminfo), _of_container(cgroup)) if value is not None]
     return min(limits, default=None)
 

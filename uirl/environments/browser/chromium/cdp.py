@@ -58,7 +58,7 @@ class CdpConnection:
     """
 
     def __init__(self, *, timeout: float, on_lost: Callable[[], None] | None = None) -> None:
-        """Not to be used before `open` has given it a pipe; call it inside a running event loop.
+        """Create a connection inside a running event loop; it cannot be used before `open` has given it a pipe.
 
         `timeout` is the limit in seconds of a call that names none. `on_lost` is called once, when the pipe is closed
         or the event loop ends.
@@ -82,7 +82,7 @@ class CdpConnection:
 
     @classmethod
     async def open(cls, ends: PipeEnds, *, timeout: float, on_lost: Callable[[], None] | None = None) -> CdpConnection:
-        """A connection over our ends of the browser's two pipes, which it owns from now on."""
+        """Open a connection over our ends of the browser's two pipes, which it owns from now on."""
         connection = cls(timeout=timeout, on_lost=on_lost)
         await connection._wire.connect(ends)
         connection._keeper = asyncio.create_task(connection._until_the_loop_ends(), name="cdp")
@@ -96,7 +96,7 @@ class CdpConnection:
         session: str | None = None,
         timeout: float | None = None,
     ) -> dict[str, Any]:
-        """The result of one protocol method.
+        """Return the result of one protocol method.
 
         Raises `Unanswered` where no answer came in time, `Refused` where the method was refused, EnvironmentFailure
         where the browser is gone or the page crashed.
@@ -133,29 +133,31 @@ class CdpConnection:
         self._wire.send(json.dumps(message, allow_nan=False).encode())
 
     def on(self, session: str | None, method: str, handler: EventHandler) -> None:
-        """Calls `handler(params)` at each such event of the session, on the event loop. One handler per event."""
+        """Call `handler(params)` at each such event of the session, on the event loop. One handler per event."""
         self._handlers[(session, method)] = handler
 
     def forget(self, session: str) -> None:
-        """Drops the handlers of a session and fails the calls that still wait for it."""
+        """Drop the handlers of a session and fail the calls that still wait for it."""
         self._handlers = {key: handler for key, handler in self._handlers.items() if key[0] != session}
         self.fail_session(session, "the page was closed")
 
     def fail_session(self, session: str, reason: str, kind: type[EnvironmentFailure] = EnvironmentFailure) -> None:
-        """Ends the waiting calls of one session with an EnvironmentFailure of that kind."""
+        """End the waiting calls of one session with an EnvironmentFailure of that kind."""
         for waiting in self._pending.values():
             if waiting.session == session and not waiting.answer.done():
                 waiting.answer.set_exception(kind(f"{waiting.method}: {reason}"))
 
     def refuse(self, session: str, reason: str, method: str | None = None) -> None:
-        """Ends the waiting calls of a session, of one method or of all, as if the browser had refused them."""
+        """End the waiting calls of a session, of one method or of all, as if the browser had refused them."""
         for waiting in self._pending.values():
             if waiting.session == session and method in (None, waiting.method) and not waiting.answer.done():
                 waiting.answer.set_exception(Refused(waiting.method, reason))
 
     async def probe(self) -> None:
-        """Gives the browser up (`lost`) where it does not answer a question of its own: for after a call that timed
-        out, to tell a page that hangs from a browser that does."""
+        """Give the browser up (`lost`) where it does not answer a request of its own.
+
+        For after a call that timed out, to tell a page that hangs from a browser that does.
+        """
         try:
             await self.call("Browser.getVersion")
         except EpisodeTimeout:
@@ -164,13 +166,13 @@ class CdpConnection:
             pass  # gone already
 
     async def close(self) -> None:
-        """Closes the pipe. Calls that wait fail; `on_lost` is called."""
+        """Close the pipe. Calls that wait fail; `on_lost` is called."""
         self.end("the connection to the browser was closed")
         if self._keeper is not None:
             await asyncio.gather(self._keeper, return_exceptions=True)
 
     async def _until_the_loop_ends(self) -> None:
-        """An event loop that ends cancels its tasks, this one among them, and tells nobody else."""
+        """End the connection when the event loop ends: the loop cancels this task, and gives no other notice."""
         try:
             await self._loop.create_future()
         finally:
@@ -190,7 +192,7 @@ class CdpConnection:
             self.end(f"the connection to the browser broke: {type(error).__name__}: {error}")
 
     def _pass_over(self, message: bytes, length: int) -> None:
-        """Tells who waits for it that a message is too long; nobody waits for an event."""
+        """Fail the call whose answer is too long; nobody waits for an event."""
         numbered = _NUMBER.match(message)
         waiting = self._pending.get(int(numbered[1])) if numbered else None
         if waiting is not None and not waiting.answer.done():
@@ -215,7 +217,7 @@ class CdpConnection:
             waiting.answer.set_result(message.get("result", {}))
 
     def end(self, reason: str) -> None:
-        """Closes the pipe, and says `reason` to the calls that wait and to every later one. Twice is fine."""
+        """Close the pipe and fail the waiting and all later calls with `reason`. Safe to call twice."""
         if self._lost is not None:
             return
         self._lost = reason

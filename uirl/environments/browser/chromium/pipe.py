@@ -30,8 +30,11 @@ class Wire(asyncio.Protocol):
     """Messages in and out of a pair of pipes, in order."""
 
     def __init__(self, on_message: Callable[[bytes, int], None], on_end: Callable[[str], None]) -> None:
-        """`on_message` gets each message, without its zero byte and cut at `LONGEST_MESSAGE`, and its length; `on_end`
-        gets the reason when either pipe is gone."""
+        """Set the callbacks.
+
+        `on_message` gets each message, without its zero byte and cut at `LONGEST_MESSAGE`, and its length; `on_end`
+        gets the reason when either pipe is gone.
+        """
         self._on_message = on_message
         self._on_end = on_end
         self._parts: list[bytes] = []  # of a message whose end has not come
@@ -40,7 +43,7 @@ class Wire(asyncio.Protocol):
         self._calls: asyncio.WriteTransport | None = None
 
     async def connect(self, ends: PipeEnds) -> None:
-        """Begins to read; the files are closed with `abort`."""
+        """Begin to read; the files are closed with `abort`."""
         loop = asyncio.get_running_loop()
         for end in ends:
             with contextlib.suppress(OSError):  # the user's share of such memory is used up: a small one does as well
@@ -50,12 +53,12 @@ class Wire(asyncio.Protocol):
         self._transports += [self._calls, reading]
 
     def send(self, message: bytes) -> None:
-        """Writes a message, now or when the browser has read what was written before."""
+        """Write a message, now or when the browser has read what was written before."""
         assert self._calls is not None
         self._calls.write(message + b"\0")
 
     def abort(self) -> None:
-        """Closes both pipes; what was not written yet is dropped."""
+        """Close both pipes; what was not written yet is dropped."""
         for transport in self._transports:
             if transport.is_closing():  # asyncio would end it a second time, and raise in its event loop
                 continue

@@ -37,7 +37,7 @@ class MiniWobEnvironment(PageEnvironment):
     options: MiniWobOptions
 
     def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
-        """An environment that opens its page at the first reset. Options: see `MiniWobOptions`.
+        """Create an environment that opens its page at the first reset. Options: see `MiniWobOptions`.
 
         Raises ConfigError where an option does not fit, or there is no such page, no browser, or no package `miniwob`.
         """
@@ -51,7 +51,7 @@ class MiniWobEnvironment(PageEnvironment):
         self._random = random.Random(0)
 
     async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
-        """The instruction and the picture of a new episode.
+        """Return the instruction and the picture of a new episode.
 
         `task`: one of `tasks()`; None: by the seed. `seed`: the same seed gives the same page, pixel by pixel (but for
         those tagged 'moving'); None: the task's own, else a new one.
@@ -84,7 +84,7 @@ class MiniWobEnvironment(PageEnvironment):
         return Judgement(reward, state["ended"], raw > 0, {"raw_reward": raw, "reason": state["reason"]})
 
     def lost(self, reason: str) -> Judgement:
-        """The worst that a page gives."""
+        """Return the lowest reward that a page gives."""
         self._shown = None
         return Judgement(0.0 if self.options.reward == "success" else -1.0, True, info={"raw_reward": -1.0})
 
@@ -98,11 +98,11 @@ class MiniWobEnvironment(PageEnvironment):
         return f"Do what is asked. Reply {form} in pixels of the {width}x{height} picture."
 
     def tasks(self) -> list[Task]:
-        """One task per page, named 'miniwob/<page>', with its tags."""
+        """Return one task per page, named 'miniwob/<page>', with its tags."""
         return [Task(id=f"miniwob/{n}", environment="miniwob", tags=("browser", *page_tags()[n])) for n in self._names]
 
     def expert_action(self) -> Action | None:
-        """The demonstrator's click; None where this page has no demonstrator or nothing is left to click."""
+        """Return the demonstrator's click; None where this page has no demonstrator or nothing is left to click."""
         if not self._spots:
             return None
         if self._random.random() < self._carelessness:

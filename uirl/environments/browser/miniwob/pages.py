@@ -123,13 +123,13 @@ DEMONSTRATED = tuple(_TARGETS)
 
 
 def guard(name: str) -> str:
-    """`GUARD` for a page."""
+    """Return `GUARD` for a page."""
     elements, word = _TARGETS.get(name, ("[]", _NONE))
     return GUARD % f"({{goal, quoted, one, all, first}}) => [{elements}, {word}]"
 
 
 def page_folder() -> Path:
-    """The folder of the pages in the package `miniwob`, found without importing it (its import loads Selenium).
+    """Return the folder of the pages in the package `miniwob`, found without importing it (its import loads Selenium).
 
     Raises ConfigError where the package is not installed.
     """
@@ -142,12 +142,12 @@ def page_folder() -> Path:
 
 @cache
 def page_names() -> tuple[str, ...]:
-    """Names of all pages, sorted: 'ascending-numbers', ..., 'visual-addition'."""
+    """Return the names of all pages, sorted: 'ascending-numbers', ..., 'visual-addition'."""
     return tuple(sorted(path.stem for path in page_folder().glob("*.html")))
 
 
 def page_url(name: str) -> str:
-    """Address of a page. Raises ConfigError with the nearest name where there is none of that name."""
+    """Return the address of a page. Raises ConfigError with the nearest name where there is none of that name."""
     if name not in page_names():
         raise ConfigError(f"MiniWoB++ has no page {name!r}; {did_you_mean(name, page_names())}")
     return (page_folder() / f"{name}.html").as_uri()

@@ -149,6 +149,6 @@ visual-addition: click type look compute steps medium
 
 @cache
 def page_tags() -> dict[str, tuple[str, ...]]:
-    """Page name -> its tags."""
+    """Return page name -> its tags."""
     lines = (line.partition(": ") for line in _PAGES.strip().splitlines())
     return {name: tuple(tags.split()) for name, _, tags in lines}

@@ -23,7 +23,7 @@ ACTED_ON = frozenset({
 
 
 def acted_on(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes of elements that a policy may want to name, in the order of the tree."""
+    """Return the nodes of elements that a policy may want to name, in the order of the tree."""
     return [
         node
         for node in nodes
@@ -35,7 +35,7 @@ def acted_on(nodes: Sequence[Node]) -> list[Node]:
 
 
 def tree_text(nodes: Sequence[Node], limit: int, numbers: Mapping[tuple[str, int], int] | None = None) -> str:
-    """Lines such as `  button "Send" (focused)`, at most `limit` characters; the last is '...' where more was there.
+    """Return lines such as `  button "Send" (focused)`, at most `limit` characters; '...' is last where more was there.
 
     `numbers`: frame and node of an element -> its number, which is written before it: `  [3] button "Send"`.
     """

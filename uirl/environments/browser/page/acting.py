@@ -28,7 +28,7 @@ async def perform(
     marks: Sequence[Mark | Element] = (),
     origins: Collection[str] = (),
 ) -> str | None:
-    """Carries out an action; a str where it cannot be: why not, in words for the policy.
+    """Carry out an action; return a str where that is impossible: why, in words for the policy.
 
     `marks`: what the numbers name that the policy saw, from 1. `origins`: where `goto` may lead. Answers, terminations
     and looks do nothing to a page. Raises EnvironmentFailure or EpisodeTimeout where the page fails.
@@ -72,7 +72,7 @@ async def _perform(
 
 
 async def _other(page: Page, action: ui.UIAction, origins: Collection[str]) -> str | None:
-    """What has no place: keys, and the browser around the page."""
+    """Carry out an action that has no position: keys, and the browser around the page."""
     match action:
         case ui.Type(text):
             await page.type(text)
@@ -102,7 +102,7 @@ async def _other(page: Page, action: ui.UIAction, origins: Collection[str]) -> s
 
 
 def origin_of(url: str) -> str | None:
-    """scheme://host[:port] of an http address, as browsers write it; None: it is no such address."""
+    """Return scheme://host[:port] of an http address, as browsers write it; None: it is no such address."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -123,7 +123,7 @@ async def _go(page: Page, url: str, origins: Collection[str]) -> str | None:
 
 
 async def _answer(tab: Tab, dialog: Dialog, action: ui.UIAction) -> str | None:
-    """Answers the dialog that is open, as an action means it; a str where nothing was done."""
+    """Answer the open dialog as the action says; return a str where nothing was done."""
     match action:
         case ui.AnswerDialog(choice, text):
             await tab.answer(choice == "ok", dialog.typed if text is None else text)
@@ -144,7 +144,7 @@ async def _answer(tab: Tab, dialog: Dialog, action: ui.UIAction) -> str | None:
 
 
 async def _upload(page: Page, action: ui.Upload, viewport: Viewport, marks: Sequence[Mark | Element]) -> str | None:
-    """Clicks where a place is given, then gives the files to the chooser that is open."""
+    """Click where a place is given, then give the files to the chooser that is open."""
     if action.mark is not None:
         await page.click(*await _place(page, marks, action.mark))
     elif action.x is not None and action.y is not None:
@@ -156,7 +156,7 @@ async def _upload(page: Page, action: ui.Upload, viewport: Viewport, marks: Sequ
 async def _on_element(
     page: Page, action: ui.OnElement, viewport: Viewport, marks: Sequence[Mark | Element]
 ) -> str | None:
-    """What is done to one element, whatever is in front of it."""
+    """Carry out an action on one element, whatever is in front of it."""
     tab = page.tabs.shown
     if action.mark is not None:
         named = _named(marks, action.mark)
@@ -183,7 +183,7 @@ async def _on_element(
 
 
 async def _place(page: Page, marks: Sequence[Mark | Element], number: int) -> tuple[float, float]:
-    """Where a click on what has that number goes. Raises Mistake where there is nothing to click."""
+    """Return where to click for the mark of that number. Raises Mistake where there is nothing to click."""
     named = _named(marks, number)
     place = (named.x, named.y) if isinstance(named, Mark) else await element_center(page.tabs.shown, named)
     if place is None:

@@ -26,7 +26,7 @@ class Dialog:
     """What the policy has typed into it; None: what is proposed stands there."""
 
     def words(self, action: bool) -> str:
-        """For the policy; `action`: it has one for dialogs, beside its keys."""
+        """Return the question in words for the policy; `action`: it has an action for dialogs, beside its keys."""
         ways = 'answer with the action dialog, "ok" or "cancel"' if action else "press enter to agree, escape to refuse"
         if self.kind == "beforeunload":
             return f"the page asks whether to leave it, and what was changed may be lost; {ways}"

@@ -111,7 +111,7 @@ INSIDE = """function (x, y) {
 
 
 async def handle_of(tab: Tab, element: Element) -> Handle | None:
-    """The element as the protocol holds it; None: it is gone."""
+    """Return the element's handle in the protocol; None: the element is gone."""
     try:
         if element.node is not None:
             return await resolve(tab, element.frame, element.session, element.node)
@@ -141,7 +141,7 @@ async def handle_in_frame(tab: Tab, frame: str, session: str, expression: str) -
 
 
 async def element_at(tab: Tab, x: float, y: float) -> Handle | None:
-    """The innermost element at a place of the page (CSS pixels), in whichever frame; None: there is none."""
+    """Return the innermost element at a place of the page (CSS pixels), in whichever frame; None: there is none."""
     frame, session = tab.target, tab.session
     while True:
         try:
@@ -159,7 +159,7 @@ async def element_at(tab: Tab, x: float, y: float) -> Handle | None:
 
 
 async def ask(tab: Tab, handle: Handle, function: str, *arguments: Any) -> Any:
-    """The JSON value of a JavaScript function called on an element. Raises `Refused` where it is gone, `Threw`."""
+    """Return the JSON value of a JavaScript function called on an element. Raises `Refused` if it is gone, `Threw`."""
     values = [{"value": argument} for argument in arguments]
     params = {
         "objectId": handle.object,
@@ -172,21 +172,21 @@ async def ask(tab: Tab, handle: Handle, function: str, *arguments: Any) -> Any:
 
 
 async def fill(tab: Tab, handle: Handle, value: str) -> str | bool:
-    """Makes a field ready for its new text. True: it is to be put in now; a str where the field takes none: why.
+    """Make a field ready for its new text. True: the text is to be inserted now; a str where the field takes none: why.
 
-    A date, a colour, a range and their like are set at once, as their own little window would: then it is False.
+    False: it is set already; a date, a colour, a range and their like are set at once, as their own picker would.
     """
     problem = await _try(tab, handle, FILL, value)
     return False if problem is None else problem or True
 
 
 async def focus(tab: Tab, handle: Handle) -> str | None:
-    """Gives it the keyboard; a str where it does not take it."""
+    """Give the element the keyboard focus; return a str where it does not take it."""
     return await _try(tab, handle, FOCUS) or None
 
 
 async def select(tab: Tab, handle: Handle, options: Sequence[str]) -> str | None:
-    """Chooses these options of a list, by value or text, and no others; a str where it cannot be."""
+    """Choose these options of a list, by value or text, and no others; return a str where that is impossible."""
     return await _try(tab, handle, SELECT, list(options)) or None
 
 

@@ -57,14 +57,14 @@ class PageFiles:
         """Name -> where it is, of the downloads of this episode that are whole."""
 
     def listen(self, session: str) -> None:
-        """To a tab, or to a frame in a process of its own."""
+        """Listen to the events of a tab, or of a frame in a process of its own."""
         on = self._connection.on
         on(session, "Page.fileChooserOpened", lambda event: self._on_chooser(session, event))
         on(session, "Page.downloadWillBegin", lambda event: self._on_download(session, event))
         on(session, "Page.downloadProgress", self._on_progress)
 
     async def begin(self, offered: Mapping[str, str | bytes], keeps: bool) -> None:
-        """An episode begins: which files may be chosen, and whether downloads are kept or refused.
+        """Begin an episode: set which files may be chosen, and whether downloads are kept or refused.
 
         Raises ConfigError for a name that is a path.
         """
@@ -85,7 +85,7 @@ class PageFiles:
         return any(not download.slow for download in self._running.values())
 
     async def ready(self, seconds: float) -> None:
-        """Returns when no download is under way, or after some time. One that takes longer is waited for once."""
+        """Wait until no download is under way, or for `seconds`. A download that takes longer is waited for once."""
         try:
             async with asyncio.timeout(seconds):
                 await self._still.wait()
@@ -96,13 +96,13 @@ class PageFiles:
             self._notice("a download is still under way")
 
     def left(self, session: str) -> None:
-        """A tab is closed, and nobody tells of its downloads any more: they are ended."""
+        """End the downloads of a closed tab, whose session reports on them no more."""
         for guid in [guid for guid, download in self._running.items() if download.session == session]:
             self._cancel(guid)
             self._ended(guid)
 
     async def choose(self, names: Sequence[str]) -> str | None:
-        """Gives files to the chooser that is open; a str where it cannot be."""
+        """Give files to the chooser that is open; return a str where that is impossible."""
         chooser = self._chooser
         missing = [name for name in names if name not in self._offered]
         if missing:
@@ -123,7 +123,7 @@ class PageFiles:
         return None
 
     def close(self) -> None:
-        """Removes the folder of the episode. Twice is fine."""
+        """Remove the folder of the episode. Safe to call twice."""
         self._chooser = None
         self._running.clear()
         self._still.set()
@@ -140,7 +140,7 @@ class PageFiles:
         return where | {"browserContextId": self._context}
 
     def _written(self, name: str) -> Path:
-        """The file on the disk, where the browser reads it."""
+        """Write the file to the disk, where the browser reads it; return its path."""
         if self._folder is None:
             self._folder = ScratchFolder(FOLDER)
         path = self._folder.path / "offered" / name
@@ -196,7 +196,7 @@ class PageFiles:
             self._still.set()
 
     def _free(self, name: str) -> str:
-        """The name, numbered as browsers do where it is taken."""
+        """Return the name, numbered as browsers do where it is taken."""
         taken = {*self.downloads, *(download.name for download in self._running.values())}
         path = Path(name)
         numbered = (f"{path.stem} ({number}){path.suffix}" for number in itertools.count(1))

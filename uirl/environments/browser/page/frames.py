@@ -35,7 +35,7 @@ class Frames:
         session: str,
         prepare: Callable[[str], Awaitable[Any]],
     ) -> None:
-        """`prepare` readies the session of another process before a script of the frame runs."""
+        """Follow the frames of a tab; `prepare` readies another process's session before a script of the frame runs."""
         self._connection = connection
         self._top = top
         self._session = session
@@ -50,15 +50,15 @@ class Frames:
         return bool(self._frames)
 
     def get(self, frame: str) -> ChildFrame | None:
-        """The one of that id; None: there is none."""
+        """Return the frame of that id; None: there is none."""
         return self._frames.get(frame)
 
     def of(self, parent: str) -> Iterator[ChildFrame]:
-        """The frames right inside another, in the order in which they came."""
+        """Return the frames directly inside another, in the order in which they came."""
         return (frame for frame in list(self._frames.values()) if frame.parent == parent)
 
     def all(self) -> list[ChildFrame]:
-        """Parents before what is in them, `MAX_FRAMES` at most."""
+        """Return all frames, parents before what is in them, `MAX_FRAMES` at most."""
         found: list[ChildFrame] = []
         waiting = [self._top]
         while waiting and len(found) < MAX_FRAMES:
@@ -68,20 +68,20 @@ class Frames:
         return found[:MAX_FRAMES]
 
     def forget(self) -> None:
-        """The tab is closed."""
+        """Stop following the frames of a closed tab."""
         for task in self._work:
             task.cancel()
         for session in self.sessions:
             self._connection.forget(session)
 
     def renew(self, event: Mapping[str, Any]) -> None:
-        """Told by the browser: the tab shows another document. One that was kept for going back has its frames."""
+        """Clear the frames: the browser reports a new document in the tab. One kept for going back has its frames."""
         self._frames.clear()
         if event.get("type") == "BackForwardCacheRestore":
             self._spawn(self._restore())
 
     async def ready(self) -> None:
-        """Returns when every frame that is known by now can be asked."""
+        """Wait until every frame that is known by now can be asked."""
         while self._work:
             await asyncio.wait(self._work)
 

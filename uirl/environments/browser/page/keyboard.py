@@ -48,12 +48,12 @@ _LAYOUT = {
 
 
 def modifier_bits(keys: Iterable[str]) -> int:
-    """The bits of those of the keys that are modifiers."""
+    """Return the bits of those of the keys that are modifiers."""
     return sum(MODIFIER_BITS[key] for key in set(keys) & set(MODIFIER_BITS))
 
 
 def chord(keys: Sequence[str], held: int = 0) -> Iterator[Event]:
-    """The events of keys pressed together, named as in `uirl.environments.ui.keys`, modifiers first.
+    """Yield the events of keys pressed together, named as in `uirl.environments.ui.keys`, modifiers first.
 
     `held`: bits of the modifiers that are held already.
     """
@@ -68,7 +68,7 @@ def chord(keys: Sequence[str], held: int = 0) -> Iterator[Event]:
 
 
 def hold(key: str, down: bool, modifiers: int) -> Event:
-    """The event of one key that is pressed or let go; `modifiers`: bits of those that are held beside it."""
+    """Return the event of one key that is pressed or released; `modifiers`: bits of those that are held beside it."""
     if not down:
         return _event("keyUp", key, modifiers)
     held = modifiers | MODIFIER_BITS.get(key, 0)
@@ -78,7 +78,7 @@ def hold(key: str, down: bool, modifiers: int) -> Event:
 
 
 def typing(text: str) -> Iterator[Event]:
-    """The events of a text, character by character; a line break is Enter, a tab is Tab."""
+    """Yield the events of a text, character by character; a line break is Enter, a tab is Tab."""
     for character in text.replace("\r\n", "\n"):
         if character in "\n\r\t":
             yield from chord(("tab" if character == "\t" else "enter",))
@@ -105,7 +105,7 @@ def _event(kind: str, key: str, held: int) -> Event:
 
 
 def _text(key: str, held: int) -> str:
-    """What a key writes."""
+    """Return the text that a key writes."""
     if key in _NAMED:
         return _NAMED[key][3]
     return _SIGNS[key][0] if held & MODIFIER_BITS["shift"] and key in _SIGNS else key

@@ -78,7 +78,7 @@ class Mark:
 
 
 def draw_marks(picture: Image, boxes: Sequence[tuple[int, int, int, int]]) -> Image:
-    """A copy of the picture with a frame around each box (left, top, right, bottom) and its number, from 1, at it."""
+    """Return a copy of the picture with a numbered frame, from 1, around each box (left, top, right, bottom)."""
     from PIL import ImageDraw, ImageFont
 
     drawn = picture.copy()

@@ -57,7 +57,7 @@ class Navigation:
         session: str,
         on_document: Callable[[Mapping[str, Any]], None] = lambda event: None,
     ) -> None:
-        """Listens to the page's events; `Page.enable` must follow. `on_document` is told of every new document."""
+        """Listen to the page's events; `Page.enable` must follow. `on_document` is told of every new document."""
         self._on_new = on_document
         self._connection = connection
         self._target = target
@@ -86,11 +86,11 @@ class Navigation:
         return not self._still.is_set()
 
     async def end(self) -> None:
-        """Returns when no navigation is under way."""
+        """Wait until no navigation is under way."""
         await self._still.wait()
 
     async def unless_it_begins(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Does `work` with the page. False: it was given up, as a navigation began: who leaves may be silent."""
+        """Run `work` with the page. False: a navigation began and cancelled it: a page that leaves may not answer."""
         doing = asyncio.ensure_future(work)
         beginning = asyncio.ensure_future(self._begun.wait())
         try:
@@ -105,26 +105,26 @@ class Navigation:
         return True
 
     def begin(self) -> None:
-        """Forgets the loads of before."""
+        """Forget the earlier loads."""
         self._loads.clear()
 
     def expect(self) -> None:
-        """A navigation was asked for, which starts in a moment or not at all."""
+        """Record that a navigation was requested, which starts in a moment or not at all."""
         self._set_still(False)
         asyncio.get_running_loop().call_later(STARTS_WITHIN, self._on_not_started)
 
     async def begins(self, seconds: float) -> None:
-        """Returns when a navigation begins, or after some time."""
+        """Wait until a navigation begins, at most `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._begun.wait()
 
     async def loaded(self, loader: str) -> None:
-        """Returns when the document of that loader is loaded (its load event)."""
+        """Wait until the document of that loader is loaded (its load event)."""
         await self._load(loader).wait()
 
     def give_up(self) -> None:
-        """Frees all who wait: the page is gone."""
+        """Release all waiting calls: the page is gone."""
         self._set_still(True)
         for event in self._loads.values():
             event.set()
@@ -168,19 +168,19 @@ class Navigation:
 
 
 def is_moved(error: BaseException) -> bool:
-    """Whether a call was refused, or given up, because the page had left the document it was for."""
+    """Return whether a call was refused, or given up, because the page had left the document it was for."""
     if isinstance(error, asyncio.CancelledError):
         return error.args == (LEFT,)
     return isinstance(error, Refused) and error.reason.startswith(MOVED)
 
 
 def is_untold(error: BaseException) -> bool:
-    """Whether a call was refused because its answer cannot be told: a page decides how much there is to say of it."""
+    """Return whether a call was refused because its answer cannot be sent: a page decides how large an answer is."""
     return isinstance(error, TooMuch) or (isinstance(error, Refused) and error.reason.startswith(UNTOLD))
 
 
 def value_of(answer: Mapping[str, Any], expression: str) -> Any:
-    """The value in the answer to an expression. Raises `Threw`."""
+    """Return the value in the answer to an expression. Raises `Threw`."""
     thrown = answer.get("exceptionDetails")
     if thrown is not None:
         what = thrown.get("exception", {}).get("description") or thrown.get("text", "")

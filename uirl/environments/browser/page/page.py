@@ -59,7 +59,7 @@ class Page:
 
     @classmethod
     async def open(cls, connection: CdpConnection, width: int, height: int, attached: Callable[[str], str]) -> Page:
-        """An empty page of `width` x `height` CSS pixels in a new context.
+        """Open an empty page of `width` x `height` CSS pixels in a new context.
 
         `attached` gives the session of a target that was just made: the browser attaches to all of them.
         """
@@ -99,15 +99,15 @@ class Page:
         return self.tabs.broken
 
     async def serve(self, site: Site) -> None:
-        """Answers what this page asks of the site's origin, from this process."""
+        """Answer what this page asks of the site's origin, from this process."""
         await self._setup.serve(self.tabs.first, site)
 
     async def run_on_load(self, script: str) -> None:
-        """Runs `script` in every later document, before its own scripts, in the world apart from theirs."""
+        """Run `script` in every later document, before the page's own scripts, in the world apart from theirs."""
         await self._setup.run_on_load(self.tabs.first, script)
 
     async def collect_errors(self) -> list[str]:
-        """A list to which every exception is added, from now on, that a script of the page leaves uncaught."""
+        """Return a list to which every exception is added, from now on, that a script of the page leaves uncaught."""
         found: list[str] = []
 
         def note(event: Mapping[str, Any]) -> None:
@@ -119,14 +119,14 @@ class Page:
         return found
 
     async def goto(self, url: str, *, timeout: float = LOAD_SECONDS) -> None:
-        """Returns when `url` is loaded (its load event).
+        """Load `url` and wait for its load event.
 
-        Raises `Unopened` where it cannot be (a file to be kept counts), or takes too long: then it stops where it is.
+        Raises `Unopened` where it cannot be loaded (a file to be kept counts), or takes too long: then loading stops.
         """
         await self.tabs.shown.goto(url, timeout=timeout)
 
     async def back(self) -> str | None:
-        """Goes back to the page before; a str where there is none since `forget_history`.
+        """Go back to the page before; return a str where there is none since `forget_history`.
 
         A tab that the page opened is closed where it has no page before, as on a phone: what opened it is shown again.
         """
@@ -137,11 +137,11 @@ class Page:
         return await self.tabs.close()
 
     async def forward(self) -> str | None:
-        """Goes forward again; a str where nothing was gone back from."""
+        """Go forward again; return a str where nothing was gone back from."""
         return None if await self.tabs.shown.travel(1) else "there is no page to go forward to"
 
     async def begin(self, uploads: Mapping[str, str | bytes] = MappingProxyType({}), downloads: bool = False) -> None:
-        """Clears away what an episode may have left: dialogs, other tabs, keys and buttons that are held, words.
+        """Clear what an episode may have left: dialogs, other tabs, keys and buttons that are held, notices.
 
         `uploads`: files by name that the policy may choose in a file chooser. `downloads`: they are kept, in
         `files.downloads`; else they are refused.
@@ -158,7 +158,7 @@ class Page:
         self.take_notices()
 
     async def forget_history(self) -> None:
-        """Makes the page that is shown the first one."""
+        """Make the page that is shown the first one in the history."""
         await self._call("Page.resetNavigationHistory")
 
     @property
@@ -172,11 +172,11 @@ class Page:
         return self.tabs.first.navigation.under_way or self.tabs.shown.navigation.under_way or self.tabs.opening
 
     async def settle(self, *, drawn: bool = False, timeout: float = LOAD_SECONDS) -> None:
-        """Returns when the page is not on its way to another (at once, mostly).
+        """Wait until the page is not on its way to another (at once, mostly).
 
-        `drawn`: and has drawn what an action did, for after one. A wheel or a key scrolls in the next frame, and what
-        listens to that is called then; where an action leads away is known by then, too, and whoever looks at a page
-        that is leaving may wait for a picture that never comes.
+        `drawn`: for after an action, wait also until the page has drawn what it did. A wheel or a key scrolls in the
+        next frame, and what listens to that is called then; where an action leads away is known by then, too, and
+        whoever looks at a page that is leaving may wait for a picture that never comes.
         """
         await self._settle_shown(drawn, timeout)
         if self.files.busy:
@@ -206,7 +206,7 @@ class Page:
     async def evaluate(
         self, expression: str, *, apart: bool = False, shown: bool = False, timeout: float | None = None
     ) -> Any:
-        """The JSON value of a JavaScript expression in the first tab; a promise is awaited.
+        """Return the JSON value of a JavaScript expression in the first tab; a promise is awaited.
 
         `shown`: in the tab that is shown, whichever it is. `apart`: in a world of ours, which sees the same document
         and none of the page's variables, and which the page's scripts can neither see nor change. Raises `Threw` where
@@ -216,64 +216,64 @@ class Page:
         return await tab.evaluate(expression, apart=apart, timeout=timeout)
 
     async def hold(self, expression: str) -> str:
-        """A handle of the object that an expression gives in the first tab: the page's scripts have no way to it.
+        """Return a handle of the object that an expression gives in the first tab; the page's scripts cannot reach it.
 
         It is good for `ask` until the page loads another document.
         """
         return await self.tabs.first.hold(expression)
 
     async def ask(self, handle: str, function: str, *arguments: Any, timeout: float | None = None) -> Any:
-        """The JSON value of a JavaScript function called on a held object, as `this`; a promise is awaited.
+        """Return the JSON value of a JavaScript function called on a held object, as `this`; a promise is awaited.
 
         Raises `Refused` where the page has gone elsewhere, EnvironmentFailure where the function throws.
         """
         return await self.tabs.first.ask(handle, function, *arguments, timeout=timeout)
 
     async def move(self, x: float, y: float) -> None:
-        """Moves the pointer to x, y (CSS pixels from the top left)."""
+        """Move the pointer to x, y (CSS pixels from the top left)."""
         self._pointer = (x, y)
         await self._input("Input.dispatchMouseEvent", [pointer.move(x, y)])
 
     async def click(
         self, x: float, y: float, button: str = "left", count: int = 1, modifiers: Collection[str] = ()
     ) -> None:
-        """Moves to x, y, presses and releases the button `count` times; returns when the page handled it."""
+        """Move to x, y, press and release the button `count` times, and wait until the page handled it."""
         self._pointer = (x, y)
         held = keyboard.modifier_bits((*modifiers, *self._held))
         # All are sent before the first answer: one round trip, and the browser keeps their order.
         await self._input("Input.dispatchMouseEvent", pointer.clicks(x, y, button, count, held))
 
     async def mouse_button(self, x: float, y: float, button: str, down: bool) -> None:
-        """Moves to x, y and presses a button there, or lets it go."""
+        """Move to x, y and press a button there, or release it."""
         self._pointer = (x, y)
         for event in pointer.button_event(x, y, button, down):
             await self._input("Input.dispatchMouseEvent", [event])
         (self._pressed.add if down else self._pressed.discard)(button)
 
     async def drag(self, x: float, y: float, to_x: float, to_y: float) -> None:
-        """Presses the left button at x, y, moves to to_x, to_y and releases it there."""
+        """Press the left button at x, y, move to to_x, to_y and release it there."""
         self._pointer = (to_x, to_y)
         for event in pointer.drag(x, y, to_x, to_y):  # one by one: moves that come together are seen as one
             await self._input("Input.dispatchMouseEvent", [event])
 
     async def scroll(self, direction: pointer.Direction, notches: int, at: tuple[float, float] | None = None) -> None:
-        """Turns the wheel at a place; None: where the pointer is."""
+        """Turn the wheel at a place; None: where the pointer is."""
         self._pointer = at or self._pointer
         await self._input("Input.dispatchMouseEvent", [pointer.wheel(*self._pointer, direction, notches)])
 
     async def type(self, text: str) -> None:
-        """Types into whatever has the focus."""
+        """Type into whatever has the focus."""
         if len(text) <= LONGEST_TYPED:
             await self._input("Input.dispatchKeyEvent", keyboard.typing(text))
         else:
             await self.insert(text)
 
     async def insert(self, text: str) -> None:
-        """Puts text in at once, without keys."""
+        """Insert text at once, without keys."""
         await self._input("Input.insertText", [{"text": text}])
 
     async def hold_key(self, key: str, down: bool) -> None:
-        """Presses a key and holds it, or lets it go; a modifier that is held goes with clicks and keys."""
+        """Press a key and hold it, or release it; a modifier that is held goes with clicks and keys."""
         self._held.discard(key)
         if down and await self._clip((*self._held, key)):
             return
@@ -282,7 +282,7 @@ class Page:
             self._held.add(key)
 
     async def press(self, keys: Sequence[str]) -> None:
-        """Presses keys together, named as in `uirl.environments.ui.keys`.
+        """Press keys together, named as in `uirl.environments.ui.keys`.
 
         The clipboard is this page's own: the browser has one for all its pages, through which they would see what
         another one copied.
@@ -296,7 +296,7 @@ class Page:
         await self._input("Input.dispatchKeyEvent", keyboard.chord(chord, held))
 
     async def _clip(self, keys: Collection[str]) -> bool:
-        """Whether the keys that are down together paste, which is done then; what they copy is remembered."""
+        """Return whether the keys that are down together paste, which is done then; what they copy is remembered."""
         together = frozenset(keys)
         if together in keyboard.PASTE:
             if self._clipboard:
@@ -308,21 +308,21 @@ class Page:
         return False
 
     async def screenshot(self, *, format: Literal["png", "jpeg"] = "png", quality: int = 80) -> bytes:
-        """The visible page as an encoded picture. `quality` is JPEG's, 1 to 100."""
+        """Return the visible page as an encoded picture. `quality` is JPEG's, 1 to 100."""
         return await self.tabs.shown.screenshot(format=format, quality=quality)
 
     def take_notices(self) -> list[str]:
-        """What a person would have noticed since the last call: dialogs and their words, windows that opened."""
+        """Return and clear what a person would have noticed since the last call: dialogs, their words, new windows."""
         taken, self._notices, self._dialogs = self._notices, [], 0
         return taken
 
     async def answers(self) -> None:
-        """Returns when the page has answered, or is gone. Raises EpisodeTimeout where it does not answer."""
+        """Wait until the page has answered, or is gone. Raises EpisodeTimeout where it does not answer."""
         with contextlib.suppress(Refused, Blocked, PageLost):  # it has left, or asks something
             await self._call("Runtime.evaluate", {"expression": "0"})
 
     async def close(self) -> None:
-        """Frees the page and its context, also where the page hangs or the browser is gone. Twice is fine."""
+        """Free the page and its context, also where the page hangs or the browser is gone. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
@@ -359,16 +359,16 @@ class Page:
             self._notices.append(words[:200])
 
     def crashed(self, target: str, killed: bool) -> None:
-        """Told by the browser: a tab's process is gone. `killed`: by somebody else, as where memory is out."""
+        """Handle the end of a tab's process, told by the browser. `killed`: from outside, as when memory runs out."""
         self.tabs.crashed(target, "the page was killed" if killed else "the page crashed", own_doing=not killed)
 
     def gone(self, target: str) -> None:
-        """Told by the browser: a tab is gone."""
+        """Handle the end of a tab, told by the browser."""
         if not self._closed and self.tabs.gone(target):
             self.tabs.first.end("the page closed itself", own_doing=True)
 
     def _on_dialog(self, tab: Tab, event: Mapping[str, Any]) -> None:
-        """Accepts it, or leaves it to the policy: a dialog stops the page, and nobody else would answer it."""
+        """Accept the dialog, or leave it to the policy: a dialog stops the page, and nobody else would answer it."""
         self._dialogs += 1
         if self._dialogs > MAX_DIALOGS:
             tab.end(f"the page asked more than {MAX_DIALOGS} times in one step", own_doing=True)

@@ -21,14 +21,14 @@ def move(x: float, y: float) -> Event:
 
 
 def button_event(x: float, y: float, button: str, down: bool) -> Iterator[Event]:
-    """A move to x, y and one press or release."""
+    """Yield a move to x, y and one press or release."""
     yield move(x, y) | ({} if down else {"button": button, "buttons": _BITS[button]})
     event = {"x": x, "y": y, "button": button, "clickCount": 1}
     yield {"type": "mousePressed" if down else "mouseReleased", "buttons": _BITS[button] if down else 0, **event}
 
 
 def clicks(x: float, y: float, button: str, count: int, modifiers: int = 0) -> Iterator[Event]:
-    """A move to x, y and `count` presses and releases, counted as the browser counts quick ones.
+    """Yield a move to x, y and `count` presses and releases, counted as the browser counts quick ones.
 
     `modifiers`: bits of the keys that are held, as in `keyboard.MODIFIER_BITS`.
     """
@@ -41,7 +41,7 @@ def clicks(x: float, y: float, button: str, count: int, modifiers: int = 0) -> I
 
 
 def drag(x: float, y: float, to_x: float, to_y: float) -> Iterator[Event]:
-    """Press at x, y, some movements, release at to_x, to_y."""
+    """Yield a press at x, y, some movements, and a release at to_x, to_y."""
     yield move(x, y)
     held = {"button": "left", "buttons": 1}
     yield {"type": "mousePressed", "x": x, "y": y, "clickCount": 1, **held}
@@ -52,7 +52,7 @@ def drag(x: float, y: float, to_x: float, to_y: float) -> Iterator[Event]:
 
 
 def wheel(x: float, y: float, direction: Direction, notches: int) -> Event:
-    """One turn of the wheel at x, y."""
+    """Return the event of turning the wheel at x, y by `notches`."""
     across, down = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}[direction]
     distance = NOTCH * notches
     return {"type": "mouseWheel", "x": x, "y": y, "deltaX": across * distance, "deltaY": down * distance}

@@ -53,7 +53,7 @@ _PLACE = """function () {
 
 
 async def find_marks(tab: Tab) -> list[Mark]:
-    """What can be clicked and seen: the page's own elements in their order, then those of its frames."""
+    """Return what can be clicked and seen: the page's own elements in their order, then those of its frames."""
     await tab.frames.ready()
     found, hosts = await tab.evaluate(f"{CLICKABLE}([document])", apart=True)
     searched = {frame.id for frame in tab.frames.all()}
@@ -61,7 +61,7 @@ async def find_marks(tab: Tab) -> list[Mark]:
 
 
 async def element_center(tab: Tab, element: Element) -> tuple[float, float] | None:
-    """The middle of an element on the page, which is scrolled to it; None: it is gone, or not drawn."""
+    """Return the middle of an element on the page, which is scrolled to it; None: the element is gone, or not drawn."""
     try:
         handle = await handle_of(tab, element)
         place = None if handle is None else await ask(tab, handle, _PLACE)
@@ -78,9 +78,9 @@ async def element_center(tab: Tab, element: Element) -> tuple[float, float] | No
 
 
 async def accessibility_nodes(tab: Tab) -> list[dict[str, Any]]:
-    """The nodes of the accessibility tree, with those of the frames under theirs; `frame` says whose a node is.
+    """Return the nodes of the accessibility tree, with those of the frames under theirs; `frame` says whose a node is.
 
-    Of a page with more than `MOST_NODES` one that says so: the browser would take seconds to tell of them all.
+    A page of more than `MOST_NODES` gives one node that says so: the browser would take seconds to list them all.
     """
     await tab.frames.ready()
     if await tab.evaluate(_COUNT, apart=True) > MOST_NODES:
@@ -105,7 +105,7 @@ async def accessibility_nodes(tab: Tab) -> list[dict[str, Any]]:
 
 
 async def mark_numbers(tab: Tab, marks: Sequence[Mark]) -> dict[tuple[str, int], int]:
-    """Frame and the browser's number of the node -> number of the mark."""
+    """Return frame and the browser's number of the node -> number of the mark."""
     elements = [mark.element for mark in marks]
     places = sorted({(element.frame, element.session) for element in elements if element is not None})
     nodes: dict[tuple[str, int], int] = {}  # frame and place in `uirlMarked` -> node
@@ -168,13 +168,13 @@ def _lifted(mark: Mark, box: Mapping[str, float]) -> Mark:
 
 
 async def _owner(tab: Tab, frame: ChildFrame, session: str) -> Handle:
-    """The element of a frame, in the document around it."""
+    """Return the element of a frame, in the document around it."""
     node = (await tab.call("DOM.getFrameOwner", {"frameId": frame.id}, session=session))["backendNodeId"]
     return await resolve(tab, frame.parent, session, node)
 
 
 async def _in_closed_roots(tab: Tab, frame: str, session: str, hosts: int) -> list[list[float]]:
-    """What is in closed shadow roots: the browser gives what the page's scripts do not get."""
+    """Return the boxes in closed shadow roots, which the browser gives and the page's scripts do not get."""
     found: list[list[float]] = []
     done = 0
     while done < hosts <= _MOST_HOSTS:
@@ -193,7 +193,7 @@ async def _in_closed_roots(tab: Tab, frame: str, session: str, hosts: int) -> li
 
 
 async def _list(tab: Tab, frame: str, session: str, name: str) -> list[str]:
-    """Handles of what a list of our world in a frame holds."""
+    """Return the handles of the elements in a list of our world in a frame."""
     answer = await evaluate_in_frame(tab, frame, session, f"globalThis.{name} || []")
     held = answer["result"]["objectId"]
     rows = await tab.call("Runtime.getProperties", {"objectId": held, "ownProperties": True}, session=session)
@@ -207,7 +207,7 @@ async def _described(tab: Tab, session: str, held: str) -> Mapping[str, Any]:
 
 
 def _attach(nodes: list[dict[str, Any]], inner: Sequence[Mapping[str, Any]], frame: ChildFrame, owner: int) -> None:
-    """Puts the tree of a frame under the node of its element."""
+    """Attach the tree of a frame under the node of its element."""
     above = [node for node in nodes if node["frame"] == frame.parent and node.get("backendDOMNodeId") == owner]
     if not above or not inner:
         return

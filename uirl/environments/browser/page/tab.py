@@ -41,7 +41,7 @@ class Tab:
         prepare_frame: Callable[[str], Awaitable[Any]],
         on_left: Callable[[str], None],
     ) -> None:
-        """`Page.enable` must follow.
+        """Create the tab of a session; `Page.enable` must follow.
 
         `notice` takes what a person would have seen, in words; `prepare_frame` readies the session of a frame that
         runs in a process of its own; `on_left` is told the session when it is closed before its page.
@@ -63,7 +63,7 @@ class Tab:
         self._world = World(self.call, self.navigation, target)
 
     def take_copied(self) -> str:
-        """What a button of the page copied since the last call; empty: nothing."""
+        """Return what a button of the page copied since the last call; empty: nothing."""
         copied, self._world.copied = self._world.copied, ""
         return copied
 
@@ -73,7 +73,7 @@ class Tab:
         return self._broken or self._connection.lost
 
     def end(self, reason: str, own_doing: bool = False) -> None:
-        """It is of no use any more: the calls that wait fail, and so does every later one.
+        """Mark the tab as unusable: the calls that wait fail, and so does every later one.
 
         `own_doing`: the page brought it about, which is a PageLost.
         """
@@ -83,13 +83,13 @@ class Tab:
         self.navigation.give_up()
 
     def forget(self, reason: str) -> None:
-        """Its page is closed: nobody listens to it any more."""
+        """Stop listening to a tab whose page is closed."""
         self._broken = self._broken or reason
         self.frames.forget()
         self._connection.forget(self.session)
 
     def leave(self) -> None:
-        """It is closed, and others are open: whoever waits for it has to look at another (`TabClosed`)."""
+        """Mark the tab as closed while others are open: whoever waits for it has to look at another (`TabClosed`)."""
         self.closed = True
         for session in (self.session, *self.frames.sessions):
             self._connection.refuse(session, MOVED[0])
@@ -100,7 +100,7 @@ class Tab:
 
     @property
     def blank(self) -> bool:
-        """It has not come to any document: the browser draws nothing of it, and says so to nobody."""
+        """Whether the tab has not loaded any document: the browser draws nothing of it, and reports nothing."""
         return not self.url and not self.navigation.documents
 
     async def call(
@@ -111,7 +111,7 @@ class Tab:
         *,
         session: str | None = None,
     ) -> Any:
-        """The result of a protocol method of this tab. One that does not finish breaks the tab.
+        """Return the result of a protocol method of this tab. A call that does not finish breaks the tab.
 
         `session`: of one of its frames, where a refusal breaks nothing: frames come and go.
         """
@@ -127,7 +127,7 @@ class Tab:
             raise
 
     def check(self) -> None:
-        """Raises where it is of no use: EnvironmentFailure, PageLost, `TabClosed`, or `Blocked` by a dialog."""
+        """Raise where the tab is unusable: EnvironmentFailure, PageLost, `TabClosed`, or `Blocked` by a dialog."""
         if self.closed:
             raise TabClosed("the tab was closed")
         if self.broken is not None:
@@ -148,7 +148,7 @@ class Tab:
         self.navigation.give_up()
 
     async def answer(self, agree: bool, text: str | None = None) -> None:
-        """Answers the dialog that is open; `text`: what is written into it, where it asks for that."""
+        """Answer the dialog that is open; `text`: what is written into it, where it asks for that."""
         dialog, self.dialog = self.dialog, None
         if dialog is None:
             return
@@ -159,9 +159,9 @@ class Tab:
             self.navigation.expect()
 
     async def goto(self, url: str, *, timeout: float = LOAD_SECONDS) -> None:
-        """Returns when `url` is loaded (its load event).
+        """Load `url` and wait for its load event.
 
-        Raises `Unopened` where it cannot be (a file to be kept counts), or takes too long: then it stops where it is.
+        Raises `Unopened` where it cannot be loaded (a file to be kept counts), or takes too long: then loading stops.
         """
         self.check()
         self.navigation.begin()
@@ -185,7 +185,7 @@ class Tab:
             raise
 
     async def travel(self, steps: int) -> bool:
-        """Goes that many pages through the history, back where negative. False: there is no such page."""
+        """Go that many pages through the history, back where negative. False: there is no such page."""
         history = await self.call("Page.getNavigationHistory")
         wanted = history["currentIndex"] + steps
         if not 0 <= wanted < len(history["entries"]):
@@ -195,7 +195,7 @@ class Tab:
         return True
 
     async def settle(self, *, drawn: bool = False, timeout: float = LOAD_SECONDS) -> None:
-        """Returns when the tab is not on its way to another page (at once, mostly); see `Page.settle`."""
+        """Wait until the tab is not on its way to another page (at once, mostly); see `Page.settle`."""
         for _ in range(3):  # what it came to may lead on
             drew = not drawn or await self._draw()
             if self.navigation.under_way:
@@ -204,7 +204,7 @@ class Tab:
                 return
 
     async def _draw(self) -> bool:
-        """Whether the tab has drawn what was done to it; False: it went elsewhere instead."""
+        """Return whether the tab has drawn what was done to it; False: it went elsewhere instead."""
         if self.navigation.under_way:
             return False
         try:
@@ -224,7 +224,7 @@ class Tab:
         self.check()
 
     async def _stop_loading(self, timeout: float) -> None:
-        """Ends a navigation where it is. Raises EpisodeTimeout where page or browser do not."""
+        """Stop a navigation where it is. Raises EpisodeTimeout where page or browser do not."""
         try:
             await self.call("Page.stopLoading")
         except Refused as error:
@@ -238,7 +238,7 @@ class Tab:
             raise EpisodeTimeout(self._broken) from error
 
     async def evaluate(self, expression: str, *, apart: bool = False, timeout: float | None = None) -> Any:
-        """The JSON value of a JavaScript expression; see `Page.evaluate`."""
+        """Return the JSON value of a JavaScript expression; see `Page.evaluate`."""
         params = {"expression": expression, **_BY_VALUE}
 
         async def ask() -> Any:
@@ -254,25 +254,25 @@ class Tab:
         return value_of(answer, expression)
 
     async def hold(self, expression: str) -> str:
-        """A handle of the object that a JavaScript expression gives; see `Page.hold`."""
+        """Return a handle of the object that a JavaScript expression gives; see `Page.hold`."""
         answer = await self.call("Runtime.evaluate", {"expression": expression})
         value_of(answer, expression)
         return str(answer["result"]["objectId"])
 
     async def ask(self, handle: str, function: str, *arguments: Any, timeout: float | None = None) -> Any:
-        """The JSON value of a JavaScript function called on a held object; see `Page.ask`."""
+        """Return the JSON value of a JavaScript function called on a held object; see `Page.ask`."""
         values = [{"value": argument} for argument in arguments]
         params = {"objectId": handle, "functionDeclaration": function, "arguments": values, **_BY_VALUE}
         return value_of(await self.call("Runtime.callFunctionOn", params, timeout=timeout), function)
 
     async def screenshot(self, *, format: Literal["png", "jpeg"] = "png", quality: int = 80) -> bytes:
-        """The visible page as an encoded picture. `quality` is JPEG's, 1 to 100."""
+        """Return the visible page as an encoded picture. `quality` is JPEG's, 1 to 100."""
         params = {"format": format, "quality": quality, "optimizeForSpeed": True}
         taken = await self.of_one_document(lambda: self.call("Page.captureScreenshot", params), "its picture")
         return base64.b64decode(taken["data"])
 
     async def of_one_document(self, call: Callable[[], Awaitable[Any]], what: str) -> Any:
-        """What a call gives that the page stays for. Raises PageLost where it leaves three times."""
+        """Return the result of a call that the page stays for. Raises PageLost where it leaves three times."""
         for _ in range(3):
             await self.settle()
             try:
@@ -283,5 +283,5 @@ class Tab:
         raise PageLost(f"the page went elsewhere three times during {what}")
 
     async def world(self, frame: str, session: str) -> int:
-        """Our world in a frame, the tab's own or one of `frames`. Raises `Refused` where the frame is gone."""
+        """Return our world in a frame, the tab's own or one of `frames`. Raises `Refused` where the frame is gone."""
         return await (self._world.id() if frame == self.target else self._world.of(frame, session))

@@ -34,7 +34,7 @@ class Tabs:
         prepare: Callable[[Tab], Awaitable[None]],
         notice: Callable[[str], None],
     ) -> None:
-        """`first` and `session` are of the tab that is there; `make` makes a tab of such a pair.
+        """Start with the tab `first` and its `session`; `make` makes a tab of such a pair.
 
         `prepare` readies a tab before any script of it runs; `notice` takes what is told to the policy.
         """
@@ -59,25 +59,25 @@ class Tabs:
 
     @property
     def broken(self) -> str | None:
-        """Why one of them must not be used any more; None: all are fine."""
+        """Why one of the tabs must not be used any more; None: all are fine."""
         return next((tab.broken for tab in self._all if tab.broken is not None), None)
 
     @property
     def opening(self) -> bool:
-        """A window was opened and is no tab yet."""
+        """Whether a window was opened that is not a tab yet."""
         return bool(self._opening)
 
     @property
     def number(self) -> int:
-        """Of the one that is shown, from 1."""
+        """The number of the tab that is shown, from 1."""
         return self._all.index(self.shown) + 1
 
     def named(self) -> list[tuple[str, str]]:
-        """Address and title of each."""
+        """Return address and title of each tab."""
         return [(tab.url, tab.title) for tab in self._all]
 
     def words(self) -> str:
-        """The open tabs in a line, for the policy; empty where there is but one."""
+        """Return the open tabs in a line, for the policy; empty where there is but one."""
         if len(self._all) == 1:
             return ""
         listed = (
@@ -87,7 +87,7 @@ class Tabs:
         return f"tabs: {', '.join(listed)}"
 
     def adopt(self, target: str, session: str, url: str) -> None:
-        """Takes in a window that the page opened, which waits for its first script until it is ready here."""
+        """Take in a window that the page opened, which waits for its first script until it is ready here."""
         self._opened += 1
         if self._opened > MOST_WINDOWS:  # it waits for the last one until it is closed
             self.first.end(f"the page opened more than {MOST_WINDOWS} windows at once", own_doing=True)
@@ -102,12 +102,12 @@ class Tabs:
         self._spawn(self._open(tab))
 
     async def ready(self) -> None:
-        """Returns when every window that opened is a tab, and the newest is shown."""
+        """Wait until every window that opened is a tab, and the newest is shown."""
         while self._opening:
             await asyncio.wait(self._work)
 
     def acted(self) -> None:
-        """An action of the policy begins: what it opens is counted anew."""
+        """Count anew the windows that open: an action of the policy begins."""
         self._opened = 0
 
     def block(self, dialog: Dialog) -> None:
@@ -117,12 +117,12 @@ class Tabs:
             tab.interrupt()
 
     async def show(self, tab: Tab) -> None:
-        """Brings it to the front."""
+        """Bring a tab to the front."""
         self.shown = tab
         await tab.call("Page.bringToFront")
 
     async def new(self) -> str | None:
-        """Opens an empty one and shows it; a str where there are enough."""
+        """Open an empty tab and show it; return a str where there are enough."""
         if len(self._all) >= MAX_TABS:
             return f"no more than {MAX_TABS} tabs are open at a time; close one first"
         where = {"url": "about:blank", "browserContextId": self._context}
@@ -131,14 +131,14 @@ class Tabs:
         return None
 
     async def switch(self, number: int) -> str | None:
-        """Shows another; a str where there is none of that number."""
+        """Show another tab; return a str where there is none of that number."""
         if number > len(self._all):
             return f"there is no tab {number}; expected 1 to {len(self._all)}"
         await self.show(self._all[number - 1])
         return None
 
     async def close(self) -> str | None:
-        """Closes the one that is shown and shows the one before it; a str where it is the first."""
+        """Close the tab that is shown and show the one before it; return a str where it is the first."""
         tab = self.shown
         if tab is self.first:
             return "the first tab is the page of the task, and stays open"
@@ -146,21 +146,21 @@ class Tabs:
         return None
 
     async def close_others(self) -> None:
-        """Leaves the first alone."""
+        """Close every tab but the first."""
         self.acted()
         await self.ready()
         for tab in self._all[1:]:
             await self._remove(tab)
 
     def forget(self, reason: str) -> None:
-        """All are closed with their context."""
+        """Forget all tabs, which are closed with their context."""
         for task in self._work:
             task.cancel()
         for tab in self._all:
             tab.forget(reason)
 
     def gone(self, target: str) -> bool:
-        """Told by the browser: a tab closed itself. True: it was the first."""
+        """Handle a tab that closed itself, told by the browser. True: it was the first."""
         for tab in self._all[1:]:
             if tab.target == target:
                 self._notice(f"tab {self._all.index(tab) + 1} closed itself")
@@ -169,19 +169,19 @@ class Tabs:
         return self.first.target == target
 
     def crashed(self, target: str, reason: str, own_doing: bool) -> None:
-        """Told by the browser: the process of a tab is gone."""
+        """Handle the end of a tab's process, told by the browser."""
         for tab in self._all:
             if tab.target == target:
                 tab.end(reason, own_doing)
 
     def renamed(self, target: str, info: Mapping[str, Any]) -> None:
-        """Told by the browser: address and title of a tab are others."""
+        """Handle a new address and title of a tab, told by the browser."""
         for tab in (*self._all, *self._opening.values()):
             if tab.target == target:
                 tab.url, tab.title = str(info.get("url", "")), str(info.get("title", ""))
 
     async def close_blank(self, tab: Tab, timeout: float) -> bool:
-        """Closes a window that has come to nothing: a download, an address that the browser does not open.
+        """Close a window that shows no page: a download, an address that the browser does not open.
 
         False: there is something to see.
         """
@@ -218,7 +218,7 @@ class Tabs:
         await self._shut(tab)
 
     async def _drop(self, tab: Tab) -> None:
-        """Takes it from the list."""
+        """Take a tab from the list."""
         if tab not in self._all:
             return
         number = self._all.index(tab)

@@ -26,7 +26,7 @@ class TargetSetup:
     """Of one page: its size, its scripts, and the site that answers it."""
 
     def __init__(self, connection: CdpConnection, size: tuple[int, int], listen: Callable[[str], None]) -> None:
-        """`size`: width and height in CSS pixels. `listen` is called with every session before anything happens."""
+        """Set `size`, width and height in CSS pixels. `listen` is called with every session before anything happens."""
         self._connection = connection
         self._size = size
         self._listen = listen
@@ -34,7 +34,7 @@ class TargetSetup:
         self._site: Site | None = None
 
     async def tab(self, tab: Tab) -> None:
-        """Readies a tab, and lets its first script run only then."""
+        """Prepare a tab, and let its first script run only then."""
         width, height = self._size
         self._listen(tab.session)
         # The scale is that of the browser: where a page has one of its own, clicks are lost now and then.
@@ -46,7 +46,7 @@ class TargetSetup:
         )
 
     async def frame(self, session: str) -> None:
-        """Readies a frame that runs in a process of its own."""
+        """Prepare a frame that runs in a process of its own."""
 
         def call(method: str, params: Mapping[str, Any] | None = None) -> Awaitable[Any]:
             return self._connection.call(method, params, session=session)
@@ -68,12 +68,12 @@ class TargetSetup:
         ]
 
     async def serve(self, tab: Tab, site: Site) -> None:
-        """Answers what the page asks of the site's origin, in this tab and in all later ones."""
+        """Answer what the page asks of the site's origin, in this tab and in all later ones."""
         self._site = site
         await self._intercept(tab.session, site)
 
     async def run_on_load(self, tab: Tab, script: str) -> None:
-        """Runs a script in our world of every later document, in this tab and in all later ones."""
+        """Run a script in our world of every later document, in this tab and in all later ones."""
         self._scripts.append(script)
         await tab.call("Page.addScriptToEvaluateOnNewDocument", _apart(script))
 

@@ -36,7 +36,7 @@ class Viewport:
         crop: Box | None = None,
         image_size: tuple[int, int] | None = None,
     ) -> Viewport:
-        """A viewport of a page of this size. Raises ConfigError for a crop that reaches outside."""
+        """Return a viewport of a page of this size. Raises ConfigError for a crop that reaches outside."""
         box = (0, 0, width, height) if crop is None else crop
         left, top, right, bottom = box[0], box[1], box[0] + box[2], box[1] + box[3]
         if min(left, top) < 0 or right > width or bottom > height:
@@ -50,7 +50,7 @@ class Viewport:
         return whole and all(abs(s - side * self.zoom) < 1e-6 for s, side in zip(self.size, self.page, strict=True))
 
     def picture(self, captured: bytes) -> Image:
-        """The part, at its size, of a capture of the whole page."""
+        """Return the shown part, at its size, of a capture of the whole page."""
         from PIL import Image as PILImage
 
         left, top, width, height = (side * self.zoom for side in self.crop)
@@ -61,19 +61,19 @@ class Viewport:
         return part if part.size == self.size else part.resize(self.size, PILImage.Resampling.BOX)
 
     def on_page(self, x: float, y: float) -> tuple[float, float]:
-        """Page position of the middle of a picture pixel."""
+        """Return the page position of the middle of a picture pixel."""
         left, top, width, height = self.crop
         return left + (x + 0.5) * width / self.size[0], top + (y + 0.5) * height / self.size[1]
 
     def in_picture(self, x: float, y: float) -> tuple[int, int] | None:
-        """The picture pixel that shows a page position; None: it is outside the picture."""
+        """Return the picture pixel that shows a page position; None: it is outside the picture."""
         left, top, width, height = self.crop
         column = math.floor((x - left) * self.size[0] / width)
         row = math.floor((y - top) * self.size[1] / height)
         return (column, row) if 0 <= column < self.size[0] and 0 <= row < self.size[1] else None
 
     def box(self, left: float, top: float, right: float, bottom: float) -> Box:
-        """The picture pixels (left, top, right, bottom) that show a box of the page, as far as they are in it."""
+        """Return the picture pixels (left, top, right, bottom) that show a box of the page, cut at the edges."""
         x, y, width, height = self.crop
         columns = [round((side - x) * self.size[0] / width) for side in (left, right)]
         rows = [round((side - y) * self.size[1] / height) for side in (top, bottom)]

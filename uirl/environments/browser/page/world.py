@@ -32,7 +32,7 @@ class World:
     """That world in whatever document one page shows."""
 
     def __init__(self, call: Call, navigation: Navigation, frame: str) -> None:
-        """`call` makes a call of the protocol, `frame` is the page's main frame."""
+        """Use `call` for the calls of the protocol; `frame` is the page's main frame."""
         self._call = call
         self._navigation = navigation
         self._frame = frame
@@ -41,7 +41,7 @@ class World:
         self._made: tuple[int, int] | None = None  # the document it is of, and its id
 
     async def id(self) -> int:
-        """What the protocol names the world by: that of the document that is shown now."""
+        """Return the world's id in the protocol: that in the document that is shown now."""
         document = self._navigation.documents
         if self._made is None or self._made[0] != document:
             # In a document without scripts those of `Page.run_on_load` wait for the first one that runs.
@@ -50,12 +50,12 @@ class World:
         return self._made[1]
 
     async def of(self, frame: str, session: str | None = None) -> int:
-        """The same in another frame, which is spoken to in that session. Raises `Refused` where it is gone."""
+        """Return the world's id in another frame, with that frame's session. Raises `Refused` where it is gone."""
         where = {"frameId": frame, "worldName": WORLD}  # the same one, where it has been made before
         return int((await self._call("Page.createIsolatedWorld", where, session=session))["executionContextId"])
 
     async def draw(self, tell: Callable[[str], None]) -> None:
-        """Returns when the page has drawn what was done to it. Raises `Refused` where it leaves meanwhile.
+        """Wait until the page has drawn what was done to it. Raises `Refused` where it leaves meanwhile.
 
         `tell` is called with what a person would have seen outside of the picture.
         """
