@@ -51,7 +51,7 @@ class ActionSpace:
             raise ConfigError(f"a screen has at least one pixel, got {self.width} x {self.height}")
 
     def read(self, action: Action) -> UIAction | str:
-        """The one action of a reply; a str where it cannot be carried out: what was wrong, in words for the policy."""
+        """Return the one action of a reply; a str where it cannot be carried out: why, in words for the policy."""
         if action.parse_error is not None:
             return action.parse_error
         if not action.tool_calls:
@@ -61,7 +61,7 @@ class ActionSpace:
         return self.read_call(action.tool_calls[0])
 
     def read_call(self, call: ToolCall) -> UIAction | str:
-        """The same for one call."""
+        """Return the action of one call, or what was wrong, as `read` does for a reply."""
         if call.name not in self.names:
             expected = repr(self.names[0]) if len(self.names) == 1 else ", ".join(self.names)
             return f"unknown action {shown(call.name, 40)}; expected {expected}"
@@ -77,7 +77,7 @@ class ActionSpace:
             return str(mistake)
 
     def write(self, action: UIAction, target: str = "") -> ToolCall:
-        """The call that `read_call` reads as `action`: for experts. `target`, where given, stands first.
+        """Return the call that `read_call` reads as `action`: for experts. `target`, where given, stands first.
 
         On a 'grid_999' screen of more than 999 pixels not every pixel can be named; the nearest one is.
         """
@@ -95,11 +95,11 @@ class ActionSpace:
         return ToolCall(action.name, values)
 
     def schemas(self) -> list[dict[str, Any]]:
-        """JSON schemas of the offered actions, as chat templates (`tools=`) take them."""
+        """Return JSON schemas of the offered actions, as chat templates (`tools=`) take them."""
         return [_schema(self, name) for name in self.names]
 
     def describe(self) -> str:
-        """The offered actions with an example each, one per line, and what the coordinates mean: for a prompt."""
+        """Return the offered actions with examples, one per line, and the meaning of coordinates: for a prompt."""
         lines = [f"{_example(self, name)}  {ACTIONS[name].purpose}" for name in self.names]
         if any(set(ACTIONS[name].arguments) & set(AXES) for name in self.names):
             unit = "pixels of the picture" if self.coordinates == "pixels" else f"0 to {GRID} along each side"
@@ -108,20 +108,20 @@ class ActionSpace:
         return "\n".join(lines)
 
     def limit(self, axis: Axis) -> int:
-        """The largest coordinate on an axis."""
+        """Return the largest coordinate on an axis."""
         if self.coordinates == "grid_999":
             return GRID
         return (self.width if axis == "x" else self.height) - 1
 
     def pixel(self, value: float, axis: Axis) -> int:
-        """The pixel of a coordinate between 0 and `limit`."""
+        """Return the pixel of a coordinate between 0 and `limit`."""
         if self.coordinates == "pixels":
             return int(value)
         size = self.width if axis == "x" else self.height
         return min(int(value * size / GRID), size - 1)
 
     def _more(self, name: str) -> tuple[str, ...]:
-        """Arguments of an action that not every screen takes."""
+        """Return the arguments of an action that not every screen takes."""
         marks = self._marks(name)
         return (*marks, "modifiers") if self.modifiers and name in CLICKS else marks
 
@@ -147,7 +147,7 @@ def _value(space: ActionSpace, name: str) -> tuple[Any, dict[str, Any]]:
 
 
 def _shown_arguments(space: ActionSpace, name: str) -> list[str]:
-    """Arguments of an action in the order of a reply."""
+    """Return the arguments of an action in the order of a reply."""
     spec = ACTIONS[name]
     return (["target"] if space.targets and name in CLICKS else []) + list(spec.arguments)
 

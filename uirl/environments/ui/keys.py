@@ -28,7 +28,7 @@ _KNOWN = (*MODIFIERS, *NAMED_KEYS)
 
 
 def read_chord(text: str) -> tuple[str, ...]:
-    """The keys of a chord such as 'ctrl+a', 'Return', 'Page_Down' or 'ctrl++': modifiers first, then at most one key.
+    """Return the keys of a chord such as 'ctrl+a', 'Return', 'Page_Down' or 'ctrl++': modifiers, then at most one key.
 
     Letters count as their lower case: 'ctrl+A' is 'ctrl+a', with shift it is written 'ctrl+shift+a'. Raises ValueError
     with a sentence for the policy.

@@ -52,7 +52,7 @@ class Arguments(CallArguments):
         return int(value)
 
     def mark(self, *others: str) -> int | None:
-        """The number of a marked element; None: x and y are to be read."""
+        """Return the number of a marked element; None: x and y are to be read."""
         if not self.has("mark"):
             return None
         if self.has("x", "y", *others):
@@ -60,7 +60,7 @@ class Arguments(CallArguments):
         return self.integer("mark", 1, MOST_MARKS)
 
     def element(self) -> tuple[int | None, int | None, int | None]:
-        """x, y and mark of an `OnElement`."""
+        """Return x, y and mark of an `OnElement`."""
         mark = self.mark()
         return (*self.point(), None) if mark is None else (None, None, mark)
 
@@ -86,7 +86,7 @@ class Arguments(CallArguments):
         return keys
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """One text, or a list of them."""
+        """Return one text, or a list of them, as a tuple."""
         value = self.values.get(name)
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):

@@ -375,5 +375,5 @@ VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def click_name(button: Button, count: int) -> str:
-    """The name of a click: 'click', 'double_click', ..."""
+    """Return the name of a click: 'click', 'double_click', ..."""
     return next(name for name, press in CLICKS.items() if press == (button, count))
