@@ -103,7 +103,7 @@ class PhoneSpace:
         return tuple(name for name in _READERS if self.ask_user or name != "ask_user")
 
     def read(self, action: Action) -> PhoneAction | str:
-        """The one action of a reply; a str where it cannot be carried out: what was wrong, in words for the policy."""
+        """Return the one action of a reply; a str where it cannot be carried out: why, in words for the policy."""
         if action.parse_error is not None:
             return action.parse_error
         if len(action.tool_calls) != 1:
@@ -121,7 +121,7 @@ class PhoneSpace:
 
 
 def command(action: PhoneAction) -> dict[str, Any] | None:
-    """What `POST /step` is sent for an action; None: the phone has no part in it.
+    """Return the body of `POST /step` for an action; None: the phone has no part in it.
 
     An upward swipe is a downward scroll there. To the side it is sent as a swipe: early versions turn scrolls to the
     side into upward swipes, later ones into this very swipe.
@@ -161,9 +161,10 @@ class _Arguments(CallArguments):
     space: PhoneSpace
 
     def point(self, name: str = "coordinate", default: tuple[int, int] | None = None) -> tuple[int, int]:
-        """A place in pixels: x / 999 of the width, truncated. Beyond the grid, at 999 too, it is off the screen, where
-        a tap does nothing: so it is sent by the agent this comes from, and how that scores is for the policy to learn.
-        Of a box the middle counts.
+        """Return a place in pixels: x / 999 of the width, truncated; of a box the middle counts.
+
+        Beyond the grid, at 999 too, it is off the screen, where a tap does nothing: the agent this comes from sends it
+        so, and how that scores is for the policy to learn.
         """
         value = self.values.get(name, default)
         pair = list(value) if isinstance(value, (list, tuple)) else []
@@ -175,7 +176,7 @@ class _Arguments(CallArguments):
         return x, y
 
     def text(self, name: str = "text", *, or_nothing: bool = False) -> str:
-        """A text; what is none is written as Python writes it (`42`, `True`), as the server does."""
+        """Return a text; what is none is written as Python writes it (`42`, `True`), as the server does."""
         value = self.values.get(name)
         text = "" if value is None else str(value)
         if not text and not or_nothing:
@@ -209,7 +210,7 @@ def _open(arguments: _Arguments) -> PhoneAction:
 
 
 def _terminate(arguments: _Arguments) -> PhoneAction:
-    """The end, whatever the status says; a word that is not known claims no success."""
+    """Return the end of the episode, whatever the status says; an unknown status claims no success."""
     status = str(arguments.values.get("status", "success")).lower()
     return Terminate("success" if STATUSES.get(status) == "success" else "failure")
 

@@ -10,8 +10,10 @@ from uirl.environments.mobile_world.server import Score
 
 
 def notes_of(score: Score, meant: PhoneAction | mai_ui.Instead | str | None, over: bool) -> dict[str, Any]:
-    """The info of the last observation. `meant`: the last action, None where the run ended the episode; `over`: it
-    was that action that ended it, and not a limit."""
+    """Return the info of the last observation.
+
+    `meant`: the last action, None where the run ended the episode; `over`: that action ended it, and not a limit.
+    """
     reason = score.reason if isinstance(score.reason, str) else ""
     info: dict[str, Any] = {"success": score.success, "score": score.score, "reason": reason}
     if isinstance(meant, Terminate):

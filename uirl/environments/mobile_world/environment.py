@@ -64,7 +64,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
     default_url = "http://127.0.0.1:6800"
 
     def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
-        """Asks no server yet. Raises ConfigError for options that do not fit `MobileWorldOptions`.
+        """Check the options; no server is asked yet. Raises ConfigError where they do not fit `MobileWorldOptions`.
 
         In code `mcp` also takes an `MCPServer`, or tools and functions, see `ToolServers`.
         """
@@ -87,14 +87,14 @@ class MobileWorldEnvironment(RemoteEnvironment):
     # -- what the environment is -----------------------------------------------------------------------------------
 
     def tasks(self) -> list[Task]:
-        """The tasks that are taken, by name; asks a server the first time. Raises ConfigError where none is left."""
+        """Return the tasks taken, by name; ask a server the first time. Raises ConfigError where none is left."""
         if self._servers.tasks is None:
             urls = [server.url for server in self.pool.servers]
             self._servers.tasks = ask_any(self.client, urls, self.options)
         return [task.as_task() for task in self.choice.of(self._servers.tasks)]
 
     def get_prompt_prefix(self) -> str:
-        """How to use the phone, with the tools of the current task."""
+        """Return how to use the phone, with the tools of the current task."""
         tools = [tool.definition for tool in self._episode.tools] if self._episode else []
         if self._published:
             return mai_ui.system_prompt(tools, self._apps[len(APPS) :])
@@ -113,13 +113,13 @@ class MobileWorldEnvironment(RemoteEnvironment):
         return self.prompt == "mai_ui"
 
     def with_prompt(self, prompt: str | None) -> MobileWorldEnvironment:
-        """The same phones with this prompt. Raises ConfigError for one that there is not."""
+        """Return an environment on the same phones with this prompt. Raises ConfigError for an unknown prompt."""
         other = self.spawn()
         other.prompt = MobileWorldOptions.from_arguments(self.options, {"prompt": prompt}).prompt
         return other
 
     def spawn(self) -> MobileWorldEnvironment:
-        """Another episode on the same phones."""
+        """Return an environment for another episode on the same phones."""
         other = super().spawn()
         assert isinstance(other, MobileWorldEnvironment)
         other._tear_downs, other._one_call = set(), asyncio.Lock()
@@ -129,7 +129,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
     # -- an episode ------------------------------------------------------------------------------------------------
 
     async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
-        """The goal and the screen of a task on the next free phone.
+        """Return the goal and the screen of a task on the next free phone.
 
         `task` None: one of those that are taken, by `seed`. The goal is the server's, unless the task has its own.
         """
@@ -145,21 +145,21 @@ class MobileWorldEnvironment(RemoteEnvironment):
             return Observation(episode.goal, (await self._shown(episode.screenshot),), {"task": episode.task.name})
 
     async def step(self, action: Action) -> StepResult:
-        """The next screen, the text of a reply, or the end with the score as reward."""
+        """Return the next screen, the text of a reply, or the end with the score as reward."""
         return await self._holding(self._step(action))
 
     async def score_now(self) -> tuple[float, dict[str, Any]] | None:
-        """The score of a task that the run ends here, as after the last turn; None: there is none."""
+        """Return the score of a task that the run ends here, as after the last turn; None: there is none."""
         return await self._holding(self._score_now())
 
     async def close(self) -> None:  # type: ignore[override]
-        """Tears the task down, where there is one, and gives the phone back."""
+        """Tear the task down, where there is one, and give the phone back."""
         async with self._one_call:
             self._start_tear_down()
         await self._wait_for_tear_down()
 
     async def _holding(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` with the phone returns; where it fails or is cancelled the phone is left."""
+        """Return what `work` with the phone returns; where it fails or is cancelled the phone is left."""
         async with self._one_call:
             try:
                 return await work
@@ -199,7 +199,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
         return StepResult(Observation("", (await self._shown(episode.screenshot),)))
 
     async def _perform(self, episode: Episode, meant: PhoneAction | mai_ui.Instead | str) -> str:
-        """Carries an action out; what the policy is told in place of a picture, empty: it is shown one."""
+        """Carry out an action; return what the policy is told in place of a picture, empty: it is shown one."""
         if isinstance(meant, str):
             return meant
         if isinstance(meant, UseTool):
@@ -223,7 +223,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
         return f"The owner replied:\n{reply}" if reply else "The owner did not reply."
 
     async def _finish(self, episode: Episode, meant: Any, over: bool) -> StepResult:
-        """The end: the score, which is all that an episode can earn, and then the tear-down, which cannot change it."""
+        """End the episode: read the score, all that it can earn, then tear down, which cannot change the score."""
         score = await episode.phone.score(episode.task.name)
         info = notes_of(score, meant, over)
         self._start_tear_down()
@@ -258,7 +258,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
             raise
 
     def _given_up(self, server: Server) -> None:
-        """A call was cancelled: what the phone was told may still be under way."""
+        """Take the server out after a cancelled call: what the phone was told may still be under way."""
         self.pool.take_out(server, "a call was given up")
 
     def _chosen(self, listed: list[PhoneTask]) -> PhoneTask:
@@ -279,13 +279,13 @@ class MobileWorldEnvironment(RemoteEnvironment):
         return registry
 
     async def _leave(self, server: Server) -> None:
-        """Ends an episode that did not come to its first screen."""
+        """End an episode that did not reach its first screen."""
         episode = self._episode
         if episode is not None:
             await asyncio.shield(self._tracked(self._tear_down(episode, server)))
 
     def _start_tear_down(self) -> None:
-        """Begins to tear the task down; whoever is cancelled meanwhile does not stop it."""
+        """Begin to tear the task down; a cancellation meanwhile does not stop it."""
         server, episode = self._server, self._episode
         self._server = None
         self._forget()
@@ -293,7 +293,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
             self._tracked(self._give_back(episode, server))
 
     async def _wait_for_tear_down(self) -> None:
-        """Waits until what was to be torn down is."""
+        """Wait until all tear-downs are done."""
         while self._tear_downs:
             await asyncio.shield(asyncio.gather(*self._tear_downs))
 
@@ -311,7 +311,7 @@ class MobileWorldEnvironment(RemoteEnvironment):
             await self.client.release()
 
     async def _tear_down(self, episode: Episode, server: Server) -> None:
-        """Never raises what a server or a tool did: the episode is over, and its record stands."""
+        """Tear down without raising what a server or a tool did: the episode is over, and its record stands."""
         try:
             if episode.begun:
                 await episode.phone.end(episode.task.name)
@@ -336,13 +336,13 @@ class MobileWorldEnvironment(RemoteEnvironment):
     # -- pictures --------------------------------------------------------------------------------------------------
 
     def _space(self, screenshot: Screenshot, tools: ToolRegistry) -> PhoneSpace:
-        """The actions on the screen as it was last seen: a phone that is turned has other sides."""
+        """Return the actions on the screen as it was last seen: a phone that is turned has other sides."""
         return PhoneSpace(
             *screenshot.read_size(), self._apps, frozenset(tools.names), self._published or self.options.ask_user
         )
 
     async def _shown(self, screenshot: Screenshot) -> Screenshot:
-        """The picture as the policy sees it."""
+        """Return the picture as the policy sees it."""
         size = self.options.image_size
         if size is None or size == screenshot.read_size():
             return screenshot

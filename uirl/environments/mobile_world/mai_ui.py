@@ -79,7 +79,7 @@ _PLAN = (
 
 
 def system_prompt(tools: Sequence[ToolDefinition], more_apps: Iterable[str] = ()) -> str:
-    """The published prompt, with the `tools` of a task; `more_apps` stand after those that it names."""
+    """Return the published prompt, with the `tools` of a task; `more_apps` stand after those that it names."""
     apps = json.dumps([*_APPS, *more_apps], ensure_ascii=False, separators=(",", ":"))
     listed = "\n".join(json.dumps(_as_listed(tool), ensure_ascii=False) for tool in tools)
     between = f"{_TOOLS_HEAD}{listed}{_TOOLS_TAIL}" if listed else ""
@@ -87,7 +87,7 @@ def system_prompt(tools: Sequence[ToolDefinition], more_apps: Iterable[str] = ()
 
 
 def tool_words(result: ToolResult) -> str:
-    """What the policy is told of a tool: the content of its answer, written as Python writes it."""
+    """Return what the policy is told of a tool: the content of its answer, written as Python writes it."""
     if not result.success:
         content: object = {"result": f"Failed to call tool {result.name} after 5 attempts: {result.text}"}
     else:
@@ -111,7 +111,7 @@ Instead: TypeAlias = Unknown | Nothing
 
 
 def instead_of(action: Action, why: str) -> Instead | OpenApp | Swipe:
-    """What becomes of a reply that was refused. An app that is not known here the server may know."""
+    """Return what replaces a reply that was refused. The server may know an app that is not known here."""
     call = action.tool_calls[0] if action.parse_error is None and len(action.tool_calls) == 1 else None
     if call is None or call.name not in ("open", "type", "swipe"):
         return Unknown(why)
@@ -125,7 +125,7 @@ def instead_of(action: Action, why: str) -> Instead | OpenApp | Swipe:
 
 
 def _as_listed(tool: ToolDefinition) -> dict[str, object]:
-    """A tool as an MCP client of the version that MobileWorld names (mcp 1.9.4) lists it."""
+    """Return a tool as an MCP client of the version that MobileWorld names (mcp 1.9.4) lists it."""
     return {
         "name": tool.name,
         "description": tool.description,

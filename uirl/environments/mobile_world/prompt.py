@@ -48,7 +48,7 @@ _RULES = (
 
 
 def system_prompt(names: Sequence[str], apps: Sequence[str], tools: Sequence[Mapping[str, Any]]) -> str:
-    """The prompt for the actions `names` and the `tools` of a task, as JSON schemas."""
+    """Return the prompt for the actions `names` and the `tools` of a task, as JSON schemas."""
     parts = [_ROLE, f"# Reply\n{_REPLY}\n{_PLACES}", "# Actions\n" + "\n".join(_line(name) for name in names)]
     if apps:
         parts.append(f"Apps that open by name: {', '.join(apps)}.")

@@ -63,7 +63,7 @@ class PhoneTask(WireAnswer):
         return {app for app in self.apps if not app.startswith(_TOOLS_OF)}
 
     def as_task(self, environment: str = "mobile_world") -> Task:
-        """The task for a run: its tags, then its apps as `app:<name>`."""
+        """Return the task for a run: its tags, then its apps as `app:<name>`."""
         return Task(self.name, environment, tags=(*self.tags, *(f"app:{app}" for app in self.apps)))
 
 
@@ -87,7 +87,7 @@ class Score(WireAnswer):
 
     @property
     def success(self) -> bool:
-        """The benchmark counts what is above 0.99."""
+        """Whether the score is above 0.99, which the benchmark counts as a success."""
         return self.score > 0.99
 
 
@@ -104,7 +104,7 @@ class PhoneServer:
         self.client, self.url, self.options = client, url, options
 
     async def check_health(self) -> None:
-        """Raises DeviceUnhealthy where the server says so, in either of its two ways."""
+        """Raise DeviceUnhealthy where the server reports it, in either of its two ways."""
         try:
             health = await self._read(Health, "GET", "/health", timeout=self.options.restart_timeout, retries=0)
         except Refused as refused:
@@ -117,7 +117,7 @@ class PhoneServer:
             )
 
     async def prepare(self) -> None:
-        """Chooses the suite of tasks and connects the device: once in the life of a server."""
+        """Choose the suite of tasks and connect the device: once in the life of a server."""
         answer = await self._switch(self.options.suite_query)
         if self.options.suite_seed is not None and not answer.switched:
             # a server that has the suite keeps the seed it has, and does not say which
@@ -129,7 +129,7 @@ class PhoneServer:
         return await self._read(Switched, "POST", SWITCH, params=query, timeout=self.options.restart_timeout)
 
     async def tasks(self) -> list[PhoneTask]:
-        """The tasks of the suite that the server has."""
+        """Return the tasks of the suite that the server has."""
         return read_tasks(await self._ask("GET", TASKS), self.url)
 
     async def goal(self, task: str) -> str:
@@ -139,17 +139,17 @@ class PhoneServer:
         return goal
 
     async def begin(self, task: str) -> None:
-        """Brings the phone to the first state of a task. May be sent again: it begins with a snapshot."""
+        """Bring the phone to the first state of a task. May be sent again: it begins with a snapshot."""
         await self._ask("POST", "/task/init", json=self._of(task), timeout=self.options.task_timeout)
 
     async def look(self) -> Screenshot:
-        """The screen, decoded once to see that it is whole."""
+        """Return the screen, decoded once to see that it is whole."""
         query = {"device": self.options.device, "return_b64": "true"}
         answer = await self._read(ScreenAnswer, "GET", "/screenshot", params=query)
         return await whole(answer.b64_png, f"{self.url}/screenshot")
 
     async def act(self, action: Mapping[str, Any]) -> str:
-        """What the server says of an action: the user's reply to a question, else of no interest. Never sent twice."""
+        """Return the server's words on an action: the user's reply to a question, else unused. Never sent twice."""
         body = {"device": self.options.device, "action": dict(action)}
         answer = await self._ask("POST", "/step", json=body, again=False)
         if not isinstance(answer, dict) or "result" not in answer:
@@ -158,11 +158,11 @@ class PhoneServer:
         return result if isinstance(result, str) else ""
 
     async def score(self, task: str) -> Score:
-        """How the task stands. An answer without a score is a failure, never a score of zero."""
+        """Return the score of the task. An answer without a score is a failure, never a score of zero."""
         return await self._read(Score, "GET", "/task/eval", json=self._of(task), timeout=self.options.task_timeout)
 
     async def end(self, task: str) -> None:
-        """Tears the task down."""
+        """Tear the task down."""
         limit = self.options.tear_down_timeout
         await self._ask("POST", "/task/tear_down", json=self._of(task), timeout=limit, retries=1)
 
@@ -185,6 +185,6 @@ class PhoneServer:
 
 
 def read_tasks(answer: Any, url: str) -> list[PhoneTask]:
-    """The tasks that the server at `url` listed. Raises EnvironmentFailure for what is no list of tasks."""
+    """Return the tasks that the server at `url` listed. Raises EnvironmentFailure for what is no list of tasks."""
     with understood(url + TASKS):
         return TaskList.read({"tasks": answer}, "the answer").tasks

@@ -27,11 +27,11 @@ class ToolServers:
 
     @property
     def names(self) -> frozenset[str]:
-        """In small letters."""
+        """The names of the servers, in lower case."""
         return frozenset(self._sources)
 
     def registry(self, names: Iterable[str]) -> ToolRegistry:
-        """Fresh instances of the tools of these servers. Connects where that was not done, and blocks until then.
+        """Return new instances of the tools of these servers. Connects where that was not done, and blocks until then.
 
         Raises EnvironmentFailure where a server does not answer, ConfigError for two tools of one name and for a tool
         with the name of an action.
