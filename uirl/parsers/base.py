@@ -26,18 +26,18 @@ class ActionParser(ABC):
 
     @abstractmethod
     def parse(self, text: str) -> Action:
-        """The action in `text`; never raises."""
+        """Return the action in `text`; never raises."""
 
     @abstractmethod
     def render(self, action: Action) -> str:
-        """The text that parses to `action`: how experts and demonstrations write."""
+        """Return the text that parses to `action`: how experts and demonstrations write."""
 
     def describe(self) -> str:
-        """How to write a call, in a sentence for a system prompt; empty: there is nothing to say."""
+        """Return how to write a call, in a sentence for a system prompt; empty: there is nothing to say."""
         return ""
 
     def for_tools(self, schemas: Sequence[Mapping[str, Any]]) -> ActionParser:
-        """The parser for a policy that has these tools; itself, where the format reads the same with and without.
+        """Return the parser for a policy with these tools; itself where the format reads the same with and without.
 
         `schemas`: as chat templates take them, `{"type": "function", "function": {"name", "parameters"}}`. A format
         whose calls can look like ordinary text takes them for calls only where there is a tool of that name, and one
@@ -47,7 +47,7 @@ class ActionParser(ABC):
 
 
 def tools_of(schemas: Sequence[Mapping[str, Any]]) -> Tools:
-    """The tools in schemas of functions; what names none is passed over."""
+    """Return the tools in schemas of functions; what names none is passed over."""
     found: dict[str, Mapping[str, Any]] = {}
     for schema in schemas:
         function = schema.get("function", schema)

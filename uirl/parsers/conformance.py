@@ -45,7 +45,7 @@ HOSTILE_REPLIES = (
 
 
 def check_parser(parser: ActionParser, actions: Sequence[Action], replies: Sequence[str] = ()) -> None:
-    """Returns quietly where `parser` keeps the contract; raises ContractError with every violation otherwise.
+    """Check that `parser` keeps the contract; raise ContractError with every violation otherwise.
 
     `actions` are sample actions of the format: what is rendered must parse back to the same calls (or, for a format
     without calls, the same text). `replies` are further texts that must not make the parser raise.

@@ -42,11 +42,11 @@ class FunctionCallingParser(ActionParser):
         self.control_words = self._format.control_words
 
     def parse(self, text: str) -> Action:
-        """The action in `text`, in linear time; never raises."""
+        """Return the action in `text`, in linear time; never raises."""
         return read_reply(self._format, text, self.tools)
 
     def render(self, action: Action) -> str:
-        r"""The thought, then the calls as the models of this style write them; a marker in an argument is escaped.
+        r"""Return the thought, then the calls as models of this style write them; a marker in an argument is escaped.
 
         Without a call it is the text of the action. Raises TypeError or ValueError for arguments JSON cannot hold, and
         ValueError for a thought that would be read as a call.
@@ -57,7 +57,7 @@ class FunctionCallingParser(ActionParser):
         return self._format.description
 
     def for_tools(self, schemas: Sequence[Mapping[str, Any]]) -> FunctionCallingParser:
-        """The parser of the same style that knows which tools there are."""
+        """Return the parser of the same style that knows which tools there are."""
         parser = FunctionCallingParser(self.style)
         parser.tools = tools_of(schemas)
         return parser

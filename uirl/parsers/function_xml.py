@@ -38,7 +38,7 @@ _HOLDS: Mapping[str, tuple[type, ...]] = {
 
 
 def read_functions(text: str, position: int, tools: Tools) -> tuple[list[ToolCall], int]:
-    """The functions from `position` on, one behind the other, and where the last of them ends. Raises Unreadable."""
+    """Return the functions from `position` on, one behind the other, and where the last ends. Raises Unreadable."""
     calls: list[ToolCall] = []
     following: re.Match[str] | None = _NEXT.match(text, position)
     end = position
@@ -51,7 +51,7 @@ def read_functions(text: str, position: int, tools: Tools) -> tuple[list[ToolCal
 
 
 def write_function(call: ToolCall, tools: Tools) -> str:
-    """The call as Qwen's chat template writes it; values that would read as others are JSON."""
+    """Return the call as Qwen's chat template writes it; values that would read as others are JSON."""
     arguments = "".join(
         f"<parameter={name}>\n{_write_value(value, _schema_of(tools, call.name, name))}\n</parameter>\n"
         for name, value in call.arguments.items()
@@ -60,7 +60,7 @@ def write_function(call: ToolCall, tools: Tools) -> str:
 
 
 def typed(text: str, schema: Mapping[str, Any] | None) -> Any:
-    """The value that `text` is for an argument of that JSON schema; None: there is no schema.
+    """Return the value that `text` is for an argument of that JSON schema; None: there is no schema.
 
     Without one it is JSON where it is JSON, else text, as in transformers' response schema of Qwen3. With one it is of
     the first of the schema's types that it can be, text where it can be none: the environment then says what is wrong.
@@ -104,7 +104,7 @@ def _read_function(text: str, position: int, tools: Tools) -> tuple[ToolCall, in
 
 
 def _read_text(text: str, start: int) -> tuple[str, int]:
-    """A value, without the line breaks around it, and where it ends; the closing tag may be missing or misspelt."""
+    """Read a value without the line breaks around it, and where it ends; the closing tag may be missing or misspelt."""
     stop = _END_OF_VALUE.search(text, start)
     if stop is None or stop[0].startswith("</think"):
         raise Unreadable(f"a value that is not closed by </parameter>; {_EXPECTED}")
@@ -117,7 +117,7 @@ def _read_text(text: str, start: int) -> tuple[str, int]:
 
 
 def _schema_of(tools: Tools, tool: str, argument: str) -> Mapping[str, Any] | None:
-    """The schema of an argument; None: the tool, or what it takes, is not known. An argument it lacks is text."""
+    """Return the schema of an argument; None: the tool or its schema is not known. An argument it lacks is text."""
     properties = tools.get(tool, {}).get("properties")
     if not isinstance(properties, Mapping):
         return None
@@ -126,7 +126,7 @@ def _schema_of(tools: Tools, tool: str, argument: str) -> Mapping[str, Any] | No
 
 
 def _kinds(schema: Mapping[str, Any]) -> Iterator[str]:
-    """The types that a schema names, in its order."""
+    """Yield the types that a schema names, in its order."""
     named = schema.get("type", ())
     for word in [named] if isinstance(named, str) else named if isinstance(named, list) else []:
         yield next((kind for start, kind in _KINDS.items() if str(word).lower().startswith(start)), "")

@@ -34,7 +34,7 @@ class JSONActionParser(ActionParser):
     """
 
     def parse(self, text: str) -> Action:
-        """The action in `text`, in linear time; never raises."""
+        """Return the action in `text`, in linear time; never raises."""
         if never_stops_thinking(text):
             return Action(text=text, parse_error="the thinking is not closed, so there is no JSON object to read")
         start = text.find(_END_OF_THOUGHT) if text.lstrip().startswith("<think>") else 0
@@ -45,7 +45,7 @@ class JSONActionParser(ActionParser):
         return Action(text=text, tool_calls=tuple(calls), thought=text_before(text, first))
 
     def render(self, action: Action) -> str:
-        """The thought, then one compact JSON object per call, each on a line of its own.
+        """Return the thought, then one compact JSON object per call, each on a line of its own.
 
         Without a call it is the text of the action. Raises TypeError or ValueError for arguments JSON cannot hold, and
         ValueError where the text would read as other calls, as with a draft of one in the thought.
@@ -60,7 +60,7 @@ class JSONActionParser(ActionParser):
 
 
 def _find_calls(text: str, start: int) -> tuple[int, list[ToolCall]]:
-    """Where the first call begins, and all calls from `start` on. Raises `Unreadable` where there is none."""
+    """Return where the first call begins, and all calls from `start` on. Raises `Unreadable` where there is none."""
     calls: list[ToolCall] = []
     first, problem = -1, 'no JSON object; expected {"action":NAME,...}'
     position = text.find("{", start)
@@ -90,7 +90,7 @@ def _find_calls(text: str, start: int) -> tuple[int, list[ToolCall]]:
 
 
 def _read_call(value: dict[str, Any]) -> ToolCall | None:
-    """The call that an object names; None: it names none. Raises `Unreadable` for a call that is malformed."""
+    """Return the call that an object names; None: it names none. Raises `Unreadable` for a call that is malformed."""
     key = next((key for key in _NAME_KEYS if key in value), None)
     if key is None:
         return None

@@ -41,7 +41,7 @@ _DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant)
 
 
 def read_value(text: str, position: int) -> tuple[Any, int]:
-    """The JSON value that begins at `position`, and where it ends.
+    """Return the JSON value that begins at `position`, and where it ends.
 
     Raises Malformed where it is broken or cut off, Unreadable where it is JSON that Python does not hold.
     """
@@ -65,7 +65,7 @@ def _explain(error: json.JSONDecodeError, text: str) -> str:
 
 
 def read_name(value: dict[str, Any], key: str) -> str:
-    """The name under `key`; raises Unreadable where it is none."""
+    """Return the name under `key`; raises Unreadable where it is none."""
     name = value[key]
     if not isinstance(name, str) or not name:
         raise Unreadable(f'"{key}" must be a name, got {_shown(name)}')
@@ -73,7 +73,7 @@ def read_name(value: dict[str, Any], key: str) -> str:
 
 
 def read_call(value: dict[str, Any], name_key: str, argument_keys: tuple[str, ...]) -> ToolCall:
-    """The call in `{name_key: NAME, one of argument_keys: {...}, "id": "..."}`, the last two optional.
+    """Return the call in `{name_key: NAME, one of argument_keys: {...}, "id": "..."}`, the last two optional.
 
     The arguments may be a string that holds the object as JSON, as OpenAI's interface writes them.
     Raises Unreadable for anything else in it, and for arguments that cannot be kept (`check_plain`).
@@ -97,7 +97,7 @@ def read_call(value: dict[str, Any], name_key: str, argument_keys: tuple[str, ..
 
 
 def _read_named_call(value: Any, argument_keys: tuple[str, ...], expected: str) -> ToolCall:
-    """The call in an object with a "name"; raises Unreadable for anything else."""
+    """Return the call in an object with a "name"; raises Unreadable for anything else."""
     if not isinstance(value, dict):
         raise Unreadable(f"a call must be an object, got {type(value).__name__}; {expected}")
     if "name" not in value:
@@ -108,7 +108,7 @@ def _read_named_call(value: Any, argument_keys: tuple[str, ...], expected: str) 
 
 
 def _is_call(value: Any, argument_keys: Sequence[str]) -> bool:
-    """Whether an object in a text is meant as a call: a name with arguments, and nothing but what calls have."""
+    """Return whether an object in a text is meant as a call: a name with arguments, and nothing but what calls have."""
     if not isinstance(value, dict) or "name" not in value:
         return False
     arguments = set(argument_keys) & set(value)
@@ -116,7 +116,7 @@ def _is_call(value: Any, argument_keys: Sequence[str]) -> bool:
 
 
 def _unpacked(text: str) -> Any:
-    """The object that a string holds as JSON; else the string."""
+    """Return the object that a string holds as JSON; else the string."""
     try:
         value, end = read_value(text, len(text) - len(text.lstrip()))
     except Malformed:
@@ -128,7 +128,7 @@ def _unpacked(text: str) -> Any:
 
 
 def read_calls(values: Sequence[Any], argument_keys: tuple[str, ...], expected: str) -> list[ToolCall]:
-    """The calls in objects with a "name", at least one. Raises Unreadable, which says what was `expected`."""
+    """Return the calls in objects with a "name", at least one. Raises Unreadable, which says what was `expected`."""
     check_count(values)
     if not values:
         raise Unreadable(f"an empty list of calls; {expected}")
@@ -138,7 +138,7 @@ def read_calls(values: Sequence[Any], argument_keys: tuple[str, ...], expected: 
 def read_unmarked_calls(
     text: str, position: int, begins_like_a_call: re.Pattern[str], argument_keys: tuple[str, ...], expected: str
 ) -> tuple[list[ToolCall], int]:
-    """The calls in the JSON at `position`, an object or a list of them, and where it ends.
+    """Return the calls in the JSON at `position`, an object or a list of them, and where it ends.
 
     No marker says that there are calls: JSON of which a part is none is text, and so is broken JSON, except where it
     `begins_like_a_call`. Raises Unreadable.
@@ -155,13 +155,13 @@ def read_unmarked_calls(
 
 
 def check_count(calls: Sequence[object]) -> None:
-    """Raises Unreadable for more calls than a reply may hold."""
+    """Raise Unreadable for more calls than a reply may hold."""
     if len(calls) > MAX_OBJECTS:
         raise Unreadable(f"more than {MAX_OBJECTS} calls; expected fewer")
 
 
 def check_plain(value: Any) -> None:
-    """Raises Unreadable for what JSON lets through and stores, wires and environments cannot hold."""
+    """Raise Unreadable for what JSON lets through and stores, wires and environments cannot hold."""
     try:
         limits.check_plain(value, _KEPT, whole=True)
     except limits.InputError as error:
@@ -169,13 +169,13 @@ def check_plain(value: Any) -> None:
 
 
 def json_call(call: ToolCall, arguments_key: str = "arguments") -> dict[str, Any]:
-    """The call as an object, its id only where it has one."""
+    """Return the call as an object, its id only where it has one."""
     identity = {"id": call.id} if call.id else {}
     return {"name": call.name, arguments_key: dict(call.arguments), **identity}
 
 
 def write_value(value: Any, *, compact: bool) -> str:
-    """`value` as JSON on one line: without blanks (`compact`), or spaced as chat templates write it.
+    """Return `value` as JSON on one line: without blanks (`compact`), or spaced as chat templates write it.
 
     Raises TypeError or ValueError for what JSON cannot hold.
     """

@@ -18,7 +18,7 @@ _BEGINS_LIKE_A_CALL = re.compile(r'\{\s*"(?:name|parameters|arguments)"\s*:|\{\s
 
 
 def read_object(text: str, position: int, tools: Tools) -> tuple[list[ToolCall], int]:
-    """The call at `position` and where it ends; no call where an object without the tag is not one.
+    """Return the call at `position` and where it ends; no call where an object without the tag is not one.
 
     After the tag there must be a call. Elsewhere (the tag is a special token, which decoding leaves out) an object is
     a call where it has a name, arguments, and nothing that calls do not have. Other JSON is part of the text: a record

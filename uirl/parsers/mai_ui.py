@@ -50,7 +50,7 @@ class MAIUIActionParser(ActionParser):
     """
 
     def parse(self, text: str) -> Action:
-        """The action in `text`, in linear time; never raises."""
+        """Return the action in `text`, in linear time; never raises."""
         if never_stops_thinking(text):
             return Action(
                 text, parse_error=f"the thinking is not closed, so there is no call; expected one: {_EXAMPLE}"
@@ -64,7 +64,7 @@ class MAIUIActionParser(ActionParser):
         return replace(action, thought=thought)
 
     def render(self, action: Action) -> str:
-        """The plan, where there is one, and the call, as the agent writes them in its own history.
+        """Return the plan, where there is one, and the call, as the agent writes them in its own history.
 
         Without a call it is the text of the action. Raises TypeError or ValueError for arguments JSON cannot hold, and
         ValueError for several calls and for a call that would be read as another (an argument `action`, a box, a
@@ -77,7 +77,7 @@ class MAIUIActionParser(ActionParser):
 
 
 def grid_to_pixel(coordinate: Sequence[float], size: tuple[int, int]) -> tuple[int, int]:
-    """The pixel (x, y) of a place on the grid: `int(x / 999 * width)`, `int(y / 999 * height)`; `size` in pixels.
+    """Return the pixel (x, y) of a grid place: `int(x / 999 * width)`, `int(y / 999 * height)`; `size` in pixels.
 
     999 gives the width itself, one past the last pixel, as in the agents this grid comes from.
     """
@@ -86,7 +86,7 @@ def grid_to_pixel(coordinate: Sequence[float], size: tuple[int, int]) -> tuple[i
 
 
 def pixel_to_grid(point: Sequence[float], size: tuple[int, int]) -> tuple[int, int]:
-    """The place on the grid whose pixel is nearest to `point`; `size` in pixels.
+    """Return the place on the grid whose pixel is nearest to `point`; `size` in pixels.
 
     Up to 999 pixels wide, `grid_to_pixel` gives the same pixel back; on wider pictures not every pixel has a place.
     """
@@ -137,7 +137,7 @@ def _read_coordinate(value: Any, key: str) -> list[float]:
 
 
 def _read_number(value: Any) -> Any:
-    """The number that JSON or text in it holds; None: none."""
+    """Return the number that JSON or text in it holds; None: none."""
     if isinstance(value, str) and len(value) < 40:
         with suppress(ValueError):
             value = float(value)

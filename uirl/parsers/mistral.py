@@ -35,14 +35,14 @@ _BEGINS_LIKE_A_CALL = re.compile(r'\[\s*\{\s*"(?:name|arguments|parameters|id)"\
 
 
 def _find(text: str, start: int, tools: Tools) -> int:
-    """Where the marker, a list of objects, or at the start of the reply a tool with arguments stands."""
+    """Return where the marker, a list of objects, or at the start of the reply a tool with arguments stands."""
     if start == 0 and _bare_head(text, 0, tools):
         return 0
     return first_match(_OPENING, text, start)
 
 
 def _read(text: str, position: int, tools: Tools) -> tuple[list[ToolCall], int]:
-    """The calls at `position` and where they end; none where a list without the marker is not one of calls."""
+    """Return the calls at `position` and where they end; none where a list without the marker is not one of calls."""
     marker = _MARKER.match(text, position)
     if marker is not None:
         return _read_marked(text, marker.end())
@@ -62,7 +62,7 @@ def _read_marked(text: str, position: int) -> tuple[list[ToolCall], int]:
 
 
 def _read_bare(text: str, position: int, tools: Tools) -> tuple[list[ToolCall], int]:
-    """Calls without markers, one right behind the other."""
+    """Return calls without markers, one right behind the other."""
     calls: list[ToolCall] = []
     end = position
     while (head := _bare_head(text, end, tools)) is not None:
@@ -74,7 +74,7 @@ def _read_bare(text: str, position: int, tools: Tools) -> tuple[list[ToolCall], 
 
 
 def _bare_head(text: str, position: int, tools: Tools) -> tuple[str, str, int] | None:
-    """(name of a tool, id, where the arguments begin) at `position`."""
+    """Return (name of a tool, id, where the arguments begin) at `position`."""
     head = _BARE_HEAD.match(text, position)
     if head is None:
         return None

@@ -22,13 +22,13 @@ _PLACE = re.compile(f"{OPEN}|{OPEN_FUNCTION}")
 
 
 def find_block(text: str, start: int, tools: Tools = NO_TOOLS) -> int:
-    """Where the next block opens. A closing tag that nothing opened counts where it is all there is."""
+    """Return where the next block opens. A closing tag that nothing opened counts where it is all there is."""
     position = text.find(OPEN, start)
     return text.find(CLOSE) if position < 0 and start == 0 else position
 
 
 def read_block(text: str, position: int, tools: Tools = NO_TOOLS) -> tuple[list[ToolCall], int]:
-    """The calls of the block at `position` (one object, several, a list, or functions) and where the last of them ends.
+    """Return the calls of the block at `position` (one object, several, a list, or functions) and where the last ends.
 
     The closing tag is not asked for: where the JSON is complete, nothing is in doubt.
     """
@@ -42,7 +42,7 @@ def read_block(text: str, position: int, tools: Tools = NO_TOOLS) -> tuple[list[
 
 
 def read_values(text: str, position: int) -> tuple[list[Any], int]:
-    """The JSON in the block at `position`, one value per call, and where the last of them ends. Raises Unreadable."""
+    """Return the JSON in the block at `position`, one value per call, and where the last ends. Raises Unreadable."""
     lead = _LEAD.match(text, position + len(OPEN))
     if lead is None:
         after = text[position + len(OPEN) :][:12]
@@ -59,7 +59,7 @@ def read_values(text: str, position: int) -> tuple[list[Any], int]:
 
 
 def write_blocks(calls: Iterable[str]) -> str:
-    """One block per call, which is written by now."""
+    """Return one block per call; `calls` are the written calls."""
     return "\n".join(f"{OPEN}\n{call}\n{CLOSE}" for call in calls)
 
 

@@ -29,8 +29,8 @@ def _label(words: str) -> re.Pattern[str]:
 
 
 def _end(words: str) -> re.Pattern[str]:
-    """Where a text ends: one pattern for the labels and the end of the thought, so that neither is looked for behind
-    the other, again and again."""
+    """Return the pattern of where a text ends: one for the labels and the end of the thought, so that neither is looked
+    for behind the other, again and again."""
     return re.compile(rf"{_label(words).pattern}|{END_OF_THOUGHT.pattern}", re.MULTILINE)
 
 
@@ -64,14 +64,14 @@ class ReActActionParser(ActionParser):
     """
 
     def parse(self, text: str) -> Action:
-        """The action in `text`, in linear time; never raises."""
+        """Return the action in `text`, in linear time; never raises."""
         action = read_reply(_REACT, text)
         if action.parse_error is None and not action.tool_calls:
             return Action(text, parse_error='no "Action:" line; expected Action: NAME and Action Input: {...}')
         return replace(action, thought=_THOUGHT.sub("", action.thought))
 
     def render(self, action: Action) -> str:
-        """The thought, then one Action with its Action Input per call, or a Final Answer.
+        """Return the thought, then one Action with its Action Input per call, or a Final Answer.
 
         A name or an answer that the lines cannot hold is written as JSON. Without a call it is the text of the action.
         Raises TypeError or ValueError for arguments JSON cannot hold, and ValueError for a call with an id and for a
@@ -128,7 +128,7 @@ def _read_name(line: str) -> str:
 
 
 def _read_input(text: str, position: int) -> tuple[dict[str, Any], int]:
-    """The arguments at `position`, and where they end."""
+    """Return the arguments at `position`, and where they end."""
     fence = _FENCE.match(text, position)
     begin = fence.end() if fence else position
     if text.startswith("{", begin):
@@ -142,7 +142,7 @@ def _read_input(text: str, position: int) -> tuple[dict[str, Any], int]:
 
 
 def _without_quotes(text: str) -> str:
-    """The string that `text` is in JSON, else `text`."""
+    """Return the string that `text` is in JSON, else `text`."""
     if not text.startswith('"'):
         return text
     try:
@@ -153,7 +153,7 @@ def _without_quotes(text: str) -> str:
 
 
 def _end_of_text(text: str, start: int, ends: re.Pattern[str]) -> int:
-    """Where a text without JSON ends: at the next of `ends`, or with the reply."""
+    """Return where a text without JSON ends: at the next of `ends`, or with the reply."""
     end = ends.search(text, start)
     return end.start() if end else len(text)
 

@@ -24,7 +24,7 @@ PARSERS = {
 
 
 def create_parser(name: str) -> ActionParser:
-    """A new parser of that name, or of your own class as 'package.module:Class' or 'package.module:Class:word'.
+    """Create a parser of that name, or of your own class as 'package.module:Class' or 'package.module:Class:word'.
 
     Raises ConfigError for a name that is neither, with the nearest known one.
     """
@@ -39,7 +39,7 @@ def create_parser(name: str) -> ActionParser:
 
 
 def format_of(parser: ActionParser) -> str:
-    """The name under which `create_parser` makes an equal parser, for what crosses to other processes by name.
+    """Return the name under which `create_parser` makes an equal parser, for what crosses to other processes by name.
 
     Raises ConfigError for a parser that no name makes, as one of a class within a function.
     """

@@ -44,7 +44,7 @@ class Format:
 
 
 def read_reply(form: Format, text: str, tools: Tools = NO_TOOLS) -> Action:
-    """The action in `text`, in linear time; without calls and error where no call begins in it.
+    """Return the action in `text`, in linear time; without calls and error where no call begins in it.
 
     Everything up to a `</think>` or `</thinking>` outside of a call is thought, drafts of calls included, broken ones
     too. Of a reply without calls only that is thought; of others, all that stands before the first call. A reply that
@@ -84,7 +84,7 @@ def _walk(form: Format, text: str, tools: Tools) -> Action:
 
 
 def write_reply(form: Format, action: Action, tools: Tools = NO_TOOLS) -> str:
-    """The text that `read_reply` reads as `action`; the text of the action where it has no calls.
+    """Return the text that `read_reply` reads as `action`; the text of the action where it has no calls.
 
     Raises TypeError or ValueError for arguments JSON cannot hold, and ValueError where the format cannot hold the
     action: what is written here is learnt from, so it must read back.
@@ -96,7 +96,7 @@ def write_reply(form: Format, action: Action, tools: Tools = NO_TOOLS) -> str:
 
 
 def checked(text: str, action: Action, read: Callable[[str], Action]) -> str:
-    """`text`, which was written for `action`. Raises ValueError where `read` makes other calls of it."""
+    """Return `text`, which was written for `action`. Raises ValueError where `read` makes other calls of it."""
     back = read(text)
     if _as_json(back.tool_calls) != _as_json(action.tool_calls):
         got = back.parse_error or f"{_as_json(back.tool_calls)} instead of {_as_json(action.tool_calls)}"
@@ -105,39 +105,39 @@ def checked(text: str, action: Action, read: Callable[[str], Action]) -> str:
 
 
 def text_before(text: str, first: int) -> str:
-    """The thought before a call at `first`: without the fence or bracket that opens the call."""
+    """Return the thought before a call at `first`: without the fence or bracket that opens the call."""
     return _OPENING.sub("", text[:first]).strip()
 
 
 def never_stops_thinking(text: str) -> bool:
-    """Whether a reply begins with a thought and never closes it."""
+    """Return whether a reply begins with a thought and never closes it."""
     return _OPENS_THOUGHT.match(text) is not None and next_end_of_thought(text, 0, len(text)) < 0
 
 
 def last_end_of_thought(text: str, start: int, stop: int) -> int:
-    """Where the last closing tag of a thought in `text[start:stop]` ends; -1: there is none."""
+    """Return where the last closing tag of a thought in `text[start:stop]` ends; -1: there is none."""
     found = [(text.rfind(tag, start, stop), len(tag)) for tag in _ENDS_OF_THOUGHT]
     return max(at + length if at >= 0 else -1 for at, length in found)
 
 
 def next_end_of_thought(text: str, start: int, stop: int) -> int:
-    """Where the next closing tag of a thought in `text[start:stop]` begins; -1: there is none."""
+    """Return where the next closing tag of a thought in `text[start:stop]` begins; -1: there is none."""
     return first_match(END_OF_THOUGHT, text, start, stop)
 
 
 def first_match(pattern: re.Pattern[str], text: str, start: int, stop: int = sys.maxsize) -> int:
-    """Where `pattern` first matches in `text[start:stop]`; -1: nowhere."""
+    """Return where `pattern` first matches in `text[start:stop]`; -1: nowhere."""
     match = pattern.search(text, start, stop)
     return match.start() if match else -1
 
 
 def finder(pattern: re.Pattern[str]) -> Callable[[str, int, Tools], int]:
-    """The `find` of a format whose calls begin where `pattern` matches."""
+    """Return the `find` of a format whose calls begin where `pattern` matches."""
     return lambda text, start, tools: first_match(pattern, text, start)
 
 
 def write_marked(value: object, *, compact: bool = False) -> str:
-    r"""`value` as JSON in which no marker of any format is legible: its first character is a \u escape."""
+    r"""Return `value` as JSON in which no marker of any format is legible: its first character is a \u escape."""
     text = write_value(value, compact=compact)
     for marker in _MARKERS:
         text = text.replace(marker, f"\\u{ord(marker[0]):04x}{marker[1:]}")
