@@ -72,7 +72,7 @@ class Tool(ABC):
 
     @abstractmethod
     def execute(self, *args: Any, **arguments: Any) -> Any:
-        """What the call comes back with. May be `async def`."""
+        """Return the result of the call. May be `async def`."""
 
     def reset(self, seed: int | None = None) -> None:
         """Begin a new episode."""
@@ -126,7 +126,7 @@ class FunctionTool(Tool):
         self.timeout, self.max_result_chars = timeout, max_result_chars
 
     def execute(self, **arguments: Any) -> Any:
-        """What the function returns; an awaitable where it is `async def`."""
+        """Return what the function returns; an awaitable where it is `async def`."""
         return self.function(**arguments)
 
     def read_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:

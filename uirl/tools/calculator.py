@@ -38,7 +38,7 @@ class CalculatorTool(Tool):
     runs_inline = True
 
     def execute(self, expression: str) -> Number:
-        """The value of an expression.
+        """Return the value of an expression.
 
         Args:
             expression: For example (2 + 3) * 4.
@@ -139,7 +139,7 @@ def _bounded(value: Number) -> Number:
 
 
 def _trimmed(value: Number) -> Number:
-    """Return the number without the dust of binary fractions: 0.1 + 0.2 is 0.3, and 6.0 is 6."""
+    """Return the number without the rounding errors of binary fractions: 0.1 + 0.2 is 0.3, and 6.0 is 6."""
     if isinstance(value, int):
         return value
     short = float(f"{value:.12g}")

@@ -50,7 +50,7 @@ class EnvironmentStepTool(Tool):
         self._clear()
 
     def execute(self, action: str, arguments: Mapping[str, Any] | None = None) -> Any:
-        """The observation after `action`, as text. Raises `ToolError` after the end of the episode."""
+        """Return the observation after `action`, as text. Raises `ToolError` after the end of the episode."""
         if self.done:
             raise ToolError("the episode is over; no further action is possible")
         step_input: Any = action

@@ -30,7 +30,7 @@ class LookupTool(Tool):
         self._table = dict(table)
 
     def execute(self, key: str) -> Any:
-        """The value of a key.
+        """Return the value of a key.
 
         Args:
             key: Exactly as it is written in the table.

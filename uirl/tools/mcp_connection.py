@@ -63,7 +63,7 @@ class MCPConnection:
         return self._held is None or self._held.done() or self._broken
 
     def connect(self) -> None:
-        """Open the session, until the server has listed its tools. Raises `EnvironmentFailure` where it does not."""
+        """Open the session; wait until the server listed its tools. Raises `EnvironmentFailure` where it does not."""
         self._held = self._thread.submit(self._hold())
         try:
             self.listed = self._opened.result()

@@ -168,7 +168,7 @@ class MCPTool(Tool):
         self._incarnation = server.incarnation
 
     async def execute(self, **arguments: Any) -> Any:
-        """The text of the result (a picture as a note), else its structured content.
+        """Return the text of the result (a picture as a note), else its structured content.
 
         Raises `ToolError` for a result that the server marks as an error and for arguments that it refuses,
         `EnvironmentFailure` for a connection that is lost or was made anew since the episode began.

@@ -72,7 +72,7 @@ class Ended:
 
 
 def walls_to_try(limits: Limits) -> list[Walls]:
-    """Return what might stand around such a program on this machine, the strongest first."""
+    """Return the kinds of isolation to try for such a program on this machine, the strongest first."""
     if limits.allow_files:
         return ["none" if limits.allow_network else "this user"]
     candidates: list[Walls] = ["this user"]
@@ -203,7 +203,7 @@ class _Disk:
         return self._used > self._max_bytes
 
     def grew(self) -> bool:
-        """Return whether it is more than at the last look."""
+        """Return whether the program holds more than at the last call."""
         before, self._used = self._used, self._visible() + self._removed()
         return self._used > before
 
@@ -296,7 +296,7 @@ def _environment(folder: str) -> dict[str, str]:
 
 @contextmanager
 def _folder(walls: Walls, flat: bool) -> Iterator[str]:
-    """Return an empty working folder; its own parent holds the lock that says whose it is."""
+    """Yield an empty working folder; its own parent holds the lock that says whose it is."""
     sweep(_FOLDER)
     scratch = ScratchFolder(_FOLDER, mode=0o711 if walls == "another user" else 0o700)
     try:
@@ -313,7 +313,7 @@ def _folder(walls: Walls, flat: bool) -> Iterator[str]:
 
 @contextmanager
 def _pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """A pipe, and the ends to read from and to write to."""
+    """Yield the ends of a pipe to read from and to write to."""
     # File objects, not numbers: closing one twice cannot close what another thread has opened meanwhile.
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb", 0) as read_end, os.fdopen(writer, "wb", 0) as write_end:

@@ -80,7 +80,7 @@ class PythonTool(Tool):
         _LOG.info("PythonTool: walls around programs of the policy: %s", self.walls)
 
     def execute(self, code: str) -> str:
-        """Runs a program.
+        """Run a program.
 
         Args:
             code: The program.
@@ -129,7 +129,7 @@ class PythonTool(Tool):
         return "" if ended.status == 1 and ended.output else f"the program ended with status {ended.status}"
 
     def _strongest_walls(self) -> Walls:
-        """Return the first that a small program gets through. Raises ConfigError where none is."""
+        """Return the strongest isolation in which a small program runs. Raises ConfigError where none is."""
         for walls in walls_to_try(self.limits):
             ended = run_program(b"6 * 7", self.limits, walls, None)
             if ended.confined and ended.output.strip() == "42":

@@ -56,7 +56,7 @@ class SearchTool(Tool):
         self._average = max(1.0, sum(self._lengths) / len(self._lengths))
 
     def execute(self, query: str) -> list[dict[str, Any]]:
-        """The best documents, best first; empty where no word is found.
+        """Return the best documents, best first; empty where no word is found.
 
         Args:
             query: A few words.

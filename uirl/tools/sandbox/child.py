@@ -31,7 +31,7 @@ _CAPABILITIES_3 = 0x20080522
 
 
 def main() -> None:
-    """Reads settings from the command line and the code from stdin, and ends with 0 where the code ran through."""
+    """Read settings from the command line and the code from stdin, and exit with 0 where the code ran through."""
     settings: dict[str, Any] = json.loads(sys.argv[1])
     source = sys.stdin.buffer.read()
     os.environ.pop("PWD", None)  # bubblewrap's
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def run(source: bytes) -> int:
-    """0 where the code ran through, else 1; what it prints, the value of its last line and its traceback go to stdout.
+    """Return 0 where the code ran through, else 1; its output, last value and traceback go to stdout.
 
     Raises SystemExit where the code does.
     """

@@ -24,12 +24,12 @@ _SCOPE_ALL = 0b11
 
 
 def abi() -> int:
-    """Version of Landlock in this kernel; 0: it has none."""
+    """Return the version of Landlock in this kernel; 0: it has none."""
     return max(0, _call(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(_ASK_VERSION)))
 
 
 def restrict(readable: Iterable[str], devices: Iterable[str], work: str) -> None:
-    """Leaves this process `readable` folders and files to read, `devices` to read and write, and `work` for files.
+    """Limit this process to `readable` folders and files to read, `devices` to read and write, and `work` for files.
 
     Paths that do not exist are passed over. Raises OSError where the kernel refuses.
     """

@@ -98,7 +98,7 @@ _Instruction = tuple[int, int, int, int]
 
 
 def install(machine: str, network: bool, files: bool = False) -> None:
-    """Puts the filter on this process for good, which must have set PR_SET_NO_NEW_PRIVS.
+    """Install the filter for good on this process, which must have set PR_SET_NO_NEW_PRIVS.
 
     Raises OSError where the kernel does not take it.
     """
@@ -113,7 +113,7 @@ def install(machine: str, network: bool, files: bool = False) -> None:
 
 
 def build(machine: str, network: bool, files: bool, process: int) -> list[_Instruction]:
-    """The filter for `machine`: with `network` internet sockets, with `files` all that is done to files.
+    """Build the filter for `machine`: with `network` internet sockets, with `files` all that is done to files.
 
     `process`: the only one that may be sent signals.
     """
@@ -139,7 +139,7 @@ def build(machine: str, network: bool, files: bool, process: int) -> list[_Instr
 
 
 def _conditions(network: bool, process: int) -> dict[str, list[_Instruction]]:
-    """Name of a call -> the tests of its arguments, each of which returns where it settles the matter."""
+    """Return the name of a call -> the tests of its arguments, each of which returns where it settles the matter."""
     return {
         "clone": [
             (_LOAD, 0, 0, _low(0)),
@@ -169,7 +169,7 @@ def _conditions(network: bool, process: int) -> dict[str, list[_Instruction]]:
 
 
 def _answer(number: int | None, body: list[_Instruction], otherwise: int) -> list[_Instruction]:
-    """What is done at the call of that number: `body`, then `otherwise`. `body` may load something else."""
+    """Return the instructions for the call of that number: `body`, then `otherwise`. `body` may load something else."""
     if number is None:
         return []
     return [(_EQUAL, 0, len(body) + 1, number), *body, (_RETURN, 0, 0, otherwise)]
@@ -192,5 +192,5 @@ def _only_null(argument: int) -> list[_Instruction]:
 
 
 def _low(argument: int) -> int:
-    """Offset of the lower half of a call's argument (both machines are little-endian)."""
+    """Return the offset of the lower half of a call's argument (both machines are little-endian)."""
     return 16 + 8 * argument
