@@ -20,7 +20,7 @@ FORMATS = {
 
 
 def add_command(commands: Any) -> None:
-    """Adds the command to the parser of `uirl`."""
+    """Add the command to the parser of `uirl`."""
     export = commands.add_parser("export", help="write a run's policy or episodes for other programs")
     export.add_argument("path", metavar="RUN_OR_CHECKPOINT", help="run directory or checkpoint, of uirl or of verl")
     formats = "; ".join(f"{name}: {text}" for name, text in FORMATS.items())
@@ -53,7 +53,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def export_policy(source: Path, kind: str, out: Path | None = None, *, trust_remote_code: bool | None = None) -> Path:
-    """The folder with the policy of a run's newest checkpoint, or of one checkpoint, as 'hf' or 'peft'.
+    """Write the policy of a run's newest checkpoint, or of one checkpoint, as 'hf' or 'peft'; return its folder.
     `trust_remote_code`: see `load_policy`.
 
     Raises CheckpointError for what holds no policy, or no adapter where one is asked for.
@@ -72,7 +72,7 @@ def export_policy(source: Path, kind: str, out: Path | None = None, *, trust_rem
 def export_episodes(
     source: Path, out: Path | None = None, *, each_reply: bool = False, system_prompt: str | None = None
 ) -> Path:
-    """The file with the solved training episodes of a run; the held-out ones stay held out.
+    """Write the solved training episodes of a run and return the file; the held-out ones stay held out.
 
     Args:
         source: the run directory.
@@ -104,8 +104,8 @@ def _imitated(episode: TrajectorySummary) -> bool:
 
 
 def _told(run: Path, system_prompt: str | None) -> tuple[str, Sequence[Mapping[str, Any]]]:
-    """(System prompt, schemas of the tools) of a run's policy, from its config; a given prompt comes without tools
-    where the environment cannot be made."""
+    """Return (system prompt, schemas of the tools) of a run's policy, from its config; a given prompt comes without
+    tools where the environment cannot be made."""
     from uirl.config import ConfigStore
     from uirl.environments import create_environment
     from uirl.storage import RunDirectory
@@ -128,7 +128,7 @@ def _told(run: Path, system_prompt: str | None) -> tuple[str, Sequence[Mapping[s
 
 
 def _default(source: Path, name: str) -> Path:
-    """`exports/<name>` in the run that `source` is, or is a checkpoint of."""
+    """Return `exports/<name>` in the run that `source` is, or is a checkpoint of."""
     from uirl.storage import run_of
 
     run = run_of(source)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def make_importable(*, config: str | None = None, opened: str | None = None) -> None:
-    """Puts the current folder, and that of the `config` file the person named, at the end of Python's search path.
+    """Put the current folder, and that of the `config` file the person named, at the end of Python's search path.
 
     At the end, so that a file of yours never hides an installed package. `opened`: a run or checkpoint that is only
     read and may be somebody else's: from inside of that run the current folder is not searched.

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0 done, 1 a check failed, 2 an error that the person can mend, 130 interrupted, 141 nobody
-    reads the output any more."""
+    """Run a command and return its exit status: 0 done, 1 a check failed, 2 an error that the person can mend, 130
+    interrupted, 141 nobody reads the output any more."""
     options = _options(arguments)
     from uirl.runtime.event_loop import sigterm_as_ctrl_c
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What was typed. Changes to the config may stand before and behind options; argparse reads one place alone."""
+    """Return the typed options. Changes to the config may stand before and behind options; argparse reads one place."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     changes = getattr(options, "overrides", None)

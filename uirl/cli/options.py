@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """Adds what `read_config` reads: a config, as an option or not, and changes to it."""
+    """Add what `read_config` reads: a config, as an option or not, and changes to it."""
     parser.add_argument("overrides", nargs="*", metavar="config.yaml | section.key=value", help="a config and changes")
     parser.add_argument("--config", metavar="FILE", help="the config, as an option")
 
 
 def read_config(options: argparse.Namespace) -> tuple[str | None, ConfigStore]:
-    """(path or None, the config in that file or run directory, with the changes that were typed).
+    """Return (path or None, the config in that file or run directory, with the changes that were typed).
 
     Modules beside the config can be imported from here on.
     """
@@ -43,7 +43,7 @@ def read_config(options: argparse.Namespace) -> tuple[str | None, ConfigStore]:
 
 
 def count(text: str) -> int:
-    """A whole number of 1 or more."""
+    """Read a whole number of 1 or more."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, got {text!r}")
     return int(text)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def add_command(commands: Any) -> None:
-    """Adds the command to the parser of `uirl`."""
+    """Add the command to the parser of `uirl`."""
     serve = commands.add_parser("serve-model", help="serve a model to programs written for the OpenAI client")
     serve.add_argument("model", metavar="MODEL", help="built-in name, HF id, folder, run directory or checkpoint")
     serve.add_argument("--host", default="127.0.0.1", help="address to bind (default 127.0.0.1)")
@@ -39,7 +39,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serves until it is interrupted; 0."""
+    """Serve until interrupted; return 0."""
     key = _api_key(options.api_key_env)
     policy, config = _load(options.model, options.backend, options.overrides)
     store = _open_store(options.record)
@@ -90,7 +90,7 @@ async def _serve(
 
 
 async def start_engine(policy: Policy, config: ConfigStore) -> InferenceEngine:
-    """The engine that `config` names, sampling from `policy`: one with a model of its own is sent the weights."""
+    """Start the engine that `config` names, sampling from `policy`: one with a model of its own is sent the weights."""
     from uirl.inference import create_engine
 
     engine = create_engine(config, policy.loaded, shared=True)
@@ -101,7 +101,7 @@ async def start_engine(policy: Policy, config: ConfigStore) -> InferenceEngine:
 
 
 def _load(model: str, backend: str | None, overrides: list[str]) -> tuple[Policy, ConfigStore]:
-    """The policy that `model` names and the config it runs with."""
+    """Load the policy that `model` names and the config it runs with."""
     from uirl.config import ConfigStore
     from uirl.config.stored import override_stored
     from uirl.learner import Policy
@@ -120,7 +120,7 @@ def _load(model: str, backend: str | None, overrides: list[str]) -> tuple[Policy
 
 
 def _api_key(name: str | None) -> str | None:
-    """The key in the environment variable `name`; None: no variable was named."""
+    """Return the key in the environment variable `name`; None: no variable was named."""
     if name is None:
         return None
     key = os.environ.get(name)
@@ -144,7 +144,7 @@ def _open_store(record: str | None) -> TrajectoryStore | None:
 
 
 def _recorder(store: TrajectoryStore | None, images: Any) -> Callable[[Trajectory], None] | None:
-    """Writes down finished sessions under the policy version that sampled last; None: nothing is recorded."""
+    """Return the recorder of finished sessions under the policy version that sampled last; None: none."""
     if store is None:
         return None
 
@@ -168,7 +168,7 @@ def _announce(endpoint: ModelEndpoint, key_name: str | None, store: TrajectorySt
 
 
 async def _interrupted() -> None:
-    """Returns on SIGINT or SIGTERM."""
+    """Wait for SIGINT or SIGTERM."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGINT, signal.SIGTERM):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_command(commands: Any) -> None:
-    """Adds the command to the parser of `uirl`."""
+    """Add the command to the parser of `uirl`."""
     verl = commands.add_parser("verl", help="train under verl, on Ray")
     what = verl.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", metavar="FILE", help="YAML in verl's terms, e.g. configs/verl_config.yaml")
@@ -60,7 +60,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raises ConfigError for options that cannot be meant."""
+    """Raise ConfigError for options that cannot be meant."""
     from uirl.integrations.verl.config.llm import LLM_BASE_URL
 
     if options.export is not None:
@@ -110,7 +110,7 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace, trainer: CustomRayPPOTrainer) -> int:
-    """1 where the run does not fit."""
+    """Print the memory plan; return 1 where the run does not fit."""
     from uirl.integrations.verl.config.models import described_model
     from uirl.integrations.verl.config.plan import plan_of
     from uirl.integrations.verl.config.shape import shape_of
@@ -135,8 +135,8 @@ def _export(path: str) -> int:
 
 
 def _again_without_key(options: argparse.Namespace) -> NoReturn:
-    """Never returns: the command starts anew in the place of this process, with the key in its environment and not
-    among its arguments, which Ray and trackers write down and `ps` shows."""
+    """Start the command anew in the place of this process, with the key in its environment and not among its arguments,
+    which Ray and trackers write down and `ps` shows. Never returns."""
     from uirl.integrations.verl.config.llm import LLM_API_KEY
 
     command = [sys.executable, "-m", "uirl", "verl", "--config", options.config]
