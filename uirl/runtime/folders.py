@@ -28,7 +28,7 @@ _REPLACED = ".replaced-"
 
 @contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """Give an empty folder to fill; when the context ends well, that folder stands at `target`.
+    """Yield an empty folder to fill; when the context ends well, that folder stands at `target`.
 
     A crash leaves at most a hidden folder beside it, which the next call for the same target removes. Raises
     CheckpointError where the disk is full or not writable; what stood at `target` before then still stands.
