@@ -60,57 +60,57 @@ class BaseEnvironment(ABC):
 
     @abstractmethod
     def reset(self) -> Any:
-        """The first observation of a new episode."""
+        """Return the first observation of a new episode."""
 
     @abstractmethod
     def step(self, action: Any) -> Any:
-        """Executes an action: (observation, reward, done, info)."""
+        """Execute an action and return (observation, reward, done, info)."""
 
     @abstractmethod
     def get_state_description(self) -> str:
-        """The current state as text, for the model's context."""
+        """Return the current state as text, for the model's context."""
 
     def get_prompt_prefix(self) -> str:
-        """The system prompt; empty: none."""
+        """Return the system prompt; empty: none."""
         return ""
 
     def tool_schemas(self) -> Sequence[Mapping[str, Any]]:
-        """JSON schemas of the functions the policy may call, for chat templates that show them; empty: none, or they
-        are described in the prompt prefix."""
+        """Return JSON schemas of the functions the policy may call, for chat templates that show them; empty: none, or
+        they are described in the prompt prefix."""
         return ()
 
     def callable_tools(self) -> Sequence[Mapping[str, Any]]:
-        """JSON schemas of the functions the policy may call, however it is told of them: what parsers look at to tell
-        a call from text. Empty: not known."""
+        """Return JSON schemas of the functions the policy may call, however it is told of them: what parsers look at to
+        tell a call from text. Empty: not known."""
         return self.tool_schemas()
 
     def tasks(self) -> Sequence[Task] | None:
-        """The tasks of this environment; None: there is one, and the seed makes its instances."""
+        """Return the tasks of this environment; None: there is one, and the seed makes its instances."""
         return None
 
     def expert_action(self) -> Action | str | None:
-        """What a demonstrator would do now, for a warm start; None: this environment has no demonstrator."""
+        """Return what a demonstrator would do now, for a warm start; None: this environment has no demonstrator."""
         return None
 
     def state_key(self) -> str | None:
-        """The current state as text, equal in equal states: what 'gigpo' compares the turns of a group by. None: what
-        the agent sees is the state. Worth writing where one observation does not tell the whole state ("higher"), or
-        tells more than it (a clock)."""
+        """Return the current state as text, equal in equal states: what 'gigpo' compares the turns of a group by. None:
+        what the agent sees is the state. Worth writing where one observation does not tell the whole state ("higher"),
+        or tells more than it (a clock)."""
         return None
 
     def score_now(self) -> Any:
-        """(reward, info) of an episode that the run ends here, as `step` gives them with the last action; may be
+        """Return (reward, info) of an episode that the run ends here, as `step` gives them with the last action; may be
         `async def`, and is not followed by a step. Asked where `scored_at_end` is set. None: not known."""
         return None
 
     def controls(self) -> Mapping[str, BaseEnvironment | Action | str]:
-        """Name -> a variant of this environment in which a policy that uses what it should must fail (a blank
+        """Return name -> variant of this environment in which a policy that uses what it should must fail (a blank
         picture, no instruction), or an action that, repeated, must fail. Evaluated beside a trained policy."""
         return {}
 
     def spawn(self) -> BaseEnvironment:
-        """Another, independent instance for a parallel episode. Default: a deep copy."""
+        """Return another, independent instance for a parallel episode. Default: a deep copy."""
         return copy.deepcopy(self)
 
     def close(self) -> None:
-        """Frees what the instance holds. Calling it twice is fine."""
+        """Free what the instance holds. Calling it twice is fine."""

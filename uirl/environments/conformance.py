@@ -50,7 +50,7 @@ def check_environment(
     timeout: float = 60.0,
     turn_limit: int = 200,
 ) -> EnvironmentReport:
-    """A report on an environment that keeps the contract; raises ContractError with all violations otherwise.
+    """Return a report on an environment that keeps the contract; raise ContractError with all violations otherwise.
 
     It plays `spawn()`s of `env`, never `env` itself, with `actions` over and over (None: samples of the usual forms,
     right and wrong ones) and with the environment's demonstrator. `timeout` is seconds per call. An environment
@@ -107,7 +107,7 @@ class _Suite:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[EnvironmentSession]:
-        """A session on a fresh spawn, closed at the end."""
+        """Yield a session on a fresh spawn, closed at the end."""
         spawned = self.env.spawn()
         if spawned is self.env or not isinstance(spawned, BaseEnvironment):
             got = "itself" if spawned is self.env else repr(spawned)
@@ -247,7 +247,7 @@ class _Suite:
 
 
 async def _step_through(session: EnvironmentSession, actions: Sequence[Action], limit: int) -> list[Any]:
-    """What an episode that is already reset shows for the actions, each once."""
+    """Return what an episode that is already reset shows for the actions, each once."""
     seen = []
     for action in actions[:limit]:
         result = await session.step(action)
@@ -272,7 +272,7 @@ def _task_problems(name: str, tasks: list[Task]) -> Iterator[str]:
 
 
 def _first_difference(a: Play, b: Play) -> str:
-    """Where two episodes part, in words; empty where they are the same."""
+    """Return the first difference between two episodes, in words; empty where they are the same."""
     for turn, (left, right) in enumerate(zip(a.observations, b.observations, strict=False)):
         if left.text != right.text:
             return f"the text of observation {turn} is {left.text!r:.60}, then {right.text!r:.60}"

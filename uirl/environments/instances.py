@@ -16,17 +16,17 @@ STEPS = 8
 
 
 def takes_task(environment: BaseEnvironment) -> bool:
-    """Whether `reset` is told which task to play."""
+    """Return whether `reset` is told which task to play."""
     return "task" in reset_arguments(environment, Task("any"), None)
 
 
 def takes_seed(environment: BaseEnvironment) -> bool:
-    """Whether `reset` is told which instance to make."""
+    """Return whether `reset` is told which instance to make."""
     return "seed" in reset_arguments(environment, None, 0)
 
 
 def signature_of(environment: BaseEnvironment) -> str:
-    """`Class.reset(...)` with its parameters and defaults."""
+    """Return `Class.reset(...)` with its parameters and defaults."""
     whole = inspect.signature(environment.reset)
     bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in whole.parameters.values()]
     shown = whole.replace(parameters=bare, return_annotation=inspect.Signature.empty)
@@ -40,8 +40,8 @@ async def look_alike(
     fresh: bool,
     timeout: float = 60.0,
 ) -> bool:
-    """Whether episodes that begin with these (task, seed) cannot be told apart: by system prompt, first observation,
-    state, the answers to some actions, and the demonstrator's way. It ends at the first difference.
+    """Return whether episodes that begin with these (task, seed) cannot be told apart: by system prompt, first
+    observation, state, the answers to some actions, and the demonstrator's way. It ends at the first difference.
 
     `fresh`: each on an instance of its own; else one after the other on the same. Raises RolloutFailure.
     """
@@ -64,7 +64,7 @@ async def look_alike(
 
 
 async def _seen(session: EnvironmentSession, task: Task | None, seed: int | None) -> list[Any]:
-    """Everything a policy could tell an episode by, in plain values."""
+    """Return everything a policy could tell an episode by, in plain values."""
     observation = await session.reset(task, seed)
     seen: list[Any] = [text_and_images(observation), session.env.get_prompt_prefix(), await session.state_description()]
     for action in sample_actions(session.env)[:STEPS]:

@@ -51,7 +51,7 @@ class EnvironmentOptions(Section):
 
     @classmethod
     def unknown_key(cls, name: str, others: Iterable[str] = ()) -> str:
-        """The message for an option that does not exist. `others`: what is accepted beside the fields."""
+        """Return the message for an option that does not exist. `others`: what is accepted beside the fields."""
         known = [*cls.model_fields, *others]
         if cls.renamed.get(name) in known:
             meant = f"did you mean {cls.renamed[name]!r}?"
@@ -61,7 +61,7 @@ class EnvironmentOptions(Section):
 
     @classmethod
     def from_arguments(cls, options: OptionsLike, keys: Mapping[str, Any]) -> Self:
-        """`options` with `keys` in place of the fields that they name. Raises ConfigError for what does not fit."""
+        """Return `options` with `keys` in place of the fields they name. Raises ConfigError for what does not fit."""
         if isinstance(options, cls) and not keys:
             return options
         if isinstance(options, EnvironmentOptions):
@@ -82,7 +82,7 @@ class ConfigurableEnvironment(BaseEnvironment):
     """The options of this instance, checked."""
 
     def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
-        """An environment with `options`, or with the fields of `options_class` as keywords, which come first.
+        """Create an environment with `options`, or with the fields of `options_class` as keywords, which come first.
 
         `config`: the environment section of the run's config; kept as `config` and not read here. Raises ConfigError
         for unknown options, with the nearest known one, and for values that do not fit.

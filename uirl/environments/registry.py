@@ -28,7 +28,7 @@ ENVIRONMENTS = {
 
 
 def environment_class(name: str) -> type[BaseEnvironment]:
-    """The class of that name, or your own as 'package.module:Class'. Raises ConfigError for what is neither."""
+    """Return the class of that name, or your own as 'package.module:Class'. Raises ConfigError for what is neither."""
     target = name if ":" in name else ENVIRONMENTS.get(name)
     if target is None:
         raise ConfigError(
@@ -42,7 +42,7 @@ def environment_class(name: str) -> type[BaseEnvironment]:
 
 
 def create_environment(name: str, options: Mapping[str, Any] | None = None, config: Any = None) -> BaseEnvironment:
-    """A new environment: `Class(config, **options)`.
+    """Create an environment: `Class(config, **options)`.
 
     `config` (the environment section of a ConfigStore, or None) goes to the parameter called `config` where the class
     has one. Raises ConfigError for an unknown name or option, with the nearest known one, and for a missing option.
@@ -67,8 +67,8 @@ def create_environment(name: str, options: Mapping[str, Any] | None = None, conf
 
 
 def option_names(cls: type[BaseEnvironment]) -> set[str] | None:
-    """The options that a class of environments takes: parameters of its constructor, and fields of `options_class`
-    where it passes keywords on. None: any, it does not say."""
+    """Return the options that a class of environments takes: parameters of its constructor, and fields of
+    `options_class` where it passes keywords on. None: any, it does not say."""
     parameters = inspect.signature(cls).parameters.values()
     names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} - {"config"}
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -79,6 +79,6 @@ def option_names(cls: type[BaseEnvironment]) -> set[str] | None:
 
 
 def option_sections() -> list[type[EnvironmentOptions]]:
-    """The options of every named environment that declares them, in the order of the table."""
+    """Return the options of every named environment that declares them, in the order of the table."""
     classes = map(environment_class, ENVIRONMENTS)
     return [cls.options_class for cls in classes if issubclass(cls, ConfigurableEnvironment)]

@@ -19,7 +19,7 @@ OBSERVATION_SHAPES = "a str, an Observation, an image, or a dict with 'text' and
 
 
 def read_reset(value: Any, where: str) -> Observation:
-    """The first observation of what `reset` returned. `where` ('MyEnv.reset') begins the message of a failure."""
+    """Read the first observation from what `reset` returned. `where` ('MyEnv.reset') begins failure messages."""
     if not isinstance(value, tuple):
         return read_observation(value, where)
     if len(value) != 2:
@@ -28,7 +28,7 @@ def read_reset(value: Any, where: str) -> Observation:
 
 
 def read_step(value: Any, where: str) -> StepResult:
-    """The step result of what `step` returned."""
+    """Read the step result from what `step` returned."""
     info: Any
     if isinstance(value, StepResult):
         observation, terminated, truncated = value.observation, value.terminated, value.truncated
@@ -50,7 +50,7 @@ def read_step(value: Any, where: str) -> StepResult:
 
 
 def read_score(value: Any, where: str) -> tuple[float, dict[str, Any]] | None:
-    """What `score_now` returned: a reward and an info, or None."""
+    """Read what `score_now` returned: a reward and an info, or None."""
     if value is None:
         return None
     if not isinstance(value, tuple) or len(value) != 2:
@@ -59,14 +59,14 @@ def read_score(value: Any, where: str) -> tuple[float, dict[str, Any]] | None:
 
 
 def read_text(value: Any, where: str) -> str:
-    """What `get_state_description` returned."""
+    """Read what `get_state_description` returned."""
     if isinstance(value, str):
         return value
     raise EnvironmentFailure(f"{where} returned {describe(value)}; expected a str")
 
 
 def read_observation(value: Any, where: str) -> Observation:
-    """An observation whose images are screenshots, taken now: the environment may draw on its own picture again."""
+    """Return an observation whose images are screenshots, taken now: the environment may change its picture later."""
     if isinstance(value, str):
         return Observation(text=value)
     if isinstance(value, Observation):
@@ -148,7 +148,7 @@ def _read_info(info: Any, where: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The Python number of a NumPy or tensor scalar; anything else as it is."""
+    """Return the Python number of a NumPy or tensor scalar; anything else as it is."""
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 

@@ -50,7 +50,7 @@ async def play_episode(
     seed: int | None = None,
     turn_limit: int = 200,
 ) -> Play:
-    """One episode, until it is done or `max_turns` of the environment (else `turn_limit`) actions were taken.
+    """Play one episode, until it is done or `max_turns` of the environment (else `turn_limit`) actions were taken.
 
     `choose` None plays the environment's demonstrator, and stops where that has no action.
     """
@@ -71,7 +71,7 @@ async def play_episode(
 def scripted_success(
     env: BaseEnvironment, choose: Choose | None = None, *, episodes: int = 100, seed: int = 0
 ) -> float:
-    """The share of scripted episodes that succeed, on instances `seed`, `seed + 1`, ...: the controls of a run.
+    """Return the share of scripted episodes that succeed, on instances `seed`, `seed + 1`, ...: the controls of a run.
 
     `choose` None plays the demonstrator: `scripted_success(env, lambda turn: env.constant_click_action())` is the
     score of a constant click. Runs on a `spawn()` of `env`, outside of any event loop.

@@ -30,8 +30,8 @@ class EnvironmentSession:
     def __init__(
         self, env: BaseEnvironment, step_timeout: float = 60.0, reset_timeout: float = 120.0, *, cuts: bool = False
     ) -> None:
-        """`step_timeout` and `reset_timeout` are seconds. `cuts`: the environment's `max_turns` ends an episode also
-        where the environment leaves that to whoever plays it. Raises ContractError for what is no `BaseEnvironment`."""
+        """Wrap `env`; `step_timeout` and `reset_timeout` in seconds. `cuts`: its `max_turns` ends an episode also where
+        it leaves that to whoever plays it. Raises ContractError for what is no `BaseEnvironment`."""
         if not isinstance(env, BaseEnvironment):
             raise ContractError(
                 f"an environment must be an instance of a BaseEnvironment subclass, got {shown(env, 80)}; "
@@ -53,7 +53,7 @@ class EnvironmentSession:
         return self._broken is not None
 
     async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
-        """The first observation of a new episode, its images as screenshots.
+        """Return the first observation of a new episode, its images as screenshots.
 
         `seed` None takes the task's. What is None is not handed to the environment (its own default counts), except
         where its `reset` has no default. Raises `EnvironmentFailure` or `EpisodeTimeout`, and the
@@ -70,12 +70,12 @@ class EnvironmentSession:
         return observation
 
     def adopt(self) -> None:
-        """Goes on with an episode that somebody began by resetting the environment himself."""
+        """Continue an episode that somebody began by resetting the environment himself."""
         self._refuse_unusable("adopt")
         self._state = "running"
 
     async def step(self, action: Action) -> StepResult:
-        """What the environment answered; `info` of the tuple stands in `observation.info`.
+        """Return the environment's answer to `action`; `info` of the tuple stands in `observation.info`.
 
         Raises `EnvironmentFailure`, `EpisodeTimeout`, or ContractError for a step outside of an episode.
         """
@@ -92,7 +92,7 @@ class EnvironmentSession:
         return result
 
     async def expert_action(self) -> Action | None:
-        """What the environment's demonstrator would do now; None: it has none, or none for this state."""
+        """Return what the environment's demonstrator would do now; None: it has none, or none for this state."""
         self._refuse_unusable("expert_action")
 
         def read(value: Any, where: str) -> Action | None:
@@ -109,7 +109,7 @@ class EnvironmentSession:
         return action
 
     async def score(self) -> tuple[float, dict[str, Any]] | None:
-        """Ends the episode here: what its last action is worth, and what is to be noted; None: that is not known.
+        """End the episode here; return what its last action is worth, and what is to be noted; None: that is not known.
 
         Raises `EnvironmentFailure`, `EpisodeTimeout`, or ContractError outside of an episode.
         """
@@ -121,13 +121,13 @@ class EnvironmentSession:
         return scored
 
     async def state_description(self) -> str:
-        """The environment's state as text."""
+        """Return the environment's state as text."""
         self._refuse_unusable("get_state_description")
         text: str = await self._call("get_state_description", read_text)
         return text
 
     async def close(self) -> None:
-        """Closes the environment and ends its thread; a second call does nothing.
+        """Close the environment and end its thread; a second call does nothing.
 
         An instance that hangs is closed by its own thread if it ever comes back. Raises `EnvironmentFailure` where
         closing fails.
@@ -152,14 +152,14 @@ class EnvironmentSession:
         return result if result.done else replace(result, observation=self._with_key(result.observation))
 
     def _with_key(self, observation: Observation) -> Observation:
-        """The observation with the environment's word on the state, where it has one."""
+        """Return the observation with the environment's `state_key`, where it has one."""
         key = self.env.state_key()
         if key is not None and not isinstance(key, str):
             raise EnvironmentFailure(f"{self._name}.state_key returned {describe(key)}; expected a str, or None")
         return observation if key is None else replace(observation, state_key=key)
 
     def _cut(self, result: StepResult) -> StepResult:
-        """The result, as that of the last turn where it is. What is scored at its end is never ended from outside."""
+        """Return the result, truncated if it is the last turn. What is scored at its end is not ended from outside."""
         limit = self.env.max_turns
         if limit is None or self._turns < limit or self.env.scored_at_end:
             return result
@@ -186,7 +186,7 @@ class EnvironmentSession:
             raise ContractError(f"{self._name}.{method} was called after close(); start a fresh spawn()")
 
     async def _call(self, method: str, read: _Read, *args: Any, **kwargs: Any) -> Any:
-        """What `read` makes of the method's answer; every failure typed, the session marked."""
+        """Call the method; return what `read` makes of its answer. Failures are typed and mark the session broken."""
         where = f"{self._name}.{method}"
         option = "reset_timeout" if method in ("reset", "close", "score_now") else "step_timeout"
         limit = self._limits[option]
@@ -225,7 +225,7 @@ class EnvironmentSession:
 
 
 def reset_arguments(env: BaseEnvironment, task: Task | None, seed: int | None) -> dict[str, Any]:
-    """The keyword arguments of `task` and `seed` that this environment's `reset` accepts."""
+    """Return the keyword arguments of `task` and `seed` that this environment's `reset` accepts."""
     parameters = inspect.signature(env.reset).parameters
     catches_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     arguments: dict[str, Any] = {}

@@ -35,7 +35,7 @@ class DataEntryEnvironment(WebEnvironment):
     options: DataEntryOptions
 
     def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
-        """An environment that opens its page at the first reset. Options: see `DataEntryOptions`.
+        """Create an environment that opens its page at the first reset. Options: see `DataEntryOptions`.
 
         Raises ConfigError where an option does not fit, or there is no browser.
         """
@@ -69,7 +69,7 @@ class DataEntryEnvironment(WebEnvironment):
         return self._gained / self._rows
 
     def record(self, state: State) -> dict[str, Any]:
-        """Counts what was sent since the last look; the progress."""
+        """Count what was sent since the last call; return the progress."""
         rows, wrong = len(self._progress.done), self._progress.num_incorrect_submissions
         for sent in state["sent"][self._counted :]:
             self._progress.add(sent, self._sheet)
@@ -79,16 +79,16 @@ class DataEntryEnvironment(WebEnvironment):
         return {"progress": self.progress()}
 
     def progress(self) -> dict[str, Any]:
-        """`submitted_row_indices` and `num_incorrect_submissions` of this episode."""
+        """Return `submitted_row_indices` and `num_incorrect_submissions` of this episode."""
         return self._progress.as_json()
 
     def tasks(self) -> list[Task]:
-        """One: this level."""
+        """Return one task: this level."""
         kind = "slip" if self._slip else "sheet"
         return [Task(f"data_entry/level-{self.level}", "data_entry", tags=("browser", "click", "type", kind))]
 
     def expert_action(self) -> Action | None:
-        """The next thing a careful clerk would do; None: the rows are done."""
+        """Return the next action of a careful clerk; None: the rows are done."""
         done = self._progress.done
         if len(done) >= self._rows or not self._state:
             return None
@@ -124,7 +124,7 @@ class DataEntryEnvironment(WebEnvironment):
 
 
 def _places(rng: random.Random, width: int, height: int) -> dict[str, list[int]]:
-    """Boxes (left, top, width, height) of slip, field and button: slip and field above or below the button."""
+    """Return boxes (left, top, width, height) of slip, field and button: slip and field above or below the button."""
     unit_x, unit_y = width // 14, height // 14
     button_top = rng.random() < 0.5
     upper = height // 2 if button_top else unit_y

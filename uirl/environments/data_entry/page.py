@@ -166,6 +166,6 @@ STATE = """(() => {
 
 
 def render_page(task: Mapping[str, Any]) -> str:
-    """The page as HTML. `task`: `labels` (field -> words), `rows`, and `places` of slip, field and button, or None."""
+    """Return the page as HTML. `task`: `labels` (field -> words), `rows`, `places` of slip, field, button, or None."""
     # Inside a script element '<' could end it.
     return _PAGE.replace("__TASK__", json.dumps(task).replace("<", "\\u003c"))

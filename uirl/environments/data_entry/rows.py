@@ -28,7 +28,7 @@ DOMAINS = ("example.com", "example.org", "example.net")
 
 
 def distinct_rows(fields: Sequence[str]) -> int:
-    """How many rows of these fields there can be."""
+    """Return how many rows of these fields there can be."""
     if tuple(fields) == ("code",):
         return 10**9
     kinds = {"code": 10, "first": len(FIRST_NAMES), "last": len(LAST_NAMES), "email": len(FIRST_NAMES) * 90}
@@ -36,7 +36,7 @@ def distinct_rows(fields: Sequence[str]) -> int:
 
 
 def draw_rows(rng: random.Random, fields: Sequence[str], count: int) -> list[dict[str, str]]:
-    """`count` rows, no two of them alike. A code is one digit, of more only where the digits are used up."""
+    """Return `count` rows, no two of them alike. A code is one digit, of more only where the digits are used up."""
     if tuple(fields) == ("code",):
         digits = len(str(max(0, count - 1)))
         return [{"code": f"{code:0{digits}d}"} for code in rng.sample(range(10**digits), count)]
@@ -64,7 +64,7 @@ class Progress:
         return set(self.submitted_row_indices)
 
     def add(self, sent: Row, rows: Sequence[Row]) -> None:
-        """Counts one submission: an exact match of all fields of any row, or a wrong one."""
+        """Count one submission: an exact match of all fields of any row, or a wrong one."""
         for index, row in enumerate(rows):
             if row == sent:
                 self.submitted_row_indices.append(index)

@@ -16,7 +16,7 @@ LARGE_LABELS = 0.65
 
 
 def draw(size: int, shapes: tuple[Shape, ...]) -> Image.Image:
-    """An RGB picture of `size` x `size` pixels."""
+    """Draw an RGB picture of `size` x `size` pixels."""
     picture = Image.new("RGB", (size, size), BACKGROUND)
     canvas = ImageDraw.Draw(picture)
     for shape in shapes:
@@ -29,7 +29,7 @@ def draw(size: int, shapes: tuple[Shape, ...]) -> Image.Image:
 
 
 def _draw_frame(canvas: ImageDraw.ImageDraw, size: int) -> None:
-    """A title bar and a side bar, as windows have, over what reaches under them. They tell one corner from another."""
+    """Draw a title bar and a side bar, as windows have, over all shapes. They tell one corner from another."""
     bar = bar_width(size)
     canvas.rectangle((0, bar, bar - 1, size - 1), fill=SIDE_BAR)
     canvas.rectangle((0, 0, size - 1, bar - 1), fill=TITLE_BAR)
@@ -58,7 +58,7 @@ def _draw_label(picture: Image.Image, shape: Shape, large: bool) -> None:
 
 @lru_cache(maxsize=256)
 def _label(text: str, height: int) -> tuple[Image.Image, int]:
-    """The ink of a text, and the height of its letters above the line, by which it is centred.
+    """Return the ink of a text, and the height of its letters above the line, by which it is centred.
 
     Kept, because rendering a font costs more than all the rest of a small picture.
     """

@@ -35,7 +35,7 @@ class ScreenEnvironment(ConfigurableEnvironment):
     options: ScreenOptions
 
     def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
-        """A form to fill in. Options: see `ScreenOptions`."""
+        """Create a form to fill in. Options: see `ScreenOptions`."""
         super().__init__(config, options, **keys)
         chosen = self.options
         self.size, self.retries = chosen.size, chosen.retries
@@ -51,12 +51,12 @@ class ScreenEnvironment(ConfigurableEnvironment):
         self._begin(random.Random(0))
 
     def reset(self, *, seed: int | None = None) -> Observation:
-        """The first page: the instruction and the picture. `seed` None draws a new instance."""
+        """Return the first page: the instruction and the picture. `seed` None draws a new instance."""
         self._begin(random.Random(seed))
         return self._observe(self._instruction())
 
     def step(self, action: Action) -> StepResult:
-        """The next page, or the same one after a miss that was forgiven."""
+        """Return the next page, or the same one after a miss that was forgiven."""
         problem = action.parse_error or _find_problem(action.tool_calls, self.size)
         call = action.call
         if problem is None and call is not None and self._stages[self._index].is_solved_by(call):
@@ -75,7 +75,7 @@ class ScreenEnvironment(ConfigurableEnvironment):
         )
 
     def get_state_description(self) -> str:
-        """The page number and its instruction; nothing that only the picture shows."""
+        """Return the page number and its instruction; nothing that only the picture shows."""
         if self._index == len(self._stages):
             return f"all {len(self._stages)} pages done"
         return f"page {self._index + 1} of {len(self._stages)}: {self._instruction() or 'go on'}"
@@ -91,17 +91,17 @@ class ScreenEnvironment(ConfigurableEnvironment):
         )
 
     def expert_action(self) -> Action | None:
-        """The demonstrator's action on this page; asked twice it says the same. None: the form is done."""
+        """Return the demonstrator's action on this page; asked twice it says the same. None: the form is done."""
         return None if self._index == len(self._stages) else self._demonstration
 
     def controls(self) -> dict[str, BaseEnvironment | Action | str]:
-        """The same form without its picture, without its instruction, and a click that never moves."""
+        """Return the same form without its picture, without its instruction, and a click that never moves."""
         blank, untold = copy.deepcopy(self), copy.deepcopy(self)
         blank._blank = untold._hidden = True
         return {"blank_image": blank, "no_instruction": untold, "constant_click": self.constant_click_action()}
 
     def constant_click_action(self) -> Action:
-        """A click on the middle of the first slot, where a button often stands: the control for blind policies."""
+        """Return a click on the middle of the first slot, where buttons often stand: the control for blind policies."""
         middle = self.size // self._grid.slots // 2
         return Action.of("click", x=middle, y=middle)
 
@@ -134,7 +134,7 @@ class ScreenEnvironment(ConfigurableEnvironment):
 
 
 def _find_problem(calls: Sequence[ToolCall], size: int) -> str | None:
-    """Why the one call of a reply cannot be carried out, in words for the model; None: it can."""
+    """Return why the one call of a reply cannot be carried out, in words for the model; None: it can."""
     if not calls:
         return "no action"
     if len(calls) > 1:

@@ -29,7 +29,7 @@ class Box:
 
 
 def bar_width(size: int) -> int:
-    """Pixels of the title bar at the top and of the side bar at the left."""
+    """Return the thickness in pixels of the title bar at the top and of the side bar at the left."""
     return size * 4 // BASE_SIZE
 
 
@@ -43,7 +43,7 @@ class Grid:
     """How far a box moves from the middle of its slot, at most, in pixels of a screen of `BASE_SIZE`."""
 
     def place(self, rng: random.Random, slot: int) -> Box:
-        """A button-sized box in the slot, moved at random and never out of it."""
+        """Return a button-sized box in the slot, moved at random and never out of it."""
         edge = self.size // self.slots
         width, height = round(edge * BUTTON_WIDTH), round(edge * BUTTON_HEIGHT)
         row, column = divmod(slot, self.slots)
@@ -55,7 +55,7 @@ class Grid:
         )
 
     def scatter(self, rng: random.Random, count: int) -> list[Box]:
-        """Boxes in `count` different slots, in random order."""
+        """Return boxes in `count` different slots, in random order."""
         return [self.place(rng, slot) for slot in rng.sample(range(self.slots**2), count)]
 
     def _offset(self, rng: random.Random, free: int) -> int:

@@ -34,19 +34,19 @@ class Stage(ABC):
 
     @abstractmethod
     def is_solved_by(self, call: ToolCall) -> bool:
-        """Whether a well-formed call is the right one."""
+        """Return whether a well-formed call is the right one."""
 
     @abstractmethod
     def expert(self) -> Action:
-        """The right action."""
+        """Return the right action."""
 
     def careless(self, rng: random.Random) -> Action:
-        """An action of someone who sees the page and did not read the instruction. Default: the right one."""
+        """Return an action of someone who sees the page and did not read the instruction. Default: the right one."""
         return self.expert()
 
     @abstractmethod
     def shapes(self) -> tuple[Shape, ...]:
-        """What is drawn."""
+        """Return what is drawn."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _ink(colour: str) -> Colour:
 
 
 def _press(name: str, box: Box) -> Action:
-    """A click that first says what it is meant for. A careless user, too, knows what he presses."""
+    """Return a click that first says what it is meant for. A careless user, too, knows what he presses."""
     x, y = box.centre
     return Action.of("click", target=name, x=x, y=y)
 
@@ -140,6 +140,6 @@ def _hits(call: ToolCall, box: Box) -> bool:
 
 
 def _taller(box: Box) -> Box:
-    """The box grown to its slot's middle band: a digit of button height could hardly be read on a small screen."""
+    """Return the box grown to its slot's middle band: a digit of button height is hardly legible on a small screen."""
     grow = box.height // 4
     return Box(box.left, box.top - grow, box.width, box.height + 2 * grow)

@@ -48,7 +48,7 @@ class GuessNumberEnvironment(ConfigurableEnvironment):
     options: GuessNumberOptions
 
     def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
-        """A number to find. Options: see `GuessNumberOptions`."""
+        """Create a game with a number to find. Options: see `GuessNumberOptions`."""
         super().__init__(config, options, **keys)
         self.n, self.guesses, self.max_turns = self.options.n, self.options.guesses, self.options.guesses
         self._carelessness = self.options.error_rate
@@ -56,12 +56,12 @@ class GuessNumberEnvironment(ConfigurableEnvironment):
         self._begin(random.Random(0))
 
     def reset(self, *, seed: int | None = None) -> str:
-        """ "guess 1-7". `seed` None draws a new instance."""
+        """Return "guess 1-7". `seed` None draws a new instance."""
         self._begin(random.Random(seed))
         return f"guess 1-{self.n}"
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
-        """The answer to one guess."""
+        """Return the answer to one guess."""
         self._taken += 1
         self._random_guess = self._draw_random_guess()
         match = _NUMBER.fullmatch(action)
@@ -70,7 +70,7 @@ class GuessNumberEnvironment(ConfigurableEnvironment):
         return self._answer(match, hit), float(hit), done, {"success": hit, "number": self._secret}
 
     def get_state_description(self) -> str:
-        """What the guesses so far have shown, e.g. "5-7, 2 left"."""
+        """Return what the guesses so far have shown, e.g. "5-7, 2 left"."""
         return f"{self._low}-{self._high}, {self.guesses - self._taken} left"
 
     def get_prompt_prefix(self) -> str:
@@ -82,15 +82,15 @@ class GuessNumberEnvironment(ConfigurableEnvironment):
         )
 
     def expert_action(self) -> str:
-        """The demonstrator's guess; asked twice in one turn it says the same."""
+        """Return the demonstrator's guess; asked twice in one turn it says the same."""
         return str((self._low + self._high) // 2 if self._random_guess is None else self._random_guess)
 
     def state_key(self) -> str:
-        """ "higher" alone does not tell what is left."""
+        """Return the state description: "higher" alone does not tell what is left."""
         return self.get_state_description()
 
     def controls(self) -> dict[str, BaseEnvironment | Action | str]:
-        """The middle number, every time."""
+        """Return the middle number, every time."""
         return {"constant_guess": str((self.n + 1) // 2)}
 
     def _begin(self, rng: random.Random) -> None:
@@ -102,7 +102,7 @@ class GuessNumberEnvironment(ConfigurableEnvironment):
         self._taken: int = 0
 
     def _draw_random_guess(self) -> int | None:
-        """A guess of the careless demonstrator; None: it thinks this time. The same draws whatever the carelessness."""
+        """Return a guess of the careless demonstrator; None: none now. It draws the same whatever the carelessness."""
         careless, guess = self._rng.random() < self._carelessness, self._rng.randint(1, self.n)
         return guess if careless else None
 

@@ -52,18 +52,18 @@ class SimpleGameEnvironment(ConfigurableEnvironment):
     options: SimpleGameOptions
 
     def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
-        """A house to play in. Options: see `SimpleGameOptions`."""
+        """Build a house to play in. Options: see `SimpleGameOptions`."""
         super().__init__(config, options, **keys)
         self.max_turns = self.options.max_turns
         self._begin(random.Random(0))
 
     def reset(self, *, seed: int | None = None) -> str:
-        """The goal and the first room. `seed` None draws a new house."""
+        """Return the goal and the first room. `seed` None draws a new house."""
         self._begin(random.Random(seed))
         return f"Find the treasure. {self.get_state_description()}"
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
-        """The answer to one command. The game is over with the treasure, or when the turns are used up."""
+        """Return the answer to one command. The game is over with the treasure, or when the turns are used up."""
         self._turns += 1
         paid = len(self._paid)
         answer = self._obey(action)
@@ -73,7 +73,7 @@ class SimpleGameEnvironment(ConfigurableEnvironment):
         return answer, reward, done, {"success": success, "progress": len(self._paid) / len(REWARDS)}
 
     def get_state_description(self) -> str:
-        """The room as the player sees it."""
+        """Return the room as the player sees it."""
         doors = [d + (" (locked door)" if self._locked(d) else "") for d in self._house.exits[self._room]]
         things = self._things_here()
         seen = f" You see: {', '.join(things)}." if things else ""
@@ -83,7 +83,7 @@ class SimpleGameEnvironment(ConfigurableEnvironment):
         return f"You play a text adventure. Answer with one command. {_HELP}"
 
     def expert_action(self) -> str:
-        """The next command on a shortest way to the treasure."""
+        """Return the next command on a shortest way to the treasure."""
         house = self._house
         if "key" not in self._paid:
             way = house.way(self._room, house.key_room, unlocked=False)
@@ -97,7 +97,7 @@ class SimpleGameEnvironment(ConfigurableEnvironment):
         return "take treasure" if "chest" in self._paid else "open chest"
 
     def state_key(self) -> str:
-        """Where the player is, what was opened and what he carries; an answer tells one of these."""
+        """Return where the player is, what was opened and what he carries; an answer tells one of these."""
         return f"{self._room} {sorted(self._paid)} {sorted(self._bag)}"
 
     def _begin(self, rng: random.Random) -> None:

@@ -30,7 +30,7 @@ class House:
     """Things of no use -> the room they lie in."""
 
     def way(self, start: int, goal: int, *, unlocked: bool) -> str | None:
-        """The direction of the first step on a shortest way; None: already there, or no way."""
+        """Return the direction of the first step on a shortest way; None: already there, or no way."""
         first: dict[int, str | None] = {start: None}
         queue = deque([start])
         while queue:
@@ -50,7 +50,7 @@ class House:
 
 
 def build_house(rng: random.Random, rooms: int) -> House:
-    """A house of `rooms` (3 to 12) rooms: every room can be reached, the vault only through its locked door."""
+    """Build a house of `rooms` (3 to 12) rooms: every room can be reached, the vault only through its locked door."""
     places = {(0, 0): 0}
     exits: list[dict[str, int]] = [{}]
     for room in range(1, rooms):

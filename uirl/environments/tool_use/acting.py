@@ -24,13 +24,13 @@ class _Door:
 
 
 def acting_on(environment: Any, registry: ToolRegistry) -> frozenset[str]:
-    """Names of the tools that take steps in `environment`."""
+    """Return the names of the tools that take steps in `environment`."""
     steps = (tool for tool in registry if isinstance(tool, EnvironmentStepTool))
     return frozenset(tool.name for tool in steps if tool.environment is environment)
 
 
 def bind(registry: ToolRegistry, session: EnvironmentSession | None, names: Container[str]) -> ToolRegistry:
-    """The registry in which the tools called `names` act through `session`; itself where there are none."""
+    """Return the registry in which the tools called `names` act through `session`; itself where there are none."""
     if session is None or not any(tool.name in names for tool in registry):
         return registry
     return ToolRegistry(_bound(tool, session) if tool.name in names else tool for tool in registry)
@@ -51,7 +51,7 @@ def _bound(tool: Tool, session: EnvironmentSession) -> Tool:
 
 
 async def run(registry: ToolRegistry, call: ToolCall) -> tuple[ToolResult, StepResult | None]:
-    """(what came of the call, the step that it took in an environment). Raises what `ToolRegistry.call` raises.
+    """Return (result of the call, the step that it took in an environment). Raises what `ToolRegistry.call` raises.
 
     The text of the step stands in the result; its observation keeps the pictures, which a tool cannot return.
     """

@@ -32,7 +32,7 @@ class Problem:
     table: Mapping[str, int]
 
     def written(self, operands: Sequence[str] | None = None) -> str:
-        """The expression, with other operands where they are given."""
+        """Return the expression, with other operands where they are given."""
         first, *rest = self.operands if operands is None else operands
         return first + "".join(o + operand for o, operand in zip(self.operators, rest, strict=True))
 
@@ -79,7 +79,7 @@ class ArithmeticEnvironment(ToolEnvironment, ConfigurableEnvironment):
     options: ArithmeticOptions
 
     def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
-        """A problem and the tools for it. Options: see `ArithmeticOptions`."""
+        """Create a problem and the tools for it. Options: see `ArithmeticOptions`."""
         chosen = self.options_class.from_arguments(options, keys)
         assert isinstance(chosen, ArithmeticOptions)
         instructions = "" if chosen.describe == "none" else self.instructions
@@ -96,23 +96,23 @@ class ArithmeticEnvironment(ToolEnvironment, ConfigurableEnvironment):
 
     @abstractmethod
     def draw(self, rng: random.Random) -> Problem:
-        """A new problem."""
+        """Draw a new problem."""
 
     @abstractmethod
     def tools(self, problem: Problem) -> list[Tool]:
-        """The tools of an episode."""
+        """Return the tools of an episode."""
 
     def ask(self, rng: random.Random, task: Task | None) -> str:
         self._begin(rng)
         return self._problem.written()
 
     def judge(self, answer: str) -> tuple[str, float, bool, dict[str, Any]]:
-        """The right number, as the calculator writes it."""
+        """Compare the answer with the right number, as the calculator writes it."""
         hit = answer.strip() == self._problem.answer
         return "", float(hit), True, {"success": hit, "answer": self._problem.answer}
 
     def note(self, results: Sequence[ToolResult]) -> None:
-        """What the demonstrator learns from the calls of a turn."""
+        """Note what the demonstrator learns from the calls of a turn."""
         for result in results:
             if result.success and result.name == "calculator":
                 self._computed = result.text
@@ -121,7 +121,7 @@ class ArithmeticEnvironment(ToolEnvironment, ConfigurableEnvironment):
         self._demonstration_seed = self._draw_seed()
 
     def expert_action(self) -> Action:
-        """The demonstrator's next call or answer; asked twice in one turn he says the same."""
+        """Return the demonstrator's next call or answer; asked twice in one turn he says the same."""
         if self._computed is not None:
             return Action(text=self._computed)
         rng = random.Random(self._demonstration_seed)
@@ -138,7 +138,7 @@ class ArithmeticEnvironment(ToolEnvironment, ConfigurableEnvironment):
         return Action.of("calculator", expression=_misread(expression, rng) if careless else expression)
 
     def controls(self) -> dict[str, BaseEnvironment | Action | str]:
-        """The same problems with no tool behind the calls, and the most frequent answer."""
+        """Return the same problems with no tool behind the calls, and the most frequent answer."""
         unplugged = self.spawn()
         assert isinstance(unplugged, ArithmeticEnvironment)
         unplugged.unplugged = True
@@ -165,7 +165,7 @@ class ArithmeticEnvironment(ToolEnvironment, ConfigurableEnvironment):
 
 
 def _misread(expression: str, rng: random.Random) -> str:
-    """The expression with one character replaced by another of its kind."""
+    """Return the expression with one character replaced by another of its kind."""
     at = rng.randrange(len(expression))
     kind = OPERATORS if expression[at] in OPERATORS else "123456789"  # no zero, which no number may begin with
     return expression[:at] + rng.choice([c for c in kind if c != expression[at]]) + expression[at + 1 :]

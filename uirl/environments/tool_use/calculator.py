@@ -24,9 +24,9 @@ class CalculatorEnvironment(ArithmeticEnvironment):
     instructions = "Work out the expression with the calculator. Then answer with the number and nothing else."
 
     def draw(self, rng: random.Random) -> Problem:
-        """A new problem."""
+        """Draw a new problem."""
         return Problem(tuple(str(self._number(rng)) for _ in range(self.options.terms)), self._operators(rng), {})
 
     def tools(self, problem: Problem) -> list[Tool]:
-        """The calculator."""
+        """Return the calculator."""
         return [CalculatorTool()]

@@ -48,7 +48,7 @@ class ToolEnvironment(BaseEnvironment):
         instructions: str = "",
         max_turns: int | None = None,
     ) -> None:
-        """Raises ConfigError for an option that does not fit.
+        """Raise ConfigError for an option that does not fit.
 
         `registry`: a ToolRegistry, or tools and functions. Registry and environment are used as they are; parallel
         episodes get a `spawn()` of both. `action_format`: the parser by name, or the object where the caller parses
@@ -74,11 +74,11 @@ class ToolEnvironment(BaseEnvironment):
         self._results: list[ToolResult] = []
 
     def ask(self, rng: random.Random, task: Task | None) -> Any:
-        """The first observation of a new episode, where there is no inner environment. Default: the task's goal."""
+        """Return the first observation of an episode, where there is no inner environment. Default: the task's goal."""
         return task.goal if task is not None else ""
 
     def judge(self, answer: str) -> Any:
-        """What a `step` returns, for an answer where there is no inner environment; may be awaitable.
+        """Return what a `step` returns, for an answer where there is no inner environment; may be awaitable.
 
         Default: the episode ends, nothing is paid and nothing is said about success. A subclass that judges says
         `info['success']`; episodes that end without an answer are then unsolved.
@@ -86,10 +86,10 @@ class ToolEnvironment(BaseEnvironment):
         return "", 0.0, True, {}
 
     def note(self, results: Sequence[ToolResult]) -> None:
-        """Hears of the results of every turn, none included: for a demonstrator that goes by them."""
+        """Take the results of every turn, also where there are none: for a demonstrator that goes by them."""
 
     def reset(self, task: Task | None = None, seed: int | None = None) -> Any:
-        """The first observation: of the inner environment, else of `ask`; awaitable where something waits."""
+        """Return the first observation: of the inner environment, else of `ask`; awaitable where something waits."""
         self._results = []
         if self._inner is not None:
             self._running.reset(seed)
@@ -101,13 +101,13 @@ class ToolEnvironment(BaseEnvironment):
         return first
 
     def adopt(self) -> None:
-        """Goes on with an episode that somebody began by resetting the inner environment himself."""
+        """Continue an episode that somebody began by resetting the inner environment himself."""
         self._results = []
         if self._inner is not None:
             self._inner.adopt()
 
     def step(self, action: Action) -> Any:
-        """A StepResult: what the calls came back with, or what the answer led to; awaitable where something waits."""
+        """Return a StepResult: what the calls returned, or what the answer led to; awaitable where something waits."""
         return self._at_once(self._step(action))
 
     async def _step(self, action: Action) -> StepResult:
@@ -121,7 +121,7 @@ class ToolEnvironment(BaseEnvironment):
         return result
 
     async def _execute(self, calls: Sequence[ToolCall]) -> StepResult:
-        """All calls in order, up to the end of the episode, as one step."""
+        """Execute all calls in order, up to the end of the episode, as one step."""
         results: list[ToolResult] = []
         taken: list[StepResult] = []
         for call in calls:
@@ -137,7 +137,7 @@ class ToolEnvironment(BaseEnvironment):
         return self._together(results, taken)
 
     async def get_state_description(self) -> str:  # type: ignore[override]
-        """The inner environment's; else the question and every call so far."""
+        """Return the inner environment's description; else the question and every call so far."""
         if self._inner is not None:
             return await self._inner.state_description()
         calls = [f"{r.name}({json.dumps(dict(r.arguments))}) -> {r.text}" for r in self._results]
@@ -160,7 +160,7 @@ class ToolEnvironment(BaseEnvironment):
         return None if self._inner is None else self._inner.env.tasks()
 
     def controls(self) -> Mapping[str, BaseEnvironment | Action | str]:
-        """Those of the inner environment: its variants with the same tools, and its constant texts."""
+        """Return the controls of the inner environment: its variants with the same tools, and its constant texts."""
         inner = {} if self._inner is None else self._inner.env.controls()
         found: dict[str, BaseEnvironment | Action | str] = {}
         for name, control in inner.items():
@@ -171,11 +171,11 @@ class ToolEnvironment(BaseEnvironment):
         return found
 
     def spawn(self) -> ToolEnvironment:
-        """Another instance, with a `spawn()` of every tool and of the inner environment."""
+        """Return another instance, with a `spawn()` of every tool and of the inner environment."""
         return self._around(None if self._inner is None else self._inner.env.spawn())
 
     async def close(self) -> None:  # type: ignore[override]
-        """Closes the inner environment and every tool."""
+        """Close the inner environment and every tool."""
         try:
             if self._inner is not None:
                 await self._inner.close()
@@ -183,7 +183,7 @@ class ToolEnvironment(BaseEnvironment):
             await self._running.close()
 
     def _around(self, environment: BaseEnvironment | None) -> ToolEnvironment:
-        """A copy of this one with fresh tools around `environment`."""
+        """Return a copy of this one with fresh tools around `environment`."""
         if self._acting:  # these act through the session of the copy: their own environments stay unused
             registry = ToolRegistry(t if t.name in self._acting else t.spawn() for t in self.registry)
         else:
@@ -197,8 +197,8 @@ class ToolEnvironment(BaseEnvironment):
         return copy.deepcopy(self, {id(old): new for old, new in replaced if old is not None})
 
     def _at_once(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """What `work` returns, where nothing in it waits, else `work` itself: what is awaited comes back only after
-        other episodes had their turn, which takes a batch of quick ones apart."""
+        """Return what `work` returns, where nothing in it waits, else `work` itself: what is awaited comes back only
+        after other episodes had their turn, which takes a batch of quick ones apart."""
         if self._may_wait():
             return work
         return run_at_once(
@@ -226,7 +226,7 @@ class ToolEnvironment(BaseEnvironment):
         return read_step(await value if inspect.isawaitable(value) else value, f"{type(self).__name__}.judge")
 
     def _together(self, results: list[ToolResult], taken: list[StepResult]) -> StepResult:
-        """One step made of tool results and of what the inner environment went through."""
+        """Return one step made of tool results and of what the inner environment went through."""
         if not taken:
             return self._nothing_happened(Observation(tool_results=tuple(results)))
         last = taken[-1]
@@ -256,7 +256,7 @@ def _name_of(action_format: str | ActionParser) -> str:
 
 
 def _without_thought(action: Action) -> Action:
-    """The action with the part of its text that is no thought."""
+    """Return the action with the part of its text that is no thought."""
     text = action.text.strip()
     thought = action.thought.strip()
     if not thought or not text.startswith(thought):

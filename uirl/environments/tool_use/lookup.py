@@ -44,10 +44,10 @@ class LookupEnvironment(ArithmeticEnvironment):
     )
 
     def draw(self, rng: random.Random) -> Problem:
-        """A new problem and its table."""
+        """Draw a new problem and its table."""
         table = {name: self._number(rng) for name in NAMES[: self.options.names]}
         return Problem(tuple(rng.sample(list(table), self.options.terms)), self._operators(rng), table)
 
     def tools(self, problem: Problem) -> list[Tool]:
-        """The table and the calculator."""
+        """Return the table and the calculator."""
         return [LookupTool(problem.table), CalculatorTool()]
