@@ -85,7 +85,8 @@ class MobileWorldAgentLoop:
         engine: Callable[[LoadedModel], InferenceEngine] | None = None,
         **options: Any,
     ) -> None:
-        """Asks no server yet. Raises ConfigError for an unknown agent type and for options that do not fit.
+        """Configure the loop; no server is asked yet. Raises ConfigError for an unknown agent type and for options that
+        do not fit.
 
         Args:
             env: the environment, or the addresses of MobileWorld servers.
@@ -145,8 +146,8 @@ class MobileWorldAgentLoop:
     def run_full_interaction(
         self, interaction_id: str, task_name: str | None = None, *, seed: int | None = None
     ) -> dict[str, Any]:
-        """How one task went: `interaction_id`, `task_name`, `success`, `score` (the environment's, 0 to 1), `reward`,
-        `steps`, `stop_reason`, `failure` (None: none) and the `trajectory`.
+        """Play one task and return how it went: `interaction_id`, `task_name`, `success`, `score` (the environment's, 0
+        to 1), `reward`, `steps`, `stop_reason`, `failure` (None: none) and the `trajectory`.
 
         An episode that failed, by a phone or by the model's server, has no reward and no score (None), and the
         curriculum does not hear of it. `task_name` None asks the curriculum, or takes the first task. Raises
@@ -172,7 +173,7 @@ class MobileWorldAgentLoop:
         }
 
     def close(self) -> None:
-        """Frees the connections and forgets the key. Calling it twice is fine."""
+        """Free the connections and forget the key. Calling it twice is fine."""
         if self._finalizer.detach() is not None:
             os.environ.pop(self._key, None)
             try:

@@ -23,10 +23,12 @@ class CustomGRPOTrainer:
         normalize_by_std: bool = True,
         kl_coef: float = 0.0,
     ) -> None:
-        """Args:
-        eps_low, eps_high: Distances of the lower and the upper clip of the probability ratio from 1.
-        normalize_by_std: Advantages are divided by the spread of their group; False: Dr. GRPO's.
-        kl_coef: Weight of the KL term of the loss, against the policy at the start; 0: none.
+        """Check the settings and keep them.
+
+        Args:
+            eps_low, eps_high: Distances of the lower and the upper clip of the probability ratio from 1.
+            normalize_by_std: Advantages are divided by the spread of their group; False: Dr. GRPO's.
+            kl_coef: Weight of the KL term of the loss, against the policy at the start; 0: none.
 
         Raises ConfigError for a number out of range.
         """
@@ -38,7 +40,7 @@ class CustomGRPOTrainer:
         self.normalize_by_std, self.kl_coef = normalize_by_std, kl_coef
 
     def update_config_for_verl(self, config: Any) -> Any:
-        """A copy of `config` with these settings: of a ConfigStore, or of a whole config of verl's (OmegaConf).
+        """Return a copy of `config`, a ConfigStore or a whole config of verl's (OmegaConf), with these settings.
 
         Raises ConfigError for anything else.
         """

@@ -89,7 +89,7 @@ def _put(config: Any, key: str, value: Any) -> None:
 
 
 def as_mapping(overrides: Mapping[str, Any] | Sequence[str]) -> dict[str, Any]:
-    """verl's key -> value, of a mapping or of texts 'KEY=VALUE' in which values are YAML. Raises ConfigError."""
+    """Return verl's key -> value of a mapping or of texts 'KEY=VALUE' in which values are YAML. Raises ConfigError."""
     if isinstance(overrides, Mapping):
         return dict(overrides)
     out = {}

@@ -15,7 +15,7 @@ LLM_API_KEY = "UIRL_LLM_API_KEY"
 
 
 def llm_variables() -> dict[str, str]:
-    """The two variables as far as they are set here; empty without an address."""
+    """Return the two variables as far as they are set here; empty without an address."""
     if not os.environ.get(LLM_BASE_URL):
         return {}
     return {name: os.environ[name] for name in (LLM_BASE_URL, LLM_API_KEY) if os.environ.get(name)}

@@ -66,7 +66,7 @@ def _estimator(value: str, config: ConfigStore) -> str:
 
 
 def _sequences(value: int, config: ConfigStore) -> int:
-    """Episodes of one optimiser step: what verl calls a mini-batch, in prompts."""
+    """Return the size of one optimiser step, which verl calls a mini-batch, in prompts."""
     training = config.training
     prompts = training.batch_size // training.episodes_per_group
     if prompts % value:
@@ -294,7 +294,7 @@ def create_verl_config(
     response_length: int | None = None,
     megatron: bool = False,
 ) -> Any:
-    """verl's whole config (OmegaConf) that says what `config` says; `overrides` are verl's own keys and win.
+    """Return verl's whole config (OmegaConf) that says what `config` says; `overrides` are verl's own keys and win.
 
     `config` itself goes along in `data.uirl`. `model_path`: the folder verl loads; None: `model.local_path` or
     `model.model_name`. `prompt_length`: most tokens of the opening prompt. `response_length`: most tokens of everything
@@ -336,7 +336,7 @@ def verl_values(config: ConfigStore, keys: Iterable[str]) -> dict[str, Any]:
 
 
 def tell_critic(config: Any) -> None:
-    """Writes the tokens of the critic's micro-batches where verl reads them, unless somebody did. `config`: verl's."""
+    """Write the tokens of the critic's micro-batches where verl reads them, unless somebody did. `config`: verl's."""
     from omegaconf import OmegaConf
 
     if OmegaConf.select(config, CRITIC_READS) is None:
@@ -344,7 +344,8 @@ def tell_critic(config: Any) -> None:
 
 
 def ignored(config: ConfigStore) -> list[str]:
-    """The settings of `config` that differ from their defaults and have no effect under verl, each with the reason."""
+    """Return the settings of `config` that differ from their defaults and have no effect under verl, each with the
+    reason."""
     default = ConfigStore()
     return [
         f"{key}: {why}" for key, why in WITHOUT_EFFECT.items() if attrgetter(key)(config) != attrgetter(key)(default)

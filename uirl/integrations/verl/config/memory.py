@@ -47,21 +47,23 @@ class States:
 
 
 def fsdp_states(parameters: float, gpus: int, *, adapters: float = 0.0, weight: int = FP32) -> States:
-    """Weights (`weight` bytes each), gradients and two Adam states of FSDP in slices over `gpus`. With `adapters`
-    parameters these alone have gradients and states."""
+    """Return the bytes per GPU of weights (`weight` bytes each), gradients and two Adam states that FSDP shards over
+    `gpus`. With `adapters` parameters these alone have gradients and states."""
     trained = adapters or parameters
     total = parameters + adapters
     return States(weight * total / gpus, weight * trained / gpus, 2 * weight * trained / gpus)
 
 
 def megatron_states(parameters: float, gpus: int, split: int) -> States:
-    """bfloat16 weights and float32 gradients on each of `split` GPUs; float32 weights and two Adam states over all."""
+    """Return the bytes per GPU of bfloat16 weights and float32 gradients on each of `split` GPUs, and of float32
+    weights and two Adam states over all."""
     return States(BF16 * parameters / split, FP32 * parameters / split, 12 * parameters / gpus)
 
 
 def gathered(shape: Shape, *, trained: bool) -> tuple[float, float]:
-    """(while logits are differentiated, while a layer is) what FSDP has in full beside its slices: the output layer,
-    which stays, and two layers in bfloat16; gradients of the one in hand, in bfloat16 and in float32 on their way."""
+    """Return the bytes that FSDP holds in full beside its shards, as (while logits are differentiated, while a layer
+    is): the output layer, which stays, and two layers in bfloat16; gradients of the current one, in bfloat16 and in
+    float32 on their way."""
     layer, head = shape.layer_parameters, shape.head_parameters
     grown = (BF16 + FP32) if trained else 0
     # the embedding is gathered like a layer; where it is the output layer it is there already
@@ -73,16 +75,18 @@ def gathered(shape: Shape, *, trained: bool) -> tuple[float, float]:
 
 
 def layer_activations(width: int, intermediate: int, queries: int, keys: int) -> int:
-    """Per token, what the backward pass of one layer needs: two float32 RMSNorms (6 bytes per number), their outputs,
-    queries, keys, values and what attention returns, and four tensors of the gated MLP. bfloat16, flash attention."""
+    """Return the bytes per token that the backward pass of one layer needs: two float32 RMSNorms (6 bytes per number),
+    their outputs, queries, keys, values and what attention returns, and four tensors of the gated MLP. bfloat16, flash
+    attention."""
     norms = 2 * (FP32 + BF16 + BF16) * width
     attention = BF16 * (2 * queries + 2 * keys)
     return norms + attention + 4 * BF16 * intermediate
 
 
 def text_activations(shape: Shape, tokens: float, *, recompute: bool) -> tuple[float, float]:
-    """(kept over the whole forward pass, of the layer in hand) for `tokens` tokens. With gradient checkpointing
-    (`recompute`) the input of every layer is kept, and one layer at a time is computed again."""
+    """Return the bytes of activations (kept over the whole forward pass, of the current layer) for `tokens` tokens.
+    With gradient checkpointing (`recompute`) the input of every layer is kept, and one layer at a time is computed
+    again."""
     layer = tokens * layer_activations(shape.width, shape.intermediate, shape.queries, shape.keys)
     if not recompute:
         return shape.layers * layer, 0.0
@@ -90,7 +94,8 @@ def text_activations(shape: Shape, tokens: float, *, recompute: bool) -> tuple[f
 
 
 def vision_activations(vision: Vision, patches: float, *, recompute: bool) -> tuple[float, float]:
-    """The same for the vision layers, whose heads are as wide as they are and whose residual is bfloat16."""
+    """Return the same as `text_activations` for the vision layers, whose heads together are as wide as the layer and
+    whose residual is bfloat16."""
     layer = patches * layer_activations(vision.width, vision.intermediate, vision.width, vision.width)
     if not recompute:
         return vision.layers * layer, 0.0
@@ -98,17 +103,19 @@ def vision_activations(vision: Vision, patches: float, *, recompute: bool) -> tu
 
 
 def fused_logits(vocabulary: int, tokens: float) -> float:
-    """Logits of `tokens` tokens that are never all there, with or without gradients: the larger of both kernels."""
+    """Return the bytes of the logits of `tokens` tokens, never all held at once, with or without gradients: the larger
+    of both kernels."""
     return max(min(tokens, FUSED_TOKENS) * vocabulary * SCORE_LOGIT, tokens * FUSED_ENTRIES * BF16)
 
 
 def loss_logits(vocabulary: int, tokens: float, *, entropy: bool) -> float:
-    """Logits of `tokens` tokens, with gradients; `entropy`: its bonus is part of the loss."""
+    """Return the bytes of the logits of `tokens` tokens, with gradients; `entropy`: its bonus is part of the loss."""
     return tokens * vocabulary * (LOSS_LOGIT + ENTROPY_LOGIT * entropy)
 
 
 def score_logits(vocabulary: int, tokens: float, *, chunked: bool, chunk: int = 2048) -> float:
-    """Logits of `tokens` tokens whose log-probs and entropy are read without gradients, as before every update."""
+    """Return the bytes of the logits of `tokens` tokens whose log-probs and entropy are read without gradients, as
+    before every update."""
     if chunked:
         return tokens * vocabulary * CHUNKED_LOGIT + min(tokens, chunk) * vocabulary * 3 * FP32
     return tokens * vocabulary * SCORE_LOGIT
@@ -118,8 +125,8 @@ def score_logits(vocabulary: int, tokens: float, *, chunked: bool, chunk: int = 
 
 
 def patches_of(vision: Vision, width: int, height: int, max_pixels: float = math.inf) -> int:
-    """Patches of a picture, resized to whole cells of `patch x merge` pixels and at most `max_pixels`, as Qwen-VL's
-    processor does (`smart_resize`)."""
+    """Return the number of patches of a picture, resized to whole cells of `patch x merge` pixels and at most
+    `max_pixels`, as Qwen-VL's processor does (`smart_resize`)."""
     cell = vision.patch * vision.merge
     rows, columns = max(1, round(height / cell)), max(1, round(width / cell))
     if rows * columns * cell**2 > max_pixels:
@@ -130,18 +137,19 @@ def patches_of(vision: Vision, width: int, height: int, max_pixels: float = math
 
 
 def pixels(vision: Vision, patches: float) -> float:
-    """The patches of pictures as a processor makes them for the model: float32."""
+    """Return the bytes of the patches of pictures as a processor makes them for the model: float32."""
     return patches * vision.patch_numbers * FP32
 
 
 def packed_pixels(vision: Vision, patches: float) -> float:
-    """The same as our workers keep them (`uirl.integrations.verl.rollout.packing`): a byte per number, one frame."""
+    """Return the bytes of the same patches as our workers keep them (`uirl.integrations.verl.rollout.packing`): a byte
+    per number, one frame."""
     return patches * vision.patch_numbers / vision.frames
 
 
 def rows_of_episode(turns: int, max_images: int | None, block: int = 1) -> list[int]:
-    """Pictures in each training sequence of an episode that sees one new picture per turn. A window of `max_images`
-    pictures drops `block` of them at once, and every drop begins a sequence."""
+    """Return the number of pictures in each training sequence of an episode that sees one new picture per turn. A
+    window of `max_images` pictures drops `block` of them at once, and every drop begins a sequence."""
     rows: list[int] = []
     kept = 0
     for _ in range(turns):
@@ -159,9 +167,9 @@ def rows_of_episode(turns: int, max_images: int | None, block: int = 1) -> list[
 def rows_within_budget(
     turns: int, max_images: int | None, block: int, *, budget: int, picture_tokens: int, reply_tokens: int
 ) -> list[int]:
-    """The same where a prompt holds `budget` tokens, of which a picture takes `picture_tokens`, and a budget drops the
-    oldest turns one by one. How many fit depends on the length of replies, up to `reply_tokens` each: of all numbers
-    that may fit, the one with the most pictures in all sequences together."""
+    """Return the same as `rows_of_episode` where a prompt holds `budget` tokens, of which a picture takes
+    `picture_tokens`, and a budget drops the oldest turns one by one. How many fit depends on the length of replies, up
+    to `reply_tokens` each: of all numbers that may fit, the one with the most pictures in all sequences together."""
     min_pictures = max(1, budget // (picture_tokens + reply_tokens))
     max_pictures = max(1, budget // picture_tokens)
     cases = []
@@ -175,13 +183,13 @@ def rows_within_budget(
 
 
 def kv_cache(shape: Shape, tokens: float, split: int = 1) -> float:
-    """bfloat16 keys and values of `tokens` tokens, on each of `split` GPUs. Where there are more GPUs than heads, each
-    has a copy of one."""
+    """Return the bytes of bfloat16 keys and values of `tokens` tokens, on each of `split` GPUs. Where there are more
+    GPUs than heads, each has a copy of one."""
     return tokens * 2 * shape.layers * max(shape.keys / split, shape.head) * BF16
 
 
 def server_weights(parameters: float, split: int) -> float:
-    """bfloat16 weights of a rollout server on each of its GPUs."""
+    """Return the bytes of the bfloat16 weights of a rollout server on each of its GPUs."""
     return BF16 * parameters / split
 
 
@@ -189,6 +197,6 @@ def server_weights(parameters: float, split: int) -> float:
 
 
 def loading(shape: Shape, gpus_per_node: int) -> float:
-    """On the first node while verl's FSDP engine loads: one float32 copy, in every process where embedding and output
-    layer are one (`get_init_weight_context_manager`)."""
+    """Return the bytes on the first node while verl's FSDP engine loads: one float32 copy, in every process where
+    embedding and output layer are one (`get_init_weight_context_manager`)."""
     return FP32 * shape.parameters * (gpus_per_node if shape.tied else 1)

@@ -15,7 +15,7 @@ from uirl.runtime.folders import MANIFEST
 
 
 def model_folder(config: ConfigStore, target: Path) -> Path | str:
-    """What verl's `actor_rollout_ref.model.path` shall be for the policy that `config.model` describes.
+    """Return the value of verl's `actor_rollout_ref.model.path` for the policy that `config.model` describes.
 
     A HF id or folder is handed on. A built-in model, a checkpoint of the local trainer and a run directory (its newest
     checkpoint) are written to `target` as HF does, adapters merged; a `target` that stands already is used as it is.
@@ -32,7 +32,7 @@ def model_folder(config: ConfigStore, target: Path) -> Path | str:
 
 
 def hf_folder(path: Path, target: Path, *, trust_remote_code: bool = False) -> Path:
-    """The folder of HF weights for what a person points at: a HF folder itself, or a checkpoint or run of the local
+    """Return the folder of HF weights for the `path` of a user: a HF folder itself, or a checkpoint or run of the local
     trainer, exported to `target`. `trust_remote_code`: what the user's own config says, not that of the checkpoint.
     Raises CheckpointError."""
     if (path / "config.json").is_file():
@@ -45,7 +45,8 @@ def hf_folder(path: Path, target: Path, *, trust_remote_code: bool = False) -> P
 
 
 def local_checkpoint(path: Path) -> Path:
-    """The checkpoint folder of a checkpoint or a run of the local trainer (its newest). Raises CheckpointError."""
+    """Return the checkpoint folder of a checkpoint or a run of the local trainer (its newest). Raises
+    CheckpointError."""
     checkpoint = latest_checkpoint(path / "checkpoints") if (path / "checkpoints").is_dir() else path
     if checkpoint is None or not (checkpoint / MANIFEST).is_file():
         raise CheckpointError(
@@ -56,7 +57,7 @@ def local_checkpoint(path: Path) -> Path:
 
 
 def described_model(path: str | Path, config: ConfigStore) -> Any:
-    """The HuggingFace config of the policy at `path`, whose weights are not read.
+    """Return the HuggingFace config of the policy at `path`, whose weights are not read.
 
     `path`: a HF id or folder, a built-in model, or a checkpoint or run of the local trainer (its newest checkpoint).
     `config`: the run's own, which describes the sizes of built-in models and says whether remote code may run. Raises
@@ -82,7 +83,8 @@ def described_model(path: str | Path, config: ConfigStore) -> Any:
 
 
 def check_model_folder(path: str | Path, *, trust_remote_code: bool = False) -> Any:
-    """The HuggingFace config of a folder or id from which verl's processes can load what they need besides the weights.
+    """Return the HuggingFace config of a folder or id from which verl's processes can load what they need besides the
+    weights.
 
     Raises CheckpointError for a vision-language model whose processor verl cannot build: it would only warn, and then
     train on tokens without pictures.

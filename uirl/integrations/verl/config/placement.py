@@ -50,7 +50,7 @@ def check_heads(config: Any, heads: int, kv_heads: int) -> None:
 
 
 def longest_sequence(config: Any) -> int:
-    """Tokens of the longest sequence that an episode may become. `config`: verl's whole config."""
+    """Return the number of tokens of the longest sequence that an episode may become. `config`: verl's whole config."""
     rollout = config.actor_rollout_ref.rollout  # of the prompts in `data` these are copies, unless somebody wrote them
     return int(rollout.prompt_length + rollout.response_length)
 

@@ -50,7 +50,7 @@ class Plan:
 
     @property
     def problems(self) -> list[str]:
-        """Why it does not fit; empty: it does."""
+        """Return the reasons why the run does not fit; empty: it does."""
         out = [
             f"{moment.name}: {moment.total / GIB:.0f} GiB of a {moment.where}, and "
             f"{(moment.limit or 0) / GIB:.0f} may be used"
@@ -86,9 +86,9 @@ def plan_of(
     host_gib: float | None = None,
     picture: tuple[int, int] = PICTURE,
 ) -> Plan:
-    """The plan of a run. `config`: verl's whole config. `gpu_gib`, `host_gib`: memory of a GPU and of a node; None:
-    unknown. `picture`: width and height of a screenshot in pixels. Raises ConfigError for a split that does not divide
-    the attention heads of the model."""
+    """Return the plan of a run. `config`: verl's whole config. `gpu_gib`, `host_gib`: memory of a GPU and of a node;
+    None: unknown. `picture`: width and height of a screenshot in pixels. Raises ConfigError for a split that does not
+    divide the attention heads of the model."""
     check_heads(config, shape.heads, shape.kv_heads)
     run = RunMemory(config, shape, gpu_gib * GIB, picture)
     may = (1 - FREE) * gpu_gib * GIB

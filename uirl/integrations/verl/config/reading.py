@@ -25,8 +25,8 @@ OURS = ("uirl", "curriculum")
 def load_verl_config(
     path: str | Path, overrides: Mapping[str, Any] | Sequence[str] = (), *, model_path: str | None = None
 ) -> tuple[Any, ConfigStore, dict[str, Any]]:
-    """(verl's config, ours, the section `curriculum`) of a YAML in verl's terms; `overrides` are verl's keys, or ours
-    as `uirl.section.key`.
+    """Return (verl's config, ours, the section `curriculum`) of a YAML in verl's terms; `overrides` are verl's keys, or
+    ours as `uirl.section.key`.
 
     What the file says in verl's terms is also written into our config, as far as we have a key for it, so that the
     two never disagree; ours goes along in `data.uirl`. Of `FOR_SMALL_MODELS`, what nobody wrote keeps verl's own value.
@@ -45,7 +45,7 @@ def load_verl_config(
 def read_verl_yaml(
     path: str | Path, overrides: Mapping[str, Any] | Sequence[str] = ()
 ) -> tuple[dict[str, Any], ConfigStore, dict[str, Any]]:
-    """(verl's key -> value, the section `uirl`, the section `curriculum`); verl need not be installed. Raises
+    """Return (verl's key -> value, the section `uirl`, the section `curriculum`); verl need not be installed. Raises
     ConfigError."""
     return _read(path, overrides)[:3]
 
@@ -53,7 +53,7 @@ def read_verl_yaml(
 def _read(
     path: str | Path, overrides: Mapping[str, Any] | Sequence[str]
 ) -> tuple[dict[str, Any], ConfigStore, dict[str, Any], set[str]]:
-    """The same, and those keys of ours that the file or `overrides` write."""
+    """Return the same as `read_verl_yaml`, and those keys of ours that the file or `overrides` write."""
     values = yaml_text.read(path) or {}
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds {type(values).__name__}; expected sections such as trainer: and algorithm:")
@@ -78,7 +78,7 @@ def _read(
 
 
 def _verls_own(flat: Mapping[str, Any], written: set[str]) -> dict[str, Any]:
-    """verl's key -> its own value, where ours would be a default `FOR_SMALL_MODELS` that nobody wrote."""
+    """Return verl's key -> its own value, where ours would be a default `FOR_SMALL_MODELS` that nobody wrote."""
     silent = [key for key in FOR_SMALL_MODELS if key not in written and not set(MAPPED[key][0]) & set(flat)]
     values = compose(schema_of(flat))  # raises ConfigError where verl is not installed
     from omegaconf import OmegaConf
@@ -88,7 +88,8 @@ def _verls_own(flat: Mapping[str, Any], written: set[str]) -> dict[str, Any]:
 
 
 def with_verl_values(config: ConfigStore, flat: Mapping[str, Any]) -> ConfigStore:
-    """`config` with what `flat` (verl's key -> value) says, where we have a key of that meaning. Raises ConfigError."""
+    """Return `config` with what `flat` (verl's key -> value) says, where we have a key of that meaning. Raises
+    ConfigError."""
     found: dict[str, Any] = {}
     for key, (targets, convert) in MAPPED.items():
         back = BACK.get(key) or (_same if convert is same else None)
@@ -102,8 +103,8 @@ def with_verl_values(config: ConfigStore, flat: Mapping[str, Any]) -> ConfigStor
 
 
 def _in_verls_words(flat: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """`flat` with the other names people write for verl's keys replaced by verl's own. Raises ConfigError where both
-    stand there."""
+    """Return `flat` with the other names people write for verl's keys replaced by verl's own. Raises ConfigError where
+    both stand there."""
     for key, theirs in OTHER_NAMES.items():
         if key in flat and theirs in flat:
             raise ConfigError(f"{path}: {key} and {theirs} say the same thing; keep one of them")

@@ -16,7 +16,8 @@ count it once per sequence, in its group's baseline or in the returns."""
 
 
 def reads_several(config: Any, *, credits_episodes: bool) -> str | None:
-    """Why several sequences of an episode would not be read as one; None: they are. `credits_episodes`: ours reads."""
+    """Return why several sequences of an episode would not be read as one; None: they are. `credits_episodes`: ours
+    reads."""
     estimator = str(config.algorithm.adv_estimator)
     if not config.trainer.use_v1:
         return "verl's legacy trainer takes one per episode. Use trainer.use_v1=true"

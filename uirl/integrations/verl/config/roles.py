@@ -26,7 +26,7 @@ class Roles:
     """Pool -> GPUs of each of its nodes."""
 
     def for_ray(self) -> tuple[dict[Any, Any], Any]:
-        """(role -> worker as a Ray actor class, resource pool manager), which verl's trainers take."""
+        """Return (role -> worker as a Ray actor class, resource pool manager), which verl's trainers take."""
         import ray
         from verl.single_controller.ray import ResourcePoolManager
 
@@ -35,7 +35,7 @@ class Roles:
 
 
 def roles_of(config: Any) -> Roles:
-    """The roles of a run of verl's synchronous trainers, V1 and legacy. `config`: verl's whole config.
+    """Return the roles of a run of verl's synchronous trainers, V1 and legacy. `config`: verl's whole config.
 
     A policy with adapters is its own reference (they are switched off for it). Raises ConfigError for a pool without
     GPUs.
@@ -61,7 +61,8 @@ def roles_of(config: Any) -> Roles:
 
 
 def pool_of(section: Any, name: str) -> list[int]:
-    """GPUs of each node of the pool that `section`, called `name`, describes. Raises ConfigError for none."""
+    """Return the GPUs of each node of the pool that `section`, called `name`, describes. Raises ConfigError for
+    none."""
     if section.nnodes < 1 or section.n_gpus_per_node < 1:
         raise ConfigError(
             f"{name}.nnodes={section.nnodes} x {name}.n_gpus_per_node={section.n_gpus_per_node} is no GPU; both must "
@@ -83,7 +84,8 @@ def has_adapters(config: Any) -> bool:
 
 
 def needs_reference(config: Any) -> bool:
-    """Whether verl keeps the weights of a reference: with a KL term, and without adapters, which are switched off."""
+    """Return whether verl keeps the weights of a reference: with a KL term, and without adapters, which are switched
+    off."""
     from verl.trainer.ppo.utils import need_reference_policy
 
     return need_reference_policy(config) and not has_adapters(config)
@@ -104,7 +106,7 @@ class Part:
 
 
 def trained_parts(config: Any) -> list[Part]:
-    """The policy, and the critic where there is one."""
+    """Return the policy, and the critic where there is one."""
     from verl.trainer.ppo.utils import need_critic
 
     sections = [("actor_rollout_ref.actor", config.actor_rollout_ref.actor, "fsdp_config")]

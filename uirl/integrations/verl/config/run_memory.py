@@ -121,7 +121,7 @@ class RunMemory:
         }
 
     def _waiting(self) -> dict[str, float]:
-        """What of the trained models and the reference stays on a GPU while nobody trains."""
+        """Return the bytes of the trained models and of the reference that stay on a GPU while no model is trained."""
         return {
             "trained models that stay": sum(self._resident(part) for part in self.parts),
             "reference": self.reference.on_gpu,
@@ -137,7 +137,8 @@ class RunMemory:
         return memory.fsdp_states(parameters, slices, adapters=adapters, weight=_weight(engine.model_dtype))
 
     def _at_work(self, part: Part) -> memory.States:
-        """What of its states is on a GPU while it works: nothing where FSDP2 keeps them on the host throughout."""
+        """Return the states of `part` that are on a GPU while it is used: none where FSDP2 keeps them on the host
+        throughout."""
         return memory.States(0, 0, 0) if _engine(part).get("offload_policy") else self._states(part)
 
     def _resident(self, part: Part) -> float:
@@ -150,12 +151,13 @@ class RunMemory:
         return stay + self.reference.on_gpu
 
     def _asleep(self) -> float:
-        """Weights that a sleeping server keeps: SGLang's with adapters (`engine_workers.py`)."""
+        """Return the bytes of weights that a sleeping server keeps: SGLang's with adapters (`engine_workers.py`)."""
         keeps = self.adapters and self.rollout.name == "sglang"
         return memory.server_weights(self.shape.parameters, self.tensor) if keeps else 0.0
 
     def _tokens(self, part: Part) -> float:
-        """Tokens of a micro-batch on each GPU. verl's critic fills its own up whatever its `use_dynamic_bsz` says."""
+        """Return the tokens of a micro-batch on each GPU. verl's critic fills its own up whatever its `use_dynamic_bsz`
+        says."""
         if part.name == "critic":
             return float(part.section.ppo_infer_max_token_len_per_gpu)
         if part.section.use_dynamic_bsz:
@@ -169,7 +171,8 @@ class RunMemory:
         return bool(model.enable_gradient_checkpointing)
 
     def _vision(self, part: Part, tokens: float, recompute: bool) -> tuple[float, float]:
-        """Of the vision layers, which see every picture of a micro-batch on each GPU that shares it."""
+        """Return the bytes (kept, of the current layer) of the vision layers, which see every picture of a micro-batch
+        on each GPU that shares it."""
         vision = self.shape.vision
         if vision is None or self.patches == 0:
             return 0.0, 0.0
@@ -208,7 +211,7 @@ class RunMemory:
         return weights + (states.optimizer if engine.optimizer_offload else 0.0)
 
     def picture_bytes(self) -> float:
-        """Pictures of all sequences of an update as verl keeps them, on one node at worst."""
+        """Return the bytes of the pictures of all sequences of an update as verl keeps them, on one node at worst."""
         vision = self.shape.vision
         if vision is None:
             return 0.0
@@ -216,7 +219,8 @@ class RunMemory:
         return episodes * sum(self._picture_rows(vision)) * memory.packed_pixels(vision, self.patches)
 
     def _picture_rows(self, vision: Vision) -> list[int]:
-        """Pictures in each sequence of the longest episode, under the limits of `RolloutContext`."""
+        """Return the number of pictures in each sequence of the longest episode, under the limits of
+        `RolloutContext`."""
         rollout, turns = self.store.rollout, self.store.turn_limit
         tokens = self.patches // vision.merge**2
         if rollout.max_images is None and rollout.token_budget is None:
@@ -249,7 +253,8 @@ class _Reference:
 
 
 def _reference(config: Any, shape: Shape, gpus: int) -> _Reference:
-    """verl keeps FSDP's on the host, and Megatron's, in bfloat16, where it is told to."""
+    """Return the memory of the reference: verl keeps FSDP's on the host, and Megatron's, in bfloat16, where it is told
+    to."""
     if not needs_reference(config):
         return _Reference()
     ref = config.actor_rollout_ref.ref
@@ -261,7 +266,7 @@ def _reference(config: Any, shape: Shape, gpus: int) -> _Reference:
 
 
 def _weight(dtype: Any) -> int:
-    """Bytes of a weight in what verl calls a `model_dtype`."""
+    """Return the bytes of a weight in what verl calls a `model_dtype`."""
     return memory.FP32 if str(dtype) in ("fp32", "float32") else memory.BF16
 
 
@@ -272,7 +277,8 @@ def _engine(part: Part) -> Any:
 
 
 def _adapter_parameters(config: Any, shape: Shape) -> float:
-    """Of adapters on every linear layer of the text part: rank x (inputs + outputs) each."""
+    """Return the number of parameters of adapters on every linear layer of the text part: rank x (inputs + outputs)
+    each."""
     rank = max(adapter_ranks(config).values())
     wide, narrow = shape.width, shape.intermediate
     sums = 2 * (wide + shape.queries) + 2 * (wide + shape.keys) + 3 * (wide + narrow)

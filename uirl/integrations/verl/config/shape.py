@@ -50,34 +50,36 @@ class Shape:
 
     @property
     def heads(self) -> int:
-        """Of queries, in a layer."""
+        """Return the number of heads of queries in a layer."""
         return self.queries // self.head
 
     @property
     def kv_heads(self) -> int:
-        """Of keys, and as many of values, in a layer."""
+        """Return the number of heads of keys, and as many of values, in a layer."""
         return self.keys // self.head
 
     @property
     def head_parameters(self) -> int:
-        """Of the output layer."""
+        """Return the number of parameters of the output layer."""
         return self.vocabulary * self.width
 
     @property
     def layer_parameters(self) -> int:
-        """Of one text layer."""
+        """Return the number of parameters of one text layer."""
         attention = self.width * (2 * self.queries + 2 * self.keys)
         return attention + 3 * self.width * self.intermediate
 
 
 def attention_heads(config: Any) -> tuple[int, int]:
-    """(of queries, of keys and values) in a layer of the text part that a HuggingFace config describes."""
+    """Return the number of heads (of queries, of keys and values) in a layer of the text part that a HuggingFace config
+    describes."""
     text = config.get_text_config()
     return text.num_attention_heads, getattr(text, "num_key_value_heads", None) or text.num_attention_heads
 
 
 def shape_of(config: Any) -> Shape:
-    """The shape of the model that a HuggingFace config describes, whose parameters are counted without making them.
+    """Return the shape of the model that a HuggingFace config describes, whose parameters are counted without making
+    them.
 
     Raises ConfigError for a mixture of experts, whose activations are not worked out here.
     """

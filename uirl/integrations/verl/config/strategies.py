@@ -35,7 +35,8 @@ def strategy_keys(
     expert: int = 1,
     offload: bool = False,
 ) -> dict[str, Any]:
-    """verl's keys that divide the trained models (policy, reference, critic) among the GPUs; data parallel is the rest.
+    """Return verl's keys that divide the trained models (policy, reference, critic) among the GPUs; data parallel is
+    the rest.
 
     Args:
         strategy: 'fsdp2': every GPU holds a slice of every layer. 'megatron': layers are split as the rest says.
@@ -74,12 +75,13 @@ def _fsdp_keys(strategy: str, context: int, offload: bool) -> dict[str, Any]:
 
 
 def schema_of(keys: Mapping[str, Any]) -> str:
-    """Name of verl's schema that knows the strategy in `keys` (verl's key -> value)."""
+    """Return the name of verl's schema that knows the strategy in `keys` (verl's key -> value)."""
     return "ppo_megatron_trainer" if keys.get(f"{ACTOR}.strategy") == "megatron" else "ppo_trainer"
 
 
 def adapter_keys(config: ConfigStore, strategy: str) -> dict[str, Any]:
-    """verl's keys for `model.use_lora` and `model.lora`; its two engines read different ones and other layer names.
+    """Return verl's keys for `model.use_lora` and `model.lora`; its two engines read different ones and other layer
+    names.
 
     Raises ConfigError for dropout of adapters with FSDP, whose adapters have none.
     """
@@ -101,8 +103,8 @@ def adapter_keys(config: ConfigStore, strategy: str) -> dict[str, Any]:
 
 
 def recompute_keys(config: ConfigStore, strategy: str) -> dict[str, Any]:
-    """verl's keys for `model.gradient_checkpointing` that Megatron reads, which recomputes nothing by itself; FSDP's
-    is one key of the model (`uirl.integrations.verl.config.mapping.MAPPED`) and on by itself."""
+    """Return verl's keys for `model.gradient_checkpointing` that Megatron reads, which recomputes nothing by itself;
+    FSDP's is one key of the model (`uirl.integrations.verl.config.mapping.MAPPED`) and on by itself."""
     if strategy != "megatron" or config.model.gradient_checkpointing is False:
         return {}
     how = {"granularity": "full", "method": "uniform", "num_layers": 1}

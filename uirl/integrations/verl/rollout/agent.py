@@ -34,11 +34,11 @@ class ServerAgent(Agent):
         banned: Sequence[int] = (),
         picture_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """`sampling`: verl's parameters of this episode. `max_tokens`: of one reply. `end_ids` end a reply and belong
-        to it. `max_context`: of prompt and reply together; None: what the server takes.
-        `seeded`: the draws follow from the episode's seed, where the server takes one (vLLM does). `banned`: tokens
-        that the server itself does not keep from being sampled (`left_to_us`). `picture_options`: of the server's
-        processor (`min_pixels`, `max_pixels`)."""
+        """Set up the agent of one episode. `sampling`: verl's parameters of this episode. `max_tokens`: of one reply.
+        `end_ids` end a reply and belong to it. `max_context`: of prompt and reply together; None: what the server
+        takes. `seeded`: the draws follow from the episode's seed, where the server takes one (vLLM does). `banned`:
+        tokens that the server itself does not keep from being sampled (`left_to_us`). `picture_options`: of the
+        server's processor (`min_pixels`, `max_pixels`)."""
         self._client, self._request_id = client, request_id
         self._sampling = {**sampling, "stop_token_ids": list(end_ids)}
         if banned:
@@ -98,13 +98,13 @@ def _decoded(data: bytes) -> Any:
 
 
 def left_to_us(rollout: str, banned: Sequence[int]) -> tuple[int, ...]:
-    """Those of the `banned` tokens that verl's servers of the kind `rollout` would sample: vLLM's are told by verl to
-    leave placeholders of pictures out, SGLang's are not."""
+    """Return those of the `banned` tokens that verl's servers of the kind `rollout` would sample: vLLM's are told by
+    verl to leave placeholders of pictures out, SGLang's are not."""
     return tuple(banned) if rollout == "sglang" else ()
 
 
 def refuse_seed(rollout: Any) -> None:
-    """Raises ConfigError where the rollout of verl's config takes no seed per request."""
+    """Raise ConfigError where the rollout of verl's config takes no seed per request."""
     if rollout.name == "sglang":
         raise ConfigError("inference.seed is set, but verl's SGLang server takes no seed per request; leave it null")
 

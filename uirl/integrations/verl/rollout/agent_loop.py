@@ -31,7 +31,7 @@ class EnvironmentAgentLoop(AgentLoopBase):
     """
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
-        """The sequences of one episode: an output, or a list of them where the history was rewritten.
+        """Play one episode and return its sequences: an output, or a list of them where the history was rewritten.
 
         Raises RolloutFailure for an episode that is no evidence, ConfigError and AlignmentError for what the person
         must change.
@@ -55,7 +55,8 @@ class EnvironmentAgentLoop(AgentLoopBase):
     async def _play(
         self, context: RolloutContext, spec: EpisodeSpec, split: str, sampling: Mapping[str, Any], step: int | None
     ) -> tuple[Trajectory, list[int]]:
-        """The episode and the global steps of the weights that sampled it, every attempt filed."""
+        """Play the episode, record every attempt, and return it with the global steps of the weights that sampled
+        it."""
         store = context.store
         if store.inference.seed is not None:
             refuse_seed(self.rollout_config)
@@ -84,15 +85,16 @@ class EnvironmentAgentLoop(AgentLoopBase):
         return trajectory, agents[trajectory.id].versions if trajectory.id in agents else []
 
     def _failed(self, trajectory: Trajectory, context: RolloutContext) -> AgentLoopOutput:
-        """Raises the failure under the V1 trainer, which then goes on with the rest of the group. The legacy trainer
-        would end with it, and gets a sample that is masked out."""
+        """Raise the failure under the V1 trainer, which then goes on with the rest of the group; under the legacy
+        trainer, which would end with it, return a sample that is masked out."""
         assert trajectory.failure is not None
         if self.config.trainer.use_v1:
             raise EpisodeFailed(trajectory.failure.kind, f"episode {trajectory.id}: {trajectory.failure.message}")
         return masked_output(trajectory, context.loaded.end_ids[0])
 
     def _several(self, outputs: list[EpisodeOutput], context: RolloutContext) -> list[EpisodeOutput]:
-        """The same, where the trainer reads them as one episode."""
+        """Return `outputs`, several sequences. Raises ConfigError where the trainer does not read them as one
+        episode."""
         why = reads_several(self.config, credits_episodes=context.settings.credits_episodes)
         if why is None:
             return outputs
@@ -114,7 +116,7 @@ class EpisodeFailed(RolloutFailure):
 
 
 def extra_info(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a row says about its episode. Raises ConfigError where it says nothing."""
+    """Return what a row says about its episode. Raises ConfigError where it says nothing."""
     found = row.get("extra_info")
     if not isinstance(found, Mapping):
         raise ConfigError(
@@ -125,7 +127,7 @@ def extra_info(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def spec_of(row: Mapping[str, Any]) -> EpisodeSpec:
-    """The episode of a row.
+    """Return the episode of a row.
 
     `extra_info` may hold `environment` (a name; left out: the run's own), `task` (an id or the fields of a `Task`),
     `seed` (of the instance), `draws` (of the sampling), `group`; `session_id` is the member that verl's V1 trainer

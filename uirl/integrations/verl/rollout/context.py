@@ -27,7 +27,7 @@ class RolloutContext:
     """The environments of a run, ready to play, in one worker process (`context_of`)."""
 
     def __init__(self, config: Any, settings: Settings) -> None:
-        """`config`: verl's whole config."""
+        """Load what the episodes of one worker share. `config`: verl's whole config."""
         self.settings = settings
         self.store: ConfigStore = settings.store()
         self.coordinator = find_coordinator(settings.coordinator) if settings.coordinator is not None else None
@@ -46,7 +46,7 @@ class RolloutContext:
         self._reward_fn: RewardFunction | None = None
 
     async def open(self) -> RolloutContext:
-        """This context, once it knows the environment that was given as an object."""
+        """Fetch the environment and reward function that were given as objects, and return this context."""
         if self.coordinator is None:
             return self
         os.environ.update(await self.coordinator.env.remote())
@@ -55,7 +55,8 @@ class RolloutContext:
         return self
 
     def collector(self, name: str, split: str) -> Collector:
-        """What plays episodes of the environment `name` (empty: the run's own) with the options of `split`."""
+        """Return the collector that plays episodes of the environment `name` (empty: the run's own) with the options of
+        `split`."""
         key = (name, split)
         if key not in self._collectors:
             self._collectors[key] = self._make(self._environment(name, split))
@@ -63,8 +64,8 @@ class RolloutContext:
 
     @contextmanager
     def playing(self) -> Iterator[None]:
-        """A context in which an episode is played and read. Pictures are forgotten when no episode is left: a worker
-        lives as long as the run, and would gather all that was ever seen."""
+        """Count an episode as being played and read inside the `with` block. Pictures are dropped when no episode is
+        left: a worker lives as long as the run, and would keep all that was ever seen."""
         self._playing += 1
         try:
             yield
@@ -74,12 +75,12 @@ class RolloutContext:
                 self.images.clear()
 
     async def close(self) -> None:
-        """Frees the environments that are not being played."""
+        """Free the environments that are not being played."""
         for collector in self._collectors.values():
             await collector.close()
 
     async def record(self, trajectory: Trajectory, step: int, split: str, *, repeated: bool = False) -> None:
-        """Sends an episode to the coordinator; on return it is on the disk. `repeated`: an attempt that failed and was
+        """Send an episode to the coordinator; on return it is on the disk. `repeated`: an attempt that failed and was
         followed by another. Raises StorageError."""
         if self.coordinator is None:
             return
@@ -104,7 +105,7 @@ class RolloutContext:
         return Collector.from_config(self.store, environment, chat, self.images, options=options, workers=self._workers)
 
     def _limits(self, chat: ChatRenderer) -> tuple[EpisodeLimits, ContextWindow]:
-        """Limits under which no sequence outgrows verl's. An episode that is one sequence ends before; one whose
+        """Return limits under which no sequence outgrows verl's. An episode that is one sequence ends before; one whose
         history may be rewritten forgets its oldest turns instead."""
         rollout, limit = self.store.rollout, self.sequence_tokens
         if rollout.max_images is None and rollout.token_budget is None and chat.incremental:
@@ -121,7 +122,7 @@ class RolloutContext:
 
 
 def model_of(config: Any) -> ModelConfig:
-    """The model of verl's config, as ours describes one, on the CPU."""
+    """Return the model of verl's config as a `ModelConfig`, on the CPU."""
     model = config.actor_rollout_ref.model
     return ModelConfig(
         local_path=str(model.tokenizer_path or model.path),
@@ -132,8 +133,8 @@ def model_of(config: Any) -> ModelConfig:
 
 
 def picture_options(config: Any) -> dict[str, Any]:
-    """`data.mm_processor_kwargs` of verl's config. Raises ConfigError for what servers, verl's workers and our own
-    rendering would not all do."""
+    """Return `data.mm_processor_kwargs` of verl's config. Raises ConfigError for what servers, verl's workers and our
+    own rendering would not all do."""
     options = dict(config.data.get("mm_processor_kwargs") or {})
     for key in options:
         if key not in ("min_pixels", "max_pixels"):
@@ -165,7 +166,7 @@ _CONTEXT = "uirl_context"
 
 
 async def context_of(config: Any, client: Any) -> RolloutContext:
-    """The context of the worker that owns `client`, made when an episode first asks for it.
+    """Return the context of the worker that owns `client`, made when an episode first asks for it.
 
     `config`: verl's whole config. `client`: verl's server client. A worker has one for its life and hands it to every
     agent loop it makes, while a loop lives as long as its episode: the client is what carries the context.

@@ -33,7 +33,7 @@ class EndedEpisodes:
     """That failed and were repeated."""
 
     def in_order(self) -> EndedEpisodes:
-        """The same, by their ids."""
+        """Return the same episodes and attempts, sorted by their ids."""
         return EndedEpisodes(*(sorted(some, key=lambda t: t.id) for some in (self.episodes, self.attempts)))
 
 
@@ -48,15 +48,15 @@ class RunObjects:
     curriculum: Any = None
 
     def of_workers(self) -> RunObjects:
-        """Those that play episodes."""
+        """Return the objects that processes which play episodes need."""
         return RunObjects(self.environment, self.reward_fn)
 
     def of_datasets(self) -> RunObjects:
-        """Those that choose tasks."""
+        """Return the objects that processes which choose tasks need."""
         return replace(self, reward_fn=None)
 
     def pack(self) -> bytes | None:
-        """The objects as bytes for other processes; None: there are none. Raises ConfigError where one cannot be
+        """Return the objects as bytes for other processes; None: there are none. Raises ConfigError where one cannot be
         pickled."""
         from ray import cloudpickle
 
@@ -73,7 +73,7 @@ class RunObjects:
 
     @classmethod
     def unpack(cls, packed: bytes | None) -> RunObjects:
-        """The inverse of `pack`."""
+        """Return the objects that `pack` pickled; none where `packed` is None."""
         from ray import cloudpickle
 
         objects: RunObjects = cls() if packed is None else cloudpickle.loads(packed)
@@ -90,8 +90,8 @@ class RunCoordinator:
         worker_objects: bytes | None = None,
         dataset_objects: bytes | None = None,
     ) -> None:
-        """`directory`: where to keep the record; None: nowhere. `worker_objects`, `dataset_objects`: packed
-        `RunObjects`; None: the config names everything."""
+        """Set up a coordinator that has recorded nothing. `directory`: where to keep the record; None: nowhere.
+        `worker_objects`, `dataset_objects`: packed `RunObjects`; None: the config names everything."""
         self._config = ConfigStore.build(config)
         self._worker_objects, self._dataset_objects = worker_objects, dataset_objects
         self._directory = directory
@@ -107,19 +107,19 @@ class RunCoordinator:
         self._env = variables
 
     def env(self) -> dict[str, str]:
-        """The variables of `set_env`."""
+        """Return the variables of `set_env`."""
         return self._env
 
     def worker_objects(self) -> bytes | None:
-        """Packed `RunObjects` of those who play episodes."""
+        """Return the packed `RunObjects` of those who play episodes."""
         return self._worker_objects
 
     def dataset_objects(self) -> bytes | None:
-        """Packed `RunObjects` of those who choose tasks."""
+        """Return the packed `RunObjects` of those who choose tasks."""
         return self._dataset_objects
 
     def begin(self, resume_after: int | None) -> None:
-        """Opens the record; what steps after `resume_after` left there is dropped. None: from the start. Raises
+        """Open the record; what steps after `resume_after` left there is dropped. None: from the start. Raises
         StorageError."""
         logging = self._config.logging
         if self._directory is not None and logging.store_trajectories:
@@ -131,9 +131,9 @@ class RunCoordinator:
     def add(
         self, trajectory: Trajectory, pictures: Mapping[str, bytes], step: int, split: str, repeated: bool = False
     ) -> bool:
-        """Writes one episode down; on return it survives a kill. `pictures`: those it shows, by hash, but for those
-        that came with another. `repeated`: it failed, and another attempt followed. False: it is on the record
-        already, and its pictures were not kept."""
+        """Write one episode down; on return it survives a kill. `pictures`: those it shows, by hash, but for those that
+        came with another. `repeated`: it failed, and another attempt followed. False: it is on the record already, and
+        its pictures were not kept."""
         if trajectory.failure is not None:
             self._failures.append(f"{trajectory.failure.kind}: {trajectory.failure.message}")
         played = self._played if split == "train" else self._held_out
@@ -149,30 +149,30 @@ class RunCoordinator:
         return True
 
     def take(self) -> EndedEpisodes:
-        """The training episodes that ended since the last call."""
+        """Return the training episodes that ended since the last call."""
         played, self._played = self._played, EndedEpisodes()
         self._failures.clear()
         return played.in_order()
 
     def take_held_out(self) -> EndedEpisodes:
-        """The episodes of evaluations that ended since the last call."""
+        """Return the episodes of evaluations that ended since the last call."""
         played, self._held_out = self._held_out, EndedEpisodes()
         return played.in_order()
 
     def report_error(self, error: Exception) -> None:
-        """Keeps an error that is meant for the person; the first is told."""
+        """Keep an error that is meant for the user, if it is the first."""
         self._first_error = self._first_error or error
 
     def first_error(self) -> Exception | None:
-        """The first error that is meant for the person; None: there is none."""
+        """Return the first error that is meant for the user; None: there is none."""
         return self._first_error
 
     def failures(self) -> list[str]:
-        """What went wrong since the last `take`, in order."""
+        """Return what went wrong since the last `take`, in order."""
         return list(self._failures)
 
     def close(self) -> None:
-        """Closes the record. Calling it twice is fine."""
+        """Close the record. Calling it twice is fine."""
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -184,7 +184,7 @@ def start_coordinator(
     worker_objects: bytes | None = None,
     dataset_objects: bytes | None = None,
 ) -> tuple[str, Any]:
-    """(name, handle) of a new `RunCoordinator` on this machine; it ends with the process that started it."""
+    """Start a `RunCoordinator` on this machine and return (name, handle); it ends with the process that started it."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -198,7 +198,7 @@ def start_coordinator(
 
 
 def find_coordinator(name: str) -> Any:
-    """The coordinator of that name. Raises ConfigError where there is none."""
+    """Return the coordinator of that name. Raises ConfigError where there is none."""
     import ray
 
     try:

@@ -27,7 +27,8 @@ class MobileWorldAgentLoop(EnvironmentAgentLoop):
     def __init__(
         self, *arguments: Any, env: BaseEnvironment | str | Sequence[str] | None = None, **options: Any
     ) -> None:
-        """With `env`: the options of `uirl.MobileWorldAgentLoop`. Without: what verl hands an agent loop."""
+        """Take the options of `uirl.MobileWorldAgentLoop` with `env`, and without it what verl passes to an agent
+        loop."""
         self.alone = None if env is None else AgentLoopAlone(env, *arguments, **options)
         if env is None:
             super().__init__(*arguments, **options)
@@ -35,7 +36,8 @@ class MobileWorldAgentLoop(EnvironmentAgentLoop):
     def run_full_interaction(
         self, interaction_id: str, task_name: str | None = None, *, seed: int | None = None
     ) -> dict[str, Any]:
-        """How one task went, see `uirl.MobileWorldAgentLoop`. Raises ContractError for a loop that verl made."""
+        """Play one task and return how it went, see `uirl.MobileWorldAgentLoop`. Raises ContractError for a loop that
+        verl made."""
         if self.alone is None:
             raise ContractError("this loop was made by verl, which calls run(); for whole interactions give it env=")
         return self.alone.run_full_interaction(interaction_id, task_name, seed=seed)

@@ -22,7 +22,8 @@ class EpisodeOutput(AgentLoopOutput):
     """One per response token; None: the score stands on the last token, verl's own way."""
 
     def as_dict(self) -> dict[str, Any]:
-        """What verl's V1 trainer stores; its legacy trainer never asks and puts the whole score on the last token."""
+        """Return what verl's V1 trainer stores; its legacy trainer never asks and puts the whole score on the last
+        token."""
         fields = super().as_dict()
         rewards = fields.pop("token_rewards", None)
         if rewards is not None:
@@ -33,7 +34,7 @@ class EpisodeOutput(AgentLoopOutput):
 def outputs_of(
     trajectory: Trajectory, images: ImageStore, versions: Sequence[int], *, max_tokens: int
 ) -> list[EpisodeOutput]:
-    """The sequences of an episode, in order: one, or one per stretch between rewritings of its history.
+    """Return the sequences of an episode, in order: one, or one per stretch between rewritings of its history.
 
     `versions` are the global steps of the weights that sampled it. Where there are several, each carries the score of
     the whole episode on its last token, which is what verl expects. Raises AlignmentError for a sequence of more than
@@ -47,8 +48,8 @@ def outputs_of(
 
 
 def masked_output(trajectory: Trajectory, filler: int) -> EpisodeOutput:
-    """A sample nothing is learned from, in place of an episode that failed: one token that counts in no loss. Its
-    score of 0 is a placeholder; `uirl.failure` says so."""
+    """Return a sample that nothing is learned from, in place of an episode that failed: one token that counts in no
+    loss. Its score of 0 is a placeholder; `uirl.failure` says so."""
     return EpisodeOutput(
         prompt_ids=[filler],
         response_ids=[filler],
@@ -91,7 +92,7 @@ def _output(
 
 
 def _extra_fields(trajectory: Trajectory, versions: Sequence[int]) -> dict[str, Any]:
-    """What verl reads beside the tokens (versions, scores per turn), and `uirl`: how the episode went."""
+    """Return what verl reads beside the tokens (versions, scores per turn), and `uirl`: how the episode went."""
     return {
         "min_global_steps": min(versions, default=None),
         "max_global_steps": max(versions, default=None),

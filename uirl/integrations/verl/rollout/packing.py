@@ -40,8 +40,8 @@ class PackedPixels:
 
 
 def pack_pixels(pixels: Tensor, processor: Any = None) -> PackedPixels | None:
-    """Pixels [n, 3 x frames x ...] or [n, 3, ...] packed; None where they would not come back exactly. `processor`:
-    the image processor that made them, which says mean, deviation and frames."""
+    """Pack pixels [n, 3 x frames x ...] or [n, 3, ...]; None where they would not come back exactly. `processor`: the
+    image processor that made them, which says mean, deviation and frames."""
     n = pixels.shape[0] if pixels.dim() > 1 else 0
     if n == 0 or pixels[0].numel() % _COLOURS or not pixels.is_floating_point():
         return None

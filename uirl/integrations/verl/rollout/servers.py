@@ -25,7 +25,8 @@ class SurvivingClient(LLMServerClient):
         return server, handle
 
     async def generate(self, request_id: str, **request: Any) -> Any:
-        """As verl's. `request_id`s are in flight one at a time, as turns of an episode are."""
+        """Generate as verl's client does, and ask another server where one is dead. Requests of one `request_id` are in
+        flight one at a time, as turns of an episode are."""
         try:
             while True:
                 try:
@@ -40,7 +41,7 @@ class SurvivingClient(LLMServerClient):
 
 
 def surviving(client: Any) -> Any:
-    """`client`, or where it is verl's plain one the same with the above."""
+    """Return `client`, or a `SurvivingClient` in its place where it is verl's plain one."""
     if type(client) is not LLMServerClient:
         return client  # somebody else's, or the one for asynchronous trainers
     return SurvivingClient(client.config, client._load_balancer)

@@ -80,7 +80,8 @@ class EnvironmentTool(BaseTool):
     """
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None = None) -> None:
-        """Raises ConfigError for a key, an environment or a function that does not exist."""
+        """Build the environment and the tool of one function. Raises ConfigError for a key, an environment or a
+        function that does not exist."""
         keys = ToolConfig.build(config)
         self._env = environment_of(keys.environment, keys.options)
         self._definition = _function(self._env, keys.schemas, keys.function)
@@ -91,7 +92,7 @@ class EnvironmentTool(BaseTool):
         super().__init__(config, tool_schema or schema_of(self._definition))
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
-        """(The instance's id, the first observation).
+        """Create an instance and return (its id, the first observation).
 
         `seed` and `task` (an id, or the fields of a `Task`) choose the episode. Given within `create_kwargs`, as verl's
         loop does, which drops the answer, the episode begins later and the observation is empty.
@@ -110,7 +111,8 @@ class EnvironmentTool(BaseTool):
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """What is seen after the call, its reward, and `success` where the environment says so.
+        """Call the function and return what is seen after the call, its reward, and `success` where the environment
+        says so.
 
         A call that cannot be carried out answers with what was wrong. Raises `EpisodeFailed` where the environment
         failed.
@@ -127,7 +129,7 @@ class EnvironmentTool(BaseTool):
         return response_of(seen, over=not episode.running), reward, metrics
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
-        """The sum of the episode's rewards. Raises `EpisodeFailed`, and gives no 0, where it failed."""
+        """Return the sum of the episode's rewards. Raises `EpisodeFailed`, and gives no 0, where it failed."""
         episode = self._instance(instance_id).episode
         if episode is None:
             return 0.0
@@ -136,7 +138,7 @@ class EnvironmentTool(BaseTool):
         return episode.total
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        """Frees the instance. Raises `EpisodeFailed`, when everything is closed, where the environment failed."""
+        """Free the instance. Raises `EpisodeFailed`, when everything is closed, where the environment failed."""
         instance = self._instances.pop(instance_id, None)
         if instance is None or instance.episode is None:
             return
@@ -196,7 +198,7 @@ def tool_rows(
     seed: int = 0,
     instructions: str = "",
 ) -> list[dict[str, Any]]:
-    """Rows for verl's dataset (a parquet file): `count` episodes with seeds from `seed`, tasks in turn.
+    """Return rows for verl's dataset (a parquet file): `count` episodes with seeds from `seed`, tasks in turn.
 
     The prompt is the first observation, which the environment gives here: verl's loop shows no policy what `create`
     answers. `instructions` are the system message. Not for use inside an event loop.
@@ -207,7 +209,7 @@ def tool_rows(
 
 
 def tool_config(environment: str, options: Mapping[str, Any] | None = None, **limits: float) -> dict[str, Any]:
-    """What `actor_rollout_ref.rollout.multi_turn.tool_config_path` is to hold: a tool per function."""
+    """Return the content of the file `actor_rollout_ref.rollout.multi_turn.tool_config_path`: a tool per function."""
     env = environment_of(environment, options)
     shared = {"type": "native", "environment": environment, "options": dict(options or {}), **limits}
     name = f"{__name__}.{EnvironmentTool.__name__}"
@@ -215,7 +217,7 @@ def tool_config(environment: str, options: Mapping[str, Any] | None = None, **li
 
 
 def write_tool_config(path: str | Path, environment: str, options: Mapping[str, Any] | None = None) -> Path:
-    """The file that `tool_config_path` names, written; JSON, which is YAML too."""
+    """Write the file that `tool_config_path` names, and return its path; JSON, which is YAML too."""
     target = Path(path)
     write_atomically(target, json.dumps(tool_config(environment, options), indent=2) + "\n")
     return target
@@ -224,7 +226,7 @@ def write_tool_config(path: str | Path, environment: str, options: Mapping[str, 
 def reward_of_calls(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any], **_: Any
 ) -> float:
-    """The sum of what the calls of a trajectory were paid: a `reward.custom_reward_function` of verl.
+    """Return the sum of the rewards of the calls of a trajectory: a `reward.custom_reward_function` of verl.
 
     verl's loop keeps these and pays nothing for them by itself. Raises ContractError where they are missing.
     """
@@ -236,7 +238,7 @@ def reward_of_calls(
 
 
 def schema_of(definition: ToolDefinition) -> OpenAIFunctionToolSchema:
-    """A definition in verl's form, which keeps of an argument its type, its choices and a description."""
+    """Return a definition in verl's form, which keeps of an argument its type, its choices and a description."""
     schema = definition.schema()
     properties = {name: _property(name, kind) for name, kind in definition.parameters.get("properties", {}).items()}
     parameters = {"type": "object", "properties": properties, "required": definition.parameters.get("required", [])}
@@ -245,7 +247,7 @@ def schema_of(definition: ToolDefinition) -> OpenAIFunctionToolSchema:
 
 
 def response_of(seen: Observation, over: bool = False) -> ToolResponse:
-    """An observation as verl's loop takes it: text, and PIL pictures."""
+    """Return an observation as verl's loop takes it: text, and PIL pictures."""
     text = words_of(seen, over)
     if not seen.images:
         return ToolResponse(text=text)

@@ -46,7 +46,7 @@ class ReportingManager(AgentLoopManagerTQ):
 
 
 def portable(error: Exception) -> Exception:
-    """The error, or what it says where it cannot be sent to another process."""
+    """Return the error, or a RuntimeError with its message where it cannot be sent to another process."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # an exception may take any arguments

@@ -46,7 +46,8 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         processor: Any = None,
         max_samples: int = -1,
     ) -> None:
-        """verl calls it with `data_files`, `tokenizer`, `config` (its section `data`), `processor`, `max_samples`.
+        """Make the rows of one split. verl passes `data_files`, `tokenizer`, `config` (its section `data`),
+        `processor`, `max_samples`.
 
         Args:
             environment: Whose tasks; None: the one that `data.uirl` names.
@@ -86,7 +87,7 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         return self._length
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """The next row, whatever `index` says; a held-out row is that of its index."""
+        """Return the next row, whatever `index` says; a held-out row is that of its index."""
         if self.split != "train":
             self.source.load_state_dict({"position": index})
         spec = self.source.groups(1, 1)[0][0]
@@ -111,11 +112,11 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         }
 
     def report(self, trajectories: Sequence[Trajectory]) -> None:
-        """How episodes went, for the curriculum."""
+        """Report to the curriculum how episodes went."""
         self.source.report(trajectories)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data from which `load_state_dict` continues exactly here."""
+        """Return plain data from which `load_state_dict` continues exactly here."""
         return {"source": self.source.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -128,7 +129,7 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         objects: RunObjects,
         environment: BaseEnvironment | None,
     ) -> list[Task]:
-        """The tasks of this split, as the local trainer chooses them."""
+        """Return the tasks of this split, as the local trainer chooses them."""
         trained, named = world, environment is None and objects.environment is None
         if self.split != "train" and objects.tasks is not None and settings.eval_options and named:
             trained = create_environment(settings.name, settings.options_for("train"), settings)
@@ -142,13 +143,15 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         return UniformTasks(tasks, seed=self._draws, split=self.split, instance_seed=instances)
 
     def _rows(self, store: ConfigStore, config: Any) -> int:
-        """Rows of an epoch, so that verl's epoch is ours: the updates of one, or the episodes of an evaluation."""
+        """Return the number of rows of an epoch, so that verl's epoch is ours: the updates of one, or the episodes of
+        an evaluation."""
         if self.split == "train":
             return int(store.training.num_iters_per_epoch * config.train_batch_size)
         return store.training.eval_episodes
 
     def _environment_of(self, name: str) -> str:
-        """What a row says: a name of the table, or nothing where the episode belongs to the run's own object."""
+        """Return the environment that a row names: a name of the table, or nothing where the episode belongs to the
+        run's own object."""
         return name if name in ENVIRONMENTS and name != self._named else self._named
 
 
@@ -162,7 +165,8 @@ def _is_named(environment: BaseEnvironment, settings: EnvironmentConfig) -> bool
 
 
 def run_objects(data: Any) -> RunObjects:
-    """What the run of verl's section `data` was given as objects, asked of its coordinator; nothing without one."""
+    """Return the objects that the run of verl's section `data` was given, asked of its coordinator; none without
+    one."""
     name = Settings.read(data).coordinator
     if name is None:
         return RunObjects()

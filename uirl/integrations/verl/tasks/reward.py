@@ -31,15 +31,15 @@ class EnvironmentRewardWrapper:
     """
 
     def __init__(self, environment: BaseEnvironment, reward_fn: RewardFunction | None = None) -> None:
-        """`reward_fn`: the total reward of an episode, from its trajectory (and the environment); None: the sum of
-        what the environment pays."""
+        """Set up scoring in `environment`. `reward_fn`: the total reward of an episode, from its trajectory (and the
+        environment); None: the sum of what the environment pays."""
         self.environment, self.reward_fn = environment, reward_fn
         self._parser = create_parser(environment.action_format)
         self._loop: EventLoopThread | None = None
 
     def __call__(self, data_source: Any, solution_str: str | None = None, *args: Any, **fields: Any) -> Any:
-        """See the class. Raises RolloutFailure where the environment or the reward function fails: a failure is no
-        score of zero."""
+        """Score one reply or a batch of them, as the class says. Raises RolloutFailure where the environment or the
+        reward function fails: a failure is no score of zero."""
         if solution_str is None:
             return self._batch(data_source)
         info = fields.get("extra_info", args[1] if len(args) > 1 else None)
@@ -48,7 +48,7 @@ class EnvironmentRewardWrapper:
         return self._loop.run(self.score(solution_str, {"extra_info": info}))
 
     async def score(self, text: str, row: Mapping[str, Any]) -> dict[str, Any]:
-        """What one reply is worth in the instance that `row` names."""
+        """Return what one reply is worth in the instance that `row` names."""
         session = EnvironmentSession(self.environment.spawn())
         try:
             episode = Episode(session, self._parser, spec_of(row), ImageStore(), EpisodeLimits(1))
@@ -88,8 +88,9 @@ def _scores(record: Trajectory) -> dict[str, Any]:
 async def environment_reward(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any], **options: Any
 ) -> dict[str, Any]:
-    """The same by name, for `reward.custom_reward_function`: path 'pkg://uirl.integrations.verl.tasks.reward', name
-    'environment_reward'. The row names the environment; `reward_kwargs.options` are its options."""
+    """Return the same as `EnvironmentRewardWrapper.score`, by name, for `reward.custom_reward_function`: path
+    'pkg://uirl.integrations.verl.tasks.reward', name 'environment_reward'. The row names the environment;
+    `reward_kwargs.options` are its options."""
     name = str(extra_info.get("environment") or options.get("environment") or "")
     if not name:
         raise ConfigError("the row names no environment; set reward_kwargs.environment to a name of the table")

@@ -47,7 +47,8 @@ class SuccessRateSampler:
     its least tried task is played."""
 
     def __init__(self, **options: Any) -> None:
-        """`options`: the fields of `SuccessRateOptions`. Raises ConfigError for what does not fit."""
+        """Start with no tasks. `options`: the fields of `SuccessRateOptions`. Raises ConfigError for what does not
+        fit."""
         self._options = SuccessRateOptions.build(options)
         self._tried: dict[str, int] = {}
         self._handed_out: dict[str, int] = {}
@@ -76,14 +77,14 @@ class SuccessRateSampler:
         self._outcomes[task_name] = [*self._outcomes.get(task_name, []), bool(success)][-self._options.window :]
 
     def stratum(self, name: str) -> str | None:
-        """Where a task stands; None: it was tried too seldom to say."""
+        """Return the stratum of a task; None: it was tried too seldom to say."""
         if self._tried.get(name, 0) < self._options.min_attempts_per_task:
             return None
         rate = sum(self._outcomes[name]) / len(self._outcomes[name])
         return next((stratum for stratum, bound in STRATA.items() if rate < bound), "exploitation")
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data from which `load_state_dict` continues with the same draws."""
+        """Return plain data from which `load_state_dict` continues with the same draws."""
         return {
             "tried": self._tried,
             "handed_out": self._handed_out,
@@ -92,7 +93,7 @@ class SuccessRateSampler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`; tasks that are new since then stay registered."""
+        """Continue from the data of `state_dict`; tasks that are new since then stay registered."""
         self._tried |= {str(name): int(count) for name, count in state["tried"].items()}
         self._handed_out |= {str(name): int(count) for name, count in state["handed_out"].items()}
         self._outcomes = {str(name): [bool(won) for won in outcomes] for name, outcomes in state["outcomes"].items()}
@@ -116,7 +117,7 @@ class SuccessRateSampler:
 
 
 def create_curriculum(section: Mapping[str, Any], seed: int = 0) -> Any | None:
-    """The curriculum that a section describes; None: it is not `enabled`.
+    """Return the curriculum that a section describes; None: it is not `enabled`.
 
     `class` ('package.module:Class') names another one than `SuccessRateSampler`; all other keys are its arguments.
     Raises ConfigError.

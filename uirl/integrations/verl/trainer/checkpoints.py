@@ -25,7 +25,8 @@ _STEP = re.compile(r"global_step_(\d+)$")
 
 
 def export_checkpoint(source: str | Path, target: str | Path | None = None) -> Path:
-    """The HF folder made of a checkpoint that verl's FSDP engines saved; adapters are merged, precisions kept.
+    """Write a checkpoint that verl's FSDP engines saved as a HF folder and return it; adapters are merged, precisions
+    kept.
 
     Args:
         source: A `global_step_N` folder, its `actor` folder, verl's checkpoint directory or a run directory of ours
@@ -49,7 +50,7 @@ def export_checkpoint(source: str | Path, target: str | Path | None = None) -> P
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The `global_step_N` folder of what a person points at. Raises CheckpointError."""
+    """Return the `global_step_N` folder for the `path` of a user. Raises CheckpointError."""
     if path.name == "actor" and (path / "huggingface").is_dir():
         return path.parent
     if (path / "actor").is_dir():
@@ -68,7 +69,7 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def _hollow(actor: Path) -> LoadedModel:
-    """The model without weights, its tokenizer and picture side, as verl saved them."""
+    """Return the model without weights, its tokenizer and image processor, as verl saved them."""
     folder = actor / "huggingface"
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{actor} is incomplete: huggingface/config.json is missing")
@@ -81,7 +82,7 @@ def _hollow(actor: Path) -> LoadedModel:
 
 
 def _whole_state(actor: Path) -> dict[str, Tensor]:
-    """The state dict of the model, put together from the shards of all ranks."""
+    """Return the state dict of the model, put together from the shards of all ranks."""
     world = int(json.loads((actor / "fsdp_config.json").read_text())["world_size"])
     first = _shard(actor, world, 0)
     ranks = [first, *(_shard(actor, world, rank) for rank in range(1, _ranks_of_one_copy(first, world)))]
@@ -109,7 +110,7 @@ def _shard(actor: Path, world: int, rank: int) -> dict[str, Any]:
 
 
 def _ranks_of_one_copy(shard: dict[str, Any], world: int) -> int:
-    """Ranks that hold one whole copy: all, or with replicas (FSDP in groups) the first group."""
+    """Return the number of ranks that hold one whole copy: all, or with replicas (FSDP in groups) the first group."""
     sharded = next((tensor for tensor in shard.values() if hasattr(tensor, "placements")), None)
     if sharded is None:
         return 1
@@ -125,7 +126,7 @@ def _joined(parts: list[Any]) -> Tensor:
 
 
 def _merged_adapters(state: dict[str, Tensor], actor: Path) -> dict[str, Tensor]:
-    """`state` by the model's own names, with adapters added into the weights they adapt."""
+    """Return `state` by the model's own names, with adapters added into the weights they adapt."""
     if not any(".lora_A." in name for name in state):
         return state
     scale = _lora_scale(actor)

@@ -39,18 +39,18 @@ class Row:
 
 
 def episode_of(key: str) -> tuple[str, str]:
-    """(group, member) of a sequence's key in verl's queue."""
+    """Return (group, member) of a sequence's key in verl's queue."""
     group, member, _ = key.rsplit("_", 2)
     return group, member
 
 
 def any_rewritten(keys: Sequence[str]) -> bool:
-    """Whether an episode among `keys` is more than one sequence."""
+    """Return whether an episode among `keys` is more than one sequence."""
     return len({episode_of(key) for key in keys}) < len(keys)
 
 
 def credit_episodes(rows: Sequence[Row], algorithm: Mapping[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
-    """(advantages, returns), one [R] for each of `rows`, which hold all sequences of each of their episodes.
+    """Return (advantages, returns), one [R] for each of `rows`, which hold all sequences of each of their episodes.
 
     `algorithm`: verl's section of that name. Raises AlignmentError where a sequence is missing, or turns and rewards
     do not meet.
@@ -84,7 +84,7 @@ def credit_episodes(rows: Sequence[Row], algorithm: Mapping[str, Any]) -> tuple[
 
 
 def _samples(rows: Sequence[Row], sampled: Sequence[Tensor]) -> list[Sample]:
-    """The sampled tokens of each row as the learner knows them, turns numbered through the episode."""
+    """Return the sampled tokens of each row as the learner knows them, turns numbered through the episode."""
     episodes: dict[tuple[str, str], list[int]] = {}
     for i in sorted(range(len(rows)), key=lambda i: _sequence(rows[i].key)):
         episodes.setdefault(episode_of(rows[i].key), []).append(i)
@@ -105,7 +105,7 @@ def _samples(rows: Sequence[Row], sampled: Sequence[Tensor]) -> list[Sample]:
 
 
 def _sample(turns: Tensor, rewards: Sequence[float], group: str, member: str, segment: int) -> Sample:
-    """One sequence; `rewards` are those of all turns of its episode."""
+    """Return one sequence; `rewards` are those of all turns of its episode."""
     n = len(turns)
     paid = torch.zeros(n, dtype=torch.float64)
     last = torch.cat([turns[1:] != turns[:-1], torch.ones(1, dtype=torch.bool)])

@@ -30,7 +30,7 @@ THRESHOLD = "uirl_reward_threshold"
 def rejection_sampling(
     token_level_rewards: Tensor, response_mask: Tensor, config: Any = None, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """(advantages, returns) [B, T]: `compute_rejection_sampling_advantage`.
+    """Return (advantages, returns) [B, T] of `compute_rejection_sampling_advantage`.
 
     verl's loss is then the mean over all tokens of a batch, ours over the kept ones: with few successes its gradient is
     smaller by their share.
@@ -43,7 +43,8 @@ def rejection_sampling(
 def turn_level(
     token_level_rewards: Tensor, response_mask: Tensor, index: Any, config: Any = None, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """(advantages, returns) [B, T]: `compute_turn_level_advantage` with verl's `gamma` as discount per turn."""
+    """Return (advantages, returns) [B, T] of `compute_turn_level_advantage` with verl's `gamma` as discount per
+    turn."""
     normalize = True if config is None else bool(config.get("norm_adv_by_std_in_grpo", True))
     gamma = 1.0 if config is None else float(config.get("gamma", 1.0))
     return compute_turn_level_advantage(
@@ -52,7 +53,7 @@ def turn_level(
 
 
 def tell_threshold(config: Any, threshold: float) -> None:
-    """Puts our `algorithm.reward_threshold` where verl hands it to estimators; `config` is verl's whole config."""
+    """Put our `algorithm.reward_threshold` where verl hands it to estimators; `config` is verl's whole config."""
     from omegaconf import open_dict
 
     with open_dict(config):
@@ -60,7 +61,7 @@ def tell_threshold(config: Any, threshold: float) -> None:
 
 
 def turns_of(response_mask: Tensor) -> Tensor:
-    """int64 [B, T]: number of the turn, from 0, of each sampled token; -1 elsewhere."""
+    """Return int64 [B, T]: the number of the turn, from 0, of each sampled token; -1 elsewhere."""
     sampled = response_mask > 0
     before = torch.nn.functional.pad(sampled, (1, 0))[:, :-1]
     return torch.where(sampled, (sampled & ~before).cumsum(-1) - 1, -1)

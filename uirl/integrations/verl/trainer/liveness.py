@@ -31,15 +31,15 @@ class Watch:
     """Asks actors for a sign of life. One that is busy answers late, which is no death; a dead one makes Ray answer."""
 
     def __init__(self, actors: Mapping[str, Any], every: float = 5.0) -> None:
-        """`actors`: what to call them in messages -> handle. `every`: seconds between two questions."""
+        """Watch `actors`: what to call them in messages -> handle. `every`: seconds between two questions."""
         self._actors = dict(actors)
         self._every = every
         self._asked: dict[Any, str] = {}
         self._next = 0.0
 
     def dead(self, seconds: float = 0.0) -> dict[str, ActorDiedError]:
-        """Those that have been found dead since the last call, each with what Ray says of it. Waits for those that do
-        not answer, at most `seconds`."""
+        """Return those that have been found dead since the last call, each with what Ray says of it. Waits for those
+        that do not answer, at most `seconds`."""
         if time.monotonic() >= self._next:
             silent = set(self._asked.values())
             self._asked |= {a.__ray_ready__.remote(): name for name, a in self._actors.items() if name not in silent}
@@ -59,7 +59,8 @@ class Watch:
         return dead
 
     def lost(self, error: BaseException) -> ProcessLost:
-        """The error of a run that cannot go on because of what Ray says, with the actor's name where there is one."""
+        """Return the error of a run that cannot go on because of what Ray says, with the actor's name where there is
+        one."""
         dead = getattr(error, "actor_id", None)
         names = (name for name, actor in self._actors.items() if dead and actor._actor_id.hex() == dead)
         return lost(f"{next(names, 'a process of the run')} died", error)
@@ -71,14 +72,14 @@ class Watch:
 
 
 def lost(what: str, error: BaseException) -> ProcessLost:
-    """The error of a run that cannot go on, of what Ray says."""
+    """Return the error of a run that cannot go on, with what Ray says."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return ProcessLost(f"{what}: {' '.join(lines)[:600]}. {REMEDY}")
 
 
 def actors_of(trainer: Any, manager: Any) -> dict[str, Any]:
-    """The actors without which a step of verl's V1 trainer never ends, by what they are. Rollout servers are none of
-    them: an episode hears of a dead server itself."""
+    """Return the actors without which a step of verl's V1 trainer never ends, by what they are. Rollout servers are
+    none of them: an episode hears of a dead server itself."""
     out = {f"agent-loop worker {i}": worker for i, worker in enumerate(getattr(manager, "agent_loop_workers", ()))}
     for name, title in (("actor_rollout_wg", "learner"), ("critic_wg", "critic")):
         group = getattr(trainer, name, None)

@@ -25,11 +25,11 @@ class Division:
 
     @property
     def padded(self) -> int:
-        """Rows with padding."""
+        """Return the number of rows, with padding."""
         return sum(map(len, self.blocks))
 
     def sizes(self, minibatches: int) -> dict[str, Any]:
-        """verl's parameters of an update in so many mini-batches, a divisor of the number of blocks.
+        """Return verl's parameters of an update in so many mini-batches, a divisor of the number of blocks.
 
         `global_batch_size` divides the losses that are means of sequences. Padding counts in none of them, so it is
         the mean number of real rows.
@@ -41,8 +41,8 @@ class Division:
 
 
 def divide(episodes: Sequence[Hashable], tokens: Sequence[int], *, blocks: int, multiple: int) -> Division:
-    """Rows in `blocks` blocks of equal length, a multiple of `multiple`, that differ as little as may be in real rows,
-    then in tokens. `episodes[i]` is that of row i: its rows are in the same block."""
+    """Divide the rows into `blocks` blocks of equal length, a multiple of `multiple`, that differ as little as may be
+    in real rows, then in tokens. `episodes[i]` is that of row i: its rows are in the same block."""
     rows_of: dict[Hashable, list[int]] = {}
     for i, episode in enumerate(episodes):
         rows_of.setdefault(episode, []).append(i)
@@ -63,8 +63,8 @@ def divide(episodes: Sequence[Hashable], tokens: Sequence[int], *, blocks: int, 
 
 
 def counts(wanted: Mapping[str, int], episodes: int) -> dict[str, int]:
-    """The number of mini-batches of each network: what is wanted of it, but no more than can all have an episode. A
-    mini-batch of padding alone has no loss."""
+    """Return the number of mini-batches of each network: what is wanted of it, but no more than can all have an
+    episode. A mini-batch of padding alone has no loss."""
     out = {name: min(number, episodes) for name, number in wanted.items()}
     if math.lcm(*out.values()) > episodes:  # no common division: all as the one with fewest
         return dict.fromkeys(out, min(out.values()))
@@ -72,7 +72,7 @@ def counts(wanted: Mapping[str, int], episodes: int) -> dict[str, int]:
 
 
 def wanted_minibatches(config: Any, *, critic: bool) -> dict[str, int]:
-    """Network -> mini-batches of an update, as verl's config says it in prompts."""
+    """Return network -> mini-batches of an update, as verl's config says it in prompts."""
     prompts = config.data.train_batch_size
     out = {"actor": math.ceil(prompts / config.actor_rollout_ref.actor.ppo_mini_batch_size)}
     if critic:
@@ -81,8 +81,8 @@ def wanted_minibatches(config: Any, *, critic: bool) -> dict[str, int]:
 
 
 def rows_at_once(config: Any, *, ranks: int, critic: bool, reference: bool) -> int:
-    """What the number of rows of a block must be a multiple of: every rank has as many, and where a pass takes a fixed
-    number of rows at once (no dynamic batch size) the rows of a rank are a multiple of that."""
+    """Return the number that the rows of a block must be a multiple of: every rank has as many, and where a pass takes
+    a fixed number of rows at once (no dynamic batch size) the rows of a rank are a multiple of that."""
     parts = config.actor_rollout_ref
     fixed = [
         (parts.actor.use_dynamic_bsz, parts.actor.ppo_micro_batch_size_per_gpu),
@@ -103,12 +103,12 @@ class Sized:
         self._group, self._sizes = group, sizes
 
     def update_actor(self, batch: Any) -> Any:
-        """As the group's own."""
+        """Call the group's own method with the sizes of this division."""
         batch.extra_info.update(self._sizes)
         return self._group.update_actor(batch)
 
     def train_mini_batch(self, batch: Any) -> Any:
-        """As the group's own."""
+        """Call the group's own method with the sizes of this division."""
         batch.extra_info.update(self._sizes)
         return self._group.train_mini_batch(batch)
 

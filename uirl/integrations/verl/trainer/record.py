@@ -37,7 +37,7 @@ class StepRecord:
     """`metrics.jsonl` and `summary.json` of a run directory, and the same numbers for verl's own trackers."""
 
     def __init__(self, settings: Settings, resume_after: int | None, tally: Mapping[str, Any] | None = None) -> None:
-        """`tally`: what `self.tally` was when the run was saved; None: it begins."""
+        """Open the files of the record. `tally`: what `self.tally` was when the run was saved; None: it begins."""
         self._settings = settings
         self._logger: MetricsLogger | None = None
         self._episodes = self._steps = 0
@@ -72,7 +72,7 @@ class StepRecord:
         self._held_out = {}
 
     def add(self, step: int, epoch: int, played: EndedEpisodes, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """What verl's trackers shall show of the episodes of a step; all of it is written down."""
+        """Write down all of a step's numbers, and return what verl's trackers shall show of its episodes."""
         held_out, self._held_out = self._held_out, {}
         if not played.episodes:
             return {}
@@ -85,12 +85,12 @@ class StepRecord:
         return {f"uirl/{name}": float(value) for name, value in row.items() if value is not None}
 
     def add_start(self) -> None:
-        """Writes down what an evaluation before the first step found."""
+        """Write down what an evaluation before the first step found."""
         if self._logger is not None:
             self._logger.log(0, {**self._held_out, "episodes_total": 0})
 
     def finish(self) -> None:
-        """Writes the summary of a run that has come to its end."""
+        """Write the summary of a run that has come to its end."""
         if self._settings.directory is None:
             return
         config = self._settings.store()
@@ -105,6 +105,6 @@ class StepRecord:
         RunDirectory(self._settings.directory).write_json("summary.json", summary)
 
     def close(self) -> None:
-        """Closes the file. Calling it twice is fine."""
+        """Close the file. Calling it twice is fine."""
         if self._logger is not None:
             self._logger.close()

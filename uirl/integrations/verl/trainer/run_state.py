@@ -39,7 +39,7 @@ def write_state(folder: Path, dataset: Any, record: StepRecord | None) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The inverse of `write_state`. Raises CheckpointError where the checkpoint holds no such state."""
+    """Read what `write_state` wrote. Raises CheckpointError where the checkpoint holds no such state."""
     try:
         state: dict[str, Any] = json.loads((folder / STATE).read_text())
     except (OSError, ValueError) as error:

@@ -40,8 +40,8 @@ def run(config: Any, objects: RunObjects) -> None:
 
 
 def refuse_trl() -> None:
-    """Raises ConfigError where a TRL is installed that verl's workers stumble over: they import a class of TRL's
-    wherever they find TRL, and TRL 1 has it no more."""
+    """Raise ConfigError where a TRL is installed with which verl's workers fail: they import a class of TRL's wherever
+    they find TRL, and TRL 1 has it no more."""
     if importlib.util.find_spec("trl") is None:
         return
     name = "AutoModelForCausalLMWithValueHead"
@@ -63,7 +63,7 @@ class _BoundRunner:
         self._actor: Any = None
 
     def options(self, **options: Any) -> Any:
-        """verl asks for options where it profiles; the runner takes none."""
+        """Return the runner itself: verl asks for options where it profiles, and the runner takes none."""
         return self
 
     def remote(self) -> Any:
@@ -72,7 +72,7 @@ class _BoundRunner:
         return self._actor
 
     def end(self) -> None:
-        """Ends the runner, and with it everything it started."""
+        """End the runner, and with it everything it started."""
         if self._actor is not None:
             ray.kill(self._actor)
 
@@ -81,15 +81,15 @@ class Runner:
     """Ray actor: sets verl's trainer up and fits it, in the process where the datasets live."""
 
     def __init__(self, worker_objects: bytes | None, dataset_objects: bytes | None) -> None:
-        """Packed `RunObjects`."""
+        """Keep packed `RunObjects`."""
         self._packed = (worker_objects, dataset_objects)
 
     def set_env(self, variables: dict[str, str]) -> None:
-        """Sets environment variables of this process; as arguments of a call Ray keeps them nowhere."""
+        """Set environment variables of this process; as arguments of a call Ray keeps them nowhere."""
         os.environ.update(variables)
 
     def run(self, config: Any) -> None:
-        """What verl calls."""
+        """Train; called by verl."""
         OmegaConf.resolve(config)
         settings = Settings.read(config.data)
         name, coordinator = start_coordinator(settings.config, settings.directory, *self._packed)
@@ -140,8 +140,8 @@ class Runner:
 
 
 def create_agent_loop_manager(config: Any, trainer: Any) -> Any:
-    """The agent-loop manager that `rollout.agent.agent_loop_manager_class` names, or the V1 trainer's own with workers
-    that tell of errors, with the servers and reward workers of `trainer`. A server that dies is left out."""
+    """Return the agent-loop manager that `rollout.agent.agent_loop_manager_class` names, or the V1 trainer's own with
+    workers that tell of errors, with the servers and reward workers of `trainer`. A server that dies is left out."""
     from uirl.integrations.verl.rollout.workers import ReportingManager
 
     named = config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class")
@@ -155,10 +155,10 @@ def create_agent_loop_manager(config: Any, trainer: Any) -> Any:
 
 
 def watch_over(trainer: Any, watch: Watch, first_error: Callable[[], Exception | None]) -> None:
-    """Make the trainer listen: from now on its waiting for episodes ends with ProcessLost where a process has died, and
-    with what `first_error` returns: an error that is meant for the person.
+    """Make the trainer's waiting for episodes end with ProcessLost where a process has died, and with what
+    `first_error` returns: an error that is meant for the user.
 
-    With a sampler of somebody else's that waits in another way, complaints are heard when all episodes have ended.
+    With a sampler of somebody else's that waits in another way, errors are raised when all episodes have ended.
     """
     buffer = trainer.replay_buffer
     sample, wait = buffer.sample, getattr(buffer, "_wait_for_next_poll", None)
@@ -185,7 +185,7 @@ def watch_over(trainer: Any, watch: Watch, first_error: Callable[[], Exception |
 
 
 def _cause(error: Exception) -> Exception:
-    """The error of ours inside what Ray made of it, ProcessLost where a process died; Ray's own otherwise."""
+    """Return the error of ours inside what Ray made of it, ProcessLost where a process died; Ray's own otherwise."""
     from uirl.errors import UirlError
 
     cause: Any = error
@@ -213,8 +213,8 @@ class _Traces:
         return cls(frozenset(ray.util.list_named_actors()), frozenset(groups))
 
     def restore(self, seconds: float = 60.0) -> None:
-        """Removes the placement groups that were made since, which Ray keeps as long as the driver lives, and waits
-        until they and the actors are gone."""
+        """Remove the placement groups that were made since, which Ray keeps as long as the driver lives, and wait until
+        they and the actors are gone."""
         for name in self.now().groups - self.groups:
             with suppress(ValueError):  # it went by itself
                 ray.util.remove_placement_group(ray.util.get_placement_group(name))

@@ -66,7 +66,7 @@ class CustomRayPPOTrainer:
         overrides: Mapping[str, Any] | None = None,
         eval_dataset: Iterable[Any] | None = None,
     ) -> None:
-        """Wires everything and checks it; starts nothing.
+        """Build all parts and check them; start nothing.
 
         Args:
             config: A `ConfigStore`, or verl's own config (OmegaConf), whose `data.uirl.config` may hold one.
@@ -117,8 +117,8 @@ class CustomRayPPOTrainer:
             _use_template(self.config, tokenizer)
 
     def fit(self) -> dict[str, Any]:
-        """The last row of the run's `metrics.jsonl`, once verl's trainer has come to its end. What it came to is
-        printed, and last that many episodes are no evidence, where that is so.
+        """Train until verl's trainer has come to its end and return the last row of the run's `metrics.jsonl`. The
+        results are printed, and last a warning where many episodes are no evidence.
 
         Starts Ray where it does not run, as `ray_kwargs.ray_init` says, and stops what it started. Raises what broke
         the run: RolloutFailure where every episode of a step failed, CheckpointError for a model verl cannot load,
@@ -188,7 +188,7 @@ def create_trainer(
 def _as_played_by(
     engine: MultiTurnInferenceEngine, store: ConfigStore, environment: BaseEnvironment | None
 ) -> BaseEnvironment:
-    """The environment with the engine's tools; its turns and system prompt go into `store`."""
+    """Return the environment with the engine's tools; its turns and system prompt go into `store`."""
     if environment is None:
         settings = store.environment
         environment = create_environment(settings.name, settings.options_for("train"), settings)
@@ -225,7 +225,7 @@ def _directory(store: ConfigStore) -> Path:
 
 
 def _verl_config(config: Any, store: ConfigStore, directory: Path, overrides: Mapping[str, Any], use_v1: bool) -> Any:
-    """verl's whole config with our parts in their places."""
+    """Return verl's whole config with our parts in their places."""
     from omegaconf import OmegaConf
 
     if isinstance(config, ConfigStore):
@@ -265,7 +265,7 @@ def _verl_config(config: Any, store: ConfigStore, directory: Path, overrides: Ma
 
 
 def _load_with(config: Any, key: str, module: str) -> None:
-    """Adds a module to those that verl imports where it loads a model."""
+    """Add a module to those that verl imports where it loads a model."""
     from omegaconf import OmegaConf
 
     named = OmegaConf.select(config, key)
@@ -274,12 +274,13 @@ def _load_with(config: Any, key: str, module: str) -> None:
 
 
 def _needs_writing(path: str) -> bool:
-    """Whether verl cannot load this itself: a built-in model, a checkpoint or a run of the local trainer."""
+    """Return whether verl cannot load this itself: a built-in model, a checkpoint or a run of the local trainer."""
     return path.startswith("uirl/") or (Path(path).is_dir() and not (Path(path) / "config.json").is_file())
 
 
 def _point_at_folder(config: Any, source: str, written: Path) -> None:
-    """Names the folder that verl's processes load, wherever they run: `source`, or what will be `written` of it."""
+    """Set in `config` the folder that verl's processes load, wherever they run: `source`, or what will be `written` of
+    it."""
     from omegaconf import OmegaConf
 
     local = Path(source).is_dir()
@@ -291,7 +292,7 @@ def _point_at_folder(config: Any, source: str, written: Path) -> None:
 
 
 def _use_template(config: Any, tokenizer: Any) -> None:
-    """Puts the chat template of a tokenizer into verl's config; ids must be those of the model's own."""
+    """Put the chat template of a tokenizer into verl's config; ids must be those of the model's own."""
     template = getattr(tokenizer, "chat_template", None)
     if not template:
         raise ConfigError("the tokenizer has no chat template; leave it out, or set model.chat_template")

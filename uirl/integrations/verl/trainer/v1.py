@@ -126,7 +126,7 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
             raise all_failed(reasons, self.global_steps) from error
 
     def on_sample_end(self) -> None:
-        """Dead servers are left out: verl would end here, with a step that has been played and not learned from."""
+        """Leave out dead servers: verl would end here, with a step that has been played and not learned from."""
         replicas = {f"rollout server {i}": one for i, one in enumerate(self.checkpoint_manager.replicas)}
         watch = Watch({f"{name}.{i}": s for name, one in replicas.items() for i, s in enumerate(one.servers)})
         for name, error in watch.dead(seconds=60.0).items():
@@ -135,7 +135,7 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         super().on_sample_end()
 
     def on_step_end(self) -> None:
-        """Raises ProcessLost where a server died in this step: weights could reach it no more. The step is saved."""
+        """Save the step and raise ProcessLost where a server died in it: weights could no longer reach the server."""
         if not self._dead_servers:
             super().on_step_end()
             return
@@ -167,13 +167,13 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         return batch
 
     def _actor_steps(self) -> int:
-        """Steps of the actor's optimiser in this update: none while the critic alone is trained."""
+        """Return the steps of the actor's optimiser in this update: none while the critic alone is trained."""
         if self.global_steps < self.config.trainer.critic_warmup:
             return 0
         return self._minibatches["actor"] * int(self.config.actor_rollout_ref.actor.ppo_epochs)
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        """The number of rows that the batch at hand shall have; verl asks before it pads it."""
+        """Return the number of rows that the current batch must have; verl asks before it pads it."""
         keys, config = self._batch.keys, self.config
         episodes = [episode_of(key) for key in keys]
         wanted = wanted_minibatches(config, critic=self.use_critic)
@@ -194,7 +194,7 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         return self._division.padded
 
     def _place(self, batch: Any, network: str, metrics: dict[str, Any], prefix: str) -> None:
-        """Orders the rows so that verl, which gives each rank a stretch and cuts it into mini-batches, cuts between the
+        """Order the rows so that verl, which gives each rank a stretch and cuts it into mini-batches, cuts between the
         blocks; within a block ranks get equal work."""
         at = {key: i for i, key in enumerate(batch.keys)}
         tokens = torch.tensor([tag["seq_len"] for tag in batch.tags], dtype=torch.int64)
@@ -233,7 +233,7 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         return Sized(group, self._division.sizes(self._minibatches[network]))
 
     def _without_lone_members(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """The batch without episodes that have nobody left to be compared with."""
+        """Return the batch without episodes that have no other episode of their group left to be compared with."""
         members = Counter(group for group, _ in {episode_of(key) for key in batch.keys})
         keep = [key for key in batch.keys if members[episode_of(key)[0]] > 1]
         lone = [key for key in batch.keys if members[episode_of(key)[0]] == 1]
@@ -263,7 +263,7 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         return batch
 
     def _credit_episodes(self, batch: Any) -> None:
-        """Writes the credit of whole episodes into the queue, over that of their sequences."""
+        """Write the credit of whole episodes into the queue, over that of their sequences."""
         algorithm = self.config.algorithm
         fields = ["loss_mask", "response_mask", "extra_fields", "rm_scores"]
         fields += ["token_level_rewards"] * algorithm.use_kl_in_reward + ["values"] * self.use_critic
@@ -296,7 +296,7 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
 
 
 def report(dataset: Any, played: list[Trajectory], step: int) -> None:
-    """Tells a dataset how the episodes of update `step` went."""
+    """Tell a dataset how the episodes of update `step` went."""
     if hasattr(dataset, "report"):
         source: Any = getattr(dataset, "source", None)
         if hasattr(source, "step"):
@@ -305,14 +305,14 @@ def report(dataset: Any, played: list[Trajectory], step: int) -> None:
 
 
 def copies(group: Any, mesh: str = "train") -> int:
-    """How many copies of its model a worker group of verl's holds: its ranks of data parallel."""
+    """Return how many copies of its model a worker group of verl's holds: its ranks of data parallel."""
     if mesh not in group._dispatch_info:
         group._dispatch_info[mesh] = group._query_dispatch_info(mesh)
     return int(max(group._dispatch_info[mesh])) + 1
 
 
 def all_failed(reasons: list[str], step: int) -> RolloutFailure:
-    """The error of a step without evidence."""
+    """Return the error of a step without evidence."""
     return RolloutFailure(
         f"step {step}: none of its groups can be learned from; {len(reasons)} episodes failed. The first, "
         f"{reasons[0] if reasons else 'of unknown reason'}"

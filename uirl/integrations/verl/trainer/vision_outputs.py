@@ -45,7 +45,7 @@ class _TensorVisionModel:
 
 
 def with_tensor_vision(input_embeds: Callable[..., Any]) -> Callable[..., Any]:
-    """verl's `_get_input_embeds`, which is shown a model whose vision part returns a tensor."""
+    """Return verl's `_get_input_embeds`, which is shown a model whose vision part returns a tensor."""
 
     @wraps(input_embeds)
     def unpacked(model: Any, *arguments: Any, **options: Any) -> Any:
