@@ -9,6 +9,7 @@ from typing import Any
 from uirl.environments.browser.chromium.cdp import Refused
 from uirl.environments.browser.page.navigation import Threw, value_of
 from uirl.environments.browser.page.tab import Tab
+from uirl.runtime.assets import read_asset
 
 GONE = "it is not on the page any more; look again"
 
@@ -31,31 +32,7 @@ class Handle:
     object: str
 
 
-FILL = """function (value) {
-  let field = this;
-  if (field.localName === 'label' && field.control) field = field.control;
-  if (field.disabled || field.readOnly) return 'it is disabled or can only be read';
-  field.scrollIntoViewIfNeeded();
-  if (field.isContentEditable) {
-    field.focus();
-    getSelection().selectAllChildren(field);
-    return '';
-  }
-  const lines = /^(text|search|email|url|tel|password|number|)$/;
-  if (field.localName === 'textarea' || field.localName === 'input' && lines.test(field.type)) {
-    field.focus();
-    field.select();
-    return '';
-  }
-  if (field.localName !== 'input' || /^(checkbox|radio|file|button|submit|reset|image|hidden)$/.test(field.type))
-    return `<${field.localName}${field.type ? ' type=' + field.type : ''}> is no field for text`;
-  field.focus();
-  field.value = value;
-  if (field.value !== value) return `a field of the type ${field.type} does not take ${value.slice(0, 40)}`;
-  field.dispatchEvent(new Event('input', {bubbles: true, composed: true}));
-  field.dispatchEvent(new Event('change', {bubbles: true}));
-  return null;
-}"""
+FILL = read_asset(__package__, "fill.js")
 """JavaScript: '' where text is to be put in now, null where it is done, else why it cannot be."""
 
 FOCUS = """function () {
@@ -68,29 +45,7 @@ FOCUS = """function () {
   return field.getRootNode().activeElement === field ? '' : `<${field.localName}> does not take the keyboard`;
 }"""
 
-SELECT = """function (wanted) {
-  let list = this.closest('select') || this;
-  if (list.localName === 'label' && list.control) list = list.control;
-  const options = [...(list.localName === 'select' ? list.options : list.list ? list.list.options : [])];
-  if (!options.length) return `<${list.localName}> has no options`;
-  if (list.disabled) return 'the list is disabled';
-  const text = o => (o.label || o.textContent).trim();
-  const chosen = wanted.map(word => options.find(o => o.value === word) || options.find(o => text(o) === word.trim()));
-  const missing = wanted[chosen.findIndex(o => !o || o.disabled)];
-  if (missing !== undefined)
-    return `there is no option ${missing.slice(0, 40)}; expected of ${options.slice(0, 20).map(text).join(', ')}`;
-  if (chosen.length > 1 && !list.multiple) return 'the list takes one option';
-  if (list.localName === 'select') {
-    if (!chosen.length && !list.multiple) return 'the list takes one option, and none was named';
-    for (const option of options) option.selected = chosen.includes(option);
-  } else {
-    list.value = chosen.length ? chosen[0].value : '';
-  }
-  list.focus();
-  list.dispatchEvent(new Event('input', {bubbles: true, composed: true}));
-  list.dispatchEvent(new Event('change', {bubbles: true}));
-  return '';
-}"""
+SELECT = read_asset(__package__, "select.js")
 
 AT = """((x, y) => {
   let found = document.elementFromPoint(x, y);

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from html import escape
-from importlib import resources
 
 from fastapi import APIRouter, Request, Response
 
@@ -14,6 +13,7 @@ from uirl.environments.remote.server.access import may_grade
 from uirl.environments.remote.server.native import answer, describe_lease
 from uirl.environments.remote.server.problems import NoSession
 from uirl.environments.remote.server.sessions import Sessions
+from uirl.runtime.assets import read_asset
 
 _PAGE = "live_view.html"
 """Beside this file; `__NAME__` and `__NONCE__` stand for what each answer fills in."""
@@ -35,7 +35,7 @@ class LiveView:
 
     async def page(self) -> Response:
         nonce = secrets.token_urlsafe(12)
-        page = resources.files(__package__).joinpath(_PAGE).read_text("utf-8")
+        page = read_asset(__package__, _PAGE)
         page = page.replace("__NONCE__", nonce).replace("__NAME__", escape(self.sessions.settings.environment))
         policy = (
             f"default-src 'none'; img-src 'self'; connect-src 'self'; style-src 'nonce-{nonce}'; "
