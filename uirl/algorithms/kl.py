@@ -155,7 +155,7 @@ class KLController:
     def __init__(
         self, init_kl_coef: float, target_kl: float = 0.1, adaptive: bool = False, horizon: int = 10_000
     ) -> None:
-        """A controller that starts at `init_kl_coef`.
+        """Start at `init_kl_coef`.
 
         Args:
             init_kl_coef: First coefficient, at least 0.

@@ -77,7 +77,7 @@ def parse(text: str, source: str) -> Any:
 
 
 def read(path: str | os.PathLike[str]) -> Any:
-    """The plain data in a file; None for an empty one. Raises `ConfigError` that names the file."""
+    """Return the plain data in a file; None for an empty one. Raises `ConfigError` that names the file."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -71,7 +71,7 @@ class TaskRunner:
         environment_options: Mapping[str, Any] | None = None,
         images: ImageStore | None = None,
     ) -> None:
-        """Raises ConfigError or ContractError for what does not fit; the server is first asked by an episode.
+        """Raise ConfigError or ContractError for what does not fit; the server is first asked by an episode.
 
         Args:
             ui_env_url: address of the server, 'http://host:8000'.

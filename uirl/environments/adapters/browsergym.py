@@ -47,7 +47,7 @@ class BrowserGymEnvironment:
         step_timeout: float = 60.0,
         reset_timeout: float = 120.0,
     ) -> None:
-        """An environment that opens its page at the first reset.
+        """Make an environment that opens its page at the first reset.
 
         Args:
             environment: a name such as 'miniwob', 'package.module:Class', or an environment, used as it is.
@@ -89,7 +89,7 @@ class BrowserGymEnvironment:
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(The first observation, info). `options={"task": "miniwob/click-test"}` chooses a task.
+        """Return the first observation and info. `options={"task": "miniwob/click-test"}` chooses a task.
 
         Raises EnvironmentFailure or EpisodeTimeout.
         """

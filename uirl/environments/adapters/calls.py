@@ -151,7 +151,7 @@ class CalledEpisode:
         return result.observation, result.reward
 
     async def act(self, action: Action) -> StepResult:
-        """The environment's answer to an action as a policy's reply is parsed into one. Raises as `call` does."""
+        """Return the answer to an action as a policy's reply is parsed into one. Raises as `call` does."""
         return await self._step(lambda: action)
 
     async def _step(self, action: Callable[[], Action]) -> StepResult:

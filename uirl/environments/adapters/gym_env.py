@@ -88,7 +88,7 @@ class GymEnv(gymnasium.Env[Any, Any], EzPickle):
     metadata: dict[str, Any] = {"render_modes": ["rgb_array", "ansi"], "render_fps": 4}  # noqa: RUF012 (as its base)
 
     def __init__(self, environment: str | BaseEnvironment, options: Mapping[str, Any] | None = None, **keys: Any):
-        """An environment for Gymnasium.
+        """Make an environment for Gymnasium.
 
         `environment`: a name from the table of environments, 'package.module:Class', or an environment; `options`: of
         the named environment; `keys`: fields of `GymEnvOptions`. Raises ConfigError for what does not fit.
@@ -109,8 +109,8 @@ class GymEnv(gymnasium.Env[Any, Any], EzPickle):
         self.action_space, self._read = self._action_space(env, settings)
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """(The first observation, info) of a new episode. Raises EnvironmentFailure, EpisodeTimeout, or ConfigError for
-        an unknown task or option."""
+        """Return the first observation and info of a new episode. Raises EnvironmentFailure, EpisodeTimeout, or
+        ConfigError for an unknown task or option."""
         super().reset(seed=seed)
         instance = int(self.np_random.integers(2**31)) if seed is None else int(seed)
         first = self._thread.run(self._episode.reset(self._task(instance, options or {}), instance))

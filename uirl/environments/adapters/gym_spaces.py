@@ -87,8 +87,8 @@ def _no_shared_memory(space: AnyText, n: int = 1, ctx: Any = None) -> Any:
 
 
 def text_bytes(text: str, length: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The text as `length` numbers: its UTF-8 bytes, then zeros. Half characters are '?'; of a longer text it is the
-    beginning, with dots."""
+    """Return the text as `length` numbers: its UTF-8 bytes, then zeros. Half characters are '?'; of a longer text it is
+    the beginning, with dots."""
     whole = text.encode("utf-8", "replace")
     if len(whole) > length:
         kept = whole[: max(length - 3, 0)].decode("utf-8", "ignore").encode()  # no character is cut in two
@@ -123,9 +123,9 @@ def calls(functions: Sequence[ToolDefinition], max_length: int) -> tuple[spaces.
 
 
 def numbers(functions: Sequence[ToolDefinition], words: Sequence[str]) -> tuple[spaces.Space[Any], Reader]:
-    """The same as `MultiDiscrete`, for learners that know no other: the number of the function where there are several,
-    then the arguments of each function in order. `words` are the texts there are. An argument that may be left out is
-    left out at 0, and always where it is a text or has no such form."""
+    """Return the space as `MultiDiscrete`, for learners that know no other: the number of the function where there are
+    several, then the arguments of each function in order. `words` are the texts there are. An argument that may be left
+    out is left out at 0, and always where it is a text or has no such form."""
     sizes = [len(functions)] if len(functions) > 1 else []
     slots: list[list[tuple[str, int, bool, Sequence[Any]]]] = []
     for function in functions:

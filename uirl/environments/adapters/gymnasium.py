@@ -266,7 +266,8 @@ def _is_image(value: Any) -> bool:
 
 
 def _without_colours(text: str) -> str:
-    """The text with [brackets] around what a terminal would highlight: often that alone says where the player is."""
+    """Return the text with [brackets] around what a terminal would highlight: often that alone says where the player
+    is."""
     return "\n".join(map(_marked, text.split("\n"))).strip("\n")
 
 

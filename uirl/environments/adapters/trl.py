@@ -71,7 +71,8 @@ class TRLEnvironment:
         return self._content(first)
 
     def get_reward(self) -> float | None:
-        """The sum of the episode's rewards; None, which TRL takes for 'not scorable', where the environment failed."""
+        """Return the sum of the episode's rewards; None, which TRL takes for 'not scorable', where the environment
+        failed."""
         return self._episode.reward
 
     @property
@@ -193,7 +194,8 @@ def _task(row: str | Mapping[str, Any] | None) -> Task | None:
 
 
 def _method(definition: ToolDefinition) -> Callable[..., Any]:
-    """A method that is called with the arguments of a function, with the signature and the words of its schema."""
+    """Return a method that is called with the arguments of a function, with the signature and the words of its
+    schema."""
     name = definition.name
     properties = definition.parameters.get("properties", {})
     for word in (name, *properties):

@@ -130,8 +130,8 @@ class NativeRemoteEnvironment(RemoteEnvironment):
     # -- an episode ------------------------------------------------------------------------------------------------
 
     async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
-        """The first observation. Nothing is lost with a session between two episodes: one that ran out, or whose server
-        is gone, is replaced."""
+        """Return the first observation. Nothing is lost with a session between two episodes: one that ran out, or whose
+        server is gone, is replaced."""
         wire_task = None if task is None else WireTask.of(task)
         self._episode = ResetRequest.model_construct(task=wire_task, seed=seed)
         first: WireObservation | None = None
@@ -154,7 +154,8 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         return await all_whole(first.to_observation(), self.url)
 
     async def step(self, action: Action | str) -> StepResult:
-        """What the served environment answers. An act whose outcome is unknown raises, and is never sent again."""
+        """Return what the served environment answers. An act whose outcome is unknown raises, and is never sent
+        again."""
         if isinstance(action, str):
             action = Action(text=action)
         limit = self.max_turns
@@ -182,8 +183,8 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         )
 
     async def get_state_description(self) -> str:  # type: ignore[override]
-        """The state as the served environment describes it: the last one of an episode that is over, empty before the
-        first."""
+        """Return the state as the served environment describes it: the last one of an episode that is over, empty
+        before the first."""
         if self._server is None:
             return self._state
         answer = await self._call("GET", "/state", None, StateAnswer, timeout=self.options.step_timeout, again=True)
@@ -199,8 +200,8 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         return None if answer.action is None else answer.action.to_action()
 
     async def score_now(self) -> tuple[float, dict[str, Any]] | None:
-        """What the served environment says of an episode that the run ends here; None: it does not know, its server is
-        of a version without this call, or the token sees no rewards. The session ends with it."""
+        """Return what the served environment says of an episode that the run ends here; None: it does not know, its
+        server is of a version without this call, or the token sees no rewards. The session ends with it."""
         if self._server is None or self.options.blind or not self.description.scores_now:
             return None
         answer = await self._call(

@@ -122,7 +122,8 @@ class UIVerifiersEnvironment(RemoteEnvironment):
     # -- an episode ------------------------------------------------------------------------------------------------
 
     async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
-        """The first screenshot of a new session (protocol S: of the same one). `seed` reaches `uirl serve` alone."""
+        """Return the first screenshot of a new session (protocol S: of the same one). `seed` reaches `uirl serve`
+        alone."""
         self._seed, self._turns = seed, 0
         if self._session is not None:
             await self.close()
@@ -266,7 +267,8 @@ class UIVerifiersEnvironment(RemoteEnvironment):
         return info if self.options.rows is None else {**info, "success": progress.correct >= self.options.rows}
 
     def _query(self, action: UIAction) -> dict[str, Any] | str:
-        """The action as parameters of `/act`; a str where this server cannot do it: why, in words for the policy."""
+        """Return the action as parameters of `/act`; a str where this server cannot do it: why, in words for the
+        policy."""
         if self._mouse_only and isinstance(action, (Type, Keys, Scroll)):
             return f"this screen takes no {action.name}: there is only a mouse"
         if isinstance(action, (Wait, LookAgain, Terminate)):

@@ -114,7 +114,7 @@ class FrameData(WireAnswer):
 
     @classmethod
     def of(cls, seen: Observation, reward: float | None, ends: tuple[bool, bool], *, graded: bool) -> Self:
-        """`ends`: terminated and truncated. `graded`: with what the agent must not see."""
+        """Write a result. `ends`: terminated and truncated. `graded`: with what the agent must not see."""
         terminated, truncated = ends
         observation = SeenData.model_construct(
             text=seen.text,

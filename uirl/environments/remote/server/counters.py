@@ -39,7 +39,7 @@ class Counters:
         return int(sum(value for key, value in self._counts[name].items() if wanted <= set(key)))
 
     def took(self, method: str, seconds: float) -> None:
-        """A call of `method` came back after `seconds`."""
+        """Count a call of `method` that came back after `seconds`."""
         row = self._seconds.setdefault(method, [0] * (len(BUCKETS) + 1))
         row[next((i for i, end in enumerate(BUCKETS) if seconds <= end), len(BUCKETS))] += 1
         self._sums[method] += seconds

@@ -126,7 +126,7 @@ class Native:
         return answer(Observed.model_construct(observation=self._shown(lease, request)))
 
     async def step(self, id: str, request: Request) -> Response:
-        """What the environment answers to an action. `close`: 'never' (default), 'done' ends the session with the
+        """Return the answer to an action. `close`: 'never' (default), 'done' ends the session with the
         episode, 'after' with this step; the answer then has the last `state`."""
         lease = self._lease(id)
         wanted = await _read(StepRequest, request)

@@ -105,7 +105,7 @@ class Connection:
                 return
 
     def end_soon(self) -> None:
-        """The session is over: the socket goes too, for a client must not play what is closed."""
+        """Close the socket with its session: a client must not play what is closed."""
         if self._lease.over != "client":
             self._ending = asyncio.ensure_future(self._end())
 

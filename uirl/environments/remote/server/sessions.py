@@ -107,7 +107,7 @@ class Lease:
         return self.terminated or self.truncated
 
     def begin(self, observation: Observation, task: Task | None, seed: int | None) -> None:
-        """A new episode."""
+        """Note a new episode."""
         self.observation, self.picture, self.task, self.seed = observation, None, task, seed
         self._keep_picture(observation)
         self.turns, self.total_reward, self.success = 0, 0.0, None
@@ -116,7 +116,7 @@ class Lease:
         self.episodes += 1
 
     def note(self, result: StepResult) -> None:
-        """What a step came to."""
+        """Note what a step came to."""
         self.observation = result.observation
         self._keep_picture(result.observation)
         self.turns += 1
@@ -216,8 +216,8 @@ class Sessions:
             return observation
 
     async def step(self, lease: Lease, action: Action, turn: int | None = None) -> StepResult:
-        """What the environment answers. `turn`: the number of steps the client knows of; another one raises OutOfTurn,
-        so that a step that somebody sends twice is taken once."""
+        """Return what the environment answers. `turn`: the number of steps the client knows of; another one raises
+        OutOfTurn, so that a step that somebody sends twice is taken once."""
         async with self._calling(lease, "step"):
             if turn is not None and turn != lease.turns:
                 raise OutOfTurn(f"step {turn} of the episode was asked for, but {lease.turns} were taken so far")
@@ -241,7 +241,7 @@ class Sessions:
             return await lease.session.state_description()
 
     def touch(self, lease: Lease) -> None:
-        """The client looked: the session is not idle."""
+        """Note that the client looked: the session is not idle."""
         lease.touched = lease.renewed = self._clock()
 
     async def close(self, lease: Lease, why: str) -> None:

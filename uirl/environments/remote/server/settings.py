@@ -79,7 +79,8 @@ class Tokens:
 
 
 def read_tokens(settings: ServerSettings) -> Tokens:
-    """The tokens that the environment variables hold. Raises ConfigError where one is missing or both are the same."""
+    """Return the tokens that the environment variables hold. Raises ConfigError where one is missing or both are the
+    same."""
     agent, grader = _read(settings.token_env), _read(settings.grader_token_env)
     if agent is not None and agent == grader:
         raise ConfigError(
