@@ -92,8 +92,9 @@ async def test_no_response_spans_an_update(lm: LoadedModel, tmp_path: Path) -> N
     early = asyncio.ensure_future(engine.generate(waiting))
     await wait_for(backend.began)
     update = asyncio.ensure_future(push(engine, 1))
-    while not list(engine._files.path.glob("*/*.safetensors")):
+    while engine._gate._open.is_set():  # the files are written and the update waits for the request
         await asyncio.sleep(0.01)
+    assert list(engine._files.path.glob("*/*.safetensors"))
     late = [asyncio.ensure_future(engine.generate(REQUEST)) for _ in range(3)]
     await asyncio.sleep(0.1)
     assert backend.weights == 0
