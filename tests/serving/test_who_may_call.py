@@ -231,11 +231,13 @@ async def test_a_package_that_is_missing_is_named(lm: LoadedModel, monkeypatch: 
         ({"max_bdy": 1}, "did you mean 'max_body'"),
         ({"port": "8000"}, "expected whole number"),
         ({"idle_seconds": 0.0}, "expected number > 0"),
+        ({"api_key": ["s3cret"]}, "api_key: got a list that is not shown, expected text or null"),
     ],
 )
 def test_an_option_that_is_none_is_named(lm: LoadedModel, options: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(ConfigError, match=problem) as told:
         ModelEndpoint(says(lm, "x"), lm, **options)
+    assert "s3cret" not in str(told.value)
 
 
 def test_options_come_as_an_object_or_by_name(lm: LoadedModel) -> None:

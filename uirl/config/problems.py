@@ -56,7 +56,10 @@ def config_error(section: type[KeyedModel], error: ValidationError, values: Any)
             lines.setdefault(dotted(owner.key, str(rest[0] if rest else name)), owner.unknown_key(str(rest[0])))
         else:
             key, got = _value_at(section, owner, name, rest, values)
-            lines.setdefault(dotted(owner.key, name), f"{key}: got {got!r:.200}, expected {_expected(owner, name)}")
+            field = owner.model_fields.get(name)
+            # a field without a repr holds a secret
+            shown = f"{got!r:.200}" if field is None or field.repr else f"a {type(got).__name__} that is not shown"
+            lines.setdefault(dotted(owner.key, name), f"{key}: got {shown}, expected {_expected(owner, name)}")
     return ConfigError("\n".join(lines.values()))
 
 
