@@ -141,6 +141,16 @@ async def test_a_turn_that_spans_an_update_leaves_no_cache_behind(lm: LoadedMode
     assert (await engine.generate(again)).cached_tokens > 0
 
 
+async def test_a_request_that_waits_during_an_update_is_of_the_version_that_answers_it(lm: LoadedModel) -> None:
+    engine = TransformersInferenceEngine(lm, shared=True, max_batch_size=1)
+    request = GenerationRequest((10, 11, 12), (), SamplingParams(max_tokens=4, seed=3))
+    first, second = (asyncio.ensure_future(engine.generate(request)) for _ in range(2))
+    while not (engine._scheduler.running and engine._scheduler.waiting):
+        await asyncio.sleep(0)
+    await engine.update_weights(None, version=1)
+    assert [(await reply).policy_version for reply in (first, second)] == [0, 1]
+
+
 async def test_what_cannot_be_answered_is_a_typed_failure(lm: LoadedModel) -> None:
     engine = TransformersInferenceEngine(lm, max_context=16)
     with pytest.raises(EngineFailure, match="max_context"):

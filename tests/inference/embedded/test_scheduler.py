@@ -27,7 +27,7 @@ def request(*ids: int, session: str | None = None, **sampling: Any) -> Generatio
 
 def prefilled(scheduler: Scheduler) -> list[SequenceState]:
     """The sequences that a step admits, their prompts in the cache; the runner does this."""
-    admission = scheduler.admit()
+    admission = scheduler.admit(0)
     assert admission is not None
     for sequence in admission.sequences:
         sequence.cached = len(sequence.request.prompt_ids)
@@ -41,7 +41,7 @@ def sample(scheduler: Scheduler, sequences: list[SequenceState], *tokens: int) -
 
 def play(scheduler: Scheduler, request: GenerationRequest, *reply: int) -> SequenceState:
     """A turn that runs alone: `reply` is what is sampled."""
-    sequence = scheduler.add(request, 0)
+    sequence = scheduler.add(request)
     prefilled(scheduler)
     for number, token in enumerate(reply):
         sequence.cached += number > 0
@@ -66,10 +66,10 @@ print("torch" in sys.modules, "numpy" in sys.modules)
 
 def test_requests_are_admitted_in_order_while_rows_last() -> None:
     waiting = scheduler(running=2)
-    first, second, third = (waiting.add(request(10 + i), 0) for i in range(3))
+    first, second, third = (waiting.add(request(10 + i)) for i in range(3))
     assert prefilled(waiting) == [first, second]
     assert (waiting.running, list(waiting.waiting)) == ([first, second], [third])
-    assert waiting.admit() is None
+    assert waiting.admit(0) is None
     assert sample(waiting, [first, second], END, 20) == {first: "stop"}
     assert prefilled(waiting) == [third]
     assert [s.row for s in (second, third)] == [0, 1]
@@ -77,7 +77,7 @@ def test_requests_are_admitted_in_order_while_rows_last() -> None:
 
 def test_prompts_are_admitted_within_the_prefill_budget_but_one_always_is() -> None:
     waiting = scheduler(prefill=5)
-    long, short, shorter = (waiting.add(request(*range(10, 10 + n)), 0) for n in (9, 3, 2))
+    long, short, shorter = (waiting.add(request(*range(10, 10 + n))) for n in (9, 3, 2))
     assert prefilled(waiting) == [long]
     assert prefilled(waiting) == [short, shorter]
 
@@ -94,7 +94,7 @@ def test_prompts_are_admitted_within_the_prefill_budget_but_one_always_is() -> N
 )
 def test_a_reply_ends_with_an_end_token_or_its_limit(sampling: dict, token: int, reason: str | None) -> None:
     one = scheduler()
-    sequence = one.add(request(10, 11, **sampling), 0)
+    sequence = one.add(request(10, 11, **sampling))
     prefilled(one)
     assert sample(one, [sequence], token).get(sequence) == reason
     assert one.has_work == (reason is None)
@@ -102,7 +102,7 @@ def test_a_reply_ends_with_an_end_token_or_its_limit(sampling: dict, token: int,
 
 def test_a_reply_ends_where_the_context_does() -> None:
     one = scheduler(context=4)
-    sequence = one.add(request(10, 11), 0)
+    sequence = one.add(request(10, 11))
     prefilled(one)
     assert sample(one, [sequence], 20) == {}
     sequence.cached += 1
@@ -112,7 +112,7 @@ def test_a_reply_ends_where_the_context_does() -> None:
 
 def test_an_aborted_sequence_leaves_the_queue_or_its_row() -> None:
     one = scheduler(running=1)
-    running, waiting = one.add(request(10, session="s"), 0), one.add(request(11), 0)
+    running, waiting = one.add(request(10, session="s")), one.add(request(11))
     prefilled(one)
     one.abort(waiting)
     assert not one.waiting
@@ -131,8 +131,8 @@ def test_the_next_turn_takes_over_what_is_equal_and_feeds_at_least_one_token() -
     ):
         one = scheduler()
         play(one, request(10, 11, session="s"), 20, END)
-        again = one.add(request(*following, session="s"), 0)
-        one.admit()
+        again = one.add(request(*following, session="s"))
+        one.admit(0)
         assert (again.cached, again.reused, again.uncached) == (reused, reused, len(following) - reused)
 
 
@@ -152,7 +152,7 @@ def test_a_row_is_kept_only_for_a_session_that_goes_on() -> None:
 def test_rows_that_older_weights_filled_are_forgotten() -> None:
     one = scheduler()
     play(one, request(10, session="before"), END)
-    running = one.add(request(11, session="during"), 0)
+    running = one.add(request(11, session="during"))
     prefilled(one)
     one.forget_rows()
     assert sample(one, [running], END) == {running: "stop"}
@@ -163,8 +163,8 @@ def test_where_rows_run_out_the_oldest_kept_one_goes() -> None:
     one = scheduler(running=3)
     for number in range(3):
         play(one, request(10 + number, session=f"s{number}"), END)
-    one.add(request(20), 0)
-    one.admit()
+    one.add(request(20))
+    one.admit(0)
     assert one.kept_sessions == ["s1", "s2"]
 
 
@@ -188,24 +188,24 @@ def test_pictures_are_taken_over_whole_and_unchanged(following: tuple, pictures:
     one = scheduler(image_spans=spans)
     play(one, replace(request(10, 9, 9, 9, 11, session="s"), images=(picture(1),)), END)
     images = tuple(picture(number) for number in pictures)
-    again = one.add(replace(request(*following, session="s"), images=images), 0)
-    one.admit()
+    again = one.add(replace(request(*following, session="s"), images=images))
+    one.admit(0)
     assert again.cached == reused
 
 
 def test_what_the_cache_must_hold_is_said_with_the_admission() -> None:
     one = scheduler(context=10**6)
-    one.add(request(*range(10, 15), max_tokens=7), 0)
-    one.add(request(*range(10, 13), max_tokens=10**9), 0)
-    admission = one.admit()
+    one.add(request(*range(10, 15), max_tokens=7))
+    one.add(request(*range(10, 13), max_tokens=10**9))
+    admission = one.admit(0)
     assert isinstance(admission, Admission)
     assert (admission.rows, admission.length) == (2, 3 + AHEAD)
 
 
 def test_a_seed_draws_the_same_numbers_wherever_it_runs() -> None:
-    one, other = (SequenceState(request(10, seed=5), 0) for _ in range(2))
+    one, other = (SequenceState(request(10, seed=5)) for _ in range(2))
     assert [one.uniforms.random() for _ in range(3)] == [other.uniforms.random() for _ in range(3)]
-    unseeded = [SequenceState(request(10), 0).uniforms.random() for _ in range(2)]
+    unseeded = [SequenceState(request(10)).uniforms.random() for _ in range(2)]
     assert unseeded[0] != unseeded[1]
 
 
@@ -251,8 +251,8 @@ def test_every_sequence_always_finds_its_own_tokens_in_its_row(seed: int) -> Non
             if rng.random() < 0.1 or len(history) > 40:  # it is rewritten
                 history = [*history[:2], 99]
             ids = (*history, rng.randint(40, 60))
-            one.add(GenerationRequest(ids, (), SamplingParams(max_tokens=rng.randint(1, 9)), session), 0)
-        if (admission := one.admit()) is not None:
+            one.add(GenerationRequest(ids, (), SamplingParams(max_tokens=rng.randint(1, 9)), session))
+        if (admission := one.admit(0)) is not None:
             cache.move(admission.moves)
             reused += sum(sequence.reused for sequence in admission.sequences)
             feed(admission.sequences)

@@ -75,7 +75,7 @@ class TransformersInferenceEngine(InferenceEngine):
         if self._closed:
             raise EngineFailure("the engine is closed; make a new one")
         max_reply_tokens(request.prompt_ids, self.limits.max_context, self._limited_by)
-        sequence = self._scheduler.add(request, self.policy_version)
+        sequence = self._scheduler.add(request)
         reply = self._replies[sequence] = asyncio.get_running_loop().create_future()
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._run())
@@ -125,7 +125,7 @@ class TransformersInferenceEngine(InferenceEngine):
 
     def _step(self) -> None:
         """Prefill what can be admitted, then decode one token of everything that runs."""
-        admission = self._scheduler.admit()
+        admission = self._scheduler.admit(self.policy_version)
         if admission is not None:
             self._runner.place(admission)
             self._append(admission.sequences, self._runner.prefill(admission.sequences))

@@ -43,7 +43,8 @@ class SequenceState:
     """One request on its way: what was sampled so far, and the row that holds its keys and values."""
 
     request: GenerationRequest
-    policy_version: int
+    policy_version: int = -1
+    """Of the weights that sample its first token; -1: it still waits."""
     row: int = -1
     cached: int = 0
     """Leading tokens whose keys and values are in the row."""
@@ -135,9 +136,9 @@ class Scheduler:
         """Sessions whose rows are kept, the oldest first."""
         return list(self._kept)
 
-    def add(self, request: GenerationRequest, policy_version: int) -> SequenceState:
+    def add(self, request: GenerationRequest) -> SequenceState:
         """Put a request behind those that wait."""
-        sequence = SequenceState(request, policy_version)
+        sequence = SequenceState(request)
         self.waiting.append(sequence)
         return sequence
 
@@ -167,10 +168,11 @@ class Scheduler:
 
     # -- admit -------------------------------------------------------------------------------------------------
 
-    def admit(self) -> Admission | None:
+    def admit(self, policy_version: int) -> Admission | None:
         """Move waiting requests to the running as far as rows and the prefill budget allow; None where none can.
 
-        Each gets a row right behind the running ones, its own kept row where it has one.
+        `policy_version`: of the weights that sample from now on. Each request gets a row right behind the
+        running ones, its own kept row where it has one.
         """
         admitted = self._within_budget()
         if not admitted:
@@ -182,7 +184,7 @@ class Scheduler:
         others = {each.row: each for each in self._kept.values()}
         rows, moves = rows_for_admission(first, [each.row if each else None for each in kept], set(others))
         for sequence, row, left in zip(admitted, rows, kept, strict=True):
-            sequence.row = row
+            sequence.row, sequence.policy_version = row, policy_version
             if left is not None:
                 sequence.cached = sequence.reused = self._reusable(left, sequence.request)
         for row, other in others.items():
