@@ -137,6 +137,8 @@ def _described(problem: ErrorDetails) -> str:
             return "is missing"
         case "too_long":
             return f"has {context['actual_length']} items; expected at most {context['max_length']}"
+        case "too_short":
+            return f"has {context['actual_length']} items; expected at least {context['min_length']}"
         case "value_error":
             return str(context["error"])
         case "is_instance_of":

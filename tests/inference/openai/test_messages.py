@@ -9,15 +9,16 @@ import pytest
 
 from tests.inference.openai.world import ADD, TALK, asked_of
 from tests.inference.pictures import picture
-from uirl.errors import EngineFailure
 from uirl.images import ImageStore
 from uirl.inference import (
     ChatRenderer,
     LoadedModel,
     Message,
 )
+from uirl.inference.openai.answers import ReplyMessage
 from uirl.inference.openai.wire import data_url, reply_text, wire_messages
 from uirl.parsers import create_parser
+from uirl.runtime.wire import WireError
 from uirl.types import ToolCall
 
 
@@ -52,7 +53,9 @@ async def test_structured_calls_become_text_that_the_parser_reads_and_go_back_st
 
 
 def test_what_cannot_be_structured_stays_text() -> None:
-    broken = reply_text({"content": None, "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 1'}}]})
+    broken = reply_text(
+        ReplyMessage.read({"content": None, "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 1'}}]})
+    )
     assert create_parser("qwen").parse(broken).parse_error is not None
     talk = [Message("assistant", broken), Message("tool", "no JSON", name="add")]
     assert wire_messages(talk) == [
@@ -88,7 +91,7 @@ def test_calls_of_others_keep_their_ids() -> None:
     ],
 )
 def test_the_text_of_a_message(message: dict[str, Any], text: str) -> None:
-    assert reply_text(message) == text
+    assert reply_text(ReplyMessage.read(message)) == text
 
 
 def test_calls_in_a_text_that_nothing_answers_stay_text() -> None:
@@ -108,8 +111,8 @@ def test_calls_in_a_text_that_nothing_answers_stay_text() -> None:
     ],
 )
 def test_a_misshapen_message_is_a_failure(message: Any) -> None:
-    with pytest.raises(EngineFailure, match=r"no function with a name|holds no message|expected content as text"):
-        reply_text(message)
+    with pytest.raises(WireError, match=r"expected (an object|a string|a list)|is missing"):
+        ReplyMessage.read(message, "message")
 
 
 async def test_half_a_character_that_a_model_wrote_does_not_end_the_run(make: Any, lm: LoadedModel) -> None:
@@ -122,7 +125,7 @@ async def test_half_a_character_that_a_model_wrote_does_not_end_the_run(make: An
         made = await engine.generate(asked)
         assert made.finish_reason == "stop"
         assert len(made.token_ids) > 1
-    assert reply_text({"content": "\ud83d\ude00 and \ud83d"}) == "\U0001f600 and \ufffd"
+    assert reply_text(ReplyMessage.read({"content": "\ud83d\ude00 and \ud83d"})) == "\U0001f600 and \ufffd"
 
 
 # -- trouble ---------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from uirl.errors import ContractError, EngineFailure
@@ -39,6 +39,7 @@ from uirl.inference.http import HTTPClient
 from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.control_tokens import ControlTokens
 from uirl.inference.models.loading import LoadedModel
+from uirl.inference.openai.answers import ChatAnswer, FinishReason, TextAnswer, TokenAnswer
 from uirl.inference.openai.probe import (
     NEUTRAL,
     TokenAbility,
@@ -48,21 +49,23 @@ from uirl.inference.openai.probe import (
     probe_neutral,
     probe_text,
     probe_tokens,
-    read_pick,
     text_probe,
 )
 from uirl.inference.openai.wire import reply_text, wire_messages
 from uirl.inference.servers import server_client
-from uirl.runtime.limits import is_finite, whole_characters
+from uirl.runtime.limits import whole_characters
 from uirl.runtime.once import Once
+from uirl.runtime.wire import WireAnswer, WireError
 
 if TYPE_CHECKING:
     from uirl.config import ConfigStore
 
+A = TypeVar("A", bound=WireAnswer)
+
 _LOG = logging.getLogger(__name__)
 _COMPLETIONS, _CHAT = "/completions", "/chat/completions"
 OPENAI = "https://api.openai.com/v1"
-_FINISHED = {
+_FINISHED: dict[FinishReason, str] = {
     "stop": "stop",
     "tool_calls": "stop",
     "function_call": "stop",
@@ -166,26 +169,25 @@ class OpenAIInferenceEngine(InferenceEngine):
             body["stop_token_ids"] = sorted(ends)
         elif sampling.stop_token_ids:
             raise ContractError(f"{self._client.base_url} takes no stop_token_ids; sample without")
-        answer = await self._client.post(_COMPLETIONS, body)
-        choice, pick = self._choice(answer), read_pick(answer)
-        if pick is None or not 1 <= len(pick.ids) <= sampling.max_tokens:
-            raise self._misshapen(f"1 to {sampling.max_tokens} token ids with as many log-probs", answer)
-        if pick.prompt_ids not in (None, request.prompt_ids) or _prompt_tokens(answer) not in (
-            None,
-            len(request.prompt_ids),
-        ):
-            raise self._misshapen(f"an answer to the {len(request.prompt_ids)} tokens that were sent", answer)
-        reason = self._finish_reason(choice)
-        if reason == "stop" and pick.ids[-1] not in ends:
+        answer = await self._ask(TokenAnswer, _COMPLETIONS, body)
+        ids, reason = tuple(answer.choice.token_ids), _FINISHED[answer.choice.finish_reason]
+        if not 1 <= len(ids) <= sampling.max_tokens:
+            raise self._misshapen(f"1 to {sampling.max_tokens} token ids", answer)
+        sent = list(request.prompt_ids)
+        if answer.prompt_ids not in (None, sent) or answer.usage.prompt_tokens not in (None, len(sent)):
+            raise self._misshapen(f"an answer to the {len(sent)} tokens that were sent", answer)
+        if reason == "stop" and ids[-1] not in ends:
             raise self._misshapen(f"the end token at the end (one of {sorted(ends)})", answer)
-        banned = sorted(set(pick.ids) & set(self.loaded.banned_ids))
+        banned = sorted(set(ids) & set(self.loaded.banned_ids))
         if banned:
             raise EngineFailure(
                 f"{self._client.base_url} sampled placeholder tokens {banned}, which are no part of a reply"
             )
         # what the plain model says is true of what was sampled only where nothing was left out or changed
-        log_probs = pick.log_probs if ability.processed or (plain and not bans) else None
-        return Generation(pick.ids, log_probs, reason, self.policy_version, _cached_tokens(answer))
+        told = ability.processed or (plain and not bans)
+        log_probs = tuple(answer.choice.logprobs.token_logprobs) if told else None
+        cached = answer.usage.prompt_tokens_details.cached_tokens
+        return Generation(ids, log_probs, reason, self.policy_version, cached)
 
     # -- words -------------------------------------------------------------------------------------------------
 
@@ -193,23 +195,17 @@ class OpenAIInferenceEngine(InferenceEngine):
         """A response as text, in our tokens for the record."""
         limit = await self._chat.get() if request.messages else None
         if limit is not None:
-            answer = await self._client.post(_CHAT, await self._chat_body(request, limit))
-            choice = self._choice(answer)
-            text: Any = reply_text(choice.get("message"))
+            chat = (await self._ask(ChatAnswer, _CHAT, await self._chat_body(request, limit))).choice
+            text, reason = reply_text(chat.message), _FINISHED[chat.finish_reason]
         elif not request.images and await self._text.get():
-            answer = await self._client.post(_COMPLETIONS, await self._text_body(request))
-            choice = self._choice(answer)
-            text = choice.get("text")
-            if not isinstance(text, str):
-                raise self._misshapen("a text", answer)
-            text = whole_characters(text)
+            choice = (await self._ask(TextAnswer, _COMPLETIONS, await self._text_body(request))).choice
+            text, reason = whole_characters(choice.text), _FINISHED[choice.finish_reason]
         else:
             missing = "no messages were given" if not request.messages else "it answers no messages of this model"
             raise EngineFailure(
                 f"{self._client.base_url} takes no prompt of this kind: {missing}, and it continues no text"
                 f"{' with pictures' if request.images else ''}. Is inference.server_model a chat model?"
             )
-        reason = self._finish_reason(choice)
         ids = self._encoded(text, ended=reason == "stop")
         return Generation(tuple(ids), None, reason, self.policy_version, 0)
 
@@ -275,21 +271,20 @@ class OpenAIInferenceEngine(InferenceEngine):
             return wanted
         return min(wanted, max_reply_tokens(request.prompt_ids, self._max_context, "inference.max_context"))
 
-    def _choice(self, answer: Any) -> dict[str, Any]:
-        """The only choice of an answer. Raises EngineFailure for another shape."""
-        choices = answer.get("choices") if isinstance(answer, dict) else None
-        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-            raise self._misshapen("a choice", answer)
-        return choices[0]
+    async def _ask(self, model: type[A], path: str, body: Mapping[str, Any]) -> A:
+        """Return the server's answer. Raises EngineFailure for one of another shape."""
+        try:
+            return model.read(await self._client.post(path, body), "the answer")
+        except WireError as error:
+            problem = self._client.shown(str(error))
+            raise EngineFailure(
+                f"{self._client.base_url}{path} gave an answer that cannot be used: {problem}"
+            ) from None
 
-    def _finish_reason(self, choice: Mapping[str, Any]) -> str:
-        reason = choice.get("finish_reason")
-        if not isinstance(reason, str) or reason not in _FINISHED:
-            raise self._misshapen(f"a finish_reason ({', '.join(_FINISHED)})", choice)
-        return _FINISHED[reason]
-
-    def _misshapen(self, expected: str, got: Any) -> EngineFailure:
-        return EngineFailure(f"{self._client.base_url}: expected {expected}, got {self._client.shown(str(got))}")
+    def _misshapen(self, expected: str, got: TokenAnswer) -> EngineFailure:
+        return EngineFailure(
+            f"{self._client.base_url}: expected {expected}, got {self._client.shown(str(got.write()))}"
+        )
 
     async def _choose_model(self) -> str:
         return self._named_model or await choose_model(self._client, self.loaded.name)
@@ -315,17 +310,3 @@ class OpenAIInferenceEngine(InferenceEngine):
 
     async def _probe_chat(self) -> str | None:
         return await probe_chat(self._client, await self._model.get())
-
-
-def _prompt_tokens(answer: Mapping[str, Any]) -> int | None:
-    """Length of the prompt as the server counted it; None: it does not say."""
-    usage = answer.get("usage")
-    count = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
-    return count if isinstance(count, int) else None
-
-
-def _cached_tokens(answer: Mapping[str, Any]) -> int:
-    usage = answer.get("usage")
-    details = usage.get("prompt_tokens_details") if isinstance(usage, Mapping) else None
-    count = details.get("cached_tokens") if isinstance(details, Mapping) else None
-    return int(count) if isinstance(count, int | float) and is_finite(count) else 0

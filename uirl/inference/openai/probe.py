@@ -9,7 +9,8 @@ from typing import Any
 from uirl.errors import ConfigError, did_you_mean
 from uirl.inference.http import HTTPClient, ServerFailure
 from uirl.inference.models.loading import LoadedModel
-from uirl.runtime.limits import is_finite
+from uirl.inference.openai.answers import ModelList, TokenAnswer
+from uirl.runtime.wire import WireError
 
 NEUTRAL: Mapping[str, tuple[float, ...]] = {
     "top_k": (-1, 0),
@@ -41,17 +42,6 @@ class TokenAbility:
     the plain model, true only where none of these changes anything."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
-    """One answer to token ids."""
-
-    ids: tuple[int, ...]
-    log_probs: tuple[float, ...]
-    text: str
-    prompt_ids: tuple[int, ...] | None
-    """The prompt as the server had it; None: it does not say."""
-
-
 async def choose_model(client: HTTPClient, default: str) -> str:
     """The only model that a server names, or `default` where it is among several or nothing is named."""
     try:
@@ -60,8 +50,10 @@ async def choose_model(client: HTTPClient, default: str) -> str:
         if not _says_no(error):
             raise
         return default
-    listed = answer.get("data") if isinstance(answer, dict) else None
-    names = [str(m["id"]) for m in listed or () if isinstance(m, dict) and "id" in m]
+    try:
+        names = [model.id for model in ModelList.read(answer).data]
+    except WireError:
+        names = []
     if len(names) == 1 or not names:
         return names[0] if names else default
     if default not in names:
@@ -106,28 +98,32 @@ async def probe_tokens(
     prompt = list(loaded.tokenizer("The quick brown fox", add_special_tokens=False)["input_ids"])
     base = {"model": model, "prompt": prompt, "logprobs": 1, "return_token_ids": True, "max_tokens": 1, **neutral}
 
-    async def ask(**fields: Any) -> Pick | None:
-        answer = await _accepted(client, "/completions", base | fields)
-        pick = read_pick(answer) if isinstance(answer, Mapping) else None
-        return pick if pick is not None and pick.ids else None
+    async def ask(**fields: Any) -> TokenAnswer | None:
+        try:
+            answer = TokenAnswer.read(await _accepted(client, "/completions", base | fields))
+        except WireError:
+            return None
+        return answer if answer.choice.token_ids else None
 
     first = await ask(temperature=0.0, max_tokens=4)
-    if first is None or (first.prompt_ids is not None and first.prompt_ids != tuple(prompt)):
+    if first is None or first.prompt_ids not in (None, prompt):
         return None
-    words = [loaded.tokenizer.decode(list(first.ids), skip_special_tokens=skip) for skip in (True, False)]
-    if first.text not in words:
+    ids = first.choice.token_ids
+    if first.choice.text not in [loaded.tokenizer.decode(ids, skip_special_tokens=skip) for skip in (True, False)]:
         return None
-    likeliest, plain = first.ids[0], first.log_probs[0]
+    likeliest, plain = ids[0], _first_log_prob(first)
     filtered = await ask(temperature=1.0, top_p=1e-6)
     # the lowest temperature that vLLM takes as it is
     cold = await ask(temperature=0.01)
     biased = await ask(temperature=1.0, top_p=1e-6, logit_bias={str(likeliest): -100})
     stops = await ask(temperature=0.0, stop_token_ids=sorted(loaded.end_ids))
-    takes_bias = biased is not None and biased.ids != (likeliest,)
+    takes_bias = biased is not None and biased.choice.token_ids != [likeliest]
     # one token is left of the distribution: its log-prob is 0, unless it is told as the plain model has it
     one_left = [filtered, biased] if takes_bias else [filtered]
-    processed = plain < -_SURE and all(pick is not None and pick.log_probs[0] > -_SURE for pick in one_left)
-    scaled = cold is not None and cold.ids == (likeliest,) and abs(cold.log_probs[0] - plain) > _SURE / 10
+    processed = plain < -_SURE and all(one is not None and _first_log_prob(one) > -_SURE for one in one_left)
+    scaled = (
+        cold is not None and cold.choice.token_ids == [likeliest] and abs(_first_log_prob(cold) - plain) > _SURE / 10
+    )
     return TokenAbility(takes_bias, stops is not None, processed and scaled)
 
 
@@ -150,20 +146,8 @@ async def probe_chat(client: HTTPClient, model: str) -> str | None:
     return "max_tokens"
 
 
-def read_pick(answer: Mapping[str, Any]) -> Pick | None:
-    """The ids and log-probs in an answer of the completions API; None: they are not there, or not of one length."""
-    try:
-        choice = answer["choices"][0]
-        ids, log_probs = tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"])
-        prompt = choice.get("prompt_token_ids", answer.get("prompt_token_ids"))
-        prompt_ids = None if prompt is None else tuple(prompt)
-        text = str(choice.get("text") or "")
-    except (LookupError, TypeError, AttributeError):
-        return None
-    whole = all(type(token) is int for token in (*ids, *(prompt_ids or ())))
-    if not whole or len(ids) != len(log_probs) or not all(map(is_finite, log_probs)):
-        return None
-    return Pick(ids, log_probs, text, prompt_ids)
+def _first_log_prob(answer: TokenAnswer) -> float:
+    return answer.choice.logprobs.token_logprobs[0]
 
 
 async def _accepted(client: HTTPClient, path: str, body: Mapping[str, Any]) -> Any:

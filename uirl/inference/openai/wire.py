@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, cast
 
-from uirl.errors import EngineFailure
 from uirl.inference.messages import Message
-from uirl.runtime.limits import MAX_CALLS, shown, whole_characters
+from uirl.inference.openai.answers import ReplyMessage
+from uirl.runtime.limits import MAX_CALLS, whole_characters
 
 if TYPE_CHECKING:
     from openai.types.chat import (
@@ -70,28 +70,10 @@ def _results_after(messages: Sequence[Message], number: int) -> int:
     return sum(1 for _ in takewhile(lambda at: messages[at].role == "tool", behind))
 
 
-def reply_text(message: Any) -> str:
-    """What an answer's message says, its structured calls as blocks, half characters in it as U+FFFD. Raises
-    EngineFailure for another shape."""
-    if not isinstance(message, dict):
-        raise EngineFailure(f"the server's answer holds no message: got {type(message).__name__}, expected an object")
-    content = message.get("content") or message.get("refusal") or ""
-    if isinstance(content, list):
-        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    calls = message.get("tool_calls") or []
-    if not isinstance(content, str) or not isinstance(calls, list):
-        raise EngineFailure(
-            f"the server's answer holds {shown(message, 200)}; expected content as text or parts, and tool calls as a "
-            "list"
-        )
-    if message.get("function_call"):
-        calls = [*calls, {"function": message["function_call"]}]
-    try:
-        blocks = [write_call(call["function"]["name"], call["function"].get("arguments")) for call in calls]
-    except (TypeError, KeyError, AttributeError) as error:
-        raise EngineFailure(
-            f"the server's answer holds {len(calls)} tool call(s), of which one has no function with a name"
-        ) from error
+def reply_text(message: ReplyMessage) -> str:
+    """Return what the message of an answer says, its structured calls as blocks, half characters in it as U+FFFD."""
+    content = message.content or message.refusal
+    blocks = [write_call(function.name, function.arguments) for function in message.functions]
     # a model can write half a character in the arguments of a call, and no tokenizer takes it back
     return whole_characters("\n".join([content, *blocks] if content else blocks))
 
