@@ -57,7 +57,7 @@ class _PicturePart(WireModel):
     image_url: _PictureUrl
 
 
-class _Said(WireModel):
+class _PlainMessage(WireModel):
     """Of the system, the developer or the user."""
 
     role: Text
@@ -101,9 +101,9 @@ class _Reply(NotedModel):
 
 
 _MESSAGES: dict[str, type[WireModel]] = {
-    "system": _Said,
-    "developer": _Said,
-    "user": _Said,
+    "system": _PlainMessage,
+    "developer": _PlainMessage,
+    "user": _PlainMessage,
     "assistant": _Reply,
     "tool": _ToolResult,
 }
@@ -184,12 +184,12 @@ def read_message(value: Any, where: str, names: dict[str, str], pictures: Pictur
     if isinstance(message, _ToolResult):
         parts, _ = _read_content(message.content, f"{where}.content")
         return tool_message(message.tool_call_id, _joined(parts), names, f"{where}.tool_call_id")
-    assert isinstance(message, _Said)
+    assert isinstance(message, _PlainMessage)
     role = "user" if message.role == "user" else "system"
-    return said(role, message.content, where, pictures, message.name)
+    return plain_message(role, message.content, where, pictures, message.name)
 
 
-def said(role: str, content: Any, where: str, pictures: Pictures, name: str = "") -> WireMessage:
+def plain_message(role: str, content: Any, where: str, pictures: Pictures, name: str = "") -> WireMessage:
     """A message of the user or the system, of whom the user alone shows pictures."""
     parts, images = _read_content(content, f"{where}.content", pictures if role == "user" else None)
     return WireMessage(_message(role, parts, images, name), _key(role, parts, [image.hash for image in images], name))

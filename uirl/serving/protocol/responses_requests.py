@@ -23,8 +23,8 @@ from uirl.serving.protocol.messages import (
     WireMessage,
     assistant_message,
     check_answerable,
+    plain_message,
     read_arguments,
-    said,
     text_of,
     tool_message,
 )
@@ -74,26 +74,28 @@ class ResponsesRequest(CallRequest):
     prompt_cache_options: Ignored = None
 
 
-class _Message(WireModel):
-    """Of the system, the developer or the user."""
+class _Item(WireModel):
+    """What all items may say and nothing here depends on."""
 
     type: Ignored = None
+    id: Ignored = None
+    status: Ignored = None
+
+
+class _Message(_Item):
+    """Of the system, the developer or the user."""
+
     role: Text
     content: Any
     name: Text = ""
-    id: Ignored = None
-    status: Ignored = None
 
 
-class _Reply(NotedModel):
+class _Reply(_Item, NotedModel):
     """Of the assistant."""
 
-    type: Ignored = None
     role: Text
     content: Any = None
     phase: Ignored = None
-    id: Ignored = None
-    status: Ignored = None
 
 
 class _ReplyPart(NotedModel):
@@ -103,22 +105,16 @@ class _ReplyPart(NotedModel):
     logprobs: Ignored = None
 
 
-class _FunctionCall(NotedModel):
-    type: Ignored = None
+class _FunctionCall(_Item, NotedModel):
     call_id: Text
     name: Text
     arguments: Text
-    id: Ignored = None
-    status: Ignored = None
 
 
-class _FunctionOutput(WireModel):
-    type: Ignored = None
+class _FunctionOutput(_Item):
     call_id: Text
     output: Any
     name: Text = ""
-    id: Ignored = None
-    status: Ignored = None
 
 
 class _Reasoning(NotedModel):
@@ -208,7 +204,7 @@ class _ItemReader:
     def say(self, role: str, content: Any, where: str, name: str = "") -> None:
         """Takes a message that is not the assistant's."""
         self._close()
-        self.messages.append(said(role, _content(content), where, self._pictures, name))
+        self.messages.append(plain_message(role, _content(content), where, self._pictures, name))
 
     def finished(self, where: str) -> tuple[WireMessage, ...]:
         """All messages. Raises a 400 for a conversation that ends with a reply."""
