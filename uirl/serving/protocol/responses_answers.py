@@ -76,7 +76,9 @@ class ResponsesWriter:
         yield {"type": "response.content_part.added", **at, "part": empty}
         for piece in pieces_of(part["text"]):
             yield {"type": "response.output_text.delta", **at, "delta": piece, "logprobs": []}
-        done = {"text": part["text"], "logprobs": part["logprobs"]}
+        # the type of this event has no bytes
+        log_probs = [{name: value for name, value in entry.items() if name != "bytes"} for entry in part["logprobs"]]
+        done = {"text": part["text"], "logprobs": log_probs}
         yield {"type": "response.output_text.done", **at, **done}
         yield {"type": "response.content_part.done", **at, "part": part}
 
@@ -110,7 +112,7 @@ class ResponsesWriter:
         items: list[dict[str, Any]] = []
         if reply.content or not reply.calls:
             wanted = self._call.chat.options.log_probs
-            entries = token_entries(self._token_bytes, reply) if wanted else []
+            entries = [one.write() for one in token_entries(self._token_bytes, reply)] if wanted else []
             part = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": entries}
             status = "completed" if self._ended else "incomplete"
             items.append(
