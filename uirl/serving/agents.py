@@ -40,7 +40,7 @@ async def run_agent(
     reward_fn: Callable[[Trajectory], float] | None = None,
     scored: bool = True,
 ) -> Trajectory:
-    """The record of one run of `agent`. What fails is on the record (`Trajectory.failure`) and does not raise; a
+    """Run `agent` once and return the record. What fails is on the record (`Trajectory.failure`) and does not raise; a
     mistake in the program around it (an engine without log-probs, a return value that is no judgement) does.
 
     Args:
@@ -98,7 +98,7 @@ class AgentCollector:
     _slots: asyncio.Semaphore | None = field(default=None, repr=False)
 
     async def collect(self, specs: Sequence[EpisodeSpec], agent: AgentProgram | None = None) -> list[Trajectory]:
-        """The trajectories of all `specs`, in their order; then those of failed attempts that were repeated.
+        """Return the trajectories of all `specs`, in their order; then those of failed attempts that were repeated.
         `agent` None: the collector's own."""
         if self._slots is None:
             self._slots = asyncio.Semaphore(self.parallel)
@@ -120,7 +120,7 @@ class AgentCollector:
 async def _supervised(
     session: AgentSession, agent: AgentProgram, task: Task, seconds: float | None
 ) -> tuple[Any, bool]:
-    """(what the agent returned, whether it raised because the policy was at a limit).
+    """Return (what the agent returned, whether it raised because the policy was at a limit).
 
     None, with the failure on the session, where it raised otherwise or ran out of time.
     """
@@ -143,7 +143,7 @@ async def _supervised(
 
 
 async def _in_thread(agent: AgentProgram, given: dict[str, Any]) -> Any:
-    """What the agent returns, run in a thread of its own.
+    """Run the agent in a thread of its own.
 
     A thread cannot be ended from outside. It is a daemon, so that a hanging agent does not keep the program alive, and
     its session is over, so that its next call fails.

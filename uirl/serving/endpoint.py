@@ -117,7 +117,7 @@ class ModelEndpoint:
         stack.callback(sweeper.cancel)
 
     async def close(self) -> None:
-        """Ends open sessions as failures and stops listening. Calling it twice is fine."""
+        """End open sessions as failures and stop listening. Calling it twice is fine."""
         self.sessions.end_all()
         if self._stack is not None:
             stack, self._stack, self.sessions.address = self._stack, None, None
@@ -143,7 +143,7 @@ class ModelEndpoint:
         sampling: SamplingParams | None = None,
         limits: EpisodeLimits = NO_LIMITS,
     ) -> AgentSession:
-        """A new session: an address for one agent, whose calls become one trajectory.
+        """Open a new session: an address for one agent, whose calls become one trajectory.
 
         Args:
             id: Of the trajectory; None: a random one.
@@ -172,11 +172,11 @@ class ModelEndpoint:
         return self.sessions.all()
 
     def grader_key(self, token: str) -> str:
-        """The secret that finishes the session with that token in its address, and opens nothing else."""
+        """Return the secret that finishes the session with that token in its address, and opens nothing else."""
         return self.sessions.grader_key(token)
 
     def end_idle_sessions(self) -> None:
-        """Ends, as failures, the sessions that nobody has used for `idle_seconds`. A started endpoint does so by itself
+        """End, as failures, the sessions that nobody has used for `idle_seconds`. A started endpoint does so by itself
         several times in that span."""
         self.sessions.end_idle()
 
@@ -187,7 +187,7 @@ class ModelEndpoint:
 
 
 def _server() -> ModuleType:
-    """The file that knows the web framework. Raises ConfigError where that is not installed."""
+    """Import the file that knows the web framework. Raises ConfigError where that is not installed."""
     try:
         from uirl.serving import server
     except ModuleNotFoundError as error:
@@ -204,6 +204,6 @@ def _positions(loaded: LoadedModel) -> int:
 
 
 def _reachable(host: str) -> str:
-    """The host that a client on this machine uses for a bound one."""
+    """Return the host that a client on this machine uses for a bound one."""
     local = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
     return f"[{local}]" if ":" in local and not local.startswith("[") else local

@@ -21,7 +21,7 @@ _SLICE = 16 * 1024
 
 
 async def beside_the_loop(size: int, work: Callable[[], T]) -> T:
-    """What `work` returns; on a thread where it goes through more than a few thousand characters or bytes."""
+    """Return what `work` returns; on a thread where it goes through more than a few thousand characters or bytes."""
     return work() if size <= SMALL else await asyncio.to_thread(work)
 
 
@@ -42,7 +42,7 @@ class LengthCheck:
         self._longest: int | None = None
 
     def check(self, texts: Iterable[str], param: str) -> None:
-        """Raises a 400 for texts that certainly have more tokens than the context.
+        """Raise a 400 for texts that certainly have more tokens than the context.
 
         Texts with few characters to a token of the context pass unread: encoding them is cheap, and then their length
         is known. Of longer ones as much is encoded, slice by slice, as it takes to have twice the tokens of the
@@ -63,7 +63,7 @@ class LengthCheck:
         raise self.problem(f"more than {least}", param)
 
     def problem(self, tokens: int | str, param: str) -> APIProblem:
-        """The 400 for a prompt of so many tokens."""
+        """Return the 400 for a prompt of so many tokens."""
         return bad_request(
             f"the prompt has {tokens} tokens; this model takes {self._max_context} with the reply",
             param,

@@ -30,5 +30,5 @@ class APIProblem(UirlError):
 
 
 def bad_request(message: str, param: str | None = None, code: str = "invalid_value") -> APIProblem:
-    """A 400 that names the field."""
+    """Build a 400 that names the field."""
     return APIProblem(400, f"{param}: {message}" if param else message, code=code, param=param)

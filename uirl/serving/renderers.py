@@ -33,7 +33,7 @@ class Renderers:
         self._lock = threading.Lock()
 
     def get(self, key: str, tools: Sequence[Mapping[str, Any]]) -> ChatRenderer:
-        """The renderer that shows `tools`, whose key is `key`. Raises a 400 where the template cannot."""
+        """Return the renderer that shows `tools`, whose key is `key`. Raises a 400 where the template cannot."""
         with self._lock:
             found = self._kept.get(key)
             if found is not None:
@@ -55,7 +55,7 @@ class Renderers:
 
 @contextmanager
 def rendering(param: str) -> Iterator[None]:
-    """A context in which a chat template's objections become a 400 that names `param`."""
+    """Return a context in which a chat template's objections become a 400 that names `param`."""
     try:
         yield
     except _OBJECTIONS as error:

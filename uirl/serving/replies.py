@@ -58,7 +58,7 @@ class Answer:
 def cut_at_stop(
     made: Generation, decode: Callable[[Sequence[int]], str], stops: Sequence[str]
 ) -> tuple[Generation, str]:
-    """(the generation up to the token that completes the first stop string, the text before that string).
+    """Return (the generation up to the token that completes the first stop string, the text before that string).
 
     Stopping there is a rule about what was sampled so far, so ids and log-probs up to it are those of an engine that
     knows the rule; the tokens behind were sampled in vain.
@@ -79,14 +79,14 @@ def cut_at_stop(
 
 
 def text_reply(made: Generation, text: str, ended: bool) -> Reply:
-    """A reply in which no calls are looked for."""
+    """Build a reply in which no calls are looked for."""
     return Reply(made, ended, text, Action(text=text), text)
 
 
 def tool_reply(
     made: Generation, text: str, ended: bool, parser: ActionParser, offered: Collection[str], prompt_ids: Sequence[int]
 ) -> Reply:
-    """A reply with the calls that `parser` reads in it. `offered`: names of the tools the client has.
+    """Build a reply with the calls that `parser` reads in it. `offered`: names of the tools the client has.
 
     A call that cannot be read is text, as it was written. A final answer of a format that writes answers as calls is
     text too, unless the client has a tool of that name.
@@ -103,7 +103,7 @@ def tool_reply(
 
 
 def _with_ids(calls: Iterable[ToolCall], prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[ToolCall, ...]:
-    """The calls with an id each: the policy's own, else one that follows from the tokens.
+    """Return the calls with an id each: the policy's own, else one that follows from the tokens.
 
     A template may write ids into the next prompt, and a repeated run must give the same prompt.
     """

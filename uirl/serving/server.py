@@ -47,7 +47,7 @@ ANYBODY, AGENT, GRADER, OPERATOR = "anybody", "agent", "grader", "operator"
 
 
 def build_app(service: ModelService, sessions: OpenSessions, options: EndpointOptions) -> FastAPI:
-    """The web application of an endpoint."""
+    """Build the web application of an endpoint."""
     routes = _Routes(service, sessions, options)
     app = FastAPI(title="uirl", docs_url=None, redoc_url=None, openapi_url=None)
     for method, path, handler, who in routes.table():
@@ -67,7 +67,7 @@ class _Routes:
         self._model_name = options.model_name or service.loaded.name
 
     def table(self) -> Iterator[tuple[str, str, Callable[..., Any], str]]:
-        """(method, path, handler, who may) of every route; docs/endpoint.md says the same."""
+        """Return (method, path, handler, who may) of every route; docs/endpoint.md says the same."""
         yield "GET", "/health", self.health, ANYBODY
         for prefix, who in (("/v1", OPERATOR), ("/sessions/{token}/v1", AGENT)):
             yield "POST", f"{prefix}/chat/completions", self.chat, who
@@ -80,7 +80,8 @@ class _Routes:
             yield "POST", "/sessions/{token}/finish", self.finish, GRADER
 
     def guard(self, who: str) -> Callable[[Request], Awaitable[None]]:
-        """A dependency that raises a 401 for a missing or wrong key, and a 403 where a web page may be asking."""
+        """Return a dependency that raises a 401 for a missing or wrong key, and a 403 where a web page may be
+        asking."""
 
         async def check(request: Request) -> None:
             if who != ANYBODY:
@@ -90,7 +91,7 @@ class _Routes:
         return check
 
     def _keys(self, who: str, token: str) -> list[str] | None:
-        """The secrets that open a route for `who`; None: none is asked for."""
+        """Return the secrets that open a route for `who`; None: none is asked for."""
         if who == GRADER:
             return [self._sessions.grader_key(token)]
         operator = self._options.api_key
@@ -132,7 +133,7 @@ class _Routes:
         return {"status": "ok", "model": self._model_name, "policy_version": self._service.engine.policy_version}
 
     async def begin(self, request: Request) -> dict[str, Any]:
-        """Opens a session for an agent on another machine."""
+        """Open a session for an agent on another machine."""
         wanted = await self._read(request, lambda value: parse(SessionRequest, value))
         session = self._sessions.open(None, wanted.task or None, group_id=wanted.group_id, sampling_seed=wanted.seed)
         # the address by which the caller found us, not the one we are bound to
@@ -142,7 +143,7 @@ class _Routes:
         return {"id": session.id, **agent, "finish_url": finish, "grader_key": self._sessions.grader_key(session.token)}
 
     async def finish(self, request: Request) -> dict[str, Any]:
-        """Closes a session, with what its agent scored."""
+        """Close a session, with what its agent scored."""
         session = self._session(request)
         assert session is not None
         score = await self._read(request, lambda value: parse(FinishRequest, value))
@@ -154,7 +155,7 @@ class _Routes:
         return {"id": self._model_name, "object": "model", "created": 0, "owned_by": "uirl"}
 
     def _session(self, request: Request) -> AgentSession | None:
-        """The session of the address; None: the address has none. Raises a 404 where it is over or never was."""
+        """Return the session of the address; None: the address has none. Raises a 404 where it is over or never was."""
         token = request.path_params.get("token")
         session = None if token is None else self._sessions.get(token)
         if token is not None and session is None:
@@ -162,7 +163,7 @@ class _Routes:
         return session
 
     def _check_model(self, name: str, session: AgentSession | None) -> None:
-        """An agent in a session may call the policy what it likes; others must mean the model that is here."""
+        """Check the name of the model: an agent in a session may use any, others must mean the one that is here."""
         if session is None and not self._options.any_model and name != self._model_name:
             raise APIProblem(
                 404,
@@ -172,12 +173,12 @@ class _Routes:
             )
 
     async def _read(self, request: Request, read: Callable[[Any], T]) -> T:
-        """What `read` makes of the JSON of the body; beside the event loop where that takes long."""
+        """Return what `read` makes of the JSON of the body; beside the event loop where that takes long."""
         body = await self._body(request)
         return await beside_the_loop(len(body), lambda: read(read_json(body)))
 
     async def _body(self, request: Request) -> bytearray:
-        """The body. Raises a 413 as soon as it is too long."""
+        """Return the body. Raises a 413 as soon as it is too long."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             # pages may send other types to a foreign address without asking
             raise bad_request("expected the content type application/json", code="invalid_content_type")
@@ -216,7 +217,7 @@ def _written(writer: Writer | ResponsesWriter) -> Response:
 
 
 async def _unless_gone(request: Request, work: Awaitable[Any]) -> Any:
-    """What `work` returns; it is cancelled, and nothing is recorded, where the client hangs up first."""
+    """Return what `work` returns; it is cancelled, and nothing is recorded, where the client hangs up first."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_hung_up(request))
     try:
@@ -245,7 +246,7 @@ async def _problem(request: Request, error: Exception) -> Response:
 
 
 async def _failure(request: Request, error: Exception) -> Response:
-    """An engine that could not answer. Inside a session a second try is in vain: the record has failed."""
+    """Answer for an engine that could not. Inside a session a second try is in vain: the record has failed."""
     retry = False if request.path_params.get("token") else None
     kind = error.kind if isinstance(error, EngineFailure) else "server"
     return await _problem(request, APIProblem(500, f"{kind} failure: {error}", code="engine_failure", retry=retry))
@@ -258,7 +259,7 @@ async def _http_problem(request: Request, error: Exception) -> Response:
 
 
 async def _mistake(request: Request, error: Exception) -> Response:
-    """A mistake of ours; the server logs where it happened."""
+    """Answer after a mistake of ours; the server logs where it happened."""
     message = f"{type(error).__name__}: {error}"
     return await _problem(request, APIProblem(500, message, code="internal_error", retry=False))
 
@@ -273,7 +274,7 @@ class _QuietServer(Server):
 
 @asynccontextmanager
 async def serving(app: FastAPI, host: str, port: int) -> AsyncIterator[int]:
-    """The port on which `app` is served while the context lasts. Raises ConfigError where it cannot be bound."""
+    """Yield the port on which `app` is served while the context lasts. Raises ConfigError where it cannot be bound."""
     listening = _listen(host, port)
     server = _QuietServer(
         # log_config None: how a program logs is its own affair
@@ -319,7 +320,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _host_of(request: Request) -> str:
-    """The name by which the client calls this server, without the port."""
+    """Return the name by which the client calls this server, without the port."""
     try:
         return urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
     except ValueError:

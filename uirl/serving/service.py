@@ -54,7 +54,7 @@ class _Drawn:
     note: Mapping[str, Any] = field(default_factory=dict)
 
     def short_of(self, missed: str) -> _Drawn:
-        """The same with what it lacks of what the client wants."""
+        """Return the same with what it lacks of what the client wants."""
         action = self.reply.action
         told = replace(action, parse_error=action.parse_error or missed)
         return replace(self, reply=replace(self.reply, action=told), note={**self.note, "missed": missed})
@@ -85,7 +85,7 @@ class ModelService:
         self.token_bytes = TokenBytes(self.loaded)
 
     async def chat(self, call: ChatCall, session: AgentSession | None) -> Answer:
-        """The answer to a chat call, recorded in `session` (None: nowhere)."""
+        """Answer a chat call, recorded in `session` (None: nowhere)."""
         with self._admitted(), nullcontext() if session is None else session.call():
             self._check_pictures(call)
             transcript = Transcript() if session is None else session.transcript
@@ -117,7 +117,7 @@ class ModelService:
             return chat, transcript.chat_prompt(call.messages, call.tools_key, chat)
 
     async def complete(self, call: CompletionCall, session: AgentSession | None) -> Answer:
-        """The answer to a plain completion, recorded in `session` (None: nowhere)."""
+        """Answer a plain completion, recorded in `session` (None: nowhere)."""
         with self._admitted(), nullcontext() if session is None else session.call():
             transcript = Transcript() if session is None else session.transcript
             tokenizer = self.loaded.tokenizer
@@ -194,7 +194,8 @@ class ModelService:
         return requests
 
     async def _drawn(self, request: GenerationRequest, asked: _Asked) -> list[_Drawn]:
-        """The replies to one request: the last is what the client gets, one before it was not as it is wanted."""
+        """Return the replies to one request: the last is what the client gets, one before it was not as it is
+        wanted."""
         first = _Drawn(request, asked.read(await self._generate(request, asked), ""))
         missed = asked.choice.missed(first.reply)
         if missed is None:
@@ -211,7 +212,8 @@ class ModelService:
     def _again(
         self, request: GenerationRequest, asked: _Asked, given: str
     ) -> tuple[GenerationRequest | None, tuple[int, ...]]:
-        """(the request for another reply, which begins with `given`; the ids of that). None: it would be the same."""
+        """Return (the request for another reply, which begins with `given`; the ids of that). None: it would be the
+        same."""
         sampling = request.sampling
         seed = None if sampling.seed is None else derive_seed(sampling.seed, "again")
         ids = tuple(asked.chat.beginning(given, self.parser.control_words)) if given and asked.chat is not None else ()
@@ -224,7 +226,7 @@ class ModelService:
         return replace(request, prompt_ids=request.prompt_ids + ids, sampling=sampling, messages=messages), ids
 
     async def _together(self, work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-        """What all of `work` returns; where one raises or the caller goes away, the others are cancelled."""
+        """Return what all of `work` returns; where one raises or the caller goes away, the others are cancelled."""
         tasks = [asyncio.ensure_future(one) for one in work]
         try:
             return await asyncio.gather(*tasks)
@@ -235,7 +237,7 @@ class ModelService:
             raise
 
     async def _generate(self, request: GenerationRequest, asked: _Asked) -> Generation:
-        """What the engine samples. Raises a 400 where the client asked what this engine cannot do."""
+        """Return what the engine samples. Raises a 400 where the client asked what this engine cannot do."""
         try:
             made = await self.engine.generate(request)
         except PromptTooLong as error:
@@ -265,13 +267,13 @@ class ModelService:
             self._pending -= 1
 
     def _check_pictures(self, call: ChatCall) -> None:
-        """A 400 for pictures that the model cannot see, before anything is rendered."""
+        """Raise a 400 for pictures that the model cannot see, before anything is rendered."""
         for i, message in enumerate(call.messages):
             if message.message.images and self.loaded.vision is None:
                 raise bad_request(f"{self.loaded.name} is a text model and sees no pictures", f"messages[{i}].content")
 
     def _single_token(self, word: str) -> tuple[int, ...]:
-        """The token that is `word`, so that the engine stops there at once; empty: it takes several."""
+        """Return the token that is `word`, so that the engine stops there at once; empty: it takes several."""
         if word not in self._stop_ids:
             ids = tuple(self.loaded.tokenizer(word, add_special_tokens=False)["input_ids"])
             if len(self._stop_ids) > 4096:

@@ -94,7 +94,7 @@ class AgentSession:
         verdict: Verdict | None = None,
         reward_fn: Callable[[Trajectory], float] | None = None,
     ) -> Trajectory:
-        """The record, with its total reward on the last turn: `reward`, else the score of `verdict`, else what
+        """Return the record, with its total reward on the last turn: `reward`, else the score of `verdict`, else what
         `reward_fn(record)` says; without any of them nobody judged, and the rewards are 0.
 
         Calls that are still on their way are cut off and not recorded. A record without a call is a failure, and so is
@@ -108,8 +108,8 @@ class AgentSession:
         return record
 
     def end(self, reward: float | None = None) -> Trajectory:
-        """The record, whatever a call ran into; `reward` None: nobody judged. Raises ContractError where the session is
-        over."""
+        """Return the record, whatever a call ran into; `reward` None: nobody judged. Raises ContractError where the
+        session is over."""
         return self._finish(None, None, None if reward is None else _always(reward))
 
     def _finish(
@@ -137,7 +137,7 @@ class AgentSession:
         return record
 
     def fail(self, error: RolloutFailure) -> None:
-        """Records that the episode is no evidence. The first failure stands."""
+        """Record that the episode is no evidence. The first failure stands."""
         if self.failure is None:
             self.failure = Failure(error.kind, str(error), self.turns)
 
@@ -147,8 +147,8 @@ class AgentSession:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """A context for one call. Raises an APIProblem where the agent may not call any more; inside, a failure of
-        the engine and a broken contract leave their mark on the record."""
+        """Return a context for one call. Raises an APIProblem where the agent may not call any more; inside, a failure
+        of the engine and a broken contract leave their mark on the record."""
         self._admit()
         task = asyncio.current_task()
         self._calls.add(task)
@@ -186,7 +186,7 @@ class AgentSession:
         return 0.0 if self._calls else time.monotonic() - self.last_used
 
     def draw_seed(self, prompt: Prompt, asked: int | None) -> int | None:
-        """The seed of the draws for `prompt`; None: not repeatable.
+        """Return the seed of the draws for `prompt`; None: not repeatable.
 
         It follows from the seed of the session, what the client asked, the prompt, and how often this prompt was asked
         before: calls in parallel draw the same whichever comes first, and members of a group draw differently.
@@ -199,7 +199,7 @@ class AgentSession:
         return derive_seed(self._sampling_seed, digest, self._asked[digest])
 
     def cache_for(self, prompt: Prompt) -> str:
-        """The engine's name for the kept cache that serves `prompt` best, or a new one."""
+        """Return the engine's name for the kept cache that serves `prompt` best, or a new one."""
         if prompt.parent is not None and self._caches.get(prompt.parent.cache_id) is prompt.parent:
             name = prompt.parent.cache_id
         else:
@@ -213,7 +213,7 @@ class AgentSession:
         return list(self._caches)
 
     def add(self, prompt: Prompt, reply: Reply, info: dict[str, Any], cache_id: str, *, sent: bool = True) -> None:
-        """Records one reply. Raises ContractError for one that cannot be learned from, in a session for training."""
+        """Record one reply. Raises ContractError for one that cannot be learned from, in a session for training."""
         made = reply.generation
         if made.log_probs is None and self.for_training:
             raise ContractError(

@@ -43,7 +43,7 @@ class OpenSessions:
         return self.address
 
     def open(self, id: str | None, task: Task | str | None, **options: Any) -> AgentSession:
-        """A new session; `options` are those of `AgentSession`. Raises a 429 where too many are open."""
+        """Open a new session; `options` are those of `AgentSession`. Raises a 429 where too many are open."""
         if len(self._sessions) >= self._options.max_sessions:
             raise APIProblem(
                 429,
@@ -62,15 +62,15 @@ class OpenSessions:
         return session
 
     def all(self) -> list[AgentSession]:
-        """The sessions that nobody has finished."""
+        """Return the sessions that nobody has finished."""
         return list(self._sessions.values())
 
     def get(self, token: str) -> AgentSession | None:
-        """The session with that token in its address; None: it is over or never was."""
+        """Return the session with that token in its address; None: it is over or never was."""
         return self._sessions.get(token)
 
     def grader_key(self, token: str) -> str:
-        """The secret that finishes the session with that token in its address, and opens nothing else."""
+        """Return the secret that finishes the session with that token in its address, and opens nothing else."""
         return hmac.new(self._grading_secret, token.encode(), hashlib.sha256).hexdigest()
 
     def end_all(self) -> None:

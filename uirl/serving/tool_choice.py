@@ -39,7 +39,7 @@ class ToolChoice:
         return self.said != "none"
 
     def missed(self, reply: Reply) -> str | None:
-        """What `reply` lacks of what is wanted; None: nothing."""
+        """Return what `reply` lacks of what is wanted; None: nothing."""
         called = [call.name for call in reply.calls]
         if self.names and not called:
             return f"tool_choice {self.said!r} wants a call, and there is none"
@@ -51,7 +51,7 @@ class ToolChoice:
         return None
 
     def opening(self, reply: Reply, parser: ActionParser) -> str:
-        """The beginning that the reply after `reply` is given; empty: it is sampled freely."""
+        """Return the beginning that the reply after `reply` is given; empty: it is sampled freely."""
         if not self.names or any(call.name in self.names for call in reply.calls):
             return ""
         return call_opening(parser, self.names)

@@ -43,7 +43,7 @@ class Exchange:
         return self.reply.generation.token_ids
 
     def line(self) -> list[Exchange]:
-        """This exchange and those it goes on from, oldest first."""
+        """Return this exchange and those it goes on from, oldest first."""
         exchange: Exchange | None = self
         line: list[Exchange] = []
         while exchange is not None:
@@ -52,11 +52,11 @@ class Exchange:
         return line[::-1]
 
     def ids(self) -> tuple[int, ...]:
-        """The whole sequence: prompt and reply."""
+        """Return the whole sequence: prompt and reply."""
         return tuple(token for e in self.line() for token in (*e.new_ids, *e.response_ids))
 
     def images(self) -> tuple[Screenshot, ...]:
-        """The pictures of the whole sequence."""
+        """Return the pictures of the whole sequence."""
         return tuple(shot for e in self.line() for shot in e.new_images)
 
 
@@ -90,7 +90,7 @@ class Transcript:
     """Key of a reply as the client got it -> the text that the policy wrote."""
 
     def chat_prompt(self, messages: Sequence[WireMessage], tools_key: str, chat: ChatRenderer) -> Prompt:
-        """The prompt for `messages`: the longest known history goes on, all else is rendered anew."""
+        """Return the prompt for `messages`: the longest known history goes on, all else is rendered anew."""
         keys = _history_keys(tools_key, messages)
         parent, known = self._longest(messages, keys) if chat.incremental else (None, 0)
         new = messages[known:]
@@ -104,7 +104,7 @@ class Transcript:
         return Prompt(parent.ids() + added, images, whole, parent, added, shots, _observation(new), keys[-1], told)
 
     def token_prompt(self, ids: tuple[int, ...], text: str, messages: tuple[Message, ...] = ()) -> Prompt:
-        """The prompt of a completion; it goes on from the longest recorded sequence that `ids` begin with."""
+        """Return the prompt of a completion; it goes on from the longest recorded sequence that `ids` begin with."""
         parent, length = None, 0
         for exchange in self.exchanges:
             sequence = exchange.ids()
@@ -118,7 +118,7 @@ class Transcript:
         return Prompt(ids, (), messages, parent, ids[length:], (), Observation(text), _chained("completion", str(ids)))
 
     def add(self, prompt: Prompt, reply: Reply, info: dict[str, Any], cache_id: str, *, sent: bool = True) -> None:
-        """Records one reply to `prompt`. Nothing goes on from one that was not `sent`."""
+        """Record one reply to `prompt`. Nothing goes on from one that was not `sent`."""
         parent = prompt.parent
         new_ids = (*prompt.new_ids, *reply.given)
         # what an export needs beside the observation: who said what
@@ -134,7 +134,7 @@ class Transcript:
         self._said[key] = reply.text
 
     def turns(self) -> list[Turn]:
-        """The turns, segment by segment: every segment is one unbroken token sequence.
+        """Return the turns, segment by segment: every segment is one unbroken token sequence.
 
         The first call that goes on from a reply continues its segment; every other one begins its own, and so does a
         reply that was not sent. Segments stand
@@ -157,8 +157,8 @@ class Transcript:
         ]
 
     def _longest(self, messages: Sequence[WireMessage], keys: Sequence[str]) -> tuple[Exchange | None, int]:
-        """(the exchange that the history goes on from, how many messages it covers). None: the history is new, or
-        somebody else's reply stands behind ours."""
+        """Return (the exchange that the history goes on from, how many messages it covers). None: the history is new,
+        or somebody else's reply stands behind ours."""
         for n in range(len(messages) - 1, 0, -1):
             if messages[n - 1].message.role != "assistant":
                 continue
@@ -169,7 +169,7 @@ class Transcript:
         return None, 0
 
     def _as_written(self, message: WireMessage) -> Message:
-        """The message; a reply of ours as the policy wrote it, calls included."""
+        """Return the message; a reply of ours as the policy wrote it, calls included."""
         text = self._said.get(message.key) if message.message.role == "assistant" else None
         return message.message if text is None else Message("assistant", text)
 
@@ -208,7 +208,7 @@ def _turn(exchange: Exchange, results: tuple[ToolResult, ...], *, starts: bool) 
 
 
 def _observation(messages: Sequence[WireMessage]) -> Observation:
-    """What the policy is shown by `messages`; the roles of all but the user's are told."""
+    """Return what the policy is shown by `messages`; the roles of all but the user's are told."""
     texts, results = [], []
     for message in (wire.message for wire in messages):
         if message.role == "tool":
@@ -221,8 +221,8 @@ def _observation(messages: Sequence[WireMessage]) -> Observation:
 
 
 def _told(new: Sequence[WireMessage], whole: Sequence[Message]) -> tuple[Mapping[str, Any], ...]:
-    """The messages of `new`, replies of ours as the policy wrote them (`whole`); empty where they are answers of tools
-    and then one message of the user, which is how the observation reads."""
+    """Return the messages of `new`, replies of ours as the policy wrote them (`whole`); empty where they are answers of
+    tools and then one message of the user, which is how the observation reads."""
     roles = [wire.message.role for wire in new]
     if set(roles[:-1]) <= {"tool"} and roles[-1:] in (["tool"], ["user"]):
         return ()
@@ -239,7 +239,7 @@ def _written_call(call: Any) -> str:
 
 
 def _history_keys(tools_key: str, messages: Sequence[WireMessage]) -> list[str]:
-    """The key of every beginning of `messages`."""
+    """Return the key of every beginning of `messages`."""
     keys, key = [], _chained("tools", tools_key)
     for message in messages:
         key = _chained(key, message.key)

@@ -247,12 +247,12 @@ def token_entries(token_bytes: TokenBytes, reply: Reply) -> list[TokenOut]:
 
 
 def pieces_of(text: str) -> list[str]:
-    """What a stream sends at a time: words."""
+    """Split a text into what a stream sends at a time: words."""
     return _PIECES.findall(text)
 
 
 def written_arguments(call: ToolCall) -> str:
-    """The arguments of a call as JSON."""
+    """Write the arguments of a call as JSON."""
     return json.dumps(dict(call.arguments), ensure_ascii=False)
 
 

@@ -156,7 +156,7 @@ class CallRequest(WireModel):
     prompt_cache_key: Ignored = None
 
     def options(self, max_tokens: int | None, *, log_probs: bool, choices: int = 1) -> CallOptions:
-        """The options; each kind of call has its own words for those that are given here. Raises a 400."""
+        """Return the options; each kind of call has its own words for those that are given here. Raises a 400."""
         if self.stream_options is not None and not self.stream:
             raise bad_request("is only allowed with stream=true", "stream_options")
         for word in self.stop:
@@ -173,7 +173,7 @@ class CallRequest(WireModel):
         )
 
     def _sampling(self, max_tokens: int | None) -> dict[str, Any]:
-        """The sampling fields that are there, each proved to be one that `SamplingParams` takes."""
+        """Return the sampling fields that are there, each proved to be one that `SamplingParams` takes."""
         names = ("temperature", "top_p", "top_k", "seed", "stop_token_ids")
         values = {name: getattr(self, name) for name in names} | {"max_tokens": max_tokens}
         asked = {name: value for name, value in values.items() if value is not None}
@@ -223,7 +223,7 @@ class CompletionRequest(CallRequest):
 
 
 def read_chat_call(value: Any) -> ChatCall:
-    """The call in the JSON of a request. Raises a 400 that names the field."""
+    """Read the call in the JSON of a request. Raises a 400 that names the field."""
     request = parse(ChatRequest, value)
     messages = read_messages(request.messages)
     tools = read_tools(request.tools)
@@ -239,12 +239,12 @@ def read_chat_call(value: Any) -> ChatCall:
 
 
 def notes_of(messages: Iterable[WireMessage]) -> tuple[str, ...]:
-    """The fields of replies that were passed over, each once."""
+    """Return the fields of replies that were passed over, each once."""
     return tuple(dict.fromkeys(name for message in messages for name in message.ignored))[:MAX_NOTED]
 
 
 def read_completion_call(value: Any) -> CompletionCall:
-    """The call in the JSON of a request. Raises a 400 that names the field."""
+    """Read the call in the JSON of a request. Raises a 400 that names the field."""
     request = parse(CompletionRequest, value)
     options = request.options(request.max_tokens, log_probs=request.logprobs is not None, choices=request.n)
     return CompletionCall(options, request.prompt)

@@ -137,7 +137,7 @@ class PartsMessage(Message):
 
 
 def read_messages(values: Sequence[Any]) -> tuple[WireMessage, ...]:
-    """The messages of a chat request. Raises a 400 that names the place."""
+    """Read the messages of a chat request. Raises a 400 that names the place."""
     if not values:
         raise bad_request("expected at least one message, got none", "messages")
     if len(values) > MAX_MESSAGES:
@@ -150,7 +150,7 @@ def read_messages(values: Sequence[Any]) -> tuple[WireMessage, ...]:
 
 
 def check_answerable(messages: Sequence[WireMessage], where: str) -> None:
-    """Raises a 400 that names `where` for a conversation that ends with a reply, or holds no message at all."""
+    """Raise a 400 that names `where` for a conversation that ends with a reply, or holds no message at all."""
     if not messages:
         raise bad_request("expected at least one message, got none", where)
     if messages[-1].message.role == "assistant":
@@ -162,7 +162,7 @@ def check_answerable(messages: Sequence[WireMessage], where: str) -> None:
 
 
 def assistant_key(content: str, calls: Sequence[ToolCall]) -> str:
-    """The key of an assistant message: its text, and its calls by id, name and the value of the arguments."""
+    """Return the key of an assistant message: its text, and its calls by id, name and the value of the arguments."""
     return _key("assistant", content, [[call.id, call.name, _valued(dict(call.arguments))] for call in calls])
 
 
@@ -190,18 +190,18 @@ def read_message(value: Any, where: str, names: dict[str, str], pictures: Pictur
 
 
 def plain_message(role: str, content: Any, where: str, pictures: Pictures, name: str = "") -> WireMessage:
-    """A message of the user or the system, of whom the user alone shows pictures."""
+    """Read a message of the user or the system, of whom the user alone shows pictures."""
     parts, images = _read_content(content, f"{where}.content", pictures if role == "user" else None)
     return WireMessage(_message(role, parts, images, name), _key(role, parts, [image.hash for image in images], name))
 
 
 def text_of(content: Any, where: str) -> str:
-    """The text of content that may hold no picture. Raises a 400 that names the place."""
+    """Return the text of content that may hold no picture. Raises a 400 that names the place."""
     return _joined(_read_content(content, where)[0])
 
 
 def tool_message(call_id: str, text: str, names: Mapping[str, str], where: str) -> WireMessage:
-    """What a call came back with. Raises a 400 that names `where` for a call that nobody made."""
+    """Read what a call came back with. Raises a 400 that names `where` for a call that nobody made."""
     if call_id not in names:
         raise bad_request(
             f"no earlier assistant message made a call {shown(call_id)}; a result follows its call", where
@@ -210,7 +210,7 @@ def tool_message(call_id: str, text: str, names: Mapping[str, str], where: str) 
 
 
 def _reply(reply: _Reply, where: str, names: dict[str, str]) -> WireMessage:
-    """A reply as a client sends it back. What its library noted on it (litellm's provider_specific_fields, parsed
+    """Check a reply as a client sends it back. What its library noted on it (litellm's provider_specific_fields, parsed
     arguments, thoughts it took out) is passed over; what says something that we cannot show is refused."""
     ignored = list(reply.noted)
     if len(reply.tool_calls) > MAX_CALLS:
@@ -225,7 +225,7 @@ def _reply(reply: _Reply, where: str, names: dict[str, str]) -> WireMessage:
 def assistant_message(
     text: str, calls: tuple[ToolCall, ...], names: dict[str, str], ignored: Sequence[str], name: str = ""
 ) -> WireMessage:
-    """A reply; `names` grows by its calls."""
+    """Read a reply; `names` grows by its calls."""
     names.update((call.id, call.name) for call in calls)
     message = Message("assistant", text, name=name, tool_calls=calls)
     return WireMessage(message, assistant_key(text, calls), tuple(dict.fromkeys(ignored)))
@@ -240,7 +240,7 @@ def _read_call(value: Any, where: str, ignored: list[str]) -> ToolCall:
 
 
 def read_arguments(written: str, where: str) -> dict[str, Any]:
-    """The arguments of a call from their JSON. Raises a 400 that names `where`."""
+    """Read the arguments of a call from their JSON. Raises a 400 that names `where`."""
     arguments = read_json(written, where)
     if not isinstance(arguments, dict):
         raise bad_request(f"expected a JSON object, got {shown(arguments)}", where)
@@ -280,7 +280,7 @@ class Pictures:
         self._pixels = 0
 
     def read(self, url: str, where: str) -> Screenshot:
-        """The picture of a data URL, proved to be one: decoded once, however often it is sent."""
+        """Return the picture of a data URL, proved to be one: decoded once, however often it is sent."""
         head, comma, data = url.partition(",")
         if not head.startswith("data:image/") or not head.endswith(";base64") or not comma:
             raise bad_request("expected a data URL (data:image/png;base64,...); nothing is fetched from the net", where)

@@ -44,11 +44,11 @@ class ResponsesWriter:
         return self._call.chat.options.stream
 
     def body(self) -> dict[str, Any]:
-        """The whole answer."""
+        """Return the whole answer."""
         return self._whole(self._items())
 
     def events(self) -> Iterator[str]:
-        """The answer as server-sent events. It is complete before the first of them: engines answer at once."""
+        """Write the answer as server-sent events. It is complete before the first of them: engines answer at once."""
         for number, event in enumerate(self._events()):
             event |= {"sequence_number": number}
             yield f"event: {event['type']}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n"
@@ -107,7 +107,7 @@ class ResponsesWriter:
         return {**self._head, "status": status, "incomplete_details": why, "output": items, "usage": usage, **ids}
 
     def _items(self) -> list[dict[str, Any]]:
-        """The message, where there is one, then the calls."""
+        """Return the message, where there is one, then the calls."""
         reply, name = self._reply, self._head["id"].removeprefix("resp_")
         items: list[dict[str, Any]] = []
         if reply.content or not reply.calls:

@@ -136,7 +136,7 @@ _ROLES: dict[str, type[WireModel]] = {
 
 
 def read_responses_call(value: Any) -> ResponsesCall:
-    """The call in the JSON of a request. Raises a 400 that names the field."""
+    """Read the call in the JSON of a request. Raises a 400 that names the field."""
     request = parse(ResponsesRequest, value)
     messages = _read_input(request.input, request.instructions)
     tools = read_flat_tools(request.tools)
@@ -156,7 +156,7 @@ def read_responses_call(value: Any) -> ResponsesCall:
 
 
 def _read_input(value: Any, instructions: str) -> tuple[WireMessage, ...]:
-    """The messages of a conversation: `instructions`, then the items in their order."""
+    """Return the messages of a conversation: `instructions`, then the items in their order."""
     items = [{"role": "user", "content": value}] if isinstance(value, str) else value
     if not isinstance(items, list) or not items:
         raise bad_request(f"expected a text or a list of items, got {shown(value)}", "input")
@@ -184,7 +184,7 @@ class _ItemReader:
     _ignored: list[str] = field(default_factory=list)
 
     def read(self, value: Any, where: str) -> None:
-        """Takes one item. Raises a 400 that names the place."""
+        """Take one item. Raises a 400 that names the place."""
         is_message = isinstance(value, dict) and value.get("type") in (None, "message")
         models, tag = (_ROLES, "role") if is_message else (_ITEMS, "type")
         item = parse_one(models, tag, value, where)
@@ -202,7 +202,7 @@ class _ItemReader:
             self.say("user" if item.role == "user" else "system", item.content, where, item.name)
 
     def say(self, role: str, content: Any, where: str, name: str = "") -> None:
-        """Takes a message that is not the assistant's."""
+        """Take a message that is not the assistant's."""
         self._close()
         self.messages.append(plain_message(role, _content(content), where, self._pictures, name))
 
@@ -234,7 +234,7 @@ class _ItemReader:
             raise bad_request(f"expected at most {MAX_CALLS} calls in a reply", f"{where}.call_id")
 
     def _close(self) -> None:
-        """Ends the reply that is being read."""
+        """End the reply that is being read."""
         if self._text is not None or self._calls:
             reply = assistant_message(self._text or "", tuple(self._calls), self._names, self._ignored)
             self.messages.append(reply)

@@ -52,7 +52,7 @@ class _NamedChoice(WireModel):
 
 
 def read_tools(values: list[Any]) -> tuple[Mapping[str, Any], ...]:
-    """The tools of a chat completion, as they were written. Raises a 400 that names the place."""
+    """Read the tools of a chat completion, as they were written. Raises a 400 that names the place."""
     _check_count(values)
     for i, value in enumerate(values):
         parse(_Tool, value, f"tools[{i}]")
@@ -60,7 +60,7 @@ def read_tools(values: list[Any]) -> tuple[Mapping[str, Any], ...]:
 
 
 def read_flat_tools(values: list[Any]) -> tuple[Mapping[str, Any], ...]:
-    """The tools of a response as chat completions write them, which is how templates show them."""
+    """Read the tools of a response as chat completions write them, which is how templates show them."""
     _check_count(values)
     tools: list[Mapping[str, Any]] = []
     for i, value in enumerate(values):
@@ -76,7 +76,8 @@ def tools_key(tools: Sequence[Any]) -> str:
 
 
 def read_tool_choice(value: Any, parallel: bool, tools: Collection[str]) -> ToolChoice:
-    """The choice in the JSON of a request, whose tools have the names `tools`. Raises a 400 for one that cannot be."""
+    """Read the choice in the JSON of a request, whose tools have the names `tools`. Raises a 400 for one that cannot
+    be."""
     if value in (None, "auto", "none"):
         return ToolChoice(value or "auto", (), parallel)
     if value == "required":

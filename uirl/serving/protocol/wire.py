@@ -53,7 +53,7 @@ def parse(model: type[M], value: Any, where: str = "") -> M:
 
 
 def parse_one(models: dict[str, type[M]], tag: str, value: Any, where: str, default: str | None = None) -> M:
-    """The object that `value` holds, as the one of `models` that its field `tag` names."""
+    """Read the object that `value` holds, as the one of `models` that its field `tag` names."""
     if not isinstance(value, dict):
         raise bad_request(f"expected an object, got {shown(value)}", where)
     name = value.get(tag) if value.get(tag) is not None else default
@@ -67,12 +67,13 @@ def parse_one(models: dict[str, type[M]], tag: str, value: Any, where: str, defa
 
 
 def refused(message: str, code: str = "invalid_value") -> PydanticCustomError:
-    """What a validator raises: the message for the client, which names the field itself, and OpenAI's code."""
+    """Build what a validator raises: the message for the client, which names the field itself, and OpenAI's code."""
     return PydanticCustomError(code, "{told}", {"told": message})
 
 
 def only(*allowed: Any, why: str) -> AfterValidator:
-    """A validator of a field that says one of `allowed`, which change nothing, or is refused with the reason `why`."""
+    """Build a validator of a field that says one of `allowed`, which change nothing, or is refused with the reason
+    `why`."""
 
     def check(value: Any) -> Any:
         if value is not None and value not in allowed:
@@ -113,13 +114,13 @@ def whole_text(text: str, where: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value for an error message, shortened, as the client wrote it."""
+    """Write a value for an error message, shortened, as the client wrote it."""
     text = repr(sample(value, 61)) if isinstance(value, str) else json.dumps(sample(value, 61))
     return clip(text)
 
 
 def read_json(text: bytes | bytearray | str, param: str | None = None) -> Any:
-    """The JSON of a request body, or of the text of the field `param`, within the limits of `uirl.runtime.limits`.
+    """Read the JSON of a request body, or of the text of the field `param`, within the limits of `uirl.runtime.limits`.
     Raises a 400 for anything else, NaN and Infinity included."""
     where = param or "the body"
     try:
