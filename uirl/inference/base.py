@@ -73,7 +73,7 @@ class Generation:
     """Prompt tokens that came from the kept KV cache."""
 
     def __post_init__(self) -> None:
-        """Raises EngineFailure for what nobody can have sampled: servers are programs of others, and a NaN among the
+        """Raise EngineFailure for what nobody can have sampled: servers are programs of others, and a NaN among the
         log-probs would pass for a token that nobody sampled."""
         if not all(type(token) is int and token >= 0 for token in self.token_ids):
             raise EngineFailure(f"the engine answered with the token ids {shown(self.token_ids, 200)}; expected ints")
@@ -120,14 +120,14 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Samples one response. Raises `PromptTooLong` where the prompt leaves no room for one (`max_reply_tokens`),
+        """Sample one response. Raises `PromptTooLong` where the prompt leaves no room for one (`max_reply_tokens`),
         `EngineFailure` where the engine cannot answer for another reason."""
 
     @abstractmethod
     async def update_weights(
         self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None
     ) -> None:
-        """Makes `version` the sampled policy and drops every cached state of older weights.
+        """Make `version` the sampled policy and drop every cached state of older weights.
 
         `weights` are (HF parameter name, tensor) pairs; None: the engine shares the learner's module, which already
         holds them. `adapter`: the weights are those of a LoRA adapter alone, by their peft names, and this is its

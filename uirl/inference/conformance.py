@@ -19,7 +19,7 @@ Recompute = Callable[[Sequence[int], Sequence[Screenshot], int, SamplingParams],
 
 
 def recompute_with(loaded: LoadedModel) -> Recompute:
-    """What the learner says of a response: its log-probs from one full forward pass of `loaded`, without any cache."""
+    """Score a response as the learner does: with one full forward pass of `loaded`, without any cache."""
 
     @torch.no_grad()
     def recompute(
@@ -56,7 +56,7 @@ async def check_engine(
     tolerance: float = 1e-4,
     max_tokens: int = 12,
 ) -> EngineReport:
-    """A report, where the engine keeps the contract; raises ContractError that names the first breach.
+    """Report on an engine that keeps the contract; raises ContractError that names the first breach.
 
     Checked on `prompts` (ids, images), of which at least two should differ in length: log-probs equal the learner's;
     the same seed gives the same response alone and among others; a second turn from the kept cache equals one

@@ -10,10 +10,10 @@ class Counters:
         self._values: dict[str, float] = {}
 
     def add(self, name: str, value: float) -> None:
-        """Adds `value` to the number of that name."""
+        """Add `value` to the number of that name."""
         self._values[name] = self._values.get(name, 0.0) + value
 
     def take(self) -> dict[str, float]:
-        """Returns the numbers since the last call, and begins anew."""
+        """Return the numbers since the last call, and begin anew."""
         values, self._values = self._values, {}
         return values

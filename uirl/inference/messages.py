@@ -25,7 +25,8 @@ class Message:
     """Calls of an assistant that are not part of `text`, by somebody else. The policy's own replies are text."""
 
     def as_hf(self) -> dict[str, Any]:
-        """The message as chat templates read it: the pictures, then the text, so that the text can look at them."""
+        """Return the message as chat templates read it: the pictures, then the text, so that the text can look at
+        them."""
         content: Any = self.text
         if self.images:
             parts: list[dict[str, Any]] = [{"type": "image"} for _ in self.images]

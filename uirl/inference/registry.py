@@ -22,7 +22,8 @@ BACKENDS = {
 
 
 def create_engine(config: ConfigStore, loaded: LoadedModel, *, shared: bool = False) -> InferenceEngine:
-    """The engine that `config.inference.backend` names, for `loaded`. `shared`: `loaded` is the learner's own module.
+    """Build the engine that `config.inference.backend` names, for `loaded`. `shared`: `loaded` is the learner's own
+    module.
 
     Raises ConfigError for a name that is not in `BACKENDS` and for 'scripted', which needs a script.
     """

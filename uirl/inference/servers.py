@@ -19,7 +19,7 @@ _OPENAI_KEY = "OPENAI_API_KEY"
 
 
 def server_client(settings: InferenceConfig, url: str, *, key_variable: str = _OPENAI_KEY) -> HTTPClient:
-    """The client of the server at `url`, as the section `inference` says.
+    """Build the client of the server at `url`, as the section `inference` says.
 
     `key_variable`: the environment variable that the server itself reads its key from. It stands in for OpenAI's where
     the config names no other: the key of one company's API is never sent to a server of somebody else.
@@ -51,8 +51,8 @@ def model_folder(config: ConfigStore, loaded: LoadedModel, files: WeightFiles, *
 def pushed_weights(
     weights: Weights | None, adapter: Mapping[str, Any] | None, *, takes_adapters: bool, program: str
 ) -> Weights:
-    """The weights of an update of `program`, which has its own copy of the model. Raises ContractError where there are
-    none, and for an adapter where it takes none."""
+    """Return the weights of an update of `program`, which has its own copy of the model. Raises ContractError where
+    there are none, and for an adapter where it takes none."""
     if weights is None:
         raise ContractError(
             f"update_weights(None) needs an engine that shares the learner's module; {program} does not: send weights"

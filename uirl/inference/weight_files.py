@@ -50,7 +50,7 @@ class WeightFiles:
         self._count = 0
 
     def write_weights(self, weights: Weights, loaded: LoadedModel) -> Path:
-        """A folder of safetensors files with all weights of `loaded`, named as its checkpoint names them.
+        """Write a folder of safetensors files with all weights of `loaded`, named as its checkpoint names them.
 
         Raises ContractError for a name or a shape that the model does not have, and for weights that are missing:
         then nothing was written.
@@ -69,7 +69,7 @@ class WeightFiles:
         return folder
 
     def write_adapter(self, weights: Weights, adapter: Mapping[str, Any]) -> Path:
-        """A peft folder of an adapter: its weights and its configuration."""
+        """Write a peft folder of an adapter: its weights and its configuration."""
         folder = self._next()
         self._save(dict(weights), folder / "adapter_model.safetensors")
         with storage_errors(f"cannot write {folder}"):
@@ -82,7 +82,7 @@ class WeightFiles:
             shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
-        """Removes everything. Calling it twice is fine."""
+        """Remove everything. Calling it twice is fine."""
         self._folder.close()
 
     def _next(self) -> Path:
@@ -149,7 +149,7 @@ def _home(size: int) -> Path:
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, each in memory of its own: safetensors refuses tied ones."""
+    """Copy the tensors to the CPU, each in memory of its own: safetensors refuses tied ones."""
     out: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():

@@ -112,7 +112,7 @@ class OpenAIInferenceEngine(InferenceEngine):
 
     @classmethod
     def from_config(cls, config: ConfigStore, loaded: LoadedModel, *, shared: bool) -> OpenAIInferenceEngine:
-        """The engine as `config.inference` says; an address without a path gets the usual '/v1'."""
+        """Build the engine that `config.inference` describes; an address without a path gets the usual '/v1'."""
         settings = config.inference
         url = settings.server_url or OPENAI
         if urlsplit(url).path in ("", "/"):
@@ -151,7 +151,7 @@ class OpenAIInferenceEngine(InferenceEngine):
     # -- token ids ---------------------------------------------------------------------------------------------
 
     async def _from_ids(self, request: GenerationRequest, ability: TokenAbility) -> Generation:
-        """A response in the server's own tokens."""
+        """Generate a response in the server's own tokens."""
         sampling, ends = request.sampling, {*self.loaded.end_ids, *request.sampling.stop_token_ids}
         plain = sampling.temperature in (0.0, 1.0) and sampling.top_p == 1 and sampling.top_k == 0
         body = {
@@ -192,7 +192,7 @@ class OpenAIInferenceEngine(InferenceEngine):
     # -- words -------------------------------------------------------------------------------------------------
 
     async def _from_words(self, request: GenerationRequest) -> Generation:
-        """A response as text, in our tokens for the record."""
+        """Generate a response as text, and encode it for the record."""
         limit = await self._chat.get() if request.messages else None
         if limit is not None:
             chat = (await self._ask(ChatAnswer, _CHAT, await self._chat_body(request, limit))).choice
@@ -229,7 +229,7 @@ class OpenAIInferenceEngine(InferenceEngine):
         }
 
     def _as_text(self, ids: Sequence[int]) -> str:
-        """The text of a prompt. Raises EngineFailure where content spells a control token: in a text that the server
+        """Decode a prompt to text. Raises EngineFailure where content spells a control token: in a text that the server
         encodes, nothing tells it from one."""
         text: str = self.loaded.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
         again = self.loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -242,7 +242,8 @@ class OpenAIInferenceEngine(InferenceEngine):
         return text
 
     def _encoded(self, text: str, *, ended: bool) -> list[int]:
-        """The text in our tokens, with the end token that the chat template wants where the reply is complete."""
+        """Encode the text in our tokens, with the end token that the chat template wants where the reply is
+        complete."""
         tokenizer = self.loaded.tokenizer
         if ended and tokenizer.chat_template:
             self._renderer = self._renderer or ChatRenderer(self.loaded)
@@ -253,7 +254,7 @@ class OpenAIInferenceEngine(InferenceEngine):
     # -- parts of both -----------------------------------------------------------------------------------------
 
     async def _sampling(self, params: SamplingParams, path: str) -> dict[str, Any]:
-        """The fields that say how to sample. All that the server takes: it has defaults of its own."""
+        """Return the fields that say how to sample: all that the server takes, because it has defaults of its own."""
         fields: dict[str, Any] = {"temperature": params.temperature, "top_p": params.top_p}
         fields |= await self._neutral[path].get()
         if params.top_k > 0:
@@ -261,7 +262,7 @@ class OpenAIInferenceEngine(InferenceEngine):
         return fields | ({} if params.seed is None else {"seed": params.seed})
 
     def _stop_words(self, params: SamplingParams) -> dict[str, Any]:
-        """The stop tokens as words; the model's own ends are the server's business."""
+        """Return the stop tokens as words; the model's own ends are the server's business."""
         extra = [token for token in params.stop_token_ids if token not in self.loaded.end_ids]
         return {"stop": [self.loaded.tokenizer.decode([token]) for token in extra]} if extra else {}
 

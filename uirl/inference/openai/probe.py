@@ -43,7 +43,7 @@ class TokenAbility:
 
 
 async def choose_model(client: HTTPClient, default: str) -> str:
-    """The only model that a server names, or `default` where it is among several or nothing is named."""
+    """Return the only model that a server names, or `default` where it is among several or nothing is named."""
     try:
         answer = await client.get("/models")
     except ServerFailure as error:
@@ -65,7 +65,7 @@ async def choose_model(client: HTTPClient, default: str) -> str:
 
 
 async def probe_neutral(client: HTTPClient, path: str, body: Mapping[str, Any]) -> dict[str, float]:
-    """The fields of `NEUTRAL` that the server takes at `path` beside `body`, with the values it takes."""
+    """Find the fields of `NEUTRAL` that the server takes at `path` beside `body`, with the values it takes."""
     usual = {name: values[0] for name, values in NEUTRAL.items()}
     if await _accepted(client, path, {**body, **usual}) is not None:
         return usual
@@ -81,12 +81,12 @@ async def probe_neutral(client: HTTPClient, path: str, body: Mapping[str, Any]) 
 
 
 def text_probe(model: str) -> dict[str, Any]:
-    """A request for one token after a text."""
+    """Build a request for one token after a text."""
     return {"model": model, "prompt": "The quick brown fox", "max_tokens": 1}
 
 
 def chat_probe(model: str, limit: str) -> dict[str, Any]:
-    """A request for one token of an answer; `limit`: the field that says so."""
+    """Build a request for one token of an answer; `limit`: the field that says so."""
     return {"model": model, "messages": [{"role": "user", "content": "Say ok."}], limit: 1}
 
 
@@ -133,7 +133,7 @@ async def probe_text(client: HTTPClient, model: str) -> bool:
 
 
 async def probe_chat(client: HTTPClient, model: str) -> str | None:
-    """The name of the field that limits an answer of the chat API; None: there is no chat API for this model."""
+    """Find the name of the field that limits an answer of the chat API; None: there is no chat API for this model."""
     try:
         await client.post("/chat/completions", chat_probe(model, "max_tokens"))
     except ServerFailure as error:
@@ -151,7 +151,7 @@ def _first_log_prob(answer: TokenAnswer) -> float:
 
 
 async def _accepted(client: HTTPClient, path: str, body: Mapping[str, Any]) -> Any:
-    """The answer; None where the server does not know the path, the model there, or a field."""
+    """Return the answer; None where the server does not know the path, the model there, or a field."""
     try:
         return await client.post(path, body)
     except ServerFailure as error:

@@ -32,8 +32,8 @@ _CALL = re.compile(r'\{"name": ("(?:[^"\\]|\\.)*"), "arguments": (.*)\}', re.DOT
 
 
 def wire_messages(messages: Sequence[Message], *, text_parts: bool = False) -> list[ChatCompletionMessageParam]:
-    """The conversation as the chat API takes it. `text_parts`: what users say is a list of parts, text alone too, as
-    some agents send it.
+    """Write the conversation as the chat API takes it. `text_parts`: what users say is a list of parts, text alone too,
+    as some agents send it.
 
     A tool result that answers no structured call becomes a user message between `<tool_response>` tags: servers refuse
     results of calls that they do not see.
@@ -85,13 +85,14 @@ def write_call(name: str, arguments: Any) -> str:
 
 
 def data_url(data: bytes) -> str:
-    """A URL that holds a picture, the bytes of a PNG or JPEG file."""
+    """Write a picture, the bytes of a PNG or JPEG file, as a URL that holds it."""
     kind = "jpeg" if data[:2] == b"\xff\xd8" else "png"
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def _assistant(message: Message, number: int) -> ChatCompletionAssistantMessageParam:
-    """A reply with its calls structured: those that stand beside its text, else those that stand in it as blocks."""
+    """Write a reply with its calls structured: those that stand beside its text, else those that stand in it as
+    blocks."""
     calls = [(call.id, call.name, json.dumps(dict(call.arguments), ensure_ascii=False)) for call in message.tool_calls]
     text = message.text
     if not calls:
@@ -110,8 +111,8 @@ def _assistant(message: Message, number: int) -> ChatCompletionAssistantMessageP
 
 
 def _split(text: str) -> tuple[list[tuple[str, str]], str]:
-    """The calls in the blocks of a reply, and the text without them; no calls where one of them cannot be read, or
-    where there are more than a parser takes. Linear in the text, whatever is opened and not closed in it."""
+    """Split a reply into the calls in its blocks and the text without them; no calls where one of them cannot be read,
+    or where there are more than a parser takes. Linear in the text, whatever is opened and not closed in it."""
     calls: list[tuple[str, str]] = []
     around: list[str] = []
     at = 0

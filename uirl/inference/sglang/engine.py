@@ -108,7 +108,8 @@ class SGLangInferenceEngine(InferenceEngine):
 
     @classmethod
     def from_config(cls, config: ConfigStore, loaded: LoadedModel, *, shared: bool) -> SGLangInferenceEngine:
-        """The engine as `config.inference` says: behind `server_url`, or in this process where there is none."""
+        """Build the engine that `config.inference` describes: behind `server_url`, or in this process where there is
+        none."""
         settings, lora = config.inference, config.model.use_lora
         options = dict(settings.engine_options)
         adapters = lora and bool(options.get("enable_lora", True))
@@ -173,7 +174,7 @@ class SGLangInferenceEngine(InferenceEngine):
     # -- parts of it -------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        """Looks at what runs there. Raises ContractError where its log-probs are not those of what it samples."""
+        """Check what runs there. Raises ContractError where its log-probs are not those of what it samples."""
         facts = await self._backend.facts()
         self._versions.setdefault(str(facts.get("weight_version")), self.policy_version)
         if not facts.get("enable_deterministic_inference"):
@@ -209,7 +210,7 @@ class SGLangInferenceEngine(InferenceEngine):
             raise _misshapen("meta_info.output_top_logprobs", meta) from error
 
     def _body(self, request: GenerationRequest, limit: int) -> dict[str, Any]:
-        """What `/generate` is asked."""
+        """Build the body of a call of `/generate`."""
         params = request.sampling
         body: dict[str, Any] = {
             "input_ids": list(request.prompt_ids),
@@ -241,7 +242,7 @@ class SGLangInferenceEngine(InferenceEngine):
         return sampling | ({"logit_bias": self._bias} if self._bias else {})
 
     async def _replace(self, folder: Path, version: int) -> None:
-        """Puts whole weights in the place of those that are there."""
+        """Put whole weights in the place of those that are there."""
         tag = f"{self._run}-{version}"
         # known before they are there: an answer that they made may come before the one to this command
         self._versions[tag] = version
@@ -257,7 +258,7 @@ class SGLangInferenceEngine(InferenceEngine):
         self._broken, self._merged = None, self.takes_adapters
 
     def _check_base(self) -> None:
-        """Raises ContractError where an adapter would come on top of weights it was merged into."""
+        """Raise ContractError where an adapter would come on top of weights it was merged into."""
         if self._merged:
             raise ContractError(
                 "a whole model with its adapters merged in was sent before, so an adapter alone would count twice; go "
@@ -265,7 +266,7 @@ class SGLangInferenceEngine(InferenceEngine):
             )
 
     async def _load(self, folder: Path, version: int) -> None:
-        """Loads an adapter under a name of its own, so that nothing cached with another is taken for it."""
+        """Load an adapter under a name of its own, so that nothing cached with another is taken for it."""
         adapter = _Adapter(f"uirl-{self._run}-{version}-{folder.name}", version, folder)
         try:
             await self._backend.command("load_lora_adapter", {"lora_name": adapter.name, "lora_path": str(folder)})
@@ -282,7 +283,7 @@ class SGLangInferenceEngine(InferenceEngine):
             self._files.remove(oldest.folder)
 
     def _read(self, answer: Mapping[str, Any], request: GenerationRequest, adapter: int | None) -> Generation:
-        """The generation in an answer. Raises EngineFailure for one that is not of the shape it should have."""
+        """Read the generation in an answer. Raises EngineFailure for one that is not of the shape it should have."""
         meta = json_object(answer.get("meta_info"), "meta_info")
         reason = _finish_reason(meta)
         self._check_prompt(answer, meta, request)
@@ -298,7 +299,7 @@ class SGLangInferenceEngine(InferenceEngine):
         return Generation(ids, reported, reason, version, meta.get("cached_tokens") or 0)
 
     def _check_prompt(self, answer: Mapping[str, Any], meta: Mapping[str, Any], request: GenerationRequest) -> None:
-        """Raises EngineFailure where SGLang answered another prompt than it was sent."""
+        """Raise EngineFailure where SGLang answered another prompt than it was sent."""
         expected, used = list(request.prompt_ids), answer.get("prompt_token_ids")
         if meta.get("prompt_tokens", len(expected)) == len(expected):
             if not request.images or used == expected:
@@ -312,7 +313,7 @@ class SGLangInferenceEngine(InferenceEngine):
         )
 
     def _version(self, meta: Mapping[str, Any]) -> int:
-        """The oldest weights that had a part in an answer."""
+        """Return the version of the oldest weights that had a part in an answer."""
         spans = meta.get("weight_versions") or [{"version": meta.get("weight_version")}]
         versions = [self._versions.get(str(span.get("version"))) for span in spans]
         if None in versions:

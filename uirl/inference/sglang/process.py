@@ -57,7 +57,7 @@ class SGLangProcess:
         self._loop = EventLoopThread()
 
     async def facts(self) -> dict[str, Any]:
-        """What it serves and how it was started."""
+        """Return what it serves and how it was started."""
         started = {
             "enable_deterministic_inference": self._deterministic,
             "image_processor_backend": self._image_processor,
@@ -65,7 +65,7 @@ class SGLangProcess:
         return {**self._engine.get_model_info(), **started}
 
     async def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to what `/generate` would be asked. SGLang stops sampling for a call that is given up."""
+        """Answer what `/generate` would be asked. SGLang stops sampling for a call that is given up."""
         try:
             return await self._loop.hand_over(self._first(self._requests.GenerateReqInput(**body)))
         except asyncio.CancelledError:
@@ -87,7 +87,7 @@ class SGLangProcess:
             raise EngineFailure(f"SGLang refused {name}: {message}")
 
     async def close(self) -> None:
-        """Ends SGLang's processes, and with them every child process of this one: that is how it shuts down."""
+        """End SGLang's processes, and with them every child process of this one: that is how it shuts down."""
         self._closed = True
         await asyncio.to_thread(self._loop.close)
         await asyncio.to_thread(self._engine.shutdown)

@@ -19,12 +19,13 @@ class SGLangServer:
         self._client = client
 
     async def facts(self) -> dict[str, Any]:
-        """What it serves and how it was started."""
+        """Return what it serves and how it was started."""
         started, serves = await self._client.get("/server_info"), await self._client.get("/model_info")
         return {**json_object(started, "/server_info"), **json_object(serves, "/model_info")}
 
     async def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer of `/generate`. A call that is given up closes its connection, and the server stops sampling."""
+        """Return the answer of `/generate`. A call that is given up closes its connection, and the server stops
+        sampling."""
         return json_object(await self._client.post("/generate", body), "/generate")
 
     async def command(self, name: str, body: Mapping[str, Any]) -> None:

@@ -77,7 +77,7 @@ def engine_arguments(
 def vllm_server_command(
     config: ConfigStore, *, model: str | None = None, host: str = "127.0.0.1", port: int = 8000
 ) -> list[str]:
-    """The command line, environment variables first, of a vLLM server that `inference.server_url` can name.
+    """Write the command line, environment variables first, of a vLLM server that `inference.server_url` can name.
 
     `model`: the folder or HF id to serve; None: that of the config (a built-in tiny model has to be written to a folder
     first: `load_model(config.model).save(folder)`). The server takes new weights from whoever reaches it, so keep
@@ -107,7 +107,7 @@ def on_cpu() -> bool:
 
 
 def check_heads(size: int) -> None:
-    """Raises ConfigError where vLLM runs on a CPU and its attention there knows no heads of `size`: it would start, and
+    """Raise ConfigError where vLLM runs on a CPU and its attention there knows no heads of `size`: it would start, and
     die of the first request."""
     if not on_cpu():
         return

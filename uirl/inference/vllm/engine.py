@@ -72,7 +72,8 @@ class VLLMInferenceEngine(InferenceEngine):
 
     @classmethod
     def from_config(cls, config: ConfigStore, loaded: LoadedModel, *, shared: bool) -> VLLMInferenceEngine:
-        """The engine as `config.inference` says: the server at `server_url`, or a vLLM that starts here and now.
+        """Build the engine that `config.inference` describes: the server at `server_url`, or a vLLM that starts here
+        and now.
 
         `shared`: the learner is in this process, and on its GPU. Weights are never shared: vLLM has its own.
         """
@@ -138,7 +139,7 @@ class VLLMInferenceEngine(InferenceEngine):
         self._counters.add("update_seconds", time.perf_counter() - started)
 
     async def _write_base(self) -> Path | None:
-        """The weights under the adapters, on their way to vLLM; None where it holds them."""
+        """Return the weights under the adapters, on their way to vLLM; None where it holds them."""
         if self._holds_base:
             return None
         if self.loaded.device.type == "meta":
@@ -164,7 +165,7 @@ class VLLMInferenceEngine(InferenceEngine):
     # -- on the engine's own loop ------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Starts the backend now, so that a wrong setting is found before the first episode."""
+        """Start the backend now, so that a wrong setting is found before the first episode."""
         try:
             self._limit = self._loop.run(self._backend.start())
         except BaseException:
@@ -172,7 +173,7 @@ class VLLMInferenceEngine(InferenceEngine):
             raise
 
     async def _here(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine returns. It runs on the loop that vLLM's sockets belong to."""
+        """Return what the coroutine returns. It runs on the loop that vLLM's sockets belong to."""
         if self._closed:
             coroutine.close()
             raise EngineFailure("the engine is closed; make a new one")
@@ -197,7 +198,7 @@ class VLLMInferenceEngine(InferenceEngine):
                 return await self._backend.generate(call, self._adapter), self.policy_version
 
     async def _install(self, version: int, whole: Path | None, beside: Path | None) -> None:
-        """Makes the files the sampled policy: the weights in `whole`, and on top of them the adapter in `beside`."""
+        """Make the files the sampled policy: the weights in `whole`, and on top of them the adapter in `beside`."""
         number = next(self._adapters)
         new = Adapter(f"{self._files.path.name}-{number}", number, beside) if beside else None
         async with self._gate.update():
@@ -277,6 +278,6 @@ class _Clock:
             self._seconds += time.perf_counter() - self._since
 
     def read(self) -> float:
-        """The seconds since the last call; those of requests still under way come with the next."""
+        """Return the seconds since the last call; those of requests still under way come with the next."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds

@@ -120,7 +120,7 @@ class VLLMProcess(VLLMBackend):
             raise ConfigError(f"vLLM does not start: {error}. What it wrote above says why.") from error
 
     async def _forget(self) -> None:
-        """Drops the KV states and the encoded pictures of older weights."""
+        """Drop the KV states and the encoded pictures of older weights."""
         if not await self._engine.reset_prefix_cache():
             raise EngineFailure("vLLM kept the KV cache of older weights; make a new engine")
         await self._engine.reset_encoder_cache()
@@ -132,7 +132,7 @@ class VLLMProcess(VLLMBackend):
 
     @contextlib.contextmanager
     def _failures(self, what: str) -> Iterator[None]:
-        """A context in which vLLM's exceptions become `EngineFailure`."""
+        """Return a context in which vLLM's exceptions become `EngineFailure`."""
         if self._engine is None:
             raise EngineFailure("the vLLM engine is closed; make a new one")
         try:
@@ -171,7 +171,7 @@ def _import_vllm() -> types.SimpleNamespace:
 
 @contextlib.contextmanager
 def _main_left_alone() -> Iterator[None]:
-    """A context in which processes start without running the caller's script again.
+    """Return a context in which processes start without running the caller's script again.
 
     Python repeats the main module in every process that it spawns; a script that makes an engine at its top level, as
     examples do, would start itself for ever. vLLM's processes need nothing of it.

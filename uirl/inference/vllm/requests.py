@@ -78,11 +78,11 @@ class VLLMBackend(ABC):
 
     @abstractmethod
     async def load(self, folder: Path) -> None:
-        """Makes the weights in `folder` those of the model and drops what was computed with older ones."""
+        """Make the weights in `folder` those of the model and drop what was computed with older ones."""
 
     @abstractmethod
     async def swap(self, old: Adapter | None, new: Adapter | None) -> None:
-        """Makes `new` ready, forgets `old`, and drops what was computed with it."""
+        """Make `new` ready, forget `old`, and drop what was computed with it."""
 
     @abstractmethod
     async def close(self, adapter: Adapter | None) -> None:
@@ -90,8 +90,8 @@ class VLLMBackend(ABC):
 
 
 def to_vllm_request(request: GenerationRequest, loaded: LoadedModel, max_context: int) -> VLLMRequest:
-    """The request for a vLLM of `max_context` tokens. Raises PromptTooLong where no token is left for a reply, and
-    AlignmentError where placeholders and images do not match."""
+    """Build the request for a vLLM of `max_context` tokens. Raises PromptTooLong where no token is left for a reply,
+    and AlignmentError where placeholders and images do not match."""
     limit = max_reply_tokens(request.prompt_ids, max_context, "the server's max_model_len, inference.max_context")
     sampling = sampling_fields(request.sampling, loaded, limit)
     if loaded.vision is None and not request.images:
@@ -131,8 +131,8 @@ def sampling_fields(params: SamplingParams, loaded: LoadedModel, limit: int) -> 
 
 
 def to_generation(answer: VLLMResponse, request: GenerationRequest, loaded: LoadedModel, version: int) -> Generation:
-    """The answer, where it is one to `request`. Raises AlignmentError where vLLM fed other tokens than asked for, and
-    EngineFailure where it did not finish."""
+    """Return the answer, where it is one to `request`. Raises AlignmentError where vLLM fed other tokens than asked
+    for, and EngineFailure where it did not finish."""
     if tuple(answer.prompt_ids) != request.prompt_ids:
         raise AlignmentError(_other_prompt(answer.prompt_ids, request, loaded))
     if answer.finish_reason not in ("stop", "length") or not answer.token_ids:
@@ -149,7 +149,7 @@ def to_generation(answer: VLLMResponse, request: GenerationRequest, loaded: Load
 
 
 def resized_as_learner(shot: Screenshot, vision: VisionInputs) -> Image:
-    """The picture at the size at which the learner sees it.
+    """Return the picture at the size at which the learner sees it.
 
     vLLM's processor then has nothing to resize: its interpolation differs from the learner's, and so would log-probs.
     """

@@ -135,7 +135,7 @@ class VLLMServer(VLLMBackend):
         return model
 
     async def _check_settings(self) -> int:
-        """The server's context, where it was started as training needs it."""
+        """Return the server's context, where it was started as training needs it."""
         try:
             settings = await self._call("uirl_describe")
         except ServerFailure as error:
@@ -157,7 +157,7 @@ class VLLMServer(VLLMBackend):
         return int(settings["max_model_len"])
 
     def _address(self, picture: Picture) -> str:
-        """The picture as a data URL: PNG, which loses nothing."""
+        """Write the picture as a data URL: PNG, which loses nothing."""
         return self._encoded.get(picture.key, lambda: _png_url(picture.image), len)
 
 

@@ -12,7 +12,7 @@ class WorkerExtension:
     """Calls of `collective_rpc`. `self` is vLLM's worker."""
 
     def uirl_describe(self) -> dict[str, Any]:
-        """What the engine must know of the settings this worker was started with."""
+        """Return what the engine must know of the settings this worker was started with."""
         config: Any = self.vllm_config  # type: ignore[attr-defined]
         return {
             "logprobs_mode": config.model_config.logprobs_mode,
@@ -21,7 +21,7 @@ class WorkerExtension:
         }
 
     def uirl_load_weights(self, folder: str) -> dict[str, Any]:
-        """Makes the weights in `folder` (safetensors, names of a HF checkpoint) the model's own, in place.
+        """Make the weights in `folder` (safetensors, names of a HF checkpoint) the model's own, in place.
 
         Whoever calls drains the engine before and drops its caches after.
         """
