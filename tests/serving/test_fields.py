@@ -39,10 +39,10 @@ def test_a_bare_call_asks_for_one_reply_and_nothing_else() -> None:
 def test_what_is_asked_for_arrives() -> None:
     every = {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "seed": 4, "max_tokens": 5, "stop_token_ids": [6]}
     for call in (chat(**every, n=2, return_token_ids=True), completion(**every, n=2, return_token_ids=True)):
-        assert call.options.asked == every | {"stop_token_ids": (6,)}
+        assert call.options.fields == every | {"stop_token_ids": (6,)}
         assert (call.options.choices, call.options.token_ids) == (2, True)
-    assert chat(max_completion_tokens=5).options.asked == {"max_tokens": 5}
-    assert chat(max_completion_tokens=5, max_tokens=5).options.asked == {"max_tokens": 5}
+    assert chat(max_completion_tokens=5).options.fields == {"max_tokens": 5}
+    assert chat(max_completion_tokens=5, max_tokens=5).options.fields == {"max_tokens": 5}
     assert chat(stop="a").options.stop == completion(stop=["a"]).options.stop == ("a",)
     assert chat(logprobs=True).options.log_probs is completion(logprobs=0).options.log_probs is True
     assert chat(tools=[ADD], tool_choice="none").choice == ToolChoice("none")
@@ -157,7 +157,7 @@ def test_what_says_nothing_is_taken() -> None:
     silent |= {"modalities": ["text"], "functions": [], "function_call": "none", "tool_choice": None}
     silent |= {"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}}
     silent |= {"repetition_penalty": 1.0, "repeat_penalty": 1, "min_p": 0.0, "typical_p": 1.0}
-    assert chat(top_k=-1).options.asked == {"top_k": 0}
+    assert chat(top_k=-1).options.fields == {"top_k": 0}
     assert chat(**silent) == chat()
     assert completion(echo=False, suffix="", best_of=1, presence_penalty=0).options == completion().options
 

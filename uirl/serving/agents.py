@@ -124,12 +124,12 @@ async def _supervised(
 
     None, with the failure on the session, where it raised otherwise or ran out of time.
     """
-    given: dict[str, Any] = {"base_url": session.base_url, "api_key": session.api_key, "task": task}
+    arguments: dict[str, Any] = {"base_url": session.base_url, "api_key": session.api_key, "task": task}
     try:
         async with asyncio.timeout(seconds) as clock:
             if inspect.iscoroutinefunction(agent):
-                return await agent(**given), False
-            result = await _in_thread(agent, given)
+                return await agent(**arguments), False
+            result = await _in_thread(agent, arguments)
             return (await result if inspect.isawaitable(result) else result), False
     except Exception as error:
         # the agent is somebody else's program and may raise anything; the record says what it was
@@ -142,7 +142,7 @@ async def _supervised(
         return None, False
 
 
-async def _in_thread(agent: AgentProgram, given: dict[str, Any]) -> Any:
+async def _in_thread(agent: AgentProgram, arguments: dict[str, Any]) -> Any:
     """Run the agent in a thread of its own.
 
     A thread cannot be ended from outside. It is a daemon, so that a hanging agent does not keep the program alive, and
@@ -151,7 +151,7 @@ async def _in_thread(agent: AgentProgram, given: dict[str, Any]) -> Any:
 
     def call() -> Any:
         try:
-            return agent(**given)
+            return agent(**arguments)
         except Exception:
             raise
         except BaseException as error:  # sys.exit() in an agent ends its episode, not the program

@@ -56,8 +56,8 @@ class ModelEndpoint:
         Raises:
             ConfigError: A public address or remote sessions without a key, an unknown parser, an unknown option.
         """
-        given = {} if options is None else options.model_dump(exclude_unset=True)
-        options = EndpointOptions(**{"model_name": loaded.name} | given | settings)
+        option_values = {} if options is None else options.model_dump(exclude_unset=True)
+        options = EndpointOptions(**{"model_name": loaded.name} | option_values | settings)
         if options.api_key == "":
             raise ConfigError("the API key is empty; give one, or None for none")
         if options.api_key is None and options.remote_sessions:

@@ -39,15 +39,15 @@ class Renderers:
             if found is not None:
                 self._kept.move_to_end(key)
                 return found
-            known = next(iter(self._kept.values()), None)
+            sibling = next(iter(self._kept.values()), None)
         # Outside of the lock: the event loop would wait for a thread that proves a template with a thousand tools.
         with rendering("tools" if tools else "messages"):
-            made = ChatRenderer(self._loaded, tools, controls=None if known is None else known.controls)
+            renderer = ChatRenderer(self._loaded, tools, controls=None if sibling is None else sibling.controls)
         with self._lock:
-            self._kept[key] = made
+            self._kept[key] = renderer
             while len(self._kept) > self._capacity:
                 self._kept.popitem(last=False)
-        return made
+        return renderer
 
     def __len__(self) -> int:
         return len(self._kept)

@@ -33,7 +33,7 @@ class Reply:
     """What the client reads as text."""
     calls: tuple[ToolCall, ...] = ()
     """What the client reads as tool calls."""
-    given: tuple[int, ...] = ()
+    opening_ids: tuple[int, ...] = ()
     """Ids that the reply was given to begin with: context, not sampled. `text` begins with theirs."""
 
     @property
@@ -56,35 +56,40 @@ class Answer:
 
 
 def cut_at_stop(
-    made: Generation, decode: Callable[[Sequence[int]], str], stops: Sequence[str]
+    generation: Generation, decode: Callable[[Sequence[int]], str], stops: Sequence[str]
 ) -> tuple[Generation, str]:
     """Return (the generation up to the token that completes the first stop string, the text before that string).
 
     Stopping there is a rule about what was sampled so far, so ids and log-probs up to it are those of an engine that
     knows the rule; the tokens behind were sampled in vain.
     """
-    text = decode(made.token_ids)
+    text = decode(generation.token_ids)
     found = [at for at in (text.find(stop) for stop in stops) if at >= 0]
     if not found:
-        return made, text
+        return generation, text
 
     def complete(n: int) -> bool:
-        part = decode(made.token_ids[:n])
+        part = decode(generation.token_ids[:n])
         return any(stop in part for stop in stops)
 
-    n = bisect_left(range(1, len(made.token_ids) + 1), True, key=complete) + 1
-    log_probs = None if made.log_probs is None else made.log_probs[:n]
-    cut = replace(made, token_ids=made.token_ids[:n], log_probs=log_probs, finish_reason="stop")
+    n = bisect_left(range(1, len(generation.token_ids) + 1), True, key=complete) + 1
+    log_probs = None if generation.log_probs is None else generation.log_probs[:n]
+    cut = replace(generation, token_ids=generation.token_ids[:n], log_probs=log_probs, finish_reason="stop")
     return cut, text[: min(found)]
 
 
-def text_reply(made: Generation, text: str, ended: bool) -> Reply:
+def text_reply(generation: Generation, text: str, ended: bool) -> Reply:
     """Build a reply in which no calls are looked for."""
-    return Reply(made, ended, text, Action(text=text), text)
+    return Reply(generation, ended, text, Action(text=text), text)
 
 
 def tool_reply(
-    made: Generation, text: str, ended: bool, parser: ActionParser, offered: Collection[str], prompt_ids: Sequence[int]
+    generation: Generation,
+    text: str,
+    ended: bool,
+    parser: ActionParser,
+    offered: Collection[str],
+    prompt_ids: Sequence[int],
 ) -> Reply:
     """Build a reply with the calls that `parser` reads in it. `offered`: names of the tools the client has.
 
@@ -95,11 +100,11 @@ def tool_reply(
     only = action.call if len(action.tool_calls) == 1 else None
     if only is not None and only.name == ANSWER and ANSWER not in offered:
         answer = only.arguments.get("text", "")
-        return Reply(made, ended, text, action, answer if isinstance(answer, str) else json.dumps(answer))
+        return Reply(generation, ended, text, action, answer if isinstance(answer, str) else json.dumps(answer))
     if not action.tool_calls:
-        return Reply(made, ended, text, action, text)
-    calls = _with_ids(action.tool_calls, prompt_ids, made.token_ids)
-    return Reply(made, ended, text, replace(action, tool_calls=calls), action.thought, calls)
+        return Reply(generation, ended, text, action, text)
+    calls = _with_ids(action.tool_calls, prompt_ids, generation.token_ids)
+    return Reply(generation, ended, text, replace(action, tool_calls=calls), action.thought, calls)
 
 
 def _with_ids(calls: Iterable[ToolCall], prompt_ids: Sequence[int], ids: Sequence[int]) -> tuple[ToolCall, ...]:
@@ -110,9 +115,9 @@ def _with_ids(calls: Iterable[ToolCall], prompt_ids: Sequence[int], ids: Sequenc
     seen: set[str] = set()
     named = []
     for number, call in enumerate(calls):
-        own = call.id if call.id and call.id not in seen else _call_id(prompt_ids, ids, number)
-        seen.add(own)
-        named.append(replace(call, id=own))
+        call_id = call.id if call.id and call.id not in seen else _call_id(prompt_ids, ids, number)
+        seen.add(call_id)
+        named.append(replace(call, id=call_id))
     return tuple(named)
 
 

@@ -201,11 +201,11 @@ def _check_key(request: Request, keys: list[str] | None) -> None:
         if not is_loopback(host):
             raise APIProblem(403, f"this server answers on this machine alone, not as {host!r}", code="wrong_host")
         return
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
     # every key is compared, so that the time tells nothing of which one came close
-    matches = [hmac.compare_digest(given.encode(), key.encode()) for key in keys]
+    matches = [hmac.compare_digest(credentials.encode(), key.encode()) for key in keys]
     if scheme.lower() != "bearer" or not any(matches):
-        reason = "is missing" if not given else "does not open this address"
+        reason = "is missing" if not credentials else "does not open this address"
         raise APIProblem(401, f"the API key {reason}; send it as 'Authorization: Bearer KEY'", code="invalid_api_key")
 
 

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Call:
     """One call on its way to the engine."""
 
     prompt: Prompt
@@ -56,8 +56,8 @@ class _Drawn:
     def short_of(self, missed: str) -> _Drawn:
         """Return the same with what it lacks of what the client wants."""
         action = self.reply.action
-        told = replace(action, parse_error=action.parse_error or missed)
-        return replace(self, reply=replace(self.reply, action=told), note={**self.note, "missed": missed})
+        action = replace(action, parse_error=action.parse_error or missed)
+        return replace(self, reply=replace(self.reply, action=action), note={**self.note, "missed": missed})
 
 
 @dataclass(slots=True)
@@ -99,16 +99,15 @@ class ModelService:
             offered = {tool["function"]["name"] for tool in call.tools}
             parser = self.parser.for_tools(call.tools)
 
-            def read(made: Generation, given: str) -> Reply:
-                cut, text = cut_at_stop(made, chat.decode, call.options.stop)
+            def read(generation: Generation, opening: str) -> Reply:
+                cut, text = cut_at_stop(generation, chat.decode, call.options.stop)
                 if offered and call.choice.reads_calls:
-                    return tool_reply(cut, given + text, self._ended(cut), parser, offered, prompt.ids)
-                return text_reply(cut, given + text, self._ended(cut))
+                    return tool_reply(cut, opening + text, self._ended(cut), parser, offered, prompt.ids)
+                return text_reply(cut, opening + text, self._ended(cut))
 
             note: dict[str, Any] = {"ignored_fields": list(call.ignored)} if call.ignored else {}
-            note |= {} if call.choice == AS_IT_LIKES else {"tool_choice": call.choice.said}
-            asked = _Asked(prompt, "messages", call.options, read, note, call.choice, chat)
-            return await self._answer(asked, session)
+            note |= {} if call.choice == AS_IT_LIKES else {"tool_choice": call.choice.mode}
+            return await self._answer(_Call(prompt, "messages", call.options, read, note, call.choice, chat), session)
 
     def _chat_prompt(self, call: ChatCall, transcript: Transcript) -> tuple[ChatRenderer, Prompt]:
         self.lengths.check(texts_of(call.messages, call.tools_key), "messages")
@@ -128,11 +127,11 @@ class ModelService:
             def decode(ids: object) -> str:
                 return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-            def read(made: Generation, given: str) -> Reply:
-                cut, text = cut_at_stop(made, decode, call.options.stop)
-                return text_reply(cut, given + text, self._ended(cut))
+            def read(generation: Generation, opening: str) -> Reply:
+                cut, text = cut_at_stop(generation, decode, call.options.stop)
+                return text_reply(cut, opening + text, self._ended(cut))
 
-            return await self._answer(_Asked(prompt, "prompt", call.options, read), session)
+            return await self._answer(_Call(prompt, "prompt", call.options, read), session)
 
     def _plain_prompt(self, prompt: str | tuple[int, ...], transcript: Transcript) -> Prompt:
         ids, text = self._ids_and_text(prompt)
@@ -152,30 +151,30 @@ class ModelService:
             raise bad_request(f"token {max(prompt)} is none of this model's {len(tokenizer)}", "prompt")
         return prompt, tokenizer.decode(prompt)
 
-    async def _answer(self, asked: _Asked, session: AgentSession | None) -> Answer:
-        requests = self._requests(asked, session)
-        drawn = await self._together([self._drawn(request, asked) for request in requests])
+    async def _answer(self, call: _Call, session: AgentSession | None) -> Answer:
+        requests = self._requests(call, session)
+        drawn = await self._together([self._drawn(request, call) for request in requests])
         replies = tuple(of_one[-1].reply for of_one in drawn)
-        if asked.options.log_probs and any(reply.generation.log_probs is None for reply in replies):
+        if call.options.log_probs and any(reply.generation.log_probs is None for reply in replies):
             raise bad_request("this engine tells no log-probs", "logprobs", "unsupported_value")
         if session is not None:
             for of_one in drawn:
                 for one in of_one:
                     sampling, sent = one.request.sampling, one is of_one[-1]
-                    info = {"temperature": sampling.temperature, "top_p": sampling.top_p, **asked.note, **one.note}
+                    info = {"temperature": sampling.temperature, "top_p": sampling.top_p, **call.note, **one.note}
                     info |= {} if sent else {"sent": False}
-                    session.add(asked.prompt, one.reply, info, one.request.session_id or "", sent=sent)
-        return Answer(asked.prompt.ids, replies)
+                    session.add(call.prompt, one.reply, info, one.request.session_id or "", sent=sent)
+        return Answer(call.prompt.ids, replies)
 
-    def _requests(self, asked: _Asked, session: AgentSession | None) -> list[GenerationRequest]:
+    def _requests(self, call: _Call, session: AgentSession | None) -> list[GenerationRequest]:
         """One request for each choice, with a seed and a cache of its own."""
-        prompt, options = asked.prompt, asked.options
+        prompt, options = call.prompt, call.options
         room = self.max_context - len(prompt.ids)
         if room < 1:
-            raise self.lengths.problem(len(prompt.ids), asked.param)
+            raise self.lengths.problem(len(prompt.ids), call.param)
         fixed = session.sampling if session is not None else None
         vocabulary = len(self.loaded.tokenizer)
-        if (highest := max(options.asked.get("stop_token_ids", ()), default=0)) >= vocabulary:
+        if (highest := max(options.fields.get("stop_token_ids", ()), default=0)) >= vocabulary:
             raise bad_request(f"token {highest} is none of this model's {vocabulary}", "stop_token_ids")
         sampling = options.sampling(self.sampling, fixed)
         stops = tuple(token for word in options.stop for token in self._single_token(word))
@@ -189,34 +188,38 @@ class ModelService:
         for choice in range(options.choices):
             seed = sampling.seed if choice == 0 or sampling.seed is None else derive_seed(sampling.seed, choice)
             cache = None if session is None else session.cache_for(prompt)
-            own = replace(sampling, seed=seed)
-            requests.append(GenerationRequest(prompt.ids, prompt.images, own, cache, prompt.messages))
+            choice_sampling = replace(sampling, seed=seed)
+            requests.append(GenerationRequest(prompt.ids, prompt.images, choice_sampling, cache, prompt.messages))
         return requests
 
-    async def _drawn(self, request: GenerationRequest, asked: _Asked) -> list[_Drawn]:
+    async def _drawn(self, request: GenerationRequest, call: _Call) -> list[_Drawn]:
         """Return the replies to one request: the last is what the client gets, one before it was not as it is
         wanted."""
-        first = _Drawn(request, asked.read(await self._generate(request, asked), ""))
-        missed = asked.choice.missed(first.reply)
+        first = _Drawn(request, call.read(await self._generate(request, call), ""))
+        missed = call.choice.missed(first.reply)
         if missed is None:
             return [first]
-        given = asked.choice.opening(first.reply, self.parser) if self.engine.takes_weights else ""
-        again, ids = self._again(request, asked, given)
+        opening = call.choice.opening(first.reply, self.parser) if self.engine.takes_weights else ""
+        again, ids = self._again(request, call, opening)
         if again is None:
             return [first.short_of(missed)]
-        made = await self._generate(again, asked)
-        second = _Drawn(again, replace(asked.read(made, given), given=ids), {"given": given} if given else {})
-        lacks = asked.choice.missed(second.reply)
+        generation = await self._generate(again, call)
+        second = _Drawn(
+            again, replace(call.read(generation, opening), opening_ids=ids), {"given": opening} if opening else {}
+        )
+        lacks = call.choice.missed(second.reply)
         return [first.short_of(missed), second if lacks is None else second.short_of(lacks)]
 
     def _again(
-        self, request: GenerationRequest, asked: _Asked, given: str
+        self, request: GenerationRequest, call: _Call, opening: str
     ) -> tuple[GenerationRequest | None, tuple[int, ...]]:
-        """Return (the request for another reply, which begins with `given`; the ids of that). None: it would be the
+        """Return (the request for another reply, which begins with `opening`; the ids of that). None: it would be the
         same."""
         sampling = request.sampling
         seed = None if sampling.seed is None else derive_seed(sampling.seed, "again")
-        ids = tuple(asked.chat.beginning(given, self.parser.control_words)) if given and asked.chat is not None else ()
+        ids = (
+            tuple(call.chat.beginning(opening, self.parser.control_words)) if opening and call.chat is not None else ()
+        )
         room = self.max_context - len(request.prompt_ids) - len(ids)
         if room < 1 or (sampling.temperature == 0 and not ids):
             return None, ()
@@ -236,20 +239,20 @@ class ModelService:
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    async def _generate(self, request: GenerationRequest, asked: _Asked) -> Generation:
+    async def _generate(self, request: GenerationRequest, call: _Call) -> Generation:
         """Return what the engine samples. Raises a 400 where the client asked what this engine cannot do."""
         try:
-            made = await self.engine.generate(request)
+            generation = await self.engine.generate(request)
         except PromptTooLong as error:
-            raise bad_request(str(error), asked.param, TOO_LONG) from error
+            raise bad_request(str(error), call.param, TOO_LONG) from error
         except SamplingRefused as error:
-            if asked.options.asked.get("temperature") != request.sampling.temperature:
+            if call.options.fields.get("temperature") != request.sampling.temperature:
                 raise  # whoever runs the endpoint said so
             raise bad_request(str(error), "temperature", "unsupported_value") from error
-        if made.finish_reason == "abort":
+        if generation.finish_reason == "abort":
             raise EngineFailure("the engine gave the reply up before its end")
-        self.loaded.check_sampled(made.token_ids)
-        return made
+        self.loaded.check_sampled(generation.token_ids)
+        return generation
 
     @contextmanager
     def _admitted(self) -> Iterator[None]:
@@ -281,5 +284,9 @@ class ModelService:
             self._stop_ids[word] = ids if len(ids) == 1 else ()
         return self._stop_ids[word]
 
-    def _ended(self, made: Generation) -> bool:
-        return made.finish_reason == "stop" and made.token_ids[-1:] != () and made.token_ids[-1] in self.loaded.end_ids
+    def _ended(self, generation: Generation) -> bool:
+        return (
+            generation.finish_reason == "stop"
+            and generation.token_ids[-1:] != ()
+            and generation.token_ids[-1] in self.loaded.end_ids
+        )

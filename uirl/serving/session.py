@@ -61,7 +61,7 @@ class AgentSession:
         self._group_id, self._environment_seed, self._sampling_seed = group_id, environment_seed, sampling_seed
         self._transcript = Transcript()
         self._caches: dict[str, Exchange | None] = {}
-        self._asked: Counter[str] = Counter()
+        self._draws: Counter[str] = Counter()
         self._calls: set[asyncio.Task[Any] | None] = set()
         self._metrics: defaultdict[str, float] = defaultdict(float)
         self._limit: str | None = None
@@ -185,18 +185,18 @@ class AgentSession:
         """How long nobody has called; 0 while a call is on its way."""
         return 0.0 if self._calls else time.monotonic() - self.last_used
 
-    def draw_seed(self, prompt: Prompt, asked: int | None) -> int | None:
+    def draw_seed(self, prompt: Prompt, requested_seed: int | None) -> int | None:
         """Return the seed of the draws for `prompt`; None: not repeatable.
 
-        It follows from the seed of the session, what the client asked, the prompt, and how often this prompt was asked
-        before: calls in parallel draw the same whichever comes first, and members of a group draw differently.
+        It follows from the seed of the session, `requested_seed` of the client, the prompt, and how often this prompt
+        came before: calls in parallel draw the same whichever comes first, and members of a group draw differently.
         """
         if self._sampling_seed is None:
-            return asked
-        shown = " ".join([*(shot.hash for shot in prompt.images), str(asked)]).encode()
+            return requested_seed
+        shown = " ".join([*(shot.hash for shot in prompt.images), str(requested_seed)]).encode()
         digest = hashlib.blake2b(array("q", prompt.ids).tobytes() + shown, digest_size=16).hexdigest()
-        self._asked[digest] += 1
-        return derive_seed(self._sampling_seed, digest, self._asked[digest])
+        self._draws[digest] += 1
+        return derive_seed(self._sampling_seed, digest, self._draws[digest])
 
     def cache_for(self, prompt: Prompt) -> str:
         """Return the engine's name for the kept cache that serves `prompt` best, or a new one."""
@@ -214,18 +214,18 @@ class AgentSession:
 
     def add(self, prompt: Prompt, reply: Reply, info: dict[str, Any], cache_id: str, *, sent: bool = True) -> None:
         """Record one reply. Raises ContractError for one that cannot be learned from, in a session for training."""
-        made = reply.generation
-        if made.log_probs is None and self.for_training:
+        generation = reply.generation
+        if generation.log_probs is None and self.for_training:
             raise ContractError(
                 "the engine returned no log-probs, so this reply is unfit for training; use an engine that gives them "
                 "(transformers, vllm, sglang), or for_training=False to record all the same"
             )
-        if not made.token_ids:
+        if not generation.token_ids:
             raise EngineFailure("the engine returned an empty reply")
         self._transcript.add(prompt, reply, {"call": self.turns, **info}, cache_id, sent=sent)
         self.overlong = False
         self._caches[cache_id] = self._transcript.exchanges[-1] if sent else None
-        self._metrics["response_tokens"] += len(made.token_ids)
+        self._metrics["response_tokens"] += len(generation.token_ids)
         self._metrics["parse_errors"] += int(reply.action.parse_error is not None)
 
     def _admit(self) -> None:

@@ -25,7 +25,7 @@ _NAME, _ARGUMENT = "probename", "probeargument"
 class ToolChoice:
     """What a client wants of the calls in a reply."""
 
-    said: str = "auto"
+    mode: str = "auto"
     """'auto', 'none', 'required' or the name of the tool that is to be called."""
     names: tuple[str, ...] = ()
     """Tools of which one is to be called; empty: the policy decides."""
@@ -36,16 +36,16 @@ class ToolChoice:
     def reads_calls(self) -> bool:
         """False ('none'): the tools are shown all the same, so that the history stays what it was, and the reply is
         text."""
-        return self.said != "none"
+        return self.mode != "none"
 
     def missed(self, reply: Reply) -> str | None:
         """Return what `reply` lacks of what is wanted; None: nothing."""
         called = [call.name for call in reply.calls]
         if self.names and not called:
-            return f"tool_choice {self.said!r} wants a call, and there is none"
+            return f"tool_choice {self.mode!r} wants a call, and there is none"
         others = [name for name in called if self.names and name not in self.names]
         if others:
-            return f"tool_choice {self.said!r} wants a call, got one of {shown(others[0])}"
+            return f"tool_choice {self.mode!r} wants a call, got one of {shown(others[0])}"
         if not self.parallel and len(called) > 1:
             return f"parallel_tool_calls=false wants one call, got {len(called)}"
         return None

@@ -74,7 +74,7 @@ class Prompt:
     observation: Observation
     key: str
     """Of everything the client sent, tools included."""
-    told: tuple[Mapping[str, Any], ...] = ()
+    new_messages: tuple[Mapping[str, Any], ...] = ()
     """The new messages (role, text, number of pictures) where `observation` does not tell them apart; else empty."""
 
 
@@ -86,22 +86,24 @@ class Transcript:
     """In the order in which they were answered."""
     _states: dict[str, list[Exchange]] = field(default_factory=dict)
     """Key of a history that ends with a reply of ours -> the exchanges that ended so."""
-    _said: dict[str, str] = field(default_factory=dict)
+    _written_texts: dict[str, str] = field(default_factory=dict)
     """Key of a reply as the client got it -> the text that the policy wrote."""
 
     def chat_prompt(self, messages: Sequence[WireMessage], tools_key: str, chat: ChatRenderer) -> Prompt:
         """Return the prompt for `messages`: the longest known history goes on, all else is rendered anew."""
         keys = _history_keys(tools_key, messages)
-        parent, known = self._longest(messages, keys) if chat.incremental else (None, 0)
-        new = messages[known:]
+        parent, covered = self._longest(messages, keys) if chat.incremental else (None, 0)
+        new = messages[covered:]
         whole = tuple(self._as_written(m) for m in messages)
         shots = tuple(shot for m in new for shot in m.message.images)
         if parent is None:
             ids = tuple(chat.whole(whole))
-            return Prompt(ids, shots, whole, None, ids, shots, _observation(new), keys[-1], _told(new, whole))
+            return Prompt(ids, shots, whole, None, ids, shots, _observation(new), keys[-1], _new_messages(new, whole))
         added = tuple(chat.following([m.message for m in new], after_end=parent.reply.ended))
-        images, told = parent.images() + shots, _told(new, whole[known:])
-        return Prompt(parent.ids() + added, images, whole, parent, added, shots, _observation(new), keys[-1], told)
+        images, added_messages = parent.images() + shots, _new_messages(new, whole[covered:])
+        return Prompt(
+            parent.ids() + added, images, whole, parent, added, shots, _observation(new), keys[-1], added_messages
+        )
 
     def token_prompt(self, ids: tuple[int, ...], text: str, messages: tuple[Message, ...] = ()) -> Prompt:
         """Return the prompt of a completion; it goes on from the longest recorded sequence that `ids` begin with."""
@@ -120,9 +122,9 @@ class Transcript:
     def add(self, prompt: Prompt, reply: Reply, info: dict[str, Any], cache_id: str, *, sent: bool = True) -> None:
         """Record one reply to `prompt`. Nothing goes on from one that was not `sent`."""
         parent = prompt.parent
-        new_ids = (*prompt.new_ids, *reply.given)
+        new_ids = (*prompt.new_ids, *reply.opening_ids)
         # what an export needs beside the observation: who said what
-        info |= {"messages": [dict(one) for one in prompt.told]} if prompt.told else {}
+        info |= {"messages": [dict(one) for one in prompt.new_messages]} if prompt.new_messages else {}
         exchange = Exchange(parent, new_ids, prompt.new_images, prompt.observation, reply, info, cache_id, sent)
         self.exchanges.append(exchange)
         if not sent:
@@ -131,7 +133,7 @@ class Transcript:
             parent.followers += 1
         key = assistant_key(reply.content, reply.calls)
         self._states.setdefault(_chained(prompt.key, key), []).append(exchange)
-        self._said[key] = reply.text
+        self._written_texts[key] = reply.text
 
     def turns(self) -> list[Turn]:
         """Return the turns, segment by segment: every segment is one unbroken token sequence.
@@ -162,15 +164,15 @@ class Transcript:
         for n in range(len(messages) - 1, 0, -1):
             if messages[n - 1].message.role != "assistant":
                 continue
-            known = self._states.get(keys[n - 1], ())
+            candidates = self._states.get(keys[n - 1], ())
             # the same text may have been sampled as different ids: the newest that nobody went on from
-            best = min(reversed(known), key=lambda e: e.followers, default=None)
+            best = min(reversed(candidates), key=lambda e: e.followers, default=None)
             return best, n if best is not None else 0
         return None, 0
 
     def _as_written(self, message: WireMessage) -> Message:
         """Return the message; a reply of ours as the policy wrote it, calls included."""
-        text = self._said.get(message.key) if message.message.role == "assistant" else None
+        text = self._written_texts.get(message.key) if message.message.role == "assistant" else None
         return message.message if text is None else Message("assistant", text)
 
     def _results(self) -> dict[Exchange, tuple[ToolResult, ...]]:
@@ -178,16 +180,16 @@ class Transcript:
         found: dict[Exchange, tuple[ToolResult, ...]] = {}
         for exchange in self.exchanges:
             if exchange.parent is not None and exchange.parent not in found:
-                told = {result.id: result for result in exchange.observation.tool_results}
+                results = {result.id: result for result in exchange.observation.tool_results}
                 calls = exchange.parent.reply.calls
                 found[exchange.parent] = tuple(
-                    replace(told[call.id], arguments=call.arguments) for call in calls if call.id in told
+                    replace(results[call.id], arguments=call.arguments) for call in calls if call.id in results
                 )
         return found
 
 
 def _turn(exchange: Exchange, results: tuple[ToolResult, ...], *, starts: bool) -> Turn:
-    made = exchange.reply.generation
+    generation = exchange.reply.generation
     parent = exchange.parent if starts else None
     before_ids = parent.ids() if parent is not None else ()
     images = (*(parent.images() if parent is not None else ()), *exchange.new_images)
@@ -195,13 +197,13 @@ def _turn(exchange: Exchange, results: tuple[ToolResult, ...], *, starts: bool) 
     return Turn(
         observation=exchange.observation,
         context_ids=before_ids + exchange.new_ids,
-        response_ids=made.token_ids,
-        rollout_log_probs=made.log_probs or (),
+        response_ids=generation.token_ids,
+        rollout_log_probs=generation.log_probs or (),
         action=exchange.reply.action,
-        policy_version=made.policy_version,
+        policy_version=generation.policy_version,
         starts_segment=starts,
         context_images=tuple(shot.hash for shot in images),
-        finish_reason=made.finish_reason,
+        finish_reason=generation.finish_reason,
         info=exchange.info | after,
         tool_results=results,
     )
@@ -214,24 +216,24 @@ def _observation(messages: Sequence[WireMessage]) -> Observation:
         if message.role == "tool":
             results.append(ToolResult(message.name, result=message.text, id=message.call_id))
         else:
-            said = "\n".join(filter(None, [message.text, *map(_written_call, message.tool_calls)]))
-            texts.append(said if message.role == "user" else f"{message.role}: {said}")
+            text = "\n".join(filter(None, [message.text, *map(_written_call, message.tool_calls)]))
+            texts.append(text if message.role == "user" else f"{message.role}: {text}")
     shots = tuple(shot.hash for wire in messages for shot in wire.message.images)
     return Observation("\n".join(texts), shots, tool_results=tuple(results))
 
 
-def _told(new: Sequence[WireMessage], whole: Sequence[Message]) -> tuple[Mapping[str, Any], ...]:
+def _new_messages(new: Sequence[WireMessage], whole: Sequence[Message]) -> tuple[Mapping[str, Any], ...]:
     """Return the messages of `new`, replies of ours as the policy wrote them (`whole`); empty where they are answers of
     tools and then one message of the user, which is how the observation reads."""
     roles = [wire.message.role for wire in new]
     if set(roles[:-1]) <= {"tool"} and roles[-1:] in (["tool"], ["user"]):
         return ()
-    told = []
-    for wire, said in zip(new, whole, strict=True):
-        calls = map(_written_call, said.tool_calls)
-        text = "\n".join(filter(None, [said.text, *calls]))
-        told.append({"role": wire.message.role, "text": text, "images": len(wire.message.images)})
-    return tuple(told)
+    entries = []
+    for wire, message in zip(new, whole, strict=True):
+        calls = map(_written_call, message.tool_calls)
+        text = "\n".join(filter(None, [message.text, *calls]))
+        entries.append({"role": wire.message.role, "text": text, "images": len(wire.message.images)})
+    return tuple(entries)
 
 
 def _written_call(call: Any) -> str:

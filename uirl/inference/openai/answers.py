@@ -115,8 +115,8 @@ class TokenAnswer(_Answer[TokenChoice]):
     @property
     def prompt_ids(self) -> list[int] | None:
         """The prompt as the server had it; None: it does not say."""
-        told = self.choice.prompt_token_ids
-        return self.prompt_token_ids if told is None else told
+        of_choice = self.choice.prompt_token_ids
+        return self.prompt_token_ids if of_choice is None else of_choice
 
 
 class TextAnswer(_Answer[TextChoice]):

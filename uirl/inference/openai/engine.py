@@ -184,8 +184,8 @@ class OpenAIInferenceEngine(InferenceEngine):
                 f"{self._client.base_url} sampled placeholder tokens {banned}, which are no part of a reply"
             )
         # what the plain model says is true of what was sampled only where nothing was left out or changed
-        told = ability.processed or (plain and not bans)
-        log_probs = tuple(answer.choice.logprobs.token_logprobs) if told else None
+        as_sampled = ability.processed or (plain and not bans)
+        log_probs = tuple(answer.choice.logprobs.token_logprobs) if as_sampled else None
         cached = answer.usage.prompt_tokens_details.cached_tokens
         return Generation(ids, log_probs, reason, self.policy_version, cached)
 

@@ -179,7 +179,7 @@ class Writer:
         ids: dict[str, Any] = {}
         if self._options.token_ids:
             ids = {"token_ids": list(reply.generation.token_ids)}
-            ids |= {"given_token_ids": list(reply.given)} if reply.given else {}
+            ids |= {"given_token_ids": list(reply.opening_ids)} if reply.opening_ids else {}
         return {"finish_reason": reply.finish_reason, "logprobs": self._log_probs(reply), **ids}
 
     def _usage(self) -> UsageOut:

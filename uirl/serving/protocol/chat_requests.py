@@ -34,7 +34,7 @@ class CallOptions:
     """What a call asks for beside its prompt."""
 
     model: str
-    asked: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
     """The fields of `SamplingParams` that the client set."""
     stop: tuple[str, ...] = ()
     choices: int = 1
@@ -48,10 +48,10 @@ class CallOptions:
         """How to sample: what was asked, else `defaults`. Where `fixed` is given, it rules; a client may only ask for
         fewer tokens."""
         if fixed is None:
-            return replace(defaults, **self.asked)
-        max_tokens = min(self.asked.get("max_tokens", fixed.max_tokens), fixed.max_tokens)
-        stops = (*fixed.stop_token_ids, *self.asked.get("stop_token_ids", ()))
-        return replace(fixed, max_tokens=max_tokens, seed=self.asked.get("seed", fixed.seed), stop_token_ids=stops)
+            return replace(defaults, **self.fields)
+        max_tokens = min(self.fields.get("max_tokens", fixed.max_tokens), fixed.max_tokens)
+        stops = (*fixed.stop_token_ids, *self.fields.get("stop_token_ids", ()))
+        return replace(fixed, max_tokens=max_tokens, seed=self.fields.get("seed", fixed.seed), stop_token_ids=stops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class CallRequest(WireModel):
             whole_text(word, "stop")
         return CallOptions(
             model=self.model,
-            asked=self._sampling(max_tokens),
+            fields=self._sampling(max_tokens),
             stop=self.stop,
             choices=choices,
             stream=self.stream,
@@ -176,18 +176,18 @@ class CallRequest(WireModel):
         """Return the sampling fields that are there, each proved to be one that `SamplingParams` takes."""
         names = ("temperature", "top_p", "top_k", "seed", "stop_token_ids")
         values = {name: getattr(self, name) for name in names} | {"max_tokens": max_tokens}
-        asked = {name: value for name, value in values.items() if value is not None}
-        for name, value in asked.items():
+        fields = {name: value for name, value in values.items() if value is not None}
+        for name, value in fields.items():
             try:
                 SamplingParams(**{name: value})
             except ValueError as error:
                 raise bad_request(str(error).removeprefix(f"SamplingParams.{name} "), name) from error
         for name, limit in (("top_k", MAX_TOP_K), ("seed", MAX_SEED)):
-            if abs(asked.get(name, 0)) > limit:
-                raise bad_request(f"expected at most {limit}, got {asked[name]}", name)
-        if asked.get("top_k", 0) < -1:
-            raise bad_request(f"must be at least 0 (0 or -1: no limit), got {asked['top_k']}", "top_k")
-        return asked | ({"top_k": 0} if asked.get("top_k") == -1 else {})
+            if abs(fields.get(name, 0)) > limit:
+                raise bad_request(f"expected at most {limit}, got {fields[name]}", name)
+        if fields.get("top_k", 0) < -1:
+            raise bad_request(f"must be at least 0 (0 or -1: no limit), got {fields['top_k']}", "top_k")
+        return fields | ({"top_k": 0} if fields.get("top_k") == -1 else {})
 
 
 class ChatRequest(CallRequest):

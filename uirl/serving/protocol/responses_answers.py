@@ -93,14 +93,14 @@ class ResponsesWriter:
         ids: dict[str, Any] = {}
         if options.token_ids:
             ids = {"prompt_token_ids": list(self._answer.prompt_ids), "token_ids": list(generation.token_ids)}
-            ids |= {"given_token_ids": list(self._reply.given)} if self._reply.given else {}
-        prompt, made = len(self._answer.prompt_ids), len(generation.token_ids)
+            ids |= {"given_token_ids": list(self._reply.opening_ids)} if self._reply.opening_ids else {}
+        prompt_tokens, response_tokens = len(self._answer.prompt_ids), len(generation.token_ids)
         usage = {
-            "input_tokens": prompt,
+            "input_tokens": prompt_tokens,
             "input_tokens_details": {"cached_tokens": generation.cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": made,
+            "output_tokens": response_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": prompt + made,
+            "total_tokens": prompt_tokens + response_tokens,
         }
         why = None if self._ended else {"reason": "max_output_tokens"}
         status = "completed" if self._ended else "incomplete"
@@ -119,6 +119,6 @@ class ResponsesWriter:
                 {"id": f"msg_{name}", "type": "message", "role": "assistant", "status": status, "content": [part]}
             )
         for number, call in enumerate(reply.calls):
-            said = {"call_id": call.id, "name": call.name, "arguments": written_arguments(call)}
-            items.append({"id": f"fc_{name}_{number}", "type": "function_call", "status": "completed", **said})
+            call_fields = {"call_id": call.id, "name": call.name, "arguments": written_arguments(call)}
+            items.append({"id": f"fc_{name}_{number}", "type": "function_call", "status": "completed", **call_fields})
         return items

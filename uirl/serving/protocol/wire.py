@@ -61,8 +61,8 @@ def parse_one(models: dict[str, type[M]], tag: str, value: Any, where: str, defa
     if name is None:
         raise bad_request("is missing", at, "missing_required_parameter")
     if not isinstance(name, str) or name not in models:
-        known = " or ".join(map(repr, models)) if len(models) < 3 else f"one of {', '.join(models)}"
-        raise bad_request(f"expected {known}, got {shown(name)}", at, "unsupported_value")
+        choices = " or ".join(map(repr, models)) if len(models) < 3 else f"one of {', '.join(models)}"
+        raise bad_request(f"expected {choices}, got {shown(name)}", at, "unsupported_value")
     return parse(models[name], value, where)
 
 
