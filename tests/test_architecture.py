@@ -27,7 +27,7 @@ FACADES = {"__init__", "__main__"}
 """Files of `uirl/` itself that belong to no layer: the public names and the command."""
 OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "gymnasium": "environments/adapters",
-    "websockets": ("environments/remote",),
+    "websockets": ("environments/remote", "cli/serve"),
     "miniwob": "environments/browser",
     "wandb": "metrics",
     "peft": "learner",

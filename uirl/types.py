@@ -280,16 +280,12 @@ def _as_observation(value: Any) -> Observation:
 
 @dataclass(slots=True)
 class RolloutData:
-    """A batch of trajectories, with the lists people plot."""
+    """A batch of trajectories."""
 
     trajectories: list[Trajectory] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.trajectories)
-
-    @property
-    def total_rewards(self) -> list[float]:
-        return [t.total_reward() for t in self.trajectories]
 
     @property
     def usable(self) -> list[Trajectory]:

@@ -48,6 +48,8 @@ def _serve(options: argparse.Namespace) -> int:
     names = [field.name for field in fields(ServerSettings) if hasattr(options, field.name)]
     settings = ServerSettings(**{name: getattr(options, name) for name in names})
     try:
+        import websockets  # noqa: F401  uvicorn speaks WebSocket through it, and says so only when it runs
+
         from uirl.environments.remote.server.app import serve
     except ImportError as error:
         raise ConfigError(f"a server needs more packages ({error}): pip install 'uirl[server]'") from error

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tests.environments.browser.test_hostile import hurry
 from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
 from uirl.environments.browser.miniwob.pages import DEMONSTRATED, RELOADED, page_names
 from uirl.environments.browser.miniwob.tags import HANDS, LEVELS, NEEDS, page_tags
+from uirl.environments.browser.page.page import Page
 from uirl.environments.browser.process import Chromium
 from uirl.environments.conformance import check_environment
 from uirl.environments.registry import create_environment
@@ -316,6 +318,19 @@ async def test_several_pages_are_tasks() -> None:
         await env.reset(task=Task("miniwob/click-colour"))
 
 
+async def uncaught(page: Page) -> list[str]:
+    """Every exception, from now on, that a script of the page leaves uncaught."""
+    found: list[str] = []
+
+    def note(event: Mapping[str, Any]) -> None:
+        details = event["exceptionDetails"]
+        found.append(details.get("exception", {}).get("description") or details["text"])
+
+    page._connection.on(page.tabs.first.session, "Runtime.exceptionThrown", note)
+    await page._call("Runtime.enable")
+    return found
+
+
 async def test_all_130_pages_start_and_take_a_click_without_an_error_of_their_scripts() -> None:
     waiting, errors, moved = list(page_names()), list[str](), list[str]()
 
@@ -323,7 +338,7 @@ async def test_all_130_pages_start_and_take_a_click_without_an_error_of_their_sc
         env = MiniWobEnvironment(max_turns=3)
         await env.reset(seed=1)
         assert env._page is not None
-        found = await env._page.collect_errors()
+        found = await uncaught(env._page)
         while waiting:
             name = waiting.pop()
             first = await env.reset(Task(f"miniwob/{name}"), seed=1)
@@ -345,7 +360,7 @@ async def test_errors_of_a_page_are_collected() -> None:
     env = MiniWobEnvironment()
     await env.reset(seed=1)
     assert env._page is not None
-    found = await env._page.collect_errors()
+    found = await uncaught(env._page)
     await env._page.evaluate("setTimeout(() => { throw new TypeError('broken') })")
     await env._page.evaluate("new Promise(done => setTimeout(done, 5))")
     assert [error.splitlines()[0] for error in found] == ["TypeError: broken"]

@@ -106,18 +106,6 @@ class Page:
         """Run `script` in every later document, before the page's own scripts, in the world apart from theirs."""
         await self._setup.run_on_load(self.tabs.first, script)
 
-    async def collect_errors(self) -> list[str]:
-        """Return a list to which every exception is added, from now on, that a script of the page leaves uncaught."""
-        found: list[str] = []
-
-        def note(event: Mapping[str, Any]) -> None:
-            details = event["exceptionDetails"]
-            found.append(details.get("exception", {}).get("description") or details["text"])
-
-        self._connection.on(self.tabs.first.session, "Runtime.exceptionThrown", note)
-        await self._call("Runtime.enable")
-        return found
-
     async def goto(self, url: str, *, timeout: float = LOAD_SECONDS) -> None:
         """Load `url` and wait for its load event.
 

@@ -66,7 +66,10 @@ class OpenEnvEnvironment(RemoteEnvironment):
     def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
         """Asks no server yet. Raises ConfigError for options that do not fit `OpenEnvOptions`, and where the package
         websockets is missing."""
-        _require_websockets()
+        try:
+            import websockets  # noqa: F401  so that its absence is told before a run has begun
+        except ImportError as error:
+            raise ConfigError("OpenEnv needs the package websockets: pip install 'uirl[client]'") from error
         super().__init__(config, options, **keys)
         options = self.options
         self.action_format, self.max_turns = options.action_format, options.max_turns  # type: ignore[misc]
@@ -270,14 +273,6 @@ def _read_schema(value: Any, where: str) -> dict[str, Any]:
         raise EnvironmentFailure(
             f"{where} answered {shown(value, 80)}, {error}; expected the schema of actions"
         ) from None
-
-
-def _require_websockets() -> None:
-    """Raise ConfigError, before a run has begun, where the package is missing."""
-    try:
-        import websockets  # noqa: F401
-    except ImportError as error:
-        raise ConfigError("OpenEnv needs the package websockets: pip install 'uirl[client]'") from error
 
 
 def _failure(url: str, kind: str, body: dict[str, Any]) -> RolloutFailure:
