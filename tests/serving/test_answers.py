@@ -100,7 +100,7 @@ def test_completions_are_those_of_the_package(lm: LoadedModel, more: bool) -> No
 def test_responses_are_those_of_the_package(lm: LoadedModel, text: str, more: dict[str, Any]) -> None:
     call = read_responses_call({"model": "m", "input": "hi", "stream": True, **more})
     writer = ResponsesWriter(TokenBytes(lm), "m", call, answer_of(lm, text))
-    check(Response, writer.body())
+    check(Response, writer.body().write())
     events = pieces(writer.events())
     for event in events:
         check(EVENTS[event["type"]], event)

@@ -211,8 +211,7 @@ def _check_key(request: Request, keys: list[str] | None) -> None:
 
 def _written(writer: Writer | ResponsesWriter) -> Response:
     if not writer.streams:
-        body = writer.body()
-        return JSONResponse(body if isinstance(body, dict) else body.write())
+        return JSONResponse(writer.body().write())
     return StreamingResponse(writer.events(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
 
