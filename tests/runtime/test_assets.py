@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_a_text_is_read_as_it_was_written() -> None:
     text = read_asset("uirl.environments.data_entry", "page.html")
-    assert text == (ROOT / "uirl/environments/data_entry/page.html").read_text("utf-8")
+    assert text + "\n" == (ROOT / "uirl/environments/data_entry/page.html").read_text("utf-8")
     assert text.startswith("<!doctype html>")
 
 

@@ -6,5 +6,6 @@ from importlib import resources
 
 
 def read_asset(package: str, name: str) -> str:
-    """Return the text of the file `name` in the folder of `package`: `__package__` of the caller."""
-    return resources.files(package).joinpath(name).read_text("utf-8")
+    """Return the text of the file `name`, without its last line break, in the folder of `package`: `__package__` of the
+    caller."""
+    return resources.files(package).joinpath(name).read_text("utf-8").removesuffix("\n")

@@ -35,15 +35,7 @@ class Handle:
 FILL = read_asset(__package__, "fill.js")
 """JavaScript: '' where text is to be put in now, null where it is done, else why it cannot be."""
 
-FOCUS = """function () {
-  let field = this;
-  if (field.localName === 'label' && field.control) field = field.control;
-  field.scrollIntoViewIfNeeded();
-  field.focus();
-  let active = document.activeElement;
-  while (active && active.shadowRoot && active.shadowRoot.activeElement) active = active.shadowRoot.activeElement;
-  return field.getRootNode().activeElement === field ? '' : `<${field.localName}> does not take the keyboard`;
-}"""
+FOCUS = read_asset(__package__, "focus.js")
 
 SELECT = read_asset(__package__, "select.js")
 

@@ -20,6 +20,7 @@ from uirl.environments.browser.page.frames import ChildFrame
 from uirl.environments.browser.page.marks import CLICKABLE, Mark
 from uirl.environments.browser.page.navigation import Threw, value_of
 from uirl.environments.browser.page.tab import Tab
+from uirl.runtime.assets import read_asset
 
 MOST_MARKS = 200
 _MOST_HOSTS = 50
@@ -33,14 +34,7 @@ _COUNT = f"""(() => {{
 }})()"""
 _AGAIN = f"function () {{ return {CLICKABLE}([this], true); }}"
 
-_OWNER = """function (points) {
-  const box = this.getBoundingClientRect(), root = this.getRootNode();
-  const across = box.width / this.offsetWidth || 1, down = box.height / this.offsetHeight || 1;
-  const left = box.left + this.clientLeft * across, top = box.top + this.clientTop * down;
-  return {left, top, across, down, right: Math.min(innerWidth, left + this.clientWidth * across),
-    bottom: Math.min(innerHeight, top + this.clientHeight * down),
-    seen: points.map(([x, y]) => root.elementFromPoint(left + x * across, top + y * down) === this)};
-}"""
+_OWNER = read_asset(__package__, "frame_place.js")
 """JavaScript, of a frame's element: where the frame is in the one around it, and which of its points can be seen."""
 
 _PLACE = """function () {

@@ -6,18 +6,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from uirl.environments.browser.page.navigation import Navigation
+from uirl.runtime.assets import read_asset
 
 WORLD = "uirl"
 """Its name."""
-TWO_FRAMES = """new Promise(done => {
-  const frame = next => document.hidden ? done() : requestAnimationFrame(next);
-  document.addEventListener('visibilitychange', () => done(), {once: true});
-  frame(() => frame(() => setTimeout(done)));
-}).then(() => {
-  const copied = globalThis.uirlCopied ?? null;
-  globalThis.uirlCopied = null;
-  return {told: globalThis.uirlTold ? uirlTold.splice(0) : [], copied};
-})"""
+TWO_FRAMES = read_asset(__package__, "two_frames.js")
 """JavaScript: a promise that is kept when the page has drawn two frames, or draws none since another tab is shown. It
 gives what the scripts of `style.py` have to tell the policy, and the text that the page copied (null: none).
 
