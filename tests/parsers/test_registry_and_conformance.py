@@ -97,7 +97,7 @@ def test_every_format_with_calls_says_how_to_write_one() -> None:
     ("name", "words"),
     [
         ("jsn", "did you mean 'json'?"),
-        ("zzz", "known: function_calling, hermes, json, llama-3, mai_ui, mistral, qwen, qwen3-coder, react, text"),
+        ("zzz", f"; known: {', '.join(sorted(PARSERS))} (or give 'package.module:Class')"),
         ("llama3", "did you mean 'llama-3'?"),
         ("uirl.parsers:FunctionCallingParser:gwen", "did you mean 'qwen'?"),
         ("no.such.module:Parser", "cannot be loaded"),

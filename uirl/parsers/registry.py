@@ -31,7 +31,7 @@ def create_parser(name: str) -> ActionParser:
     target = name if ":" in name else PARSERS.get(name)
     if target is None:
         raise ConfigError(
-            f"unknown action format {name!r}; {did_you_mean(name, PARSERS)} Or give 'package.module:Class'."
+            f"unknown action format {name!r}; {did_you_mean(name, PARSERS)} (or give 'package.module:Class')"
         )
     module, attribute, *words = target.split(":", 2)
     what = f"action format {name!r}"
