@@ -4,6 +4,9 @@ The words are those of vLLM's scheduler: a request is waiting, then running, the
 rows [0, running) of the cache. Behind them stand kept rows: what a finished turn left there for the next turn of its
 episode. Nothing that runs is ever preempted, since the cache grows with the replies; where rows run out, kept ones are
 evicted, the oldest first.
+
+A scheduler of our own serves any HuggingFace model and keeps an episode's cache between its turns;
+`benchmarks/engines.py` compares it with `generate` and with vLLM.
 """
 
 from __future__ import annotations

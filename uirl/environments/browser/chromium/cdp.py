@@ -1,4 +1,8 @@
-"""Chrome DevTools Protocol over the browser's pipe: calls that always end, events, and a lost browser is an error."""
+"""Chrome DevTools Protocol over the browser's pipe: calls that always end, events, and a lost browser is an error.
+
+A client of our own, because it is fast: `benchmarks/browser.py` compares its steps per second with BrowserGym over
+Playwright (21 to 51 times) and with Selenium.
+"""
 
 from __future__ import annotations
 
