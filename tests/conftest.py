@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -19,6 +20,10 @@ from uirl.inference.models.loading import LoadedModel, load_model
 # no clock judges a test, and a refusal can be repeated: the same examples each time
 settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")
+
+# a shell starts what it puts into the background with Ctrl-C ignored, and what tests start would inherit that
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST = ("test_learning.py", "test_tool_learning.py", "test_miniwob.py", "test_loop.py")
 """Files that take a minute or more: they begin first, so that no process plays one alone at the end."""
