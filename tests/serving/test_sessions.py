@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
@@ -13,46 +11,22 @@ import pytest
 from tests.inference.pictures import picture
 from tests.serving.worlds import (
     ADD,
-    CALLS_ADD,
-    Gate,
     Watched,
     ask,
-    breaks,
     client_of,
+    converse,
     data_url,
     fed,
     says,
     user,
     with_tools,
 )
-from uirl.errors import AlignmentError, ContractError, EngineFailure
+from uirl.errors import ContractError
 from uirl.inference import ChatRenderer, LoadedModel, Message, SamplingParams, TransformersInferenceEngine
 from uirl.inference.base import Generation, GenerationRequest
-from uirl.rollout import EpisodeLimits, samples_of
-from uirl.serving import AgentSession, ModelEndpoint
-from uirl.types import Task, Trajectory, Verdict
-
-
-@pytest.fixture
-async def engine(lm: LoadedModel) -> AsyncIterator[Watched]:
-    engine = Watched(TransformersInferenceEngine(lm))
-    yield engine
-    await engine.engine.close()
-
-
-@pytest.fixture
-async def endpoint(engine: Watched, lm: LoadedModel) -> AsyncIterator[ModelEndpoint]:
-    async with ModelEndpoint(engine, lm, sampling=SamplingParams(max_tokens=8)) as endpoint:
-        yield endpoint
-
-
-async def converse(client: Any, turns: int, opening: str = "hi", **options: Any) -> list[Any]:
-    """A conversation of `turns` calls, as agents hold them; the messages."""
-    messages: list[Any] = [user(opening)]
-    for turn in range(turns):
-        choice = await ask(client, messages, **options)
-        messages += [choice.message, user(f"again {turn}")]
-    return messages
+from uirl.rollout import samples_of
+from uirl.serving import ModelEndpoint
+from uirl.types import Task, Trajectory
 
 
 def assert_recorded(record: Trajectory, requests: list[GenerationRequest]) -> None:
@@ -138,134 +112,6 @@ async def test_what_the_trainer_says_about_sampling_rules(endpoint: ModelEndpoin
         (0.7, 0.9, 2),
     ]
     assert session.finish(0.0).turns[0].info["temperature"] == 0.7
-
-
-async def test_tools_there_and_back(lm: LoadedModel) -> None:
-    loaded = with_tools(lm)
-    engine = says(loaded, f"I add\n{CALLS_ADD}", "it is 3")
-    async with ModelEndpoint(engine, loaded) as endpoint:
-        session = endpoint.session()
-        client = client_of(session)
-        messages: list[Any] = [{"role": "system", "content": "be brief"}, user("1 + 2?")]
-        choice = await ask(client, messages, tools=[ADD])
-        (call,) = choice.message.tool_calls
-        assert (choice.finish_reason, choice.message.content) == ("tool_calls", "I add")
-        assert (call.type, call.function.name, json.loads(call.function.arguments)) == (
-            "function",
-            "add",
-            {"a": 1, "b": 2},
-        )
-        messages += [choice.message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
-        choice = await ask(client, messages, tools=[ADD], tool_choice="auto")
-        assert (choice.finish_reason, choice.message.content) == ("stop", "it is 3")
-        record = session.finish(1.0)
-    assert [turn.starts_segment for turn in record.turns] == [True, False]
-    assert fed(record) == [request.prompt_ids for request in engine.requests]
-    text = loaded.tokenizer.decode(engine.requests[1].prompt_ids)
-    assert '"name": "add"' in text.partition("1 + 2?")[0]  # the schema, before the question
-    assert text.count('<tool_call>\n{"name": "add"') == 1
-    assert "<tool_response>\n3\n</tool_response>" in text
-    first = record.turns[0]
-    assert first.action.tool_calls[0].arguments == {"a": 1, "b": 2}
-    assert first.action.thought == "I add"
-    assert (first.tool_call.name, first.tool_call.result, first.tool_call.arguments) == ("add", "3", {"a": 1, "b": 2})
-    assert record.turns[1].observation.tool_results[0].text == "3"
-
-
-async def test_a_reply_in_a_rewritten_history_stands_as_the_policy_wrote_it(lm: LoadedModel) -> None:
-    loaded = with_tools(lm)
-    said = '<tool_call>{"arguments":{"b":2,"a":1},"name":"add"}</tool_call>'  # no template would write it so
-    async with ModelEndpoint(says(loaded, said, "3"), loaded) as endpoint:
-        session = endpoint.session()
-        client = client_of(session)
-        choice = await ask(client, [user("1 + 2?")], tools=[ADD])
-        result = {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "3"}
-        await ask(client, [user("in short: add"), choice.message, result], tools=[ADD])
-        record = session.finish(1.0)
-    assert record.turns[1].starts_segment
-    assert said in loaded.tokenizer.decode(record.turns[1].context_ids)
-
-
-async def test_two_calls_in_one_reply_have_two_ids(lm: LoadedModel) -> None:
-    loaded = with_tools(lm)
-    async with ModelEndpoint(says(loaded, f"{CALLS_ADD}\n{CALLS_ADD}", "3"), loaded) as endpoint:
-        session = endpoint.session()
-        client = client_of(session)
-        choice = await ask(client, [user("twice")], tools=[ADD])
-        first, second = choice.message.tool_calls
-        assert choice.message.content is None
-        assert first.id != second.id
-        results = [{"role": "tool", "tool_call_id": c.id, "content": f"of {c.id}"} for c in (first, second)]
-        # the other way a program may write the same message: a dict, arguments with other blanks
-        told = choice.message.model_dump(exclude_none=True)
-        told["tool_calls"][0]["function"]["arguments"] = '{"b":2,"a":1}'
-        await ask(client, [user("twice"), told, *results], tools=[ADD])
-        record = session.finish(1.0)
-    assert [turn.starts_segment for turn in record.turns] == [True, False]
-    assert [result.text for result in record.turns[0].tool_results] == [f"of {first.id}", f"of {second.id}"]
-
-
-async def test_what_a_library_notes_on_a_reply_is_passed_over_and_recorded(lm: LoadedModel) -> None:
-    loaded = with_tools(lm)
-    async with ModelEndpoint(says(loaded, f"I add\n{CALLS_ADD}", "3"), loaded) as endpoint:
-        session = endpoint.session()
-        client = client_of(session)
-        choice = await ask(client, [user("1 + 2?")], tools=[ADD])
-        # litellm's Message, the openai client's parsed messages and Gemini's signatures, each with what it adds
-        told = choice.message.model_dump(exclude_none=True) | {
-            "provider_specific_fields": {"refusal": None}, "parsed": None, "annotations": [], "reasoning_content": "so",
-            "content": [{"type": "text", "text": "I add", "cache_control": {"type": "ephemeral"}}],
-        }  # fmt: skip
-        told["tool_calls"][0] |= {"extra_content": {"signature": "x"}, "index": 0}
-        told["tool_calls"][0]["function"] |= {"parsed_arguments": {"a": 1}}
-        result = {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "3"}
-        await ask(client, [user("1 + 2?"), told, result], tools=[ADD])
-        record = session.finish(1.0)
-    assert [turn.starts_segment for turn in record.turns] == [True, False]
-    assert "ignored_fields" not in record.turns[0].info
-    assert set(record.turns[1].info["ignored_fields"]) == {
-        "provider_specific_fields", "reasoning_content", "content.cache_control", "tool_calls.extra_content",
-        "tool_calls.function.parsed_arguments",
-    }  # fmt: skip
-
-
-async def test_a_call_that_cannot_be_read_is_text_and_so_is_one_that_is_not_wanted(lm: LoadedModel) -> None:
-    loaded = with_tools(lm)
-    async with ModelEndpoint(says(loaded, '<tool_call>{"name": "add", ', CALLS_ADD), loaded) as endpoint:
-        session = endpoint.session()
-        broken = await ask(client_of(session), [user("x")], tools=[ADD])
-        unwanted = await ask(client_of(session), [user("x")], tools=[ADD], tool_choice="none")
-        record = session.finish(0.0)
-    assert (broken.finish_reason, broken.message.content) == ("stop", '<tool_call>{"name": "add", ')
-    assert record.turns[0].action.parse_error
-    assert (unwanted.message.tool_calls, unwanted.message.content) == (None, CALLS_ADD)
-    assert record.metrics["parse_errors"] == 1
-
-
-async def test_a_bare_call_is_one_where_the_client_has_a_tool_of_that_name(lm: LoadedModel) -> None:
-    loaded = with_tools(lm)
-    engine = says(loaded, 'add{"a": 1, "b": 2}', 'set{"a": 1}')
-    async with ModelEndpoint(engine, loaded, parser="mistral") as endpoint:
-        client = client_of(endpoint.session())
-        called = await ask(client, [user("x")], tools=[ADD])
-        told = await ask(client, [user("x")], tools=[ADD])
-    assert [c.function.name for c in called.message.tool_calls or []] == ["add"]
-    assert (told.message.tool_calls, told.message.content) == (None, 'set{"a": 1}')
-
-
-async def test_a_final_answer_that_is_written_as_a_call_is_text(lm: LoadedModel) -> None:
-    loaded = with_tools(lm)
-    engine = says(loaded, "Thought: easy\nFinal Answer: 42", "fine")
-    async with ModelEndpoint(engine, loaded, parser="react") as endpoint:
-        session = endpoint.session()
-        client = client_of(session)
-        choice = await ask(client, [user("x")], tools=[ADD])
-        assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == ("42", None, "stop")
-        await ask(client, [user("x"), choice.message, user("sure?")], tools=[ADD])
-        record = session.finish(1.0)
-    # the client knows the answer alone; the history goes on with all that the policy wrote
-    assert not record.turns[1].starts_segment
-    assert "Thought: easy" in loaded.tokenizer.decode(engine.requests[1].prompt_ids)
 
 
 async def test_a_rewritten_history_starts_a_segment(endpoint: ModelEndpoint, engine: Watched) -> None:
@@ -424,53 +270,6 @@ async def test_pictures_that_are_none(vlm: LoadedModel, lm: LoadedModel, url: st
             await ask(client_of(endpoint), [user([data_url(picture(1))])])
 
 
-async def test_a_failure_of_the_engine_is_on_the_record(lm: LoadedModel) -> None:
-    engine = breaks(lm, at=1)
-    async with ModelEndpoint(engine, lm) as endpoint:
-        session = endpoint.session()
-        client = client_of(session, max_retries=2)
-        messages = await converse(client, 1)
-        with pytest.raises(openai.InternalServerError, match="the card fell out") as told:
-            await ask(client, messages)
-        assert (told.value.code, told.value.type) == ("engine_failure", "server_error")
-        assert len(engine.requests) == 2  # the client was told that a second try is in vain
-        with pytest.raises(openai.InternalServerError, match="no evidence"):
-            await ask(client, messages)
-        record = session.finish(reward=1.0)
-        # outside of a session nothing is lost, and the client may try again
-        engine.requests.clear()
-        with pytest.raises(openai.NotFoundError):
-            await ask(client_of(endpoint), messages)
-    assert (record.failure.kind, record.failure.turn, record.stop_reason) == ("engine", 1, "failure")
-    assert record.rewards == [0.0]
-    with pytest.raises(AlignmentError, match="not evidence"):
-        samples_of(record)
-
-
-async def test_a_mistake_of_the_program_reaches_whoever_finishes(lm: LoadedModel) -> None:
-    async with ModelEndpoint(breaks(lm, at=0, error=ZeroDivisionError("oops")), lm) as endpoint:
-        session = endpoint.session()
-        with pytest.raises(openai.InternalServerError, match="oops"):
-            await ask(client_of(session), [user("hi")])
-        with pytest.raises(ZeroDivisionError):
-            session.finish(1.0)
-        assert session.failure.kind == "engine"
-        assert not endpoint.open_sessions
-
-
-async def test_a_mistake_in_the_program_tells_a_client_no_address(lm: LoadedModel) -> None:
-    for error in (KeyError(object()), EngineFailure(f"the pool {object()!r} is empty")):
-        async with ModelEndpoint(breaks(lm, at=0, error=error), lm) as endpoint:
-            session = endpoint.session()
-            with pytest.raises(Exception, match="object") as told:
-                await ask(client_of(session), [user("hi")])
-            assert "0x" not in str(told.value)
-            record = session.end(0.0)
-        assert record.failure is not None
-        assert "<object object>" in record.failure.message
-        assert "0x" not in record.failure.message
-
-
 async def test_replies_without_log_probs_are_refused_for_training_and_kept_otherwise(lm: LoadedModel) -> None:
     class Mute(Watched):
         async def generate(self, request: GenerationRequest) -> Generation:
@@ -491,129 +290,6 @@ async def test_replies_without_log_probs_are_refused_for_training_and_kept_other
         assert session.finish(1.0).turns[0].rollout_log_probs == ()
 
 
-async def test_a_session_that_nobody_finishes_expires(lm: LoadedModel) -> None:
-    heard: list[Trajectory] = []
-    ended = asyncio.Event()
-
-    def hear(record: Trajectory) -> None:
-        heard.append(record)
-        ended.set()
-
-    engine = says(lm, "yes")
-    async with ModelEndpoint(engine, lm, idle_seconds=0.5, on_finished=hear) as endpoint:
-        session = endpoint.session("forgotten")
-        session.last_used += 3600  # however long the first call takes to come
-        await ask(client_of(session), [user("hi")])
-        await asyncio.wait_for(ended.wait(), 60)
-        with pytest.raises(openai.NotFoundError, match="over or never was"):
-            await ask(client_of(session), [user("hi")])
-        with pytest.raises(ContractError, match="finished once"):
-            session.finish(1.0)
-    assert (heard[0].id, heard[0].failure.kind, len(heard[0])) == ("forgotten", "timeout", 1)
-    assert engine.released
-
-
-@pytest.mark.parametrize(("idle", "looks"), [(4.0, 1.0), (3600.0, 30.0)])
-async def test_it_is_looked_for_forgotten_sessions_often_enough(
-    lm: LoadedModel, monkeypatch: pytest.MonkeyPatch, idle: float, looks: float
-) -> None:
-    sleep, waited, twice = asyncio.sleep, list[float](), asyncio.Event()
-
-    async def soon(seconds: float) -> None:
-        waited.append(seconds)
-        if len(waited) == 2:
-            twice.set()
-        await sleep(0.001)
-
-    endpoint = ModelEndpoint(says(lm, "yes"), lm, idle_seconds=idle)
-    monkeypatch.setattr(asyncio, "sleep", soon)
-    sweep = asyncio.create_task(endpoint._sweep())
-    await asyncio.wait_for(twice.wait(), 60)
-    sweep.cancel()
-    assert set(waited) == {looks}
-
-
-async def test_a_call_on_its_way_keeps_a_session_alive(lm: LoadedModel) -> None:
-    gate = Gate()
-    async with ModelEndpoint(Watched(says(lm, "yes"), gate), lm) as endpoint:
-        session = endpoint.session()
-        call = asyncio.create_task(ask(client_of(session), [user("hi")]))
-        await gate.reached()
-        session.last_used -= 3600
-        assert session.idle_seconds == 0
-        endpoint.end_idle_sessions()
-        assert session.open
-        gate.opened.set()
-        assert (await call).message.content == "yes"
-        endpoint.end_idle_sessions()
-        assert session.open
-        session.last_used -= 3600
-        endpoint.end_idle_sessions()
-        assert not session.open
-
-
-async def test_finishing_cuts_off_what_is_on_its_way(lm: LoadedModel) -> None:
-    gate = Gate()
-
-    async def second_waits(request: GenerationRequest) -> None:
-        if len(engine.requests) > 1:
-            await gate(request)
-
-    engine = Watched(says(lm, "yes"), second_waits)
-    async with ModelEndpoint(engine, lm) as endpoint:
-        session = endpoint.session()
-        await ask(client_of(session), [user("hi")])
-        call = asyncio.create_task(ask(client_of(session), [user("hi")]))
-        await gate.reached()
-        record = session.finish(1.0)
-        with pytest.raises(openai.NotFoundError, match="over"):
-            await asyncio.wait_for(call, 60)
-    assert len(record) == 1
-    assert record.failure is None
-
-
-async def test_limits_refuse_further_calls(lm: LoadedModel) -> None:
-    async with ModelEndpoint(says(lm, "yes"), lm) as endpoint:
-        for limits, reason in [(EpisodeLimits(2), "max_turns"), (EpisodeLimits(9, max_tokens=12), "token_budget")]:
-            session = endpoint.session(limits=limits)
-            client = client_of(session)
-            with pytest.raises(openai.BadRequestError) as told:
-                await converse(client, 9)
-            assert told.value.code == reason
-            record = session.finish(0.25)
-            assert (record.stop_reason, record.total_reward(), record.failure) == (reason, 0.25, None)
-            assert len(record) == 2
-
-
-async def test_too_many_sessions_are_refused(lm: LoadedModel) -> None:
-    async with ModelEndpoint(says(lm, "yes"), lm, max_sessions=1) as endpoint:
-        session = endpoint.session()
-        with pytest.raises(Exception, match="finish some"):
-            endpoint.session()
-        session.end()
-        endpoint.session()
-
-
-async def test_an_end_without_calls_and_a_reward_that_is_none(endpoint: ModelEndpoint) -> None:
-    assert endpoint.session().finish(1.0).failure.kind == "environment"
-    session = endpoint.session()
-    await ask(client_of(session), [user("hi")])
-    record = session.finish(float("nan"))
-    assert (record.failure.kind, record.stop_reason) == ("judge", "failure")
-
-
-@pytest.mark.parametrize("way", ["verdict", "function"])
-async def test_others_may_judge(endpoint: ModelEndpoint, way: str) -> None:
-    session: AgentSession = endpoint.session()
-    await converse(client_of(session), 2)
-    if way == "verdict":
-        record = session.finish(verdict=Verdict(0.75, True, "nice"))
-        assert record.success is True
-    else:
-        record = session.finish(reward_fn=lambda record: len(record) / 2 - 0.25)
-    assert record.rewards == [0.0, 0.75]
-
-
 async def test_completions_are_recorded_and_token_prompts_go_on(endpoint: ModelEndpoint, engine: Watched) -> None:
     session = endpoint.session()
     client = client_of(session)
@@ -626,14 +302,3 @@ async def test_completions_are_recorded_and_token_prompts_go_on(endpoint: ModelE
     assert [turn.starts_segment for turn in record.turns] == [True, False, True]
     assert record.turns[1].context_ids == (30, 31)
     assert fed(record) == [request.prompt_ids for request in engine.requests]
-
-
-async def test_closing_the_endpoint_ends_its_sessions_as_failures(lm: LoadedModel) -> None:
-    heard: list[Trajectory] = []
-    endpoint = ModelEndpoint(says(lm, "yes"), lm, on_finished=heard.append)
-    with pytest.raises(ContractError, match="not started"):
-        endpoint.session()
-    async with endpoint:
-        await ask(client_of(endpoint.session()), [user("hi")])
-    await endpoint.close()
-    assert [record.failure.kind for record in heard] == ["engine"]

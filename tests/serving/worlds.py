@@ -136,3 +136,12 @@ def fed(record: Trajectory) -> list[tuple[int, ...]]:
         prompts.append(ids)
         ids += turn.response_ids
     return prompts
+
+
+async def converse(client: Any, turns: int, opening: str = "hi", **options: Any) -> list[Any]:
+    """A conversation of `turns` calls, as agents hold them; the messages."""
+    messages: list[Any] = [user(opening)]
+    for turn in range(turns):
+        choice = await ask(client, messages, **options)
+        messages += [choice.message, user(f"again {turn}")]
+    return messages

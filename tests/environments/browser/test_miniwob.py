@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import random
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from PIL import Image
 
+from tests.environments.browser.miniwob_pages import click, picture, solve
 from tests.environments.browser.test_hostile import hurry
 from uirl.environments.browser.miniwob.environment import MiniWobEnvironment
 from uirl.environments.browser.miniwob.pages import DEMONSTRATED, RELOADED, page_names
@@ -27,25 +25,7 @@ from uirl.environments.registry import create_environment
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.images import screenshot
-from uirl.types import Action, Observation, StepResult, Task
-
-
-def click(x: Any, y: Any) -> Action:
-    return Action.of("click", x=x, y=y)
-
-
-def picture(observation: Observation) -> str:
-    """The hash of the one picture of an observation."""
-    (image,) = observation.images
-    return screenshot(image).hash
-
-
-async def solve(env: MiniWobEnvironment, seed: int) -> StepResult:
-    """What the demonstrator's one click on the instance of `seed` gives."""
-    await env.reset(seed=seed)
-    action = env.expert_action()
-    assert action is not None
-    return await env.step(action)
+from uirl.types import Action, Task
 
 
 @pytest.mark.parametrize("options", [{}, {"task": "click-color", "crop": "area", "image_size": 56, "max_turns": 2}])
@@ -53,21 +33,6 @@ def test_it_keeps_the_environment_contract(options: dict[str, Any]) -> None:
     report = check_environment(create_environment("miniwob", options), episodes=2)
     assert report.seeded
     assert report.expert_success == 1.0
-
-
-async def test_the_expert_solves_every_page_it_knows_also_in_small_pictures() -> None:
-    async def score(page: str, options: dict[str, Any]) -> list[float]:
-        env = MiniWobEnvironment(task=page, **options)
-        rewards = [(await solve(env, seed)).reward for seed in range(4)]
-        await env.close()
-        return rewards
-
-    whole = await asyncio.gather(*(score(page, {}) for page in DEMONSTRATED))
-    # Exactly 1: the page's own figure decays with the clock, this one does not.
-    assert dict(zip(DEMONSTRATED, whole, strict=True)) == {page: [1.0] * 4 for page in DEMONSTRATED}
-    pages = ("click-test", "click-color", "focus-text")
-    small = await asyncio.gather(*(score(page, {"crop": "area", "image_size": 56}) for page in pages))
-    assert small == [[1.0] * 4] * 3
 
 
 @pytest.mark.parametrize("page", ["click-test", "click-checkboxes", "click-tab-2"])
@@ -137,37 +102,6 @@ async def test_without_a_seed_every_episode_is_another() -> None:
     assert picture(one) == picture(await env.reset(seed=5))
 
 
-async def test_the_wrong_button_costs_and_a_miss_goes_on_until_the_turns_are_used_up() -> None:
-    env = MiniWobEnvironment(task="click-test-2", max_turns=2)
-    first = await env.reset(seed=0)
-    assert first.text == "Click button ONE."
-    wrong = await env.step(click(90, 113))  # TWO stands there with this seed
-    assert (wrong.reward, wrong.terminated, wrong.observation.info["success"]) == (-1.0, True, False)
-    plain = MiniWobEnvironment(task="click-test-2", reward="success")
-    await plain.reset(seed=0)
-    wrong = await plain.step(click(90, 113))
-    assert (wrong.reward, wrong.observation.info["raw_reward"]) == (0.0, -1.0)
-    assert (await solve(plain, 0)).reward == 1.0
-    await env.reset(seed=0)
-    miss = await env.step(click(2, 208))
-    assert (miss.reward, miss.done, miss.observation.info["success"]) == (0.0, False, False)
-    assert picture(miss.observation) == picture(first)
-    last = await env.step(click(2, 208))
-    assert (last.reward, last.terminated, last.truncated) == (0.0, False, True)
-    assert last.observation.info["out_of_turns"] is True
-    assert picture(last.observation) == picture(first)  # a limit is no end: the state is still to be seen
-    with pytest.raises(RuntimeError, match="after the end of an episode"):
-        await env.step(click(2, 208))
-    await env.reset(seed=0)
-    await env.step(click(2, 208))
-    wrong = await env.step(click(90, 113))
-    assert (wrong.reward, wrong.terminated, wrong.truncated) == (
-        -1.0,
-        True,
-        False,
-    )  # the page ended it in the last turn
-
-
 @pytest.mark.parametrize(
     ("action", "told"),
     [
@@ -203,39 +137,6 @@ async def test_clicks_are_in_pixels_of_the_picture() -> None:
     await env.step(click(10, 4))
     # x: (10 + 0.5) * 160 / 56 = 30; y: 50 + (4 + 0.5) * 160 / 28 = 75.71, which the page rounds down
     assert await page.evaluate("at") == [30, 75]
-
-
-async def test_the_score_board_is_never_in_the_picture() -> None:
-    env = MiniWobEnvironment(task="click-dialog")  # its focus once scrolled the board into view
-    shown = Image.open(io.BytesIO((await env.reset(seed=0)).images[0])).convert("RGB")
-    assert shown.getpixel((155, 5)) == (255, 255, 0), "the yellow of the instruction"
-    assert env._page is not None
-    assert await env._page.evaluate("[scrollX, scrollY]") == [0, 0]
-
-
-async def test_a_late_click_cannot_start_another_episode_over_the_reward() -> None:
-    env = MiniWobEnvironment()
-    assert (await solve(env, 0)).reward == 1.0
-    with pytest.raises(RuntimeError, match="call reset first"):
-        await env.step(click(80, 105))
-    assert env._page is not None
-    await env._page.click(80, 105)  # on the cover that says START
-    assert await env._page.evaluate("[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]") == [True, 1]
-
-
-async def test_a_careless_demonstrator_clicks_any_of_the_things() -> None:
-    env = MiniWobEnvironment(task="click-color", demonstrator="careless", carelessness=1.0)
-    places: Counter[tuple[int, int]] = Counter()
-    for seed in range(12):
-        await env.reset(seed=seed)
-        for _ in range(10):
-            action = env.expert_action()
-            assert action is not None
-            assert action.call is not None
-            places[(action.call.arguments["x"], action.call.arguments["y"])] += 1
-    # 120 clicks on 4 boxes: 30 each, standard deviation 4.7
-    assert len(places) == 4
-    assert min(places.values()) >= 12
 
 
 async def test_eight_sessions_at_once() -> None:
@@ -366,52 +267,6 @@ async def test_errors_of_a_page_are_collected() -> None:
     assert [error.splitlines()[0] for error in found] == ["TypeError: broken"]
 
 
-FORGERIES = (
-    "WOB_RAW_REWARD_GLOBAL = 1; WOB_REWARD_GLOBAL = 1; WOB_DONE_GLOBAL = true;",
-    "Object.defineProperty(window, 'WOB_RAW_REWARD_GLOBAL', {value: 1, writable: false}); WOB_DONE_GLOBAL = true;",
-    "core.endEpisode = () => { WOB_RAW_REWARD_GLOBAL = 1; };",
-    "Number = () => 1; Math.max = Math.min = () => 1; Array.prototype.filter = () => []; Object.prototype.reward = 1;",
-    "JSON.stringify = () => '{}'; Object.prototype.toJSON = () => ({ended: true, reward: 1, spots: []});",
-)
-
-
-@pytest.mark.parametrize("forgery", FORGERIES)
-async def test_a_page_that_sets_its_own_reward_changes_nothing(forgery: str) -> None:
-    env = MiniWobEnvironment(task="click-test-2")
-    await env.reset(seed=0)
-    assert env._page is not None
-    await env._page.evaluate(f"void (() => {{ {forgery} }})()")
-    miss = await env.step(click(2, 208))
-    assert (miss.reward, miss.done, miss.observation.info["success"]) == (0.0, False, False)
-    wrong = await env.step(click(90, 113))  # TWO stands there with this seed
-    assert (wrong.reward, wrong.done, wrong.observation.info["success"]) == (-1.0, True, False)
-
-
-async def test_what_a_policy_types_never_runs() -> None:
-    env = MiniWobEnvironment(task="enter-text", actions=("click", "type", "goto"), max_turns=9)
-    await env.reset(seed=0)
-    assert env._page is not None
-    html = "'<img src=x onerror=window.ran=1><script>window.ran=1<\\/script><a id=bad href=javascript:ran=1>x</a>'"
-    await env._page.evaluate(f"area.innerHTML = {html}; void bad.click()")
-    await env._page.evaluate("eval('1'), document.body.appendChild(Object.assign(document.createElement('script'), "
-                             "{textContent: 'window.ran = 2'})); void 0")  # fmt: skip
-    await env._page.evaluate("new Promise(done => setTimeout(done, 50))")
-    assert await env._page.evaluate("typeof window.ran") == "undefined"
-    for address in ("javascript:core.endEpisode(1)", "file:///etc/passwd", "data:text/html,hi", "http://127.0.0.1/"):
-        told = await env.step(Action.of("goto", url=address))
-        assert "is out of reach" in told.observation.text
-
-
-async def test_a_page_that_was_left_is_lost() -> None:
-    env = MiniWobEnvironment()
-    await env.reset(seed=0)
-    assert env._page is not None
-    await env._page.evaluate("document.addEventListener('click', () => location.reload())")
-    lost = await env.step(click(2, 208))
-    assert (lost.reward, lost.terminated, lost.observation.info["reason"]) == (-1.0, True, "the page was left")
-    assert (await solve(env, 0)).reward == 1.0
-
-
 async def test_text_is_entered_with_the_whole_action_space() -> None:
     env = MiniWobEnvironment(task="enter-text", actions=("click", "type", "keys"), max_turns=9)
     first = await env.reset(seed=0)
@@ -446,81 +301,6 @@ async def test_a_box_is_dragged() -> None:
     await env.step(Action.of("drag", x=x, y=y, to_x=to_x, to_y=to_y))
     button = await page.evaluate("(b => [b.left + 9, b.top + 9])(subbtn.getBoundingClientRect())")
     assert (await env.step(click(*button))).reward == 1.0
-
-
-@pytest.mark.parametrize(
-    ("options", "size"),
-    [
-        ({"coordinates": "grid_999"}, (160, 210)),
-        ({"zoom": 0.5}, (80, 105)),
-        ({"zoom": 0.35, "crop": "area"}, (56, 56)),
-        ({"zoom": 2.0, "coordinates": "grid_999", "crop": "area"}, (320, 320)),
-        ({"zoom": 0.5, "image_size": [40, 60], "image_format": "jpeg"}, (40, 60)),
-        ({"say_target": True}, (160, 210)),
-        ({"actions": ["click", "type"], "coordinates": "grid_999", "say_target": True}, (160, 210)),
-    ],
-)
-async def test_the_demonstrator_is_right_in_every_size_and_coordinates(options: dict[str, Any], size: Any) -> None:
-    env = MiniWobEnvironment(task=["click-color", "click-test-2"], **options)
-    for seed in range(4):
-        first = await env.reset(seed=seed)
-        assert screenshot(first.images[0]).open().size == size == env.picture_size
-        action = env.expert_action()
-        assert action is not None
-        assert (await env.step(action)).reward == 1.0
-
-
-async def test_a_small_page_is_drawn_small_not_shrunk() -> None:
-    env = MiniWobEnvironment(zoom=0.5)
-    await env.reset(seed=0)
-    assert env._page is not None
-    assert await env._page.evaluate("[innerWidth, innerHeight, devicePixelRatio]") == [160, 210, 0.5]
-    await env._page.evaluate("addEventListener('mousedown', e => window.at = [e.clientX, e.clientY])")
-    await env.step(click(10, 4))
-    assert await env._page.evaluate("at") == [21, 9]  # (10 + 0.5) / 0.5, (4 + 0.5) / 0.5
-
-
-@pytest.mark.parametrize(
-    ("page", "seed", "target"),
-    [("click-color", 0, "white"), ("click-test-2", 0, "ONE"), ("click-widget", 0, None), ("grid-coordinate", 0, None)],
-)
-async def test_the_demonstrator_says_the_word_of_the_instruction_first(
-    page: str, seed: int, target: str | None
-) -> None:
-    env = MiniWobEnvironment(task=page, say_target=True)
-    first = await env.reset(seed=seed)
-    action = env.expert_action()
-    assert action is not None
-    assert action.call is not None
-    assert list(action.call.arguments) == ["target", "x", "y"]
-    said = action.call.arguments["target"]
-    assert said == (target or said)
-    assert said in first.text
-    assert '"target":WORD' in env.get_prompt_prefix()
-    assert (await env.step(action)).reward == 1.0
-
-
-async def test_a_page_without_a_word_has_no_target() -> None:
-    env = MiniWobEnvironment(task="click-test", say_target=True)
-    await env.reset(seed=0)
-    action = env.expert_action()
-    assert action is not None
-    assert action.call is not None
-    assert list(action.call.arguments) == ["x", "y"]
-
-
-async def test_a_careless_demonstrator_says_what_it_clicks() -> None:
-    env = MiniWobEnvironment(task="click-color", say_target=True, demonstrator="careless", carelessness=1.0)
-    said = set()
-    for seed in range(6):
-        first = await env.reset(seed=seed)
-        action = env.expert_action()
-        assert action is not None
-        assert action.call is not None
-        right = action.call.arguments["target"] in first.text
-        said.add(right)
-        assert ((await env.step(action)).reward > 0) == right, "the word is that of the place"
-    assert said == {True, False}
 
 
 async def test_a_mark_is_clicked_in_place_of_a_position() -> None:
