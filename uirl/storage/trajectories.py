@@ -7,7 +7,8 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -63,6 +64,7 @@ class TrajectorySummary:
 
 
 _COLUMNS = tuple(field.name for field in fields(TrajectorySummary))
+_IN_COLUMNS = attrgetter(*_COLUMNS)  # `astuple` would copy what is nested
 _SUMMARY = ", ".join(_COLUMNS)
 
 
@@ -115,7 +117,7 @@ class TrajectoryStore:
         for trajectory in trajectories:
             turns.append([_turn_row(trajectory, i, pictures, wanted) for i in range(len(trajectory.turns))])
             summary = TrajectorySummary.of(trajectory, int(step), split)
-            headers.append((*astuple(summary), encode_header(trajectory)))
+            headers.append((*_IN_COLUMNS(summary), encode_header(trajectory)))
         with self._lock, database_errors(f"cannot store trajectories in {self.path}"):
             if self._keep_images:
                 self._find(wanted - pictures.keys(), pictures, images)
