@@ -4,8 +4,8 @@
 |---|---|---|
 | the model's own mistake: bad JSON, unknown action, click outside | the model, in the next observation | the episode goes on |
 | the model's own length: turns, tokens, a context that is full | `stop_reason` | the episode ends and is learned from |
-| `EnvironmentFailure`, `EngineFailure`, `JudgeFailure`, `EpisodeTimeout` | the trajectory's `failure` | the episode is excluded from every advantage, its group is repaired |
-| `ConfigError`, `ContractError`, `CheckpointError`, `StorageError`, `AlignmentError`, `NonFiniteError` | the person | the run stops and names the place; what was written stays readable |
+| `EnvironmentFailure`, `EngineFailure`, `ActorFailure`, `JudgeFailure`, `EpisodeTimeout` | the trajectory's `failure` | the episode is excluded from every advantage, its group is repaired |
+| `ConfigError`, `ContractError`, `CheckpointError`, `StorageError`, `AlignmentError`, `NonFiniteError`, `LedgerError` | the person | the run stops and names the place; what was written stays readable |
 | `ProcessLost` | the person | the run stops and says which process; it continues from its last checkpoint |
 
 A failure is never a reward of zero. docs/failures.md lists what raises which, and who can cause it.
@@ -61,6 +61,10 @@ class ProcessLost(UirlError):
     """A process that the run needs is gone: killed, out of memory, or its machine is."""
 
 
+class LedgerError(UirlError):
+    """Episodes were lost or booked twice: what the run says of itself cannot be believed."""
+
+
 class RolloutFailure(UirlError):
     """An episode cannot be used. `kind` goes into the trajectory's `Failure`."""
 
@@ -89,6 +93,12 @@ class PromptTooLong(EngineFailure):
 
 class SamplingRefused(EngineFailure):
     """The engine cannot sample as it is asked: the config is wrong, or a client of the endpoint, which is told so."""
+
+
+class ActorFailure(RolloutFailure):
+    """The actor that played the episode is gone or does not answer."""
+
+    kind = "actor"
 
 
 class JudgeFailure(RolloutFailure):

@@ -30,6 +30,10 @@ from uirl.rollout.collector import Collector
 from uirl.types import Trajectory
 
 ELSEWHERE = {
+    **dict.fromkeys(
+        (f"actors.{name}" for name in ("spare_members", "group_floor", "close_after")),
+        "tests/training/channels",
+    ),
     "checkpoint.resume": "tests/training/test_loop.py resumes killed runs",
     "checkpoint.from_step": "tests/training/test_resume.py goes back",
     "checkpoint.save_seconds": "tests/training/test_resume.py waits by a clock of its own",

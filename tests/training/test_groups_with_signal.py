@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uirl.training.channels.local import Group
+from uirl.training.channels.base import Group
 from uirl.training.groups_with_signal import live_groups
 from uirl.types import Failure, Trajectory
 

@@ -98,7 +98,7 @@ def test_a_run_that_is_interrupted_at_every_turn_repeats_every_digit(
         ("uirl.environments.text.guess_number:GuessNumberEnvironment", "step", 6),  # a demonstration
         ("uirl.learner:Learner", "supervised", 2),
         ("uirl.learner:Learner", "update", 1),
-        ("uirl.training.channels.local:LocalChannel", "submit", 6),  # the second batch of episodes
+        ("uirl.training.channels.base:Channel", "submit", 6),  # the second batch of episodes
     ],
 )
 def test_sigterm_saves_at_the_boundary_and_the_run_goes_on(

@@ -1,6 +1,7 @@
 """The config of a run: `ConfigStore` and its sections."""
 
 from uirl.config.section import Section
+from uirl.config.sections.actors import ActorsConfig
 from uirl.config.sections.algorithm import AlgorithmConfig
 from uirl.config.sections.checkpoint import CheckpointConfig
 from uirl.config.sections.environment import EnvironmentConfig
@@ -15,6 +16,7 @@ from uirl.config.store import ConfigStore, load_config
 __all__ = [
     "DEFAULT_GROUP_SIZE",
     "GROUP_ESTIMATORS",
+    "ActorsConfig",
     "AlgorithmConfig",
     "CheckpointConfig",
     "ConfigStore",

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from uirl.config.keys import KeyedModel
 from uirl.config.section import Section
+from uirl.config.sections.actors import ActorsConfig
 from uirl.config.sections.algorithm import AlgorithmConfig
 from uirl.config.sections.checkpoint import CheckpointConfig
 from uirl.config.sections.environment import EnvironmentConfig
@@ -30,6 +31,7 @@ class ConfigTree(Section):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    actors: ActorsConfig = Field(default_factory=ActorsConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     ray: RayConfig = Field(default_factory=RayConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)

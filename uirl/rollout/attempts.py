@@ -4,13 +4,41 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from uirl.errors import PromptTooLong
 from uirl.rollout.episode import EpisodeSpec, derive_seed
 from uirl.types import Trajectory
 
 PlayEpisode = Callable[[EpisodeSpec], Awaitable[Trajectory]]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """How an episode is played: as often as it takes, each attempt on record."""
+
+    play: PlayEpisode
+    """Plays one attempt; what fails says so in its trajectory."""
+    slots: asyncio.Semaphore
+    """Each episode holds one, from its first attempt to its last."""
+    retries: int
+    """How often an episode that failed is played again."""
+    on_finished: Callable[[Trajectory], None] | None = None
+    """Hears of every attempt the moment it ends."""
+
+    async def of(self, spec: EpisodeSpec, failed: list[Trajectory]) -> Trajectory:
+        """Return the last attempt at an episode; those before it, which failed, are added to `failed`."""
+        async with self.slots:
+            for attempt in range(self.retries + 1):
+                trajectory = await self.play(attempt_of(spec, attempt))
+                if self.on_finished is not None:
+                    self.on_finished(trajectory)
+                failure = trajectory.failure
+                # a first prompt that is too long is so again
+                if failure is None or attempt == self.retries or failure.kind == PromptTooLong.kind:
+                    break
+                failed.append(trajectory)
+            return trajectory
 
 
 async def play_all(
@@ -23,33 +51,24 @@ async def play_all(
 ) -> list[Trajectory]:
     """Return the trajectories of all `specs`, in their order; then those of failed attempts that were repeated.
 
-    Each episode holds one of the `slots`. One that failed is played again up to `retries` times; `on_finished` hears
-    of every attempt the moment it ends. Cancelled, it cancels all episodes and waits for them.
+    See `Attempts`. Cancelled, it cancels all episodes and waits for them.
     """
     failed: list[Trajectory] = []
-
-    async def one(spec: EpisodeSpec) -> Trajectory:
-        async with slots:
-            for attempt in range(retries + 1):
-                trajectory = await play(attempt_of(spec, attempt))
-                if on_finished is not None:
-                    on_finished(trajectory)
-                failure = trajectory.failure
-                # a first prompt that is too long is so again
-                if failure is None or attempt == retries or failure.kind == PromptTooLong.kind:
-                    break
-                failed.append(trajectory)
-            return trajectory
-
-    tasks = [asyncio.ensure_future(one(spec)) for spec in specs]
+    attempts = Attempts(play, slots, retries, on_finished)
+    tasks = [asyncio.ensure_future(attempts.of(spec, failed)) for spec in specs]
     try:
         done = await asyncio.gather(*tasks)
     except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
         raise
     return done + failed
+
+
+async def cancel_all(tasks: Sequence[asyncio.Task[Trajectory]]) -> None:
+    """Cancel `tasks` and wait until each has ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def attempt_of(spec: EpisodeSpec, attempt: int) -> EpisodeSpec:

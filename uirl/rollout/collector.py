@@ -82,17 +82,23 @@ class Collector:
 
     async def collect(self, specs: Sequence[EpisodeSpec], make_agent: MakeAgent) -> list[Trajectory]:
         """Return the trajectories of all `specs`, in their order; then those of failed attempts that were repeated."""
-        if self._slots is None:
-            self._slots = asyncio.Semaphore(self.at_once)
         return await play_all(
             specs,
-            lambda spec: self._run(spec, make_agent),
-            slots=self._slots,
+            lambda spec: self.play_once(spec, make_agent(spec)),
+            slots=self.slots,
             retries=self.retries,
             on_finished=self.on_finished,
         )
 
-    async def _run(self, spec: EpisodeSpec, make_agent: MakeAgent) -> Trajectory:
+    @property
+    def slots(self) -> asyncio.Semaphore:
+        """The places for `at_once` episodes."""
+        if self._slots is None:
+            self._slots = asyncio.Semaphore(self.at_once)
+        return self._slots
+
+    async def play_once(self, spec: EpisodeSpec, agent: Agent) -> Trajectory:
+        """Play one attempt at one episode, on an instance that is idle or on a new one."""
         try:
             session = self._idle.pop() if self._idle else self._open()
         except RolloutFailure as error:
@@ -101,7 +107,7 @@ class Collector:
         try:
             trajectory = await run_episode(
                 session,
-                make_agent(spec),
+                agent,
                 self.chat,
                 self.parser,
                 spec,

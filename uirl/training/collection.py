@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from uirl.algorithms import AlgorithmSpec
 from uirl.config import ConfigStore
-from uirl.training.channels.local import Channel, Group
+from uirl.training.channels.base import Channel, Group
 from uirl.training.groups_with_signal import live_groups
 from uirl.training.tasks.sources import TaskSource
 from uirl.types import Trajectory
@@ -44,16 +44,16 @@ async def collect(channel: Channel, tasks: TaskSource, config: ConfigStore, spec
     The update keeps its size: groups without a signal are replaced up to `algorithm.max_resamples` times. Where no
     fresh group has one either, the last of them stay in it.
     """
-    size = config.training.episodes_per_group
+    size, members = config.training.episodes_per_group, config.training.episodes_per_group + config.actors.spare_members
     gamma = config.training.gamma if spec.needs_turns else None
-    groups = await channel.exchange(tasks.groups(config.training.batch_size // size, size))
+    groups = await channel.exchange(tasks.groups(config.training.batch_size // size, members))
     replaced: list[Group] = []
     for _ in range(config.algorithm.max_resamples if spec.needs_group else 0):
         alive = {group.id for group in live_groups(groups, turn_gamma=gamma)}
         dead = [i for i, group in enumerate(groups) if group.id not in alive]
         if not dead:
             break
-        fresh = await channel.exchange(tasks.groups(len(dead), size))
+        fresh = await channel.exchange(tasks.groups(len(dead), members))
         for i, group in zip(dead, fresh, strict=True):
             replaced.append(groups[i])
             groups[i] = group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from uirl.training.channels.local import Group
+from uirl.training.channels.base import Group
 from uirl.types import Trajectory
 
 

@@ -20,7 +20,8 @@ from uirl.rollout.reward import RewardFunction
 from uirl.rollout.samples import anchors_of, samples_of_all
 from uirl.runtime.event_loop import EventLoopThread, sigterm_as_ctrl_c
 from uirl.training.assembly import Assembly, assemble, sampling_of
-from uirl.training.channels.local import Channel, LocalChannel
+from uirl.training.channels.base import Channel, GroupRules
+from uirl.training.channels.local import LocalChannel
 from uirl.training.collection import Collection, collect
 from uirl.training.evaluation.controls import play_controls
 from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, require_evidence
@@ -84,7 +85,6 @@ class RLTrainer:
         """The newest checkpoint and the state in it: it holds the run as it is where that is still the state."""
         self._restored = False
         self._closed = False
-        self._parts.collector.on_finished = self._write_down
         self.metrics_history: list[dict[str, Any]] = []
         """One row per epoch: its number and of every metric the mean over those of its updates that have it.
         `policy_loss` is None where no update of the epoch took a step."""
@@ -155,7 +155,11 @@ class RLTrainer:
 
     async def _fit(self, epochs: int, per_epoch: int) -> dict[str, Any]:
         parts = self._parts
-        channel = LocalChannel(parts.collector, parts.engine, sampling_of(self.config))
+        rules = GroupRules.from_config(self.config)
+        channel = LocalChannel(
+            parts.collector, parts.engine, sampling_of(self.config), rules, eval_collector=parts.eval_collector
+        )
+        channel.on_finished = self._write_down
         if not parts.engine.takes_weights:
             await self._publish(channel)  # the engine says why not, before there is a run directory
         record, goal = self._open_record(), epochs * per_epoch

@@ -1,0 +1,23 @@
+"""Actors: who plays the episodes, how far they run ahead of the learner, and which groups are worth waiting for."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from uirl.config.section import Count, Index, Positive, Section
+
+
+class ActorsConfig(Section):
+    """Actors play episodes while the learner learns. With `staleness` 0 they wait for each other, as in one process."""
+
+    key: ClassVar[str] = "actors"
+
+    spare_members: Index = 0
+    """Episodes that each group is ordered beyond its size; when so many have ended as a group needs, the others are
+    given up. It prefers short episodes."""
+    group_floor: Count | None = None
+    """A group with fewer usable episodes is not learned from. None: 2 where `training.adv_estimator` compares within a
+    group, else 1."""
+    close_after: Positive | None = None
+    """A group that has its floor is closed without its stragglers once it has run for so many times the median time
+    of an episode; None: it waits for all."""
