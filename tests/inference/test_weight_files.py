@@ -125,3 +125,21 @@ def test_a_model_without_weights_says_the_same_about_tokens(name: str, tmp_path:
         n: p.shape for n, p in full.model.named_parameters()
     }
     assert load_model(ModelConfig(model_name=name, device="cpu"), weights=False).device.type == "cpu"
+
+
+def test_a_snapshot_is_read_as_often_as_it_is_wanted_and_then_goes(tmp_path: Path) -> None:
+    files = WeightFiles(tmp_path)
+    tied = torch.arange(4.0)
+    snapshot = files.write_snapshot(iter([("a", tied), ("b", torch.ones(2, 3)), ("c", tied)]), 7, {"r": 4})
+    assert (snapshot.version, snapshot.adapter) == (7, {"r": 4})
+    for _ in range(2):
+        read = dict(snapshot)
+        assert {name: tensor.tolist() for name, tensor in read.items()} == {
+            "a": [0.0, 1.0, 2.0, 3.0],
+            "b": [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]],
+            "c": [0.0, 1.0, 2.0, 3.0],
+        }
+    snapshot.remove()
+    snapshot.remove()
+    assert read["b"].sum() == 6  # whoever reads still can
+    files.close()

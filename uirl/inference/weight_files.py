@@ -12,10 +12,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -29,6 +30,28 @@ RAM_DISK = Path("/dev/shm")
 SHARD_BYTES = 2 * 1024**3
 """Largest file: one of them is in memory besides the RAM disk while weights are written."""
 _PREFIX = "uirl-weights-"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The weights of one version in files: (name, tensor) pairs for as many readers as want them, one after another.
+
+    What is read is mapped, so that a RAM disk holds it once.
+    """
+
+    folder: Path
+    version: int
+    adapter: Mapping[str, Any] | None
+    """Configuration of the adapter that these are the weights of; None: of the whole model. See `update_weights`."""
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for path in sorted(self.folder.glob("*.safetensors")):
+            with safe_open(path, framework="pt") as file:
+                yield from ((name, file.get_tensor(name)) for name in list(file.keys()))
+
+    def remove(self) -> None:
+        """Remove the files; whoever reads them now still can. Twice is fine."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class WeightFiles:
@@ -55,18 +78,11 @@ class WeightFiles:
         Raises ContractError for a name or a shape that the model does not have, and for weights that are missing:
         then nothing was written.
         """
-        state = checkpoint_names(loaded, checked(weights, loaded))
-        folder = self._next()
-        shard: dict[str, Tensor] = {}
-        held = number = 0
-        for name, tensor in state.items():
-            if shard and held + tensor.nbytes > SHARD_BYTES:
-                self._save(shard, folder / f"model-{number:05d}.safetensors")
-                shard, held, number = {}, 0, number + 1
-            shard[name] = tensor
-            held += tensor.nbytes
-        self._save(shard, folder / f"model-{number:05d}.safetensors")
-        return folder
+        return self._write(checkpoint_names(loaded, checked(weights, loaded)).items())
+
+    def write_snapshot(self, weights: Weights, version: int, adapter: Mapping[str, Any] | None) -> Snapshot:
+        """Write the weights of an update as they are, for engines that get them later or elsewhere."""
+        return Snapshot(self._write(weights), version, adapter)
 
     def write_adapter(self, weights: Weights, adapter: Mapping[str, Any]) -> Path:
         """Write a peft folder of an adapter: its weights and its configuration."""
@@ -84,6 +100,19 @@ class WeightFiles:
     def close(self) -> None:
         """Remove everything. Calling it twice is fine."""
         self._folder.close()
+
+    def _write(self, weights: Weights) -> Path:
+        folder = self._next()
+        shard: dict[str, Tensor] = {}
+        held = number = 0
+        for name, tensor in weights:
+            if shard and held + tensor.nbytes > SHARD_BYTES:
+                self._save(shard, folder / f"model-{number:05d}.safetensors")
+                shard, held, number = {}, 0, number + 1
+            shard[name] = tensor
+            held += tensor.nbytes
+        self._save(shard, folder / f"model-{number:05d}.safetensors")
+        return folder
 
     def _next(self) -> Path:
         self._count += 1
