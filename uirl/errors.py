@@ -83,6 +83,10 @@ class EngineFailure(RolloutFailure):
     kind = "engine"
 
 
+class EngineLost(EngineFailure):
+    """The engine's process or server is gone, or answers nothing any more. Another one can answer in its place."""
+
+
 class PromptTooLong(EngineFailure):
     """A prompt leaves no room for a reply. Where the policy replied before, its own words filled the context and the
     episode ends as 'token_budget', which is evidence; before the first reply nobody's words did, and it is a failure.

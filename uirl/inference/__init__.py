@@ -2,9 +2,9 @@
 
 `base.py` is the engine contract and `conformance.py` its suite; `registry.py` names the engines: `embedded/`,
 `vllm/`, `sglang/`, `openai/`, and `scripted.py` for tests. `models/` loads models and turns messages (`messages.py`)
-and pictures into what they read; `text_front.py` is the plain way in: texts in, texts out. The engines of other
-programs share `http.py` (the client of a server), `servers.py` (settings) and `weight_files.py` (weights on their
-way).
+and pictures into what they read; `router.py` makes one engine of several; `text_front.py` is the plain way in: texts
+in, texts out. The engines of other programs share `http.py` (the client of a server), `servers.py` (settings) and
+`weight_files.py` (weights on their way).
 """
 
 from uirl.inference.base import BaseInferenceEngine, Generation, GenerationRequest, InferenceEngine, SamplingParams
@@ -14,6 +14,7 @@ from uirl.inference.messages import Message
 from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.inference.registry import BACKENDS, create_engine
+from uirl.inference.router import Router, RouterLimits
 from uirl.inference.scripted import ScriptedInferenceEngine
 from uirl.inference.text_front import BatchInferenceManager, GenerationOutput, TextEngine, create_inference_engine
 
@@ -29,6 +30,8 @@ __all__ = [
     "InferenceEngine",
     "LoadedModel",
     "Message",
+    "Router",
+    "RouterLimits",
     "SamplingParams",
     "ScriptedInferenceEngine",
     "TextEngine",

@@ -115,6 +115,9 @@ class InferenceEngine(ABC):
     """True: the engine samples from the learner's own module, and `update_weights(None, version)` suffices."""
     takes_adapters: bool = False
     """True: a LoRA adapter can be swapped without sending the whole model."""
+    keeps_weights: bool = False
+    """True: it holds its weights as long as it exists. Others may come back without the newest ones: a server that was
+    started again."""
     takes_weights: bool = True
     """False: the engine samples from somebody else's model (an API): it can be evaluated, not trained."""
 
@@ -133,6 +136,9 @@ class InferenceEngine(ABC):
         holds them. `adapter`: the weights are those of a LoRA adapter alone, by their peft names, and this is its
         peft configuration (only where `takes_adapters`); None: they are the whole model, adapters merged in.
         """
+
+    async def probe(self) -> None:
+        """Raise EngineLost where nobody would answer a request now. Asked before an engine serves again that failed."""
 
     def release(self, session_id: str) -> None:
         """Forgets what was kept for an episode. Unknown ids are fine."""

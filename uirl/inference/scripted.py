@@ -19,6 +19,7 @@ class ScriptedInferenceEngine(InferenceEngine):
     """
 
     shares_weights = True
+    keeps_weights = True
 
     def __init__(
         self,

@@ -30,6 +30,8 @@ class TransformersInferenceEngine(InferenceEngine):
     learner changed in place. Otherwise updates are copied into the model by parameter name.
     """
 
+    keeps_weights = True
+
     def __init__(
         self,
         loaded: LoadedModel,
