@@ -27,6 +27,7 @@ OTHERS: dict[str, Any] = {
     "clip_ratio_c": 3.0,
     "low": 0.5,
     "high": 2.0,
+    "cap": 2.0,
 }
 """What the functions need beside tensors of [B, T]."""
 NOT_ALIGNED = {"compute_entropy", "group_codes"}

@@ -36,20 +36,26 @@ from uirl.algorithms.descriptions import (
 )
 from uirl.algorithms.entropy import compute_entropy
 from uirl.algorithms.groups import GroupIndex
+from uirl.algorithms.importance import (
+    RatioLevel,
+    effective_sample_size,
+    level_log_weight,
+    masked_weight,
+    mismatch_log_weight,
+    mismatch_mask,
+    token_log_ratio,
+    truncated_weight,
+)
 from uirl.algorithms.inputs import AdvantageInputs, AdvantageOptions
 from uirl.algorithms.kl import KLController, KLEstimator, apply_kl_penalty, compute_kl, compute_kl_loss
 from uirl.algorithms.losses import compute_rejection_sampling_loss, compute_value_loss, kept_mask
 from uirl.algorithms.policy_loss import (
     LossOptions,
     PolicyLossOptions,
-    RatioLevel,
     clipped_surrogate,
     compute_policy_loss,
     dual_clip,
-    mismatch_log_weight,
-    mismatch_mask,
     sequence_log_ratio,
-    token_log_ratio,
 )
 from uirl.algorithms.registry import ALGORITHMS, AlgorithmSpec, get_algorithm
 from uirl.algorithms.scan import discounted_suffix_sum
@@ -95,12 +101,16 @@ __all__ = [
     "compute_value_loss",
     "discounted_suffix_sum",
     "dual_clip",
+    "effective_sample_size",
     "get_algorithm",
     "kept_mask",
+    "level_log_weight",
     "masked_mean",
+    "masked_weight",
     "masked_whiten",
     "mismatch_log_weight",
     "mismatch_mask",
     "sequence_log_ratio",
     "token_log_ratio",
+    "truncated_weight",
 ]

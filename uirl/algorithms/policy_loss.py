@@ -4,18 +4,21 @@
 """
 
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from uirl.algorithms.aggregation import Aggregation, aggregate_loss, masked_mean, metrics_as_floats
 from uirl.algorithms.checks import as_bool_mask, check_aligned, zero_outside
-
-RatioLevel = Literal["token", "sequence"]
-
-# exp(20) = 5e8: far outside any clip range, far inside float32. Beyond it the gradient is 0.
-_LARGEST_LOG_RATIO = 20.0
+from uirl.algorithms.importance import (
+    RatioLevel,
+    level_log_weight,
+    mismatch_log_weight,
+    mismatch_mask,
+    token_log_ratio,
+    truncated_weight,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,8 @@ class PolicyLossOptions:
     tis_cap: float | None = None
     """Truncated importance sampling: largest weight (2 is usual) for tokens sampled by a stale or differently
     rounded policy; None: measured, if the engine's log-probs are given, but not corrected."""
+    tis_level: RatioLevel = "token"
+    """Whether `tis_cap` weighs each token by its own weight, or by the geometric mean of its sequence."""
     mismatch_range: tuple[float, float] | None = None
     """Lowest and highest importance weight learner / engine that is learned from, see `mismatch_mask`; None: all."""
     mismatch_level: RatioLevel = "token"
@@ -61,7 +66,7 @@ class PolicyLossOptions:
                 f"mismatch_range must be (low, high) with 0 <= low < high: got {self.mismatch_range}; (0.5, 2) is "
                 "usual, None switches it off"
             )
-        for name in ("ratio_level", "mismatch_level"):
+        for name in ("ratio_level", "tis_level", "mismatch_level"):
             if getattr(self, name) not in ("token", "sequence"):
                 raise ValueError(f"{name} must be 'token' or 'sequence': got {getattr(self, name)!r}")
 
@@ -152,18 +157,6 @@ def compute_policy_loss(
     return loss, metrics_as_floats(metrics)
 
 
-def token_log_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
-    """Return the log of the importance ratio of each token, `[B, T]` in nats: `log_probs - old_log_probs`.
-
-    Both are `[B, T]` in nats. 0 where `mask` is 0, clamped to 20 nats so that exp stays finite.
-
-    Paper: PPO (1707.06347).
-    """
-    check_aligned(log_probs=log_probs, old_log_probs=old_log_probs, mask=mask)
-    difference = zero_outside(log_probs - old_log_probs, as_bool_mask(mask, "mask"))
-    return difference.clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
-
-
 def sequence_log_ratio(log_ratio: Tensor, log_probs: Tensor, mask: Tensor) -> Tensor:
     """Return the log of the geometric mean of a row's ratios, for every token of the row, `[B, T]` in nats.
 
@@ -201,36 +194,6 @@ def dual_clip(token_loss: Tensor, advantages: Tensor, clip_ratio_c: float) -> Te
 
 
 @torch.no_grad()
-def mismatch_log_weight(old_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> Tensor:
-    """Return the log of the importance weight learner / engine of each token, `[B, T]` in nats, without a gradient.
-
-    `exp` of it, capped, corrects for tokens that a stale or differently rounded policy sampled.
-
-    Source: truncated importance sampling (Yao et al. 2025, "Your efficient RL framework secretly brings you
-    off-policy RL training").
-    """
-    check_aligned(old_log_probs=old_log_probs, rollout_log_probs=rollout_log_probs, mask=mask)
-    return token_log_ratio(old_log_probs, rollout_log_probs, mask)
-
-
-@torch.no_grad()
-def mismatch_mask(log_weight: Tensor, mask: Tensor, low: float, high: float, level: RatioLevel = "token") -> Tensor:
-    """Find the tokens whose importance weight learner / engine is at least `low` and at most `high`: booleans `[B, T]`.
-
-    `log_weight`: from `mismatch_log_weight`, `[B, T]` in nats. `level` 'sequence' judges every token of a row by the
-    geometric mean of the row's weights. Where truncated importance sampling lowers the weight of an outlier, the mask
-    leaves it out: what the engine all but never samples under these weights may be no more than its rounding.
-
-    Sources: masked importance sampling (Liu, Li et al. 2025, "When speed kills stability: demystifying RL collapse from
-    the training-inference mismatch"); `rollout_rs` of verl's rollout correction.
-    """
-    check_aligned(log_weight=log_weight, mask=mask)
-    judged = log_weight if level == "token" else masked_mean(log_weight, mask, dim=-1).unsqueeze(-1)
-    weight = judged.exp().expand_as(log_weight)
-    return as_bool_mask(mask, "mask") & (weight >= low) & (weight <= high)
-
-
-@torch.no_grad()
 def _mismatch_weight(
     old_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor, options: PolicyLossOptions
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -244,8 +207,9 @@ def _mismatch_weight(
     }
     factor = torch.ones_like(weight)
     if options.tis_cap is not None:
-        metrics["policy/mismatch_capped_fraction"] = masked_mean((weight > options.tis_cap).float(), mask)
-        factor = weight.clamp(max=options.tis_cap)
+        of_level = level_log_weight(log_weight, mask, options.tis_level).exp()
+        metrics["policy/mismatch_capped_fraction"] = masked_mean((of_level > options.tis_cap).float(), mask)
+        factor = truncated_weight(log_weight, mask, options.tis_cap, options.tis_level)
     if options.mismatch_range is not None:
         kept = mismatch_mask(log_weight, mask, *options.mismatch_range, options.mismatch_level)
         metrics["policy/mismatch_masked_fraction"] = masked_mean((~kept).float(), mask)
