@@ -318,6 +318,9 @@ class Sample:
     ends_episode: bool = True
     """The episode ended with this segment, and the state was an end. False: another segment follows, or the environment
     truncated. The run's own limits (turns, tokens, time) are ends: a policy must learn to finish in time."""
+    versions: tuple[int, ...] = ()
+    """The version that sampled each token, that of its turn; -1 where the policy sampled none. Empty: `policy_version`
+    sampled them all."""
 
     def __post_init__(self) -> None:
         n = len(self.token_ids)
@@ -325,5 +328,7 @@ class Sample:
             got = getattr(self, name)
             if got is not None and len(got) != n:
                 raise ValueError(f"Sample.{name} must align with token_ids: got {len(got)}, expected {n}")
+        if self.versions and len(self.versions) != n:
+            raise ValueError(f"Sample.versions must align with token_ids: got {len(self.versions)}, expected {n} or 0")
         if not any(self.response_mask):
             raise ValueError("Sample holds no sampled token; expected at least one True in response_mask")

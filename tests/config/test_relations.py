@@ -40,6 +40,10 @@ REFUSED = {
         ["algorithm.mismatch_range=[2, 0.5]"],
         ["algorithm.mismatch_range=[0.5, 2]"],
     ),
+    "every stale token would be left out of the loss": (
+        ["algorithm.stale_range=[2, 0.5]"],
+        ["algorithm.stale_range=[0.5, 2]"],
+    ),
     "the critic would never be trained": (
         ["training.value_coef=0"],
         ["training.value_coef=0", "training.adv_estimator=reinforce_plus_plus"],

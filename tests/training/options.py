@@ -51,6 +51,8 @@ VALUES: dict[str, list[Any]] = {
     "algorithm.min_live_groups": [1.0],
     "algorithm.reward_threshold": [0.75],
     "algorithm.mismatch_range": [[0.0, 0.5]],
+    "algorithm.stale_cap": [0.5],
+    "algorithm.stale_range": [[0.0, 0.5]],
     "algorithm.tis_cap": [0.5],
     "checkpoint.save_interval": [1],
     "checkpoint.keep_last_n": [1, None],

@@ -131,6 +131,11 @@ def _objective(config: ConfigTree) -> Iterator[str]:
             f"algorithm.mismatch_range={list(algorithm.mismatch_range)} is empty: every token would be left out of the "
             "loss; use [low, high] with low below high, as [0.5, 2.0]"
         )
+    if algorithm.stale_range[0] >= algorithm.stale_range[1]:
+        yield (
+            f"algorithm.stale_range={list(algorithm.stale_range)} is empty: every stale token would be left out of the "
+            "loss; use [low, high] with low below high, as [0.5, 2.0]"
+        )
     if algorithm.loss_length is not None and algorithm.loss_aggregation != "seq-mean-token-sum-norm":
         yield (
             f"algorithm.loss_length={algorithm.loss_length} is read by loss_aggregation='seq-mean-token-sum-norm' "

@@ -26,6 +26,12 @@ def _over_http(config: ConfigTree) -> bool:
     )
 
 
+def _corrects_stale(config: ConfigTree) -> bool:
+    algorithm = config.algorithm
+    compared = _policy_loss(config) and config.training.old_log_probs != "rollout"
+    return compared and algorithm.tis_cap is None and algorithm.mismatch_range is None
+
+
 def _never(config: ConfigTree) -> bool:
     return False
 
@@ -38,6 +44,11 @@ _LOCAL_SERVERS = (lambda config: config.inference.backend in ("vllm", "sglang"),
 _MISMATCH = (
     lambda config: _policy_loss(config) and config.training.old_log_probs != "rollout",
     "by the clipped policy loss, with old_log_probs that are not the engine's own: it weighs one against the other",
+)
+_STALE = (
+    lambda config: _corrects_stale(config),
+    "by the clipped policy loss, with old_log_probs that are not the engine's own and without algorithm.tis_cap and "
+    "algorithm.mismatch_range, which correct every sample",
 )
 _VERL = (_never, "by runs under verl alone")
 
@@ -53,6 +64,23 @@ READ: dict[str, tuple[Condition, str]] = {
     "algorithm.mismatch_level": (
         lambda config: config.algorithm.mismatch_range is not None,
         "where algorithm.mismatch_range is set",
+    ),
+    "algorithm.tis_level": (
+        lambda config: config.algorithm.tis_cap is not None,
+        "where algorithm.tis_cap is set",
+    ),
+    "algorithm.stale_correction": _STALE,
+    "algorithm.stale_level": (
+        lambda config: _corrects_stale(config) and config.algorithm.stale_correction != "off",
+        "where algorithm.stale_correction corrects",
+    ),
+    "algorithm.stale_cap": (
+        lambda config: _corrects_stale(config) and config.algorithm.stale_correction == "truncated",
+        "where algorithm.stale_correction=truncated corrects",
+    ),
+    "algorithm.stale_range": (
+        lambda config: _corrects_stale(config) and config.algorithm.stale_correction == "masked",
+        "where algorithm.stale_correction=masked corrects",
     ),
     "training.lam": _CRITIC,
     "training.value_coef": _CRITIC,

@@ -36,6 +36,13 @@ class Credit:
         """Share of trajectories that carry a signal."""
         return float(self.live.float().mean())
 
+    def weighed(self, weights: Tensor | None) -> Credit:
+        """Return the credit whose advantages count `weights` [N, R] times, none of them below 0; None: once.
+
+        So weighs the policy loss, which is proportional to the advantage; returns and denominators stay.
+        """
+        return self if weights is None else replace(self, advantages=self.advantages * weights)
+
     def is_signal(self, settings: LearnerSettings) -> bool:
         """Return whether there is enough to learn from for a step."""
         floor = settings.algorithm.min_live_groups if settings.spec.needs_group else 0.0

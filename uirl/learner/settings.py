@@ -31,6 +31,9 @@ class LearnerSettings:
     """How far a value may move in one update, in units of reward; None: unclipped."""
     kl_loss_coef: float
     temperature: float
+    corrects_stale: bool
+    """Samples of older weights are corrected as `algorithm.stale_correction` says; false: it says 'off', the loss
+    corrects all samples by itself, or it does not read log-probs of the learner's own."""
     engine_is_exact: bool
     """The rollout log-probs are those of the learner to 1e-4: the embedded engine, float32, no filter, no dropout."""
     gap_limits: GapLimits | None
@@ -44,15 +47,20 @@ class LearnerSettings:
         training, finer = config.training.model_copy(deep=True), config.algorithm.model_copy(deep=True)
         spec = algorithm.spec if algorithm else get_algorithm(training.adv_estimator)
         limits = gap_limits(config)
+        loss = algorithm.loss_options() if algorithm else _loss_options(training, finer, spec)
         return LearnerSettings(
             training=training,
             algorithm=finer,
             spec=spec,
             advantage=algorithm.advantage_options() if algorithm else _advantage_options(training, finer),
-            loss=algorithm.loss_options() if algorithm else _loss_options(training, finer, spec),
+            loss=loss,
             value_clip=algorithm.value_loss_options().get("cliprange_value") if algorithm else training.value_clip,
             kl_loss_coef=getattr(algorithm, "kl_coef", 0.0) if algorithm else finer.kl_loss_coef,
             temperature=config.inference.temperature or 1.0,
+            corrects_stale=finer.stale_correction != "off"
+            and training.old_log_probs != "rollout"
+            and spec.loss == "policy"
+            and not loss.get("options", PolicyLossOptions()).corrects_mismatch,
             engine_is_exact=limits is FLOAT32,
             gap_limits=limits,
         )
@@ -103,6 +111,7 @@ def _loss_options(training: TrainingConfig, finer: AlgorithmConfig, spec: Algori
         clip_ratio_c=finer.dual_clip,
         ratio_level=finer.ratio,
         tis_cap=finer.tis_cap,
+        tis_level=finer.tis_level,
         mismatch_range=finer.mismatch_range,
         mismatch_level=finer.mismatch_level,
     )

@@ -16,6 +16,7 @@ from uirl.learner.policy import Policy
 from uirl.learner.schedule import MinibatchSchedule
 from uirl.learner.scoring import score_old, score_reference
 from uirl.learner.settings import LearnerSettings
+from uirl.learner.stale import stale_weights
 from uirl.learner.steps import UpdateSteps, imitate
 from uirl.learner.view import response_view
 from uirl.metrics import Metrics
@@ -93,12 +94,16 @@ class Learner:
         credit, credit_metrics = credit_of_update(settings, view, old, reference, self.kl, anchors)
         takes_step = credit.is_signal(settings)
         metrics = Metrics()
-        metrics.add_all(view.describe(self.version) | credit_metrics | {"skipped": float(not takes_step)})
+        weights, stale_metrics = stale_weights(settings, view, old, self.version)
+        metrics.add_all(view.describe(self.version) | stale_metrics | credit_metrics)
+        metrics.add("skipped", float(not takes_step))
         if settings.spec.loss == "policy":
             metrics.add("old_log_probs_recomputed", float(not old.from_engine))
         if takes_step:
             schedule = MinibatchSchedule.of(settings, view, credit)
-            objective = Objective.of(settings, UpdateTensors.of(view, credit, old, reference), schedule.shares)
+            objective = Objective.of(
+                settings, UpdateTensors.of(view, credit.weighed(weights), old, reference), schedule.shares
+            )
             minibatches = schedule.minibatches(
                 settings.training.update_epochs, f"{settings.training.seed}/{self.updates}"
             )

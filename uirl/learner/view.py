@@ -33,7 +33,7 @@ class ResponseView:
     rollout_log_probs: Tensor
     """[N, R]"""
     policy_version: Tensor
-    """int64 [N, R]: the oldest version that sampled a token of the same segment; -1 beyond the row's end."""
+    """int64 [N, R]: the version that sampled the token; -1 beyond the row's end."""
     ends_episode: Tensor
     """Booleans [N]: the last segment is there and ended the episode by itself."""
     sample_rows: tuple[int, ...]
@@ -67,7 +67,7 @@ class ResponseView:
 
     def require_versions(self, newest: int) -> None:
         """Raise AlignmentError where a sample comes from a later version of the policy than `newest`."""
-        for row, version in zip(self.sample_rows, self.sample_versions, strict=True):
+        for row, version in enumerate(self.policy_version.amax(1).tolist()):
             if version > newest:
                 raise AlignmentError(
                     f"trajectory {self.name(row)} was sampled by version {version}, but the learner is at {newest}; "
@@ -127,9 +127,7 @@ def response_view(samples: Sequence[Sample]) -> ResponseView:
         mask=compact([np.ones(n, bool) for n in counts], False, np.bool_),
         turn_ids=compact([p.turn_ids for p in pieces], -1, np.int64),
         rollout_log_probs=compact([p.log_probs for p in pieces], 0.0, np.float32),
-        policy_version=compact(
-            [np.full(n, s.policy_version) for n, s in zip(counts, samples, strict=True)], -1, np.int64
-        ),
+        policy_version=compact([p.versions for p in pieces], -1, np.int64),
         ends_episode=torch.tensor([samples[members[-1]].ends_episode for members in order]),
         sample_rows=tuple(rows_of_sample),
         last_samples=tuple(members[-1] for members in order),
@@ -150,6 +148,7 @@ class _Piece:
     rewards: np.ndarray
     turn_ids: np.ndarray
     log_probs: np.ndarray
+    versions: np.ndarray
 
     @staticmethod
     def of(sample: Sample) -> _Piece:
@@ -166,6 +165,9 @@ class _Piece:
             rewards[where],
             np.asarray(sample.turn_ids, np.int64)[where],
             np.asarray(sample.rollout_log_probs, np.float32)[where],
+            np.asarray(sample.versions, np.int64)[where]
+            if sample.versions
+            else np.full(len(where), sample.policy_version, np.int64),
         )
 
 

@@ -63,6 +63,7 @@ def _sample(trajectory: Trajectory, number: int, turns: list[tuple[int, Turn]], 
     log_probs: list[float] = []
     rewards: list[float] = []
     turn_ids: list[int] = []
+    versions: list[int] = []
     for index, turn in turns:
         n, m = len(turn.context_ids), len(turn.response_ids)
         ids += turn.context_ids + turn.response_ids
@@ -71,6 +72,7 @@ def _sample(trajectory: Trajectory, number: int, turns: list[tuple[int, Turn]], 
         log_probs += [0.0] * n + (list(turn.rollout_log_probs) or [math.nan] * m)
         rewards += [0.0] * (n + m - 1) + [turn.reward]
         turn_ids += [-1] * n + [index] * m
+        versions += [-1] * n + [turn.policy_version] * m
     return Sample(
         token_ids=tuple(ids),
         response_mask=tuple(mask),
@@ -83,4 +85,5 @@ def _sample(trajectory: Trajectory, number: int, turns: list[tuple[int, Turn]], 
         group_id=trajectory.group_id,
         segment=number,
         ends_episode=last and trajectory.stop_reason != "truncated",
+        versions=tuple(versions),
     )

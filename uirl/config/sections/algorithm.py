@@ -28,12 +28,26 @@ class AlgorithmConfig(Section):
     tis_cap: Positive | None = None
     """Truncated importance sampling: each token weighs min(exp(old_log_probs - rollout_log_probs), tis_cap), for
     stale rollouts and engines that round differently; None: no correction."""
+    tis_level: Literal["token", "sequence"] = "token"
+    """What `tis_cap` caps: the weight of every token, or for all tokens of a sequence the geometric mean of their
+    weights."""
     mismatch_range: Annotated[tuple[NonNegative, Positive], Field(strict=False)] | None = None
     """Masked importance sampling: [low, high], such as [0.5, 2.0]; what has a weight exp(old_log_probs -
     rollout_log_probs) outside it is left out of the loss, whose denominator stays; None: nothing is. With `tis_cap` the
     rest is weighed too."""
     mismatch_level: Literal["token", "sequence"] = "token"
     """What `mismatch_range` judges: every token, or every sequence by the geometric mean of its weights."""
+    stale_correction: Literal["off", "truncated", "masked"] = "truncated"
+    """How samples that older weights than the learner's sampled (`actors.staleness`) are corrected, by the weight
+    exp(old_log_probs - rollout_log_probs): 'truncated' at `stale_cap`, 'masked' (weighed inside `stale_range`, left out
+    outside), or not ('off'). Samples of the learner's own weights are never touched, so a synchronous run is the same
+    with any value. `tis_cap` and `mismatch_range`, which correct every sample, replace it."""
+    stale_level: Literal["token", "sequence"] = "token"
+    """Whether stale samples are corrected token by token, or each as a whole by the geometric mean of its weights."""
+    stale_cap: Positive = 2.0
+    """Largest weight of 'truncated'."""
+    stale_range: Annotated[tuple[NonNegative, Positive], Field(strict=False)] = (0.5, 2.0)
+    """Smallest and largest weight that 'masked' learns from."""
 
     normalize_by_std: bool = True
     """'grpo', 'turn_level' and 'gigpo' divide by the standard deviation of the group; false: subtract the mean only."""

@@ -259,6 +259,11 @@ WITHOUT_EFFECT: dict[str, str] = {
     "algorithm.step_weight": "belongs to gigpo, which does not run under verl",
     "algorithm.min_live_groups": "verl keeps groups without a signal, or refills the batch (algorithm.max_resamples)",
     "algorithm.mismatch_range": "verl masks by algorithm.rollout_correction.rollout_rs and its thresholds; set those",
+    "algorithm.tis_level": "verl's rollout_is=sequence weighs by a product, not by a geometric mean",
+    **dict.fromkeys(
+        ("algorithm.stale_correction", "algorithm.stale_level", "algorithm.stale_cap", "algorithm.stale_range"),
+        "verl's trainer is synchronous here: nothing is stale",
+    ),
     "algorithm.mismatch_level": "the name in verl's rollout_rs says the level",
     "algorithm.scale_step_by_live": "verl keeps groups without a signal, or refills the batch",
     "checkpoint.save_seconds": "verl saves by steps (checkpoint.save_interval)",
