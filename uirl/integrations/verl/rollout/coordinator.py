@@ -192,7 +192,7 @@ def start_coordinator(
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = ray.remote(RunCoordinator).options(name=name, num_cpus=0.1, scheduling_strategy=here)
     folder = None if directory is None else str(directory)
-    actor = options.remote(config, folder, worker_objects, dataset_objects)
+    actor: Any = options.remote(config, folder, worker_objects, dataset_objects)
     actor.set_env.remote(llm_variables())
     return name, actor
 
