@@ -16,7 +16,7 @@ import pytest
 
 from tests.imports import MODULES, ROOT, SOURCES, Import, all_imports, exists, names_of_modules, rings
 
-GROUND = {"types", "errors", "images", "runtime"}
+GROUND = {"types", "errors", "images", "runtime", "peers"}
 SHARED = {"config", "metrics"}
 PARTS = {
     "environments", "tools", "parsers", "inference", "verification", "algorithms", "curriculum", "storage"

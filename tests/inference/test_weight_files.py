@@ -17,6 +17,7 @@ from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.inference.weight_files import WeightFiles
 from uirl.learner import Policy
 from uirl.learner.lora import peft_config, peft_weights
+from uirl.runtime import scratch
 
 
 def read(folder: Path) -> dict[str, torch.Tensor]:
@@ -94,8 +95,8 @@ def test_without_a_folder_it_is_a_ram_disk_with_room(tmp_path: Path, monkeypatch
     ram, disk = tmp_path / "ram", tmp_path / "disk"
     ram.mkdir()
     disk.mkdir()
-    monkeypatch.setattr(weight_files, "RAM_DISK", ram)
-    monkeypatch.setattr(weight_files.tempfile, "gettempdir", lambda: str(disk))
+    monkeypatch.setattr(scratch, "RAM_DISK", ram)
+    monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(disk))
     assert WeightFiles(None, size=1).path.parent == ram
     assert WeightFiles(None, size=2**60).path.parent == disk
 

@@ -6,11 +6,8 @@ next folder is made beside it, because a RAM disk that fills up with dead weight
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +21,8 @@ from uirl.errors import ContractError, StorageError
 from uirl.inference.base import Weights
 from uirl.inference.models.loading import LoadedModel
 from uirl.runtime.files import storage_errors
-from uirl.runtime.scratch import ScratchFolder, sweep
+from uirl.runtime.scratch import ScratchFolder, home_with_room, sweep
 
-RAM_DISK = Path("/dev/shm")
 SHARD_BYTES = 2 * 1024**3
 """Largest file: one of them is in memory besides the RAM disk while weights are written."""
 _PREFIX = "uirl-weights-"
@@ -62,7 +58,7 @@ class WeightFiles:
     """
 
     def __init__(self, parent: str | Path | None, *, size: int = 0) -> None:
-        home = _home(size) if parent is None else Path(parent)
+        home = home_with_room(2 * size) if parent is None else Path(parent)
         with storage_errors(f"cannot make a folder for weights in {home} (inference.weights_dir)"):
             home.mkdir(parents=True, exist_ok=True)
             if parent is None:
@@ -168,13 +164,6 @@ def checkpoint_names(loaded: LoadedModel, state: dict[str, Tensor]) -> dict[str,
     from transformers.core_model_loading import revert_weight_conversion
 
     return dict(revert_weight_conversion(loaded.model, state))  # type: ignore[arg-type]
-
-
-def _home(size: int) -> Path:
-    with contextlib.suppress(OSError):
-        if os.access(RAM_DISK, os.W_OK) and shutil.disk_usage(RAM_DISK).free > 2 * size:
-            return RAM_DISK
-    return Path(tempfile.gettempdir())
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ Locks tell which folder is in use: a process id may be another container's, or m
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -12,6 +13,7 @@ import tempfile
 import weakref
 from pathlib import Path
 
+RAM_DISK = Path("/dev/shm")
 _LOCK = "lock"
 
 
@@ -51,6 +53,14 @@ def sweep(prefix: str, home: Path | None = None) -> None:
             continue
         finally:
             os.close(handle)
+
+
+def home_with_room(size: int) -> Path:
+    """Return the RAM disk where it has room for `size` bytes, else the system's temporary folder."""
+    with contextlib.suppress(OSError):
+        if os.access(RAM_DISK, os.W_OK) and shutil.disk_usage(RAM_DISK).free > size:
+            return RAM_DISK
+    return Path(tempfile.gettempdir())
 
 
 def _remove(path: Path, lock: int, owner: int) -> None:
