@@ -1,0 +1,446 @@
+"""Two peers over a socket pair: calls, errors, cancels, pictures, and the ways in which a connection ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from uirl.errors import ContractError, EngineFailure, PromptTooLong, StorageError
+from uirl.images import Screenshot
+from uirl.peers import peer as peer_module
+from uirl.peers.codec import RemoteError, decode, encode
+from uirl.peers.peer import Peer, PeerLost
+from uirl.runtime.limits import LimitError
+from uirl.runtime.time_limits import TimedOut
+
+Wire = Callable[..., Awaitable[tuple[Peer, Peer]]]
+
+
+class Folder:
+    """Pictures in memory, as `SharedPictures` keeps them in a folder."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, Screenshot] = {}
+        self.put_count = 0
+
+    def put(self, image: Screenshot) -> None:
+        self.put_count += 1
+        self.there[image.hash] = image
+
+    def get(self, hash: str) -> Screenshot:
+        return Screenshot(bytes(bytearray(self.there[hash].data)))
+
+
+class Odd(Exception):
+    """Of a module that the other side does not have, say."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__("odd words")
+
+
+class OddFailure(EngineFailure):
+    """A failure of somebody's own, which cannot be pickled."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} and {b}")
+
+
+@pytest_asyncio.fixture
+async def wire() -> AsyncIterator[Wire]:
+    """Makes pairs of peers, and closes them."""
+    peers: list[Peer] = []
+
+    async def make(left: Any = None, right: Any = None, **options: Any) -> tuple[Peer, Peer]:
+        a, b = socket.socketpair()
+        ends = []
+        for sock, handlers, name in ((a, left, "right"), (b, right, "left")):
+            streams = await asyncio.open_connection(sock=sock)
+            mine = {k: v[name] if isinstance(v, dict) else v for k, v in options.items()}
+            ends.append(Peer(*streams, handlers or {}, name=name, **mine))
+        peers.extend(ends)
+        return ends[0], ends[1]
+
+    yield make
+    for one in peers:
+        one.close()
+
+
+async def echo(value: Any) -> Any:
+    return value
+
+
+async def hang() -> None:
+    await asyncio.sleep(1000)
+
+
+async def test_both_sides_call_each_other_at_the_same_time(wire: Wire) -> None:
+    left, right = await wire({"double": lambda x: echo(2 * x)}, {"echo": echo})
+    assert await asyncio.gather(left.call("echo", "a"), right.call("double", 4), left.call("echo", None)) == [
+        "a",
+        8,
+        None,
+    ]
+
+
+async def test_ten_thousand_calls_are_under_way_and_each_gets_its_own_answer(wire: Wire) -> None:
+    gate = asyncio.Event()
+    begun = []
+
+    async def wait(x: int) -> int:
+        begun.append(x)
+        await gate.wait()
+        return -x
+
+    left, _ = await wire(None, {"wait": wait})
+    calls = [asyncio.ensure_future(left.call("wait", x)) for x in range(10_000)]
+    while len(begun) < 10_000:
+        await asyncio.sleep(0)
+    gate.set()
+    assert await asyncio.gather(*calls) == [-x for x in range(10_000)]
+
+
+async def test_what_a_handler_raises_is_raised_by_the_call(wire: Wire) -> None:
+    async def fail(error: str) -> None:
+        if error == "prompt":
+            raise PromptTooLong("too long")
+        if error == "odd":
+            raise Odd(1, 2)
+        if error == "odd failure":
+            raise OddFailure(1, 2)
+        raise ValueError("no")
+
+    left, _ = await wire(None, {"fail": fail})
+    with pytest.raises(PromptTooLong, match="too long") as caught:
+        await left.call("fail", "prompt")
+    assert "in fail" in caught.value.__notes__[0], "the traceback of the other side goes along"
+    with pytest.raises(ValueError, match="no"):
+        await left.call("fail", "value")
+    with pytest.raises(RemoteError, match="Odd: odd words"):
+        await left.call("fail", "odd")
+    with pytest.raises(EngineFailure, match="1 and 2") as failure:
+        await left.call("fail", "odd failure")
+    assert type(failure.value) is EngineFailure
+    with pytest.raises(ContractError, match="'unknown' is not known here; expected one of fail"):
+        await left.call("unknown")
+
+
+async def test_what_cannot_be_pickled_is_said_to_whom_it_concerns(wire: Wire) -> None:
+    async def give() -> Any:
+        return lambda: None
+
+    left, _ = await wire(None, {"give": give, "echo": echo})
+    with pytest.raises((AttributeError, RemoteError), match="lambda"):
+        await left.call("give")
+    with pytest.raises(Exception, match="lambda"):
+        await left.call("echo", lambda: None)
+    assert await left.call("echo", 1) == 1, "the connection goes on"
+
+
+async def test_a_message_that_its_receiver_cannot_read_fails_that_call_alone(
+    wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    left, _ = await wire(None, {"echo": echo, "give": lambda: echo(Elsewhere())})
+    with pytest.raises(RemoteError, match=r"cannot be read by its receiver: ValueError.*the same code\?"):
+        await left.call("give")
+    with pytest.raises(RemoteError, match="cannot be read by its receiver"):
+        await left.call("echo", Elsewhere())
+    left.notify("echo", Elsewhere())
+    assert await left.call("echo", 1) == 1
+    assert "from left: a message of" in caplog.text
+
+
+class Elsewhere:
+    """Can be pickled here, and not be unpickled there."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+async def test_cancelling_the_caller_cancels_the_handler_in_both_directions(wire: Wire) -> None:
+    cancelled = {"left": asyncio.Event(), "right": asyncio.Event()}
+    begun = {"left": asyncio.Event(), "right": asyncio.Event()}
+
+    def hanging(side: str) -> Any:
+        async def run() -> None:
+            begun[side].set()
+            try:
+                await hang()
+            except asyncio.CancelledError:
+                cancelled[side].set()
+                raise
+
+        return run
+
+    left, right = await wire({"hang": hanging("left")}, {"hang": hanging("right")})
+    for caller, side in ((left, "right"), (right, "left")):
+        task = asyncio.ensure_future(caller.call("hang"))
+        await asyncio.wait_for(begun[side].wait(), 10)
+        task.cancel()
+        await asyncio.wait_for(cancelled[side].wait(), 10)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert left.reason is None
+    assert right.reason is None
+
+
+async def test_a_call_that_takes_too_long_is_given_up_on_both_sides(wire: Wire) -> None:
+    ended = asyncio.Event()
+
+    async def slow() -> None:
+        try:
+            await hang()
+        finally:
+            ended.set()
+
+    left, _ = await wire(None, {"slow": slow})
+    with pytest.raises(TimedOut, match=r"right did not answer 'slow' within 0\.05 s"):
+        await left.call("slow", timeout=0.05)
+    await asyncio.wait_for(ended.wait(), 10)
+
+
+async def test_a_handler_that_cancels_itself_leaves_no_caller_waiting(wire: Wire) -> None:
+    async def give_up() -> None:
+        raise asyncio.CancelledError
+
+    left, _ = await wire(None, {"give_up": give_up})
+    with pytest.raises(RemoteError, match="was cancelled by the process"):
+        await asyncio.wait_for(left.call("give_up"), 10)
+
+
+async def test_notifications_come_in_order_and_their_errors_end_nothing(
+    wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[int] = []
+
+    async def hear(x: int) -> None:
+        heard.append(x)
+        if x == 1:
+            raise ValueError("not that one")
+
+    left, _ = await wire(None, {"hear": hear, "echo": echo})
+    for x in range(5):
+        left.notify("hear", x)
+    await left.call("echo", 0)
+    assert heard == [0, 1, 2, 3, 4]
+    assert "'hear'" in caplog.text
+    left.close()
+    left.notify("hear", 5)  # nobody is there: fine
+
+
+async def test_a_huge_message_arrives_whole_while_others_go_on(wire: Wire) -> None:
+    left, _ = await wire(None, {"echo": echo})
+    huge = os.urandom(50_000_000)
+    big, small = asyncio.ensure_future(left.call("echo", huge)), left.call("echo", 1)
+    assert await small == 1
+    assert await big == huge
+
+
+async def test_a_message_beyond_the_limit_is_refused_by_its_sender(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_module, "MAX_FRAME", 1000)
+    left, _ = await wire(None, {"echo": echo, "much": lambda: echo(bytes(2000))})
+    with pytest.raises(LimitError, match="at most 1000"):
+        await left.call("echo", bytes(2000))
+    with pytest.raises(LimitError, match="at most 1000"):
+        await left.call("much")
+    assert await left.call("echo", 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (b"", "it closed the connection$"),
+        (b"GET / HTTP/1.1\r\n\r\n" + bytes(20), "what cannot be understood.*a frame of kind 71"),
+        (struct.pack(">BQQQ", peer_module.NOTIFY, 1, 1, 1 << 60), "what cannot be understood.*bytes"),
+        (struct.pack(">BQQQ", peer_module.NOTIFY, 1, 1, 100) + b"torn", "in the middle of a message"),
+    ],
+)
+async def test_torn_and_wild_frames_end_the_connection_and_every_call_hears_it(said: bytes, reason: str) -> None:
+    ours, theirs = socket.socketpair()
+    one = Peer(*await asyncio.open_connection(sock=ours), {}, name="the stranger")
+    call = asyncio.ensure_future(one.call("anything"))
+    await asyncio.sleep(0)
+    theirs.sendall(said)
+    theirs.shutdown(socket.SHUT_WR)
+    with pytest.raises(PeerLost, match=f"the stranger is gone: .*{reason}"):
+        await asyncio.wait_for(call, 10)
+    with pytest.raises(PeerLost):
+        await one.call("anything")
+    assert await one.wait_closed() == one.reason
+    theirs.close()
+
+
+async def test_the_end_of_one_side_fails_calls_and_cancels_handlers_of_the_other(wire: Wire) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await hang()
+        finally:
+            ended.set()
+
+    left, right = await wire({"hang": hang}, {"work": work})
+    theirs = asyncio.ensure_future(right.call("hang"))
+    mine = asyncio.ensure_future(left.call("work"))
+    await begun.wait()
+    left.close("enough")
+    left.close()
+    with pytest.raises(PeerLost, match="enough"):
+        await mine
+    with pytest.raises(PeerLost, match="closed the connection"):
+        await theirs
+    await asyncio.wait_for(ended.wait(), 10)
+    assert "closed" in await right.wait_closed()
+
+
+async def test_what_was_said_before_closing_arrives(wire: Wire) -> None:
+    heard: list[bytes] = []
+
+    async def hear(data: bytes) -> None:
+        heard.append(data)
+
+    left, right = await wire(None, {"hear": hear})
+    left.notify("hear", bytes(5_000_000))
+    left.close()
+    await right.wait_closed()
+    assert [len(data) for data in heard] == [5_000_000]
+
+
+async def test_a_frozen_process_is_noticed_by_its_silence(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_module, "BEAT_SECONDS", 0.02)
+    left, right = await wire(silence=0.2)
+    await asyncio.sleep(0.5)
+    assert left.reason is None, "heartbeats alone keep it"
+    right._writer.transport.pause_reading()  # type: ignore[attr-defined]
+    right._write = lambda *frame: None  # type: ignore[method-assign]
+    assert "it said nothing for" in await asyncio.wait_for(left.wait_closed(), 10)
+
+
+async def test_time_in_which_this_process_stood_still_does_not_count(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import time
+
+    monkeypatch.setattr(peer_module, "BEAT_SECONDS", 0.02)
+    left, _ = await wire(None, {"echo": echo}, silence=0.2)
+    await asyncio.sleep(0.1)
+    time.sleep(0.5)  # an update, in the loop's own thread
+    assert await left.call("echo", 1) == 1
+
+
+# -- pictures ------------------------------------------------------------------------------------------------------
+
+
+def pictures(count: int, size: int) -> list[Screenshot]:
+    return [Screenshot(os.urandom(size)) for _ in range(count)]
+
+
+def sent_bytes(one: Peer) -> list[int]:
+    """Grows with every frame of `one`."""
+    sizes: list[int] = []
+    write = one._write
+
+    def counted(kind: int, number: int, frame: int, body: bytes) -> None:
+        sizes.append(len(body))
+        write(kind, number, frame, body)
+
+    one._write = counted  # type: ignore[method-assign]
+    return sizes
+
+
+async def test_a_hundred_large_pictures_sent_twice_are_bytes_once(wire: Wire) -> None:
+    left, right = await wire(None, {"count": lambda shots: echo([s.hash for s in shots])})
+    shots = pictures(100, 200_000)  # a 1080x2400 screen, compressed
+    hashes = [shot.hash for shot in shots]
+    sizes = sent_bytes(left)
+    assert await left.call("count", shots) == hashes
+    assert 20_000_000 < sum(sizes) < 20_100_000
+    sizes.clear()
+    assert await left.call("count", shots) == hashes
+    assert sum(sizes) < 20_000
+    assert left._held == {}, "the receiver said that it has read them"
+    assert right._fresh_bytes == 20_000_000
+
+
+async def test_pictures_in_a_shared_folder_do_not_travel(wire: Wire) -> None:
+    folder = Folder()
+    left, _ = await wire(None, {"echo": echo}, pictures=folder, shared=True)
+    shots = pictures(3, 100_000)
+    sizes = sent_bytes(left)
+    assert await left.call("echo", {"shots": shots, "again": shots[0]}) == {"shots": shots, "again": shots[0]}
+    assert sum(sizes) < 2000
+    assert set(folder.there) == {shot.hash for shot in shots}
+
+
+async def test_a_picture_that_was_forgotten_is_asked_again(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+    folder = Folder()
+    left, right = await wire(None, {"echo": echo}, pictures=folder, shared=True)
+    for shot in pictures(3, 1000):
+        assert await left.call("echo", shot) == shot
+        folder.there.clear()
+        right._alive.clear()
+        assert await left.call("echo", [shot, 1]) == [shot, 1]
+    assert "asked again" in caplog.text
+
+
+async def test_a_message_with_more_pictures_than_memory_takes_arrives(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_module, "_IN_MEMORY", 5000)
+    left, right = await wire(None, {"echo": lambda shots: echo(len(shots))})
+    assert await left.call("echo", pictures(100, 1000)) == 100
+    assert right._fresh_bytes <= 5000
+
+
+async def test_a_call_that_waits_for_a_picture_can_be_cancelled(wire: Wire) -> None:
+    served: list[Any] = []
+
+    async def serve(shot: Any) -> None:
+        served.append(shot)
+
+    folder = Folder()
+    left, right = await wire(None, {"serve": serve, "echo": echo}, pictures=folder, shared=True)
+    shot = pictures(1, 100)[0]
+    left._told[shot.hash] = None  # so it believes that the other side has it
+    left._send_picture = lambda image: None  # type: ignore[method-assign]
+    call = asyncio.ensure_future(left.call("serve", shot))
+    while not right._waiting:
+        await asyncio.sleep(0)
+    call.cancel()
+    assert await left.call("echo", 1) == 1
+    assert right._waiting == []
+    assert served == []
+
+
+async def test_a_receiver_without_the_folder_keeps_pictures_in_its_own(wire: Wire) -> None:
+    here, there = Folder(), Folder()
+    left, _ = await wire(None, {"echo": echo}, pictures={"right": here, "left": there})
+    shot = pictures(1, 1000)[0]
+    assert await left.call("echo", shot) == shot
+    assert set(there.there) == {shot.hash}
+
+
+async def test_a_full_disk_is_told_to_the_sender(wire: Wire) -> None:
+    class Full(Folder):
+        def put(self, image: Screenshot) -> None:
+            raise StorageError("the disk is full")
+
+    left, _ = await wire(None, {"echo": echo}, pictures=Full(), shared=True)
+    with pytest.raises(StorageError, match="full"):
+        await left.call("echo", pictures(1, 10)[0])
+    assert await left.call("echo", 1) == 1
+
+
+def test_what_names_a_picture_is_small_and_the_rest_is_a_pickle() -> None:
+    shot = Screenshot(bytes(100_000))
+    data, named = encode((shot, [1.5] * 3, {"again": shot}))
+    assert len(data) < 300
+    assert named == {shot.hash: shot}
+    assert decode(data, lambda hash: named[hash]) == ((shot, [1.5] * 3, {"again": shot}), True)

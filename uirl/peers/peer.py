@@ -1,0 +1,395 @@
+"""Two processes that call each other over one connection: calls, cancels, heartbeats, pictures by hash.
+
+Any number of calls is under way in both directions. What a handler raises is raised by the call; cancelling the call
+cancels the handler; when the connection ends, every call raises `PeerLost` and every handler is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import struct
+import weakref
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from uirl.errors import ContractError, UirlError, is_round
+from uirl.images import Screenshot
+from uirl.peers.codec import MissingPictures, RemoteError, decode, encode, portable
+from uirl.runtime.limits import LimitError
+from uirl.runtime.time_limits import TimedOut
+
+_LOG = logging.getLogger(__name__)
+_HEADER = struct.Struct(">BQQQ")
+"""Kind of frame, number of the call, number of the frame, bytes that follow."""
+CALL, RESULT, ERROR, CANCEL, NOTIFY, BEAT, PICTURE, WANT, GOT = range(9)
+MAX_FRAME = 2 * 1024**3
+"""Bytes of one message, without its pictures."""
+BEAT_SECONDS = 2.0
+_CHUNK = 1 << 18
+_TOLD = 100_000
+"""Pictures of which a sender remembers that the other side had them; others are sent again."""
+_IN_MEMORY = 64 * 2**20
+"""Bytes of pictures that arrived and that nobody holds, where there is no folder for them."""
+_FLUSH = 5.0
+"""Seconds that what was said before `close` has to go out."""
+
+Handler = Callable[..., Awaitable[Any]]
+
+
+class PeerLost(UirlError):
+    """The other process is gone, or does not answer."""
+
+
+class Pictures(Protocol):
+    """A folder of pictures: `SharedPictures`."""
+
+    def put(self, image: Screenshot, /) -> None: ...
+
+    def get(self, hash: str, /) -> Screenshot: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A frame that came before a picture that it names."""
+
+    kind: int
+    number: int
+    frame: int
+    body: bytes
+    have: dict[str, Screenshot] = field(default_factory=dict)
+    """What was found for it, held until it can be read."""
+    missing: set[str] = field(default_factory=set)
+
+
+class Peer:
+    """One end of a connection whose other end is a `Peer` as well; it works from when it is made.
+
+    `handlers`: method -> coroutine function, for calls of the other side. `pictures`: where pictures lie; `shared` says
+    that the other side reads the same folder, else each is sent once, and kept in the folder of the receiver (None:
+    in memory for a while). `silence`: seconds without a word, heartbeats included, after which the other side counts
+    as lost; None: only the end of the connection tells, for a side that may compute for minutes. Time in which this
+    process itself was busy or stopped does not count.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        handlers: Mapping[str, Handler],
+        *,
+        pictures: Pictures | None = None,
+        shared: bool = False,
+        name: str = "the other process",
+        silence: float | None = None,
+    ) -> None:
+        self.name = name
+        self.reason: str | None = None
+        """Why the connection ended; None: it has not."""
+        self._reader, self._writer, self._handlers = reader, writer, handlers
+        self._pictures, self._shared, self._silence = pictures, shared and pictures is not None, silence
+        self._numbers, self._frames = itertools.count(1), itertools.count(1)
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._serving: dict[int, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._told: OrderedDict[str, None] = OrderedDict()
+        self._held: dict[int, dict[str, Screenshot]] = {}
+        """Frame -> pictures that it names, until the other side has read it: it may ask for them."""
+        self._alive: weakref.WeakValueDictionary[str, Screenshot] = weakref.WeakValueDictionary()
+        self._fresh: OrderedDict[str, Screenshot] = OrderedDict()
+        self._fresh_bytes = 0
+        self._waiting: list[_Waiting] = []
+        self._asked_again = 0
+        self._silent_beats = 0
+        self._ended = asyncio.Event()
+        self._start(self._read())
+        self._start(self._beat())
+
+    # -- what callers use ------------------------------------------------------------------------------------------
+
+    async def call(self, method: str, *args: Any, timeout: float | None = None) -> Any:
+        """Return what the other side's handler of `method` returns; raise what it raises.
+
+        Raises PeerLost where the connection ends before the answer, TimedOut after `timeout` seconds (the handler is
+        cancelled then), LimitError for a message beyond `MAX_FRAME`, and what pickling raises.
+        """
+        number = next(self._numbers)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(_retrieve_exception)
+        self._calls[number] = answer
+        try:
+            self._send(CALL, number, (method, args))
+            if timeout is None:
+                return await answer
+            done, _ = await asyncio.wait({answer}, timeout=timeout)
+            if not done:
+                raise TimedOut(f"{self.name} did not answer {method!r} within {timeout:g} s")
+            return answer.result()
+        finally:
+            if self._calls.pop(number, None) is not None and self.reason is None:
+                self._send(CANCEL, number)
+
+    def notify(self, method: str, *args: Any) -> None:
+        """Have the other side's handler of `method` called, and hear nothing of it. A lost peer is fine."""
+        if self.reason is None:
+            self._send(NOTIFY, 0, (method, args))
+
+    async def wait_closed(self) -> str:
+        """Wait for the end of the connection and return its reason."""
+        await self._ended.wait()
+        assert self.reason is not None
+        return self.reason
+
+    def close(self, reason: str = "this side closed the connection") -> None:
+        """End the connection; what was said before goes out first. Calling it twice is fine."""
+        if self.reason is None:
+            self._end(reason)
+            self._writer.close()
+            # the other side may never read what is left
+            asyncio.get_running_loop().call_later(_FLUSH, self._writer.transport.abort)
+
+    # -- frames ----------------------------------------------------------------------------------------------------
+
+    def _send(self, kind: int, number: int, value: Any = None) -> None:
+        if self.reason is not None:
+            raise PeerLost(f"{self.name} is gone: {self.reason}")
+        body, named = encode(value)
+        if len(body) > MAX_FRAME:
+            raise LimitError(f"a message of {len(body)} bytes to {self.name}; expected at most {MAX_FRAME}: say less")
+        for hash, image in named.items():
+            self._supply(hash, image)
+        frame = next(self._frames)
+        if named:
+            self._held[frame] = named
+        self._write(kind, number, frame, body)
+
+    def _supply(self, hash: str, image: Screenshot) -> None:
+        """See to it that the other side has the picture before it reads the message that names it."""
+        if hash not in self._told:
+            if self._shared:
+                assert self._pictures is not None
+                self._pictures.put(image)
+            else:
+                self._send_picture(image)
+        self._told[hash] = None
+        self._told.move_to_end(hash)
+        if len(self._told) > _TOLD:
+            self._told.popitem(last=False)
+
+    def _send_picture(self, image: Screenshot) -> None:
+        self._write(PICTURE, 0, 0, image.data)
+
+    def _write(self, kind: int, number: int, frame: int, body: bytes) -> None:
+        self._writer.write(_HEADER.pack(kind, number, frame, len(body)))
+        self._writer.write(body)
+
+    async def _read(self) -> None:
+        buffer, reason = bytearray(), "it closed the connection"
+        try:
+            while data := await self._reader.read(_CHUNK):
+                self._silent_beats = 0
+                buffer += data
+                while self._take(buffer):
+                    pass
+            if buffer:
+                reason = f"it closed the connection in the middle of a message ({len(buffer)} bytes of it came)"
+        except OSError as error:
+            reason = f"the connection broke: {error}"
+        except Exception as error:
+            reason = f"it said what cannot be understood ({type(error).__name__}: {error})"
+            _LOG.exception("the connection to %s ends", self.name)
+        self._lose(reason)
+
+    def _take(self, buffer: bytearray) -> bool:
+        """Take one whole frame off the buffer, if there is one."""
+        if len(buffer) < _HEADER.size:
+            return False
+        kind, number, frame, length = _HEADER.unpack_from(buffer)
+        if kind > GOT or length > MAX_FRAME + _CHUNK:
+            raise ValueError(f"a frame of kind {kind} and {length} bytes")
+        end = _HEADER.size + length
+        if len(buffer) < end:
+            return False
+        with memoryview(buffer) as view:
+            body = bytes(view[_HEADER.size : end])
+        del buffer[:end]
+        self._understand(_Waiting(kind, number, frame, body))
+        return True
+
+    def _understand(self, came: _Waiting) -> None:
+        if came.kind == BEAT:
+            return
+        if came.kind == PICTURE:
+            self._keep(Screenshot(came.body))
+            return
+        try:
+            value, names_any = decode(came.body, lambda hash: self._find(hash, came.have))
+        except MissingPictures as error:
+            self._ask_again(came, error)
+            return
+        except Exception as error:
+            self._got(came)
+            self._not_understood(came, error)
+            return
+        if names_any:
+            self._got(came)
+        self._act(came.kind, came.number, value)
+
+    def _act(self, kind: int, number: int, value: Any) -> None:
+        if kind == CALL:
+            self._serving[number] = self._start(self._serve(number, *value))
+        elif kind == NOTIFY:
+            self._start(self._hear(*value))
+        elif kind in (RESULT, ERROR):
+            answer = self._calls.pop(number, None)  # None: the caller gave up
+            if answer is not None and not answer.done():
+                if kind == RESULT:
+                    answer.set_result(value)
+                else:
+                    answer.set_exception(value)
+        elif kind == CANCEL:
+            self._waiting = [w for w in self._waiting if not (w.kind == CALL and w.number == number)]
+            task = self._serving.pop(number, None)
+            if task is not None:
+                task.cancel()
+        elif kind == GOT:
+            self._held.pop(number, None)
+        elif kind == WANT:
+            frame, hashes = value
+            held = self._held.get(frame, {})
+            for hash in hashes:
+                self._send_picture(held[hash])
+
+    def _not_understood(self, came: _Waiting, error: Exception) -> None:
+        """Tell whoever waits for the answer that this message cannot be read here."""
+        problem = RemoteError(
+            f"a message of {len(came.body)} bytes cannot be read by its receiver: {type(error).__name__}: {error}; "
+            "do both sides run the same code?"
+        )
+        if came.kind == CALL:
+            self._send(ERROR, came.number, problem)
+        elif came.kind in (RESULT, ERROR):
+            self._act(ERROR, came.number, problem)
+        else:
+            _LOG.warning("from %s: %s", self.name, problem)
+
+    # -- pictures --------------------------------------------------------------------------------------------------
+
+    def _find(self, hash: str, have: Mapping[str, Screenshot]) -> Screenshot:
+        image = have.get(hash) or self._alive.get(hash)
+        if image is None:
+            if self._pictures is None:
+                raise KeyError(hash)
+            image = self._alive[hash] = self._pictures.get(hash)
+        return image
+
+    def _keep(self, image: Screenshot) -> None:
+        """Keep a picture that came, and go on with what waited for it."""
+        hash = image.hash
+        self._alive[hash] = image
+        if hash not in self._fresh:
+            self._fresh[hash] = image
+            self._fresh_bytes += len(image.data)
+        if self._pictures is not None:
+            self._pictures.put(image)
+        while self._fresh_bytes > _IN_MEMORY and len(self._fresh) > 1:
+            _, old = self._fresh.popitem(last=False)
+            self._fresh_bytes -= len(old.data)
+        for came in [w for w in self._waiting if hash in w.missing]:
+            came.have[hash] = image
+            came.missing.discard(hash)
+            if not came.missing:
+                self._waiting.remove(came)
+                self._understand(came)
+
+    def _ask_again(self, came: _Waiting, error: MissingPictures) -> None:
+        came.have.update(error.found)
+        came.missing = set(error.missing)
+        self._waiting.append(came)
+        self._asked_again += len(came.missing)
+        if is_round(self._asked_again):
+            _LOG.warning("%d pictures of %s were not there any more; asked again", self._asked_again, self.name)
+        self._send(WANT, 0, (came.frame, sorted(came.missing)))
+
+    def _got(self, came: _Waiting) -> None:
+        self._send(GOT, came.frame)
+
+    # -- handlers --------------------------------------------------------------------------------------------------
+
+    async def _serve(self, number: int, method: str, args: tuple[Any, ...]) -> None:
+        try:
+            result = await self._handler(method)(*args)
+            self._answer(RESULT, number, result)
+        except asyncio.CancelledError:
+            if number not in self._serving or self.reason is not None:
+                raise  # the caller gave up, or is gone
+            self._answer(ERROR, number, RemoteError(f"{method!r} was cancelled by the process that carried it out"))
+        except Exception as error:
+            self._answer(ERROR, number, portable(error, f"the handler of {method!r}"))
+        finally:
+            self._serving.pop(number, None)
+
+    def _answer(self, kind: int, number: int, value: Any) -> None:
+        if self.reason is None and number in self._serving:
+            self._send(kind, number, value)
+
+    async def _hear(self, method: str, args: tuple[Any, ...]) -> None:
+        try:
+            await self._handler(method)(*args)
+        except Exception:
+            _LOG.exception("what %s told (%r) could not be dealt with", self.name, method)
+
+    def _handler(self, method: str) -> Handler:
+        handler = self._handlers.get(method)
+        if handler is None:
+            known = ", ".join(sorted(self._handlers)) or "none"
+            raise ContractError(f"{method!r} is not known here; expected one of {known}")
+        return handler
+
+    def _start(self, coroutine: Any) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        while True:
+            # beats are counted, not seconds: where this process stood still, it could not hear either
+            await asyncio.sleep(BEAT_SECONDS)
+            self._write(BEAT, 0, 0, b"")
+            self._silent_beats += 1
+            silent = self._silent_beats * BEAT_SECONDS
+            if self._silence is not None and silent > self._silence:
+                self._lose(f"it said nothing for {silent:g} s")
+                return
+
+    def _lose(self, reason: str) -> None:
+        if self.reason is None:
+            self._end(reason)
+        self._writer.transport.abort()
+
+    def _end(self, reason: str) -> None:
+        self.reason = reason
+        calls, self._calls = list(self._calls.values()), {}
+        for answer in calls:
+            if not answer.done():
+                answer.set_exception(PeerLost(f"{self.name} is gone: {reason}"))
+        current = asyncio.current_task()
+        for task in list(self._tasks):
+            if task is not current:
+                task.cancel()
+        self._held.clear()
+        self._fresh.clear()
+        self._waiting.clear()
+        self._ended.set()
+
+
+def _retrieve_exception(answer: asyncio.Future[Any]) -> None:
+    # asyncio logs exceptions that nobody looked at; a caller that was cancelled at that moment does not look
+    if not answer.cancelled():
+        answer.exception()
