@@ -39,8 +39,8 @@ async def dial(
 ) -> tuple[Streams, dict[str, Any]]:
     """Connect to the gate at `host` and tell it `about` this process; return the streams and what the gate said.
 
-    Raises NotAdmitted where the gate does not know the token, refuses, or does not answer in time, and OSError where nobody
-    listens there.
+    Raises NotAdmitted where the gate does not know the token, refuses, or does not answer in time, and OSError where
+    nobody listens there.
     """
     place = f"{host}:{port}"
     try:
@@ -74,8 +74,8 @@ async def greet(
 ) -> dict[str, Any]:
     """Greet a process that dialled; return what it says about itself.
 
-    `admit` gets that and returns what it is told in turn; a NotAdmitted of `admit` is told as well. Raises NotAdmitted, with
-    the connection closed, where it does not know the token or does not answer in time.
+    `admit` gets that and returns what it is told in turn; a NotAdmitted of `admit` is told as well. Raises NotAdmitted,
+    with the connection closed, where it does not know the token or does not answer in time.
     """
     reader, writer = streams
     address = writer.get_extra_info("peername")
