@@ -1,0 +1,130 @@
+"""The staleness that is found: simulated runs whose log-prob gap grows with the age of the data."""
+
+import itertools
+import json
+import random
+from collections.abc import Callable
+
+import pytest
+
+from uirl.training.staleness import LARGEST, StalenessBound, StalenessLimits
+
+LIMITS = StalenessLimits(max_gap=0.1, min_ess=0.8)
+Response = Callable[[float, int], tuple[float, float]]
+"""(age of the data, update) -> (gap, effective sample size)."""
+
+
+def linear(slope: float, ess: float = 0.0) -> Response:
+    return lambda age, update: (slope * age, 1 - ess * age)
+
+
+def play(
+    controller: StalenessBound, response: Response, updates: int, reach: int = LARGEST, begin: int = 0
+) -> tuple[list[int], list[str]]:
+    """The bound after each update, and what was said; data are as old as the bound of `bound` updates ago allowed."""
+    bounds, words, ages = [], [], [controller.bound]
+    for update in range(begin, begin + updates):
+        ages.append(min(max(min(controller.bound, ages[-1] + 1), ages[-1] - 1), reach))
+        gap, ess = response(ages[-1], update)
+        said = controller.observe({"stale/gap": gap, "stale/ess": ess, "stale/age_max": float(ages[-1])})
+        if said is not None:
+            words.append(said)
+        bounds.append(controller.bound)
+    return bounds, words
+
+
+@pytest.mark.parametrize(
+    ("response", "best"),
+    [
+        (linear(0.1 / 6.5), 6),  # the gap reaches 0.1 between the ages 6 and 7
+        (linear(0.0, 0.2 / 9.5), 9),  # the effective sample size falls to 0.8 between 9 and 10
+        (linear(0.1 / 1.5), 1),
+        (linear(0.001), LARGEST),
+    ],
+)
+def test_the_largest_bound_inside_the_limits_is_found_and_kept(response, best):
+    bounds, _ = play(StalenessBound(limits=LIMITS), response, 600)
+    late = bounds[300:]
+    # one step of the margin below the limit at least, and never long above it
+    assert 0.8 * best - 1 <= sorted(late)[len(late) // 2] <= best
+    assert sum(bound > best for bound in late) <= 0.1 * len(late)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_does_not_follow_noise(seed):
+    noise = random.Random(seed)
+    bounds, words = play(
+        StalenessBound(limits=LIMITS), lambda age, update: (0.02 * age * noise.lognormvariate(0, 0.5), 1.0), 400
+    )
+    moves = [i for i in range(1, len(bounds)) if bounds[i] != bounds[i - 1]]
+    assert len(moves) < 40
+    assert min(b - a for a, b in itertools.pairwise(moves)) >= 4
+    assert len(words) >= len(moves)
+    assert 1 <= max(bounds[100:]) <= 8
+
+
+def test_a_bound_that_fails_again_is_tried_ever_more_rarely():
+    # 4 is well inside, 5 far outside
+    bounds, _ = play(StalenessBound(limits=LIMITS), lambda age, update: (0.01 if age <= 4 else 1.0, 1.0), 800)
+    tries = [i for i in range(1, len(bounds)) if bounds[i] > 4 >= bounds[i - 1]]
+    waits = [b - a for a, b in itertools.pairwise(tries)]
+    assert len(waits) >= 3
+    assert all(later > earlier for earlier, later in itertools.pairwise(waits))
+
+
+def test_it_falls_when_the_policy_begins_to_move_faster():
+    controller = StalenessBound(limits=LIMITS)
+    early, _ = play(controller, linear(0.005), 100)
+    late, words = play(controller, linear(0.045), 100, begin=100)
+    assert early[-1] >= 8
+    assert late[-1] == 2
+    # the first WINDOW updates that break a limit are enough
+    assert late[5] < early[-1]
+    assert "the log-prob gap of stale tokens is" in words[0]
+    assert "above actors.max_gap=0.1" in words[0]
+
+
+def test_a_bound_that_the_data_never_reach_is_not_raised():
+    bounds, _ = play(StalenessBound(limits=LIMITS), linear(0.0001), 100, reach=3)
+    assert max(bounds) == 4
+
+
+def test_every_move_says_why():
+    controller = StalenessBound(limits=LIMITS)
+    bounds, words = play(controller, linear(0.005, 0.02), 12)
+    assert bounds[-1] == 4
+    assert words[0] == (
+        "staleness 1 -> 2: log-prob gap 0.005 of at most 0.1 nats, effective sample size 0.98 of at least 0.8, over 4 "
+        "updates"
+    )
+
+
+def test_limits_that_cannot_be_kept_are_told_once():
+    bounds, words = play(StalenessBound(limits=LIMITS), lambda age, update: (9.0, 0.1), 50)
+    assert set(bounds) == {1}
+    assert len(words) == 1
+    assert "staleness stays 1, its least, although the log-prob gap" in words[0]
+
+
+def test_updates_without_stale_data_change_nothing():
+    controller = StalenessBound(limits=LIMITS)
+    assert all(controller.observe({"loss": 1.0}) is None for _ in range(100))
+    assert controller == StalenessBound(limits=LIMITS)
+
+
+def test_a_fixed_bound_stays():
+    controller = StalenessBound(7)
+    bounds, words = play(controller, lambda age, update: (9.0, 0.1), 50)
+    assert (set(bounds), words) == ({7}, [])
+    controller.load_state_dict(StalenessBound(3, LIMITS).state_dict())
+    assert controller.bound == 7
+
+
+@pytest.mark.parametrize("cut", [3, 17, 60])
+def test_it_goes_on_from_a_checkpoint_as_if_there_had_been_none(cut):
+    response = linear(0.1 / 6.5)
+    whole, resumed = StalenessBound(limits=LIMITS), StalenessBound(limits=LIMITS)
+    play(whole, response, cut)
+    resumed.load_state_dict(json.loads(json.dumps(whole.state_dict())))
+    assert resumed == whole
+    assert play(whole, response, 100, begin=cut) == play(resumed, response, 100, begin=cut)
