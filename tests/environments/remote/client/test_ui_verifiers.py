@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -351,3 +352,36 @@ async def test_counts_that_go_back_are_a_failure_and_no_penalty(single: tuple[st
 def test_counts_that_are_none(counts: object, told: str) -> None:
     with pytest.raises(WireError, match=told):
         Progress.read(counts)
+
+
+class Late:
+    """An ASGI application whose answers to `method` come after `go` is set, when the work behind them is done."""
+
+    def __init__(self, app: Any, method: str) -> None:
+        self.app, self.method = app, method
+        self.done, self.go = threading.Event(), threading.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def send_late(message: Any) -> None:
+            if scope.get("method") == self.method:
+                self.done.set()
+                while not self.go.is_set():
+                    await asyncio.sleep(0.01)
+            await send(message)
+
+        await self.app(scope, receive, send_late)
+
+
+async def test_a_session_is_ended_whose_caller_was_cancelled_before_it_knew_of_it() -> None:
+    late = Late(app := many_sessions(), "POST")
+    with running(late) as url:
+        environment = client(url)
+        caller = asyncio.ensure_future(environment.reset())
+        assert await asyncio.to_thread(late.done.wait, 60)
+        caller.cancel()
+        await asyncio.sleep(0)
+        late.go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        assert environment.pool.active == 0
+        assert not app.state.running()

@@ -45,13 +45,15 @@ class RemoteEnvironment(ConfigurableEnvironment):
         )
         self.client = EnvironmentClient(options.token_env)
         self._server: Server | None = None
+        self.last_url = ""
+        """The server that was last asked for a session of this instance; it stays when the session has ended."""
         self._turns = 0
         """Steps since the reset, where `_end` counts them."""
 
     def spawn(self) -> BaseEnvironment:
         """Return another session on the same servers."""
         other = copy.copy(self)
-        other._server = None
+        other._server, other.last_url = None, ""
         other._forget()
         return other
 
@@ -68,9 +70,13 @@ class RemoteEnvironment(ConfigurableEnvironment):
 
     async def _let_go(self, server: Server) -> None:
         """End what there is of a session on `server`, and give the place back also where it cannot be reached."""
+        leaving = asyncio.ensure_future(self._leave(server))
         try:
             with suppress(RolloutFailure):
-                await self._leave(server)
+                await asyncio.shield(leaving)
+        except asyncio.CancelledError:
+            await _settle(leaving)
+            raise
         finally:
             self._forget()
             self.pool.give_back(server)
@@ -125,9 +131,12 @@ class RemoteEnvironment(ConfigurableEnvironment):
     async def _try(self, server: Server) -> RolloutFailure | None:
         """Open a session on `server`; the failure after which another server may be asked, None: it is open."""
         self.client.hold()
+        self.last_url = server.url
+        opening = asyncio.ensure_future(self._open(server))
         try:
-            await self._open(server)
+            await asyncio.shield(opening)
         except BaseException as error:  # cancelled or not, half a session must not stay behind
+            await _settle(opening)
             another_may = self._judge(server, error)
             await self._let_go(server)
             if isinstance(error, RolloutFailure) and another_may:
@@ -154,6 +163,18 @@ class RemoteEnvironment(ConfigurableEnvironment):
         """Take the session's server out of the pool where the failure is its own."""
         if self._server is not None and isinstance(error, (ServerLost, NoAnswer)):
             self.pool.take_out(self._server, str(error))
+
+
+async def _settle(request: asyncio.Future[None]) -> None:
+    """Wait a moment for the answer to a request whose caller was cancelled: it says which session there is to end, or
+    that it has ended."""
+    with suppress(asyncio.CancelledError):  # a second time: what is known by now is ended all the same
+        await asyncio.wait({request}, timeout=GOODBYE)
+    if not request.done():
+        request.cancel()
+        await asyncio.wait({request}, timeout=GOODBYE)
+    if request.done() and not request.cancelled():
+        request.exception()
 
 
 @contextmanager

@@ -42,6 +42,8 @@ class Server:
     """It was taken out; empty: it is well."""
     trying: bool = False
     """One session finds out whether it is well again."""
+    chosen: int = 0
+    """When it was last chosen, counted in choices of the pool; 0: never."""
 
 
 class ServerPool:
@@ -71,6 +73,7 @@ class ServerPool:
         self._retry_backoff, self._clock = retry_backoff, clock
         self._lock = threading.Lock()
         self._waiting: deque[asyncio.Future[Server]] = deque()
+        self._choices = 0
 
     async def take(self, timeout: float | None = None) -> Server:
         """Return a server with one session more; those who wait are served in the order in which they came.
@@ -140,6 +143,15 @@ class ServerPool:
             server.capacity, server.full_until = server.active - 1, self._clock() + seconds
             server.failures, server.out_until, server.trying, server.why = 0, 0.0, False, "full"
 
+    @property
+    def active(self) -> int:
+        """Sessions that are held, and those that are being opened or ended."""
+        return sum(server.active for server in self.servers)
+
+    def seconds_out(self, server: Server) -> float:
+        """Return for how many seconds a server stays unused because it failed; 0.0: it may be used."""
+        return max(0.0, server.out_until - self._clock())
+
     def describe(self) -> str:
         """Return every server and why it is not used, for an error."""
         return "; ".join(f"{s.url} ({s.why or f'{s.active} sessions'})" for s in self.servers)
@@ -150,7 +162,9 @@ class ServerPool:
         if not free:
             return None
         # one that cannot open sessions is the least busy of all: it must not draw every session to itself
-        best = min(free, key=lambda s: (s.doubtful_until > now, s.fallback, s.active))
+        best = min(free, key=lambda s: (s.doubtful_until > now, s.fallback, s.active, s.chosen))
+        self._choices += 1
+        best.chosen = self._choices
         if best.capacity is not None and best.active >= best.capacity:
             best.full_until = now + PROBE  # this session finds out; the others wait for how it goes
         best.active += 1
