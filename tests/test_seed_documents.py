@@ -6,6 +6,7 @@ Where they name a model that would have to be downloaded, a built-in tiny one st
 
 from __future__ import annotations
 
+import queue
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.environments.remote.running import running
+from tests.environments.remote.stand_ins import many_sessions
 from tests.inference.pictures import picture
 from uirl import (
     PPO,
@@ -22,6 +25,7 @@ from uirl import (
     ConfigStore,
     FunctionCallingParser,
     JSONActionParser,
+    MultiActorRunner,
     MultiTurnInferenceEngine,
     MultiTurnManager,
     RayPPOTrainer,
@@ -188,6 +192,24 @@ def test_trainer_and_wrapper(algorithm: Any) -> None:
     assert first["skipped"] == 0
     if isinstance(algorithm, RejectionSampling):
         assert second["policy_loss"] < first["policy_loss"]
+
+
+def test_multi_actor_training() -> None:
+    vlm = VLMWrapper(model_name="uirl/tiny-vlm")
+    trajectory_queue: queue.Queue[Trajectory] = queue.Queue()
+    apps = [many_sessions(), many_sessions()]
+    with running(apps[0]) as vm1, running(apps[1]) as vm2:
+        runner = MultiActorRunner(
+            num_actors=4,
+            env_urls=[vm1, vm2],
+            model=vlm,
+            trajectory_queue=trajectory_queue,
+        )
+        runner.start()
+        while not all(app.state.running() for app in apps):
+            assert runner.playing
+        runner.stop()
+        assert not any(app.state.running() for app in apps), "sessions were left behind"
 
 
 class MyTool(Tool):

@@ -58,6 +58,7 @@ _HOME = {
         "Agent Collector ContextWindow Conversation EngineAgent Episode EpisodeLimits EpisodeOptions EpisodeSpec "
         "EpisodeSummary ExpertAgent MultiTurnInferenceEngine MultiTurnManager run_episode samples_of"
     ),
+    "uirl.rollout.multi_actor_runner": "MultiActorOptions MultiActorRunner",
     "uirl.rollout.task_runner": "TaskRunner TaskRunnerOptions",
     "uirl.storage": "RunDirectory TrajectoryStore export_sft",
     "uirl.learner": (

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from uirl.environments.base import BaseEnvironment
 from uirl.environments.registry import create_environment
-from uirl.errors import ContractError
+from uirl.environments.session import EnvironmentSession
+from uirl.errors import ContractError, RolloutFailure
 from uirl.images import ImageStore
 from uirl.inference.base import SamplingParams
 from uirl.inference.embedded.engine import TransformersInferenceEngine
 from uirl.inference.text_front import TextEngine
 from uirl.parsers import create_parser
-from uirl.rollout.collector import Collector
 from uirl.rollout.conversation import ContextWindow
-from uirl.rollout.episode import EngineAgent, EpisodeLimits, EpisodeOptions, EpisodeSpec, derive_seed
-from uirl.types import Task, Trajectory
+from uirl.rollout.episode import EngineAgent, EpisodeLimits, EpisodeOptions, EpisodeSpec, derive_seed, run_episode
+from uirl.types import Failure, Task, Trajectory
 
 
 class TrajectoryQueue(Protocol):
@@ -101,44 +103,43 @@ class TaskRunner:
     def run_episode(self) -> Trajectory:
         """Return the trajectory of one episode, which is in the queue by then. Ctrl-C ends the session on the server
         too."""
-        trajectory = self.engine.run(self._play(self._spec()))
+        trajectory = self.engine.run(self.play(self.next_spec()))
         if self.queue is not None:
             self.queue.put(trajectory)
         return trajectory
 
-    async def _play(self, spec: EpisodeSpec) -> Trajectory:
+    async def play(self, spec: EpisodeSpec, spawn: Callable[[], BaseEnvironment] | None = None) -> Trajectory:
+        """Return the trajectory of the episode `spec`, which is in no queue; for callers on the engine's event loop.
+        `spawn` None: of the runner's environment."""
         options = self.options
-        collector = Collector(
-            environment=self.environment,
-            chat=self.engine.chat,
-            parser=self._parser,
-            images=self.images,
-            options=EpisodeOptions(
-                EpisodeLimits(options.max_steps), options.window, system_prompt=self._system_prompt()
-            ),
-            retries=0,
-            step_timeout=options.step_timeout,
-            reset_timeout=options.reset_timeout,
-        )
+        try:  # of `uirl serve` the environment is asked for here, also for what it says first
+            instance = self.environment.spawn() if spawn is None else spawn()
+            prompt = self._system_prompt()
+        except RolloutFailure as error:
+            return Trajectory(spec.trajectory_id, spec.task, [], "failure", failure=Failure(error.kind, str(error)))
+        session = EnvironmentSession(instance, options.step_timeout, options.reset_timeout)
         sampling = SamplingParams(options.max_tokens, options.temperature, options.top_p)
+        how = EpisodeOptions(EpisodeLimits(options.max_steps), options.window, system_prompt=prompt)
+        agent = EngineAgent(self.engine.engine, sampling, spec.trajectory_id)
         try:
-            (trajectory,) = await collector.collect(
-                [spec], lambda attempt: EngineAgent(self.engine.engine, sampling, attempt.trajectory_id)
+            return await run_episode(
+                session, agent, self.engine.chat, self._parser, spec, images=self.images, options=how
             )
         finally:
-            await collector.close()
-        return trajectory
+            with suppress(RolloutFailure):
+                await session.close()
+
+    def next_spec(self) -> EpisodeSpec:
+        """Return the next episode of the runner's task."""
+        number, seed = next(self._counter), self.options.seed
+        instance = None if seed is None else derive_seed(seed, "instance", number)
+        draws = None if seed is None else derive_seed(seed, "draws", number)
+        return EpisodeSpec(self._task, instance, draws, f"{self._task.id}-{uuid.uuid4().hex[:12]}")
 
     def _system_prompt(self) -> str | None:
         if self.options.system_prompt is not None or self._action_format == self.environment.action_format:
             return self.options.system_prompt
         return "\n\n".join(filter(None, [self.environment.get_prompt_prefix(), self._parser.describe()]))
-
-    def _spec(self) -> EpisodeSpec:
-        number, seed = next(self._counter), self.options.seed
-        instance = None if seed is None else derive_seed(seed, "instance", number)
-        draws = None if seed is None else derive_seed(seed, "draws", number)
-        return EpisodeSpec(self._task, instance, draws, f"{self._task.id}-{uuid.uuid4().hex[:12]}")
 
 
 def _text_engine(model: Any) -> TextEngine:
