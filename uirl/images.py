@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -93,12 +94,14 @@ def screenshot(picture: Any) -> Screenshot:
 
 
 class ImageStore:
-    """Screenshots by hash: the newest `capacity`, all that came while somebody was `holding`, and those of which
-    somebody else still has the `Screenshot`. `get` raises KeyError for one that was dropped."""
+    """Screenshots by hash: the newest `capacity` unless they were forgotten, all that came while somebody was
+    `holding`, and those of which somebody else still has the `Screenshot`. `get` raises KeyError for one that was
+    dropped."""
 
     def __init__(self, capacity: int = 100_000) -> None:
         self._capacity = capacity
-        self._kept: OrderedDict[str, Screenshot] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[Screenshot, float]] = OrderedDict()
+        """With the time at which it last came, the oldest first."""
         self._alive: weakref.WeakValueDictionary[str, Screenshot] = weakref.WeakValueDictionary()
         self._holders = 0
 
@@ -106,7 +109,7 @@ class ImageStore:
         """Keep the screenshot of `picture` under its hash and return it; the one that is there already, if any."""
         image = screenshot(picture)
         image = self._alive.setdefault(image.hash, image)
-        self._kept[image.hash] = image
+        self._kept[image.hash] = (image, time.time())
         self._kept.move_to_end(image.hash)
         self._shrink()
         return image
@@ -126,6 +129,14 @@ class ImageStore:
         finally:
             self._holders -= 1
             self._shrink()
+
+    def forget_before(self, moment: float) -> int:
+        """Drop what has not come since `moment`, in seconds since 1970, whoever is `holding`; return how many."""
+        count = 0
+        while self._kept and next(iter(self._kept.values()))[1] < moment:
+            self._kept.popitem(last=False)
+            count += 1
+        return count
 
     def clear(self) -> None:
         """Forget every screenshot."""

@@ -31,8 +31,8 @@ from uirl.types import Trajectory
 
 ELSEWHERE = {
     **dict.fromkeys(
-        (f"actors.{name}" for name in ("spare_members", "group_floor", "close_after")),
-        "tests/training/channels",
+        (f"actors.{name}" for name in ("staleness", "spare_groups", "spare_members", "group_floor", "close_after")),
+        "tests/training/test_flow.py, test_asynchrony.py and channels/",
     ),
     "checkpoint.resume": "tests/training/test_loop.py resumes killed runs",
     "checkpoint.from_step": "tests/training/test_resume.py goes back",

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from uirl.config import ConfigStore
 from uirl.environments.base import BaseEnvironment
@@ -23,6 +24,17 @@ from uirl.rollout.reward import RewardFunction
 from uirl.types import Failure, Trajectory
 
 MakeAgent = Callable[[EpisodeSpec], Agent]
+
+
+class EpisodePlayer(Protocol):
+    """Plays episodes that no update learns from: `Collector` does, and a channel through its actors."""
+
+    on_finished: Callable[[Trajectory], None] | None
+    """Hears of every episode the moment it ends."""
+
+    async def collect(self, specs: Sequence[EpisodeSpec], make_agent: MakeAgent) -> list[Trajectory]:
+        """Return the trajectories of all `specs`, in their order; then those of failed attempts that were repeated."""
+        ...
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from uirl.errors import ConfigError
 from uirl.images import ImageStore
 from uirl.inference.base import InferenceEngine, SamplingParams
 from uirl.inference.models.chat import ChatRenderer
+from uirl.inference.models.loading import load_model
 from uirl.inference.registry import create_engine
 from uirl.learner import Learner, Policy
 from uirl.rollout.collector import Collector, MakeAgent, options_of
@@ -99,12 +100,19 @@ def assemble(
         eval_environment=evaluation,
         tasks=tasks,
         learner=learner,
-        engine=create_engine(config, policy.loaded, shared=True),
+        engine=_engine_of(config, policy),
         chat=chat,
         images=images,
         collector=Collector.from_config(config, environment, chat, images, options=options),
         eval_collector=Collector.from_config(config, evaluation, chat, images, options=options),
     )
+
+
+def _engine_of(config: ConfigStore, policy: Policy) -> InferenceEngine:
+    """Return the engine: on the learner's own module or, where actors run ahead of the learner, on a copy of it."""
+    if config.actors.staleness == 0 or config.inference.backend != "transformers":
+        return create_engine(config, policy.loaded, shared=True)
+    return create_engine(config, load_model(config.model, seed=config.training.seed))
 
 
 def sampling_of(config: ConfigStore, temperature: float | None = None) -> SamplingParams:

@@ -17,16 +17,17 @@ from uirl.errors import CheckpointError, ConfigError
 from uirl.learner import Learner, Policy, load_checkpoint, save_checkpoint
 from uirl.metrics import plain_row
 from uirl.rollout.reward import RewardFunction
-from uirl.rollout.samples import anchors_of, samples_of_all
 from uirl.runtime.event_loop import EventLoopThread, sigterm_as_ctrl_c
-from uirl.training.assembly import Assembly, assemble, sampling_of
-from uirl.training.channels.base import Channel, GroupRules
-from uirl.training.channels.local import LocalChannel
-from uirl.training.collection import Collection, collect
+from uirl.training.assembly import Assembly, assemble
+from uirl.training.channels.base import Channel, Order
+from uirl.training.channels.choose import channel_of
 from uirl.training.evaluation.controls import play_controls
-from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, require_evidence
+from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes
+from uirl.training.flow import Collection, Flow
 from uirl.training.interrupt import Interrupt, Interrupted
+from uirl.training.learning import Learning
 from uirl.training.record.history import fold_row
+from uirl.training.record.ledger import LEDGER
 from uirl.training.record.progress import doing, percent, say, step_line
 from uirl.training.record.record import RunRecord, row_of
 from uirl.training.record.run_state import RunState
@@ -85,6 +86,9 @@ class RLTrainer:
         """The newest checkpoint and the state in it: it holds the run as it is where that is still the state."""
         self._restored = False
         self._closed = False
+        self._channel: Channel | None = None
+        """Of the `fit` under way."""
+        self._learning = Learning(self._parts.learner, config)
         self.metrics_history: list[dict[str, Any]] = []
         """One row per epoch: its number and of every metric the mean over those of its updates that have it.
         `policy_loss` is None where no update of the epoch took a step."""
@@ -147,6 +151,7 @@ class RLTrainer:
         try:
             self._loop.run(self._parts.close())
         finally:
+            self._learning.close()
             self._loop.close()
             if self._record is not None:
                 self._record.close()
@@ -155,10 +160,7 @@ class RLTrainer:
 
     async def _fit(self, epochs: int, per_epoch: int) -> dict[str, Any]:
         parts = self._parts
-        rules = GroupRules.from_config(self.config)
-        channel = LocalChannel(
-            parts.collector, parts.engine, sampling_of(self.config), rules, eval_collector=parts.eval_collector
-        )
+        channel = channel_of(parts)
         channel.on_finished = self._write_down
         if not parts.engine.takes_weights:
             await self._publish(channel)  # the engine says why not, before there is a run directory
@@ -171,6 +173,7 @@ class RLTrainer:
             if (summary := summary_of_finished(self._state, record, reason)) is not None:
                 return summary
         await self._publish(channel)
+        self._channel = channel
         try:
             return await self._train(channel, goal, per_epoch)
         except Interrupted:
@@ -178,6 +181,7 @@ class RLTrainer:
             self._keep_interrupted()
             return {}
         finally:
+            self._channel = None
             await channel.close()
 
     async def _train(self, channel: Channel, goal: int, per_epoch: int) -> dict[str, Any]:
@@ -185,54 +189,55 @@ class RLTrainer:
         await self._begin()
         state, started, earlier = self._state, time.perf_counter(), self._state.seconds
         reason = None
-        while state.pending is not None or (reason := self._state.stop_reason(self.config.training, goal)) is None:
-            if state.pending is None:
-                row = await self._step(channel, per_epoch, earlier + time.perf_counter() - started)
-                state.pending = plain_row(row)
-                state.seconds = earlier + time.perf_counter() - started
-            await self._after_step(goal, per_epoch)
+        state.ledger.drop(list(state.ledger.in_flight), "interrupted")  # by the run that this one continues
+        flow = Flow(channel, self.tasks, self.config, self.learner.settings.spec, state)
+        with self._parts.images.holding():  # pictures go with the update that learned from them
+            while state.pending is not None or (reason := state.stop_reason(self.config.training, goal)) is None:
+                if state.pending is None:
+                    row = await self._step(flow, per_epoch, earlier + time.perf_counter() - started)
+                    state.pending = plain_row(row)
+                    state.seconds = earlier + time.perf_counter() - started
+                await self._after_step(goal, per_epoch)
+            await flow.give_up("run ended")
         return await self._finish(reason)
 
-    async def _step(self, channel: Channel, per_epoch: int, elapsed: float) -> dict[str, Any]:
+    async def _step(self, flow: Flow, per_epoch: int, elapsed: float) -> dict[str, Any]:
         """Collect, update, publish: one turn of the cycle; return the row of metrics that it left."""
         begun = time.perf_counter()
-        with self._parts.images.holding():  # from the first episode of an update to its last gradient
-            collection = await self._collect(channel)
-            collected = time.perf_counter()
-            with doing(f"update {self._state.step + 1}"):
-                update = self._update(collection.learned)
-                updated = time.perf_counter()
-                await self._publish(channel)
+        collection = await self._collect(flow)
+        collected = time.perf_counter()
+        with doing(f"update {self._state.step + 1}"):
+            update = await self._learning.update(collection.learned)
+            updated = time.perf_counter()
+            await self._publish(flow.channel)
+        flow.book(collection, update)
+        self._parts.images.forget_before(flow.channel.oldest_order or time.time())
         played, attempts = collection.played, collection.attempts
         self._state.step += 1
         self._state.add(played, attempts)
-        row = row_of(played, update, self._parts.engine.stats(), attempts)
+        row = row_of(played, update, self._parts.engine.stats(), attempts) | self._state.ledger.row()
         row["epoch"] = (self._state.step - 1) // per_epoch
         row["episodes_total"] = self._state.episodes
-        row["count/replaced_groups"] = len(collection.replaced)
+        row["count/replaced_groups"] = collection.replaced
         row["time/collect"], row["time/update"] = collected - begun, updated - collected
         row["time/record"] = time.perf_counter() - updated
         row["time/elapsed"] = elapsed + time.perf_counter() - begun
         return row
 
-    async def _collect(self, channel: Channel) -> Collection:
-        """Play the episodes of one update. Interrupted, it leaves the tasks where they were."""
-        position = copy.deepcopy(self.tasks.state_dict())
+    async def _collect(self, flow: Flow) -> Collection:
+        """Play the episodes of one update. Interrupted, it leaves tasks and ledger where they were."""
+        position, ledger = copy.deepcopy(self.tasks.state_dict()), copy.deepcopy(self._state.ledger)
         try:
-            collection = await self._interrupt.give_up(
-                collect(channel, self.tasks, self.config, self.learner.settings.spec)
-            )
+            with doing(f"episodes of update {self._state.step + 1}", self.config.training.batch_size) as activity:
+                collection = await self._interrupt.give_up(
+                    flow.collect(self._state.step, self.learner.version, activity)
+                )
         except Interrupted:
             self.tasks.load_state_dict(position)
+            self._state.ledger = ledger
             raise
-        require_evidence(collection.learned, "of this update, which leave nothing to learn from,")
         self.tasks.report(collection.played)
         return collection
-
-    def _update(self, trajectories: list[Trajectory]) -> dict[str, float]:
-        """Assign credit and take the steps of one update; return its metrics."""
-        anchors = anchors_of(trajectories) if self.learner.settings.spec.needs_anchors else None
-        return self.learner.update(samples_of_all(trajectories), anchors=anchors)
 
     async def _publish(self, channel: Channel) -> None:
         weights, adapter = self.learner.policy.update_for(self._parts.engine)
@@ -287,6 +292,7 @@ class RLTrainer:
             row["time/evaluate"] = time.perf_counter() - clock
             state.held_out = report.success
         written = self._open_record().log(step, row)
+        self._open_record().directory.write_json(LEDGER, state.ledger.report())
         state.counts = fold_row(self.metrics_history, state.counts, written)
         state.pending = None
         if step % self.config.logging.print_every == 0 or state.stop_reason(training, goal) is not None:
@@ -303,6 +309,7 @@ class RLTrainer:
         with doing("the controls"):
             controls = await self._interrupt.give_up(play_controls(self._parts, episodes=episodes))
         self._save()
+        record.directory.write_json(LEDGER, self._state.ledger.report())
         policy = self._parts.learner.policy
         summary = summary_of(self._state, after, controls, reason=reason, config=self.config, policy=policy)
         record.finish(summary)
@@ -316,11 +323,12 @@ class RLTrainer:
     ) -> EvaluationReport:
         """Return the report on held-out episodes; with a `label` they are part of the record."""
         parts, seed = self._parts, self.config.training.seed
-        agent = parts.agents(temperature=self.config.training.eval_temperature)
+        temperature = self.config.training.eval_temperature
+        order = Order("eval", temperature)
         with parts.images.holding():
             report = await evaluate_episodes(
-                parts.eval_collector,
-                agent,
+                parts.eval_collector if self._channel is None else self._channel.player(order),
+                parts.agents(temperature=temperature),
                 parts.tasks.evaluation,
                 episodes=episodes,
                 tries=tries,

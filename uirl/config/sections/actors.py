@@ -12,6 +12,13 @@ class ActorsConfig(Section):
 
     key: ClassVar[str] = "actors"
 
+    staleness: Index = 0
+    """How many versions older than the learner's the weights may be that began an episode. 0: an update learns from
+    episodes of the newest weights alone, and nobody works while the other does. Above it the engine has a copy of the
+    weights, episodes are played while the learner learns, and what became too old is dropped."""
+    spare_groups: Index = 0
+    """Groups that are ordered beyond those that an update needs; the first to end are learned from. With `staleness` 0
+    the others are given up then."""
     spare_members: Index = 0
     """Episodes that each group is ordered beyond its size; when so many have ended as a group needs, the others are
     given up. It prefers short episodes."""

@@ -18,7 +18,8 @@ from typing import Any
 
 from uirl.config import GROUP_ESTIMATORS, ConfigStore
 from uirl.inference.base import Weights
-from uirl.rollout.attempts import Attempts, cancel_all
+from uirl.rollout.attempts import Attempts, cancel_all, play_all
+from uirl.rollout.collector import EpisodePlayer, MakeAgent
 from uirl.rollout.episode import EpisodeSpec
 from uirl.types import Trajectory
 
@@ -74,6 +75,8 @@ class Group:
     id: str
     trajectories: list[Trajectory]
     """What it may be learned from, in the order ordered; those that failed for good say so."""
+    episodes: list[str] = field(default_factory=list)
+    """Ids of the episodes that these are of, in the same order; a repeated attempt has an id of its own."""
     attempts: list[Trajectory] = field(default_factory=list)
     """Failed attempts that were repeated: for the record only."""
     unused: dict[str, str] = field(default_factory=dict)
@@ -170,6 +173,10 @@ class Channel(ABC):
             received[group.id] = group
         return [received[specs[0].group_id] for specs in groups]
 
+    def player(self, order: Order) -> EpisodePlayer:
+        """Return a player of episodes that no update learns from, by these actors with the policy as it is."""
+        return _Player(self, order)
+
     async def give_up(self) -> set[str]:
         """Drop every group that was not received, played or not; return the ids of their episodes."""
         ids = self.episodes_outstanding
@@ -226,7 +233,7 @@ class Channel(ABC):
     ) -> Group:
         """Return the group; of more usable episodes than it needs, those ordered last are left out."""
         size = len(tasks) if self.rules.size is None else self.rules.size
-        kept: list[Trajectory] = []
+        kept: dict[str, Trajectory] = {}
         spares: list[Trajectory] = []
         unused: dict[str, str] = {}
         usable = 0
@@ -240,8 +247,8 @@ class Channel(ABC):
                 spares.append(trajectory)
                 continue
             usable += trajectory.failure is None
-            kept.append(trajectory)
-        return Group(ordered.specs[0].group_id, kept, failed, unused, spares, ordered.at)
+            kept[id] = trajectory
+        return Group(ordered.specs[0].group_id, list(kept.values()), list(kept), failed, unused, spares, ordered.at)
 
     def _whole(self, tasks: list[asyncio.Task[Trajectory]], started: float) -> str:
         """Return why a group need not wait for the others; empty: it does. Raises what broke an actor."""
@@ -265,3 +272,21 @@ class Channel(ABC):
             return None if self.rules.close_after is None else 1.0
         left = started + limit - time.monotonic()
         return max(left, 0.0) if left > 0 else None
+
+
+class _Player:
+    """Episodes outside groups."""
+
+    def __init__(self, channel: Channel, order: Order) -> None:
+        self.on_finished: Callable[[Trajectory], None] | None = None
+        self._channel, self._order = channel, order
+
+    async def collect(self, specs: Sequence[EpisodeSpec], make_agent: MakeAgent) -> list[Trajectory]:
+        """See `EpisodePlayer`; the actors' agent is the policy, and `make_agent` is not asked."""
+        return await play_all(
+            specs,
+            lambda spec: self._channel.play_once(spec, self._order),
+            slots=self._channel.slots(self._order.split),
+            retries=self._channel.rules.retries,
+            on_finished=self.on_finished,
+        )

@@ -9,7 +9,7 @@ from typing import Any
 
 from uirl.errors import RolloutFailure
 from uirl.metrics import mean_pass_at_k, success_interval
-from uirl.rollout.collector import Collector, MakeAgent
+from uirl.rollout.collector import EpisodePlayer, MakeAgent
 from uirl.training.record.progress import playing
 from uirl.training.record.tally import Tally, tally_of
 from uirl.training.tasks.sources import UniformTasks
@@ -63,7 +63,7 @@ class EvaluationReport:
 
 
 async def evaluate_episodes(
-    collector: Collector,
+    collector: EpisodePlayer,
     make_agent: MakeAgent,
     tasks: Sequence[Task],
     *,

@@ -11,6 +11,9 @@ from uirl.errors import LedgerError
 from uirl.runtime.limits import clip
 from uirl.training.record.tally import kinds
 
+LEDGER = "ledger.json"
+"""File of a run directory: the ledger as it was after the newest update."""
+
 
 @dataclass(slots=True)
 class Ledger:

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from uirl.rollout.collector import Collector
+from uirl.rollout.collector import EpisodePlayer
 from uirl.types import Trajectory
 
 _console = Console(highlight=False)
@@ -109,7 +109,7 @@ def doing(what: str, total: int | None = None) -> Iterator[Activity]:
 
 
 @contextlib.contextmanager
-def playing(what: str, collector: Collector, total: int) -> Iterator[None]:
+def playing(what: str, collector: EpisodePlayer, total: int) -> Iterator[None]:
     """Return a context like `doing` for episodes of `collector`, which are counted as they end."""
     hook = collector.on_finished
     with doing(what, total) as activity:

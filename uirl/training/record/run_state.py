@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from uirl.config import TrainingConfig
+from uirl.training.record.ledger import Ledger
 from uirl.training.record.tally import Tally
 from uirl.types import Trajectory
 
@@ -25,6 +26,8 @@ class RunState:
     """Of reinforcement learning."""
     tally: Tally = field(default_factory=Tally)
     """Of the training episodes."""
+    ledger: Ledger = field(default_factory=Ledger)
+    """The account of every training episode that was ordered."""
     warming: dict[str, Any] | None = None
     """The state of an unfinished warm start."""
     warm: dict[str, Any] | None = None
@@ -40,7 +43,10 @@ class RunState:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, from which `from_dict` makes an equal state."""
-        return {one.name: getattr(self, one.name) for one in fields(self)} | {"tally": self.tally.to_dict()}
+        return {one.name: getattr(self, one.name) for one in fields(self)} | {
+            "tally": self.tally.to_dict(),
+            "ledger": self.ledger.to_dict(),
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -48,6 +54,8 @@ class RunState:
         fields_of_state = {one.name: values[one.name] for one in fields(cls) if one.name in values}
         if "tally" in fields_of_state:
             fields_of_state["tally"] = Tally.from_dict(fields_of_state["tally"])
+        if "ledger" in fields_of_state:
+            fields_of_state["ledger"] = Ledger.from_dict(fields_of_state["ledger"])
         return cls(**fields_of_state)
 
     def add(self, played: Sequence[Trajectory], attempts: Sequence[Trajectory]) -> None:

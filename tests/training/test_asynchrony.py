@@ -1,0 +1,117 @@
+"""Whole runs whose actors run ahead of the learner."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.test_loop import settings
+from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
+from uirl.learner import Learner
+from uirl.types import Trajectory
+
+
+def worth(trajectory: Trajectory) -> float:
+    """A reward that differs between the episodes of a policy that never learned anything."""
+    return float(sum(len(turn.response_ids) + turn.response_ids[0] for turn in trajectory.turns) % 5)
+
+
+def ahead(folder: Path, staleness: int = 2, **training: Any) -> ConfigStore:
+    config = settings(folder, adv_estimator="grpo", group_size=4, **training)
+    config.training.warm_start.enabled = False
+    config.actors.staleness = staleness
+    config.checkpoint.save_interval = 1
+    return config
+
+
+def fit(config: ConfigStore, updates: int = 4) -> dict[str, Any]:
+    trainer = RayPPOTrainer(config, reward_fn=worth)
+    try:
+        return trainer.fit(num_epochs=updates, num_iters_per_epoch=1)
+    finally:
+        trainer.cleanup()
+
+
+def test_a_run_ahead_learns_from_older_versions_within_the_bound_and_balances(tmp_path: Path):
+    summary = fit(ahead(tmp_path, 2), 6)
+    ledger = summary["ledger"]
+    assert ledger["balanced"]
+    assert ledger["in_flight"] == 0
+    assert ledger["dropped"]["run ended"] == 32, "two batches were under way"
+    assert ledger == json.loads((tmp_path / "run" / "ledger.json").read_text())
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [row["ledger/in_flight"] for row in rows] == [32] * 6
+    assert ledger["ordered"] == ledger["trained"] + sum(ledger["dropped"].values())
+    store = TrajectoryStore(tmp_path / "run" / "trajectories.sqlite", read_only=True)
+    versions = {turn.policy_version for t in store if t.id.startswith("train") for turn in t.turns}
+    assert len(versions) > 2
+
+
+def test_actors_play_while_the_learner_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An update that waits for an episode to end would wait for ever in a synchronous run."""
+    update, ended = Learner.update, threading.Event()
+
+    def waits(self: Learner, *arguments: Any, **options: Any) -> Any:
+        ended.clear()
+        assert ended.wait(20), "no episode ended during the update"
+        return update(self, *arguments, **options)
+
+    config = ahead(tmp_path)
+    config.rollout.parallel = 4  # so that some of the groups ordered ahead are left to play
+    trainer = RayPPOTrainer(config, reward_fn=worth)
+    write = trainer._write_down
+
+    def written(trajectory: Any) -> None:
+        write(trajectory)
+        ended.set()
+
+    monkeypatch.setattr(Learner, "update", waits)
+    monkeypatch.setattr(trainer, "_write_down", written)
+    summary = trainer.fit(num_epochs=2, num_iters_per_epoch=1)
+    trainer.cleanup()
+    assert summary["steps"] == 2
+
+
+def test_a_run_ahead_that_is_interrupted_goes_on_and_accounts_for_what_it_gave_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    update, calls = Learner.update, 0
+
+    def signalled(self: Learner, *arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(self, *arguments, **options)
+
+    monkeypatch.setattr(Learner, "update", signalled)
+    trainer = RayPPOTrainer(ahead(tmp_path), reward_fn=worth)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(num_epochs=4, num_iters_per_epoch=1)
+    trainer.cleanup()
+    config = ahead(tmp_path)
+    config.checkpoint.resume = True
+    summary = fit(config)
+    assert summary["steps"] == 4
+    assert summary["ledger"]["balanced"]
+    assert summary["ledger"]["dropped"]["interrupted"] == 32
+    ids = [t.id for t in TrajectoryStore(tmp_path / "run" / "trajectories.sqlite", read_only=True)]
+    assert len(ids) == len(set(ids))
+
+
+def test_pictures_go_with_the_update_that_learned_from_them(tmp_path: Path):
+    config = ahead(tmp_path, 1)
+    config.model.model_name, config.environment.name, config.environment.options = "uirl/tiny-vlm", "screen", {}
+    config.inference.max_tokens = 2
+    trainer = RayPPOTrainer(config, reward_fn=worth)
+    trainer.fit(num_epochs=1, num_iters_per_epoch=2)
+    first = len(trainer._parts.images)
+    trainer.fit(num_epochs=1, num_iters_per_epoch=6)
+    assert len(trainer._parts.images) <= 3 * first
+    trainer.cleanup()
