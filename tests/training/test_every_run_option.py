@@ -34,6 +34,8 @@ ELSEWHERE = {
         (f"actors.{name}" for name in ("staleness", "spare_groups", "spare_members", "group_floor", "close_after")),
         "tests/training/test_flow.py, test_asynchrony.py and channels/",
     ),
+    "actors.swap": "tests/inference/embedded/test_swap.py",
+    "actors.keep_cache": "tests/inference/embedded/test_swap.py",
     "checkpoint.resume": "tests/training/test_loop.py resumes killed runs",
     "checkpoint.from_step": "tests/training/test_resume.py goes back",
     "checkpoint.save_seconds": "tests/training/test_resume.py waits by a clock of its own",

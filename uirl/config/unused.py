@@ -40,6 +40,10 @@ _CRITIC = (_estimators("gae"), "by training.adv_estimator=gae, which has a criti
 _GROUPS = (_estimators(*GROUP_ESTIMATORS), f"by estimators that compare within a group ({', '.join(GROUP_ESTIMATORS)})")
 _CLIPPED = (_policy_loss, "by the clipped policy loss, which rejection_sampling does not have")
 _HTTP = (_over_http, "where the engine is a server: inference.backend=openai, or vllm or sglang with a server_url")
+_EMBEDDED = (
+    lambda config: config.inference.backend == "transformers",
+    "by the backend transformers; the others let replies end and drop their caches",
+)
 _LOCAL_SERVERS = (lambda config: config.inference.backend in ("vllm", "sglang"), "by the backends vllm and sglang")
 _MISMATCH = (
     lambda config: _policy_loss(config) and config.training.old_log_probs != "rollout",
@@ -136,6 +140,8 @@ READ: dict[str, tuple[Condition, str]] = {
         "where logging.store_trajectories is true",
     ),
     "logging.wandb_project": (lambda config: config.logging.wandb, "where logging.wandb is true"),
+    "actors.swap": _EMBEDDED,
+    "actors.keep_cache": _EMBEDDED,
     "ray.num_actors": (lambda config: config.ray.use_ray, "where ray.use_ray is true"),
     "ray.address": _VERL,
     "ray.nnodes": _VERL,

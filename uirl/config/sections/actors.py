@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from uirl.config.section import Count, Index, Positive, Section
 
@@ -28,3 +28,9 @@ class ActorsConfig(Section):
     close_after: Positive | None = None
     """A group that has its floor is closed without its stragglers once it has run for so many times the median time
     of an episode; None: it waits for all."""
+    swap: Literal["token", "turn"] = "token"
+    """When an engine takes new weights: 'token': between two tokens of the replies under way, which go on under them;
+    'turn': once these have ended, while new requests wait."""
+    keep_cache: bool = False
+    """The attention cache of an episode outlives new weights; false: it is computed again, which costs a prefill per
+    episode and update and makes log-probs those of the weights that sample."""

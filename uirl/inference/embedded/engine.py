@@ -8,8 +8,9 @@ Between tokens the event loop runs, so environments step while the engine works.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from uirl.errors import ContractError, EngineFailure
 from uirl.inference.base import Generation, GenerationRequest, InferenceEngine, Weights, max_reply_tokens
@@ -18,9 +19,15 @@ from uirl.inference.embedded.runner import ModelRunner, Sampled
 from uirl.inference.embedded.scheduler import Scheduler, SchedulerLimits, SequenceState
 from uirl.inference.models.attention import context_limit
 from uirl.inference.models.loading import LoadedModel
+from uirl.runtime.time_limits import TimedOut
+from uirl.runtime.waiting import wait_for
 
 if TYPE_CHECKING:
     from uirl.config import ConfigStore
+
+_LOG = logging.getLogger(__name__)
+LONGEST_REPLY = 300.0
+"""Seconds that an update waits for the replies under way, where it waits for them."""
 
 
 class TransformersInferenceEngine(InferenceEngine):
@@ -28,6 +35,10 @@ class TransformersInferenceEngine(InferenceEngine):
 
     `shared=True`: the model is the learner's own module, and `update_weights(None, version)` only announces what the
     learner changed in place. Otherwise updates are copied into the model by parameter name.
+
+    `swap`: new weights come in between two tokens of the replies under way ('token'), or once these have ended, while
+    new requests wait ('turn'). `keep_cache`: what older weights computed of an episode serves its next turns too; else
+    it is computed again, and the next turn is sampled as the learner would score it.
     """
 
     keeps_weights = True
@@ -41,8 +52,11 @@ class TransformersInferenceEngine(InferenceEngine):
         max_context: int | None = None,
         kv_cache: bool = True,
         max_prefill_tokens: int = 16384,
+        swap: Literal["token", "turn"] = "token",
+        keep_cache: bool = False,
     ) -> None:
         self.loaded = loaded
+        self.swap, self.keep_cache = swap, keep_cache
         self.policy_version = 0
         self.shares_weights = shared
         limit, self._limited_by = context_limit(loaded.config, max_context)
@@ -57,6 +71,10 @@ class TransformersInferenceEngine(InferenceEngine):
         self._runner = ModelRunner(loaded, max_context=limit, counters=self._counters)
         self._replies: dict[SequenceState, asyncio.Future[Generation]] = {}
         self._worker: asyncio.Task[None] | None = None
+        self._updates = asyncio.Lock()
+        self._steps = 0
+        self._swapped_at = -1
+        """The steps that were done when an update let the requests in that it had held back."""
         self._closed = False
 
     @classmethod
@@ -69,6 +87,8 @@ class TransformersInferenceEngine(InferenceEngine):
             max_batch_size=settings.max_batch_size,
             max_context=settings.max_context,
             kv_cache=settings.kv_cache,
+            swap=config.actors.swap,
+            keep_cache=config.actors.keep_cache,
         )
 
     # -- the contract ------------------------------------------------------------------------------------------
@@ -79,8 +99,7 @@ class TransformersInferenceEngine(InferenceEngine):
         max_reply_tokens(request.prompt_ids, self.limits.max_context, self._limited_by)
         sequence = self._scheduler.add(request)
         reply = self._replies[sequence] = asyncio.get_running_loop().create_future()
-        if self._worker is None or self._worker.done():
-            self._worker = asyncio.create_task(self._run())
+        self._wake()
         try:
             return await reply
         except asyncio.CancelledError:
@@ -96,10 +115,20 @@ class TransformersInferenceEngine(InferenceEngine):
             raise ContractError("this engine takes no adapters (takes_adapters is False); send merged weights")
         if weights is None and not self.shares_weights:
             raise ContractError("update_weights(None) needs an engine that shares the learner's module (shared=True)")
-        if weights is not None:
-            self._runner.load_weights(weights)
-        self.policy_version = version
-        self._scheduler.forget_rows()
+        async with self._updates:
+            try:
+                if self.swap == "turn":
+                    await self._let_replies_end()
+                if self._closed:
+                    raise EngineFailure("the engine is closed; make a new one")
+                if weights is not None:
+                    self._runner.load_weights(weights)
+                self.policy_version = version
+                if not self.keep_cache:
+                    self._scheduler.forget_rows()
+            finally:
+                self._scheduler.held, self._swapped_at = False, self._steps
+                self._wake()
 
     def release(self, session_id: str) -> None:
         self._scheduler.release(session_id)
@@ -115,6 +144,25 @@ class TransformersInferenceEngine(InferenceEngine):
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
+    def _wake(self) -> None:
+        """See to it that somebody works, where there is work."""
+        if self._scheduler.has_work and not self._closed and (self._worker is None or self._worker.done()):
+            self._worker = asyncio.create_task(self._run())
+
+    async def _let_replies_end(self) -> None:
+        """Admit no request until the replies under way have ended, or for `LONGEST_REPLY` seconds."""
+        while self._steps == self._swapped_at and self._scheduler.has_work and not self._closed:
+            await asyncio.sleep(0)  # what the last update held back goes first: updates cannot starve requests
+        self._scheduler.held = True
+        if self._worker is None or self._worker.done():
+            return
+        try:
+            what = f"{len(self._scheduler.running)} replies to end before new weights come in (actors.swap=turn)"
+            await wait_for(what, asyncio.wait({self._worker}), LONGEST_REPLY)
+        except TimedOut as error:
+            self._counters.add("early_swaps", 1)
+            _LOG.warning("%s; the new weights come in between their tokens", error)
+
     async def _run(self) -> None:
         """Step while there is work."""
         try:
@@ -127,6 +175,7 @@ class TransformersInferenceEngine(InferenceEngine):
 
     def _step(self) -> None:
         """Prefill what can be admitted, then decode one token of everything that runs."""
+        self._steps += 1
         admission = self._scheduler.admit(self.policy_version)
         if admission is not None:
             self._runner.place(admission)

@@ -125,14 +125,16 @@ class Scheduler:
         self.waiting: deque[SequenceState] = deque()
         self.running: list[SequenceState] = []
         """In the order of their rows, [0, running)."""
+        self.held = False
+        """True: waiting requests are not admitted."""
         self._end_ids = frozenset(end_ids)
         self._keep_rows, self._image_spans = keep_rows, image_spans
         self._kept: OrderedDict[str, _KeptRow] = OrderedDict()
 
     @property
     def has_work(self) -> bool:
-        """Whether any request waits or runs."""
-        return bool(self.waiting or self.running)
+        """Whether any request runs, or waits and may be admitted."""
+        return bool(self.running or (self.waiting and not self.held))
 
     @property
     def kept_sessions(self) -> list[str]:
@@ -177,7 +179,7 @@ class Scheduler:
         `policy_version`: of the weights that sample from now on. Each request gets a row right behind the
         running ones, its own kept row where it has one.
         """
-        admitted = self._within_budget()
+        admitted = [] if self.held else self._within_budget()
         if not admitted:
             return None
         first = len(self.running)

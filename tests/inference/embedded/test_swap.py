@@ -1,0 +1,174 @@
+"""Weights that change while episodes are in flight: between tokens or turns, with the cache kept or dropped."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.conftest import tiny_model
+from uirl.config import ConfigStore
+from uirl.errors import EngineFailure
+from uirl.inference import (
+    GenerationRequest,
+    LoadedModel,
+    SamplingParams,
+    TransformersInferenceEngine,
+    create_engine,
+    recompute_with,
+)
+from uirl.inference.embedded import engine as engine_module
+from uirl.inference.models.copying import copy_of
+
+WILD = SamplingParams(max_tokens=20, seed=3, temperature=100.0)
+"""Replies that no end token cuts short."""
+
+
+def asked(session: str, *more: int, seed: int = 3) -> GenerationRequest:
+    return GenerationRequest((10, 11, 12, *more), (), replace(WILD, seed=seed), session)
+
+
+async def running(engine: TransformersInferenceEngine, tokens: int = 1) -> None:
+    while not any(len(sequence.tokens) >= tokens for sequence in engine._scheduler.running):
+        await asyncio.sleep(0)
+
+
+def nudged(loaded: LoadedModel) -> list[tuple[str, torch.Tensor]]:
+    """The weights of the model after a step as large as one of a run."""
+    generator = torch.Generator().manual_seed(0)
+    return [(n, p + 0.02 * torch.randn(p.shape, generator=generator)) for n, p in loaded.model.named_parameters()]
+
+
+@pytest.mark.parametrize("keep_cache", [False, True])
+async def test_what_the_next_turn_is_sampled_from(keep_cache: bool) -> None:
+    loaded = tiny_model("uirl/tiny-lm")
+    engine = TransformersInferenceEngine(loaded, keep_cache=keep_cache)
+    first = await engine.generate(asked("s"))
+    await engine.update_weights(nudged(loaded), 1)
+    following = asked("s", *first.token_ids, 14)
+    second = await engine.generate(following)
+    assert (second.policy_version, second.cached_tokens > 0) == (1, keep_cache)
+    ids = (*following.prompt_ids, *second.token_ids)
+    scored = recompute_with(loaded)(ids, (), len(second.token_ids), following.sampling)
+    gap = max(abs(a - b) for a, b in zip(second.log_probs, scored, strict=True))
+    # kept rows are those of the old weights: the reply is not what the new ones alone would say
+    assert (gap > 1e-3) if keep_cache else (gap < 1e-4)
+    await engine.close()
+
+
+@pytest.mark.parametrize("keep_cache", [False, True])
+async def test_a_reply_that_spans_an_update_leaves_its_row_or_not(keep_cache: bool, lm: LoadedModel) -> None:
+    engine = TransformersInferenceEngine(lm, shared=True, keep_cache=keep_cache)
+    turn = asyncio.ensure_future(engine.generate(asked("s")))
+    await running(engine)
+    await engine.update_weights(None, 1)
+    spanning = await turn
+    assert spanning.policy_version == 0
+    following = await engine.generate(asked("s", *spanning.token_ids, 14))
+    assert (following.cached_tokens > 0) is keep_cache
+    await engine.close()
+
+
+@pytest.mark.parametrize("swap", ["token", "turn"])
+async def test_weights_come_in_between_tokens_or_between_turns(swap: str) -> None:
+    loaded, trained = tiny_model("uirl/tiny-lm"), tiny_model("uirl/tiny-lm", init_seed=5)
+    whole_old = await TransformersInferenceEngine(loaded).generate(asked("s"))
+    whole_new = await TransformersInferenceEngine(trained).generate(asked("s"))
+    engine = TransformersInferenceEngine(copy_of(loaded), swap=swap)
+    turn = asyncio.ensure_future(engine.generate(asked("s")))
+    await running(engine, tokens=5)
+    update = asyncio.ensure_future(engine.update_weights(trained.model.named_parameters(), 1))
+    await asyncio.sleep(0)
+    late = asyncio.ensure_future(engine.generate(asked("late")))
+    reply, after = await turn, await late
+    await update
+    assert (reply.policy_version, after.policy_version) == (0, 1)
+    assert after.token_ids == whole_new.token_ids
+    assert reply.log_probs[:5] == pytest.approx(whole_old.log_probs[:5], abs=1e-5)
+    assert (reply.token_ids == whole_old.token_ids) is (swap == "turn")
+    await engine.close()
+
+
+async def test_updates_without_end_starve_no_request(lm: LoadedModel) -> None:
+    engine = TransformersInferenceEngine(lm, shared=True, swap="turn", max_batch_size=2)
+    ended = False
+
+    async def learner() -> int:
+        version = 0
+        while not ended:
+            version += 1
+            await engine.update_weights(None, version)
+            await asyncio.sleep(0)
+        return version
+
+    async def episode(number: int) -> list[int]:
+        return [(await engine.generate(asked(f"e{number}", seed=turn))).policy_version for turn in range(3)]
+
+    learning = asyncio.ensure_future(learner())
+    async with asyncio.timeout(120):
+        versions = await asyncio.gather(*[episode(n) for n in range(6)])
+    ended = True
+    assert await learning > 3
+    assert all(seen == sorted(seen) and len(set(seen)) > 1 for seen in versions)
+    await engine.close()
+
+
+async def test_a_reply_that_never_ends_holds_no_update(
+    lm: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine_module, "LONGEST_REPLY", 0.05)
+    engine = TransformersInferenceEngine(lm, shared=True, swap="turn")
+    endless = replace(asked("s"), sampling=replace(WILD, max_tokens=4000))
+    turn = asyncio.ensure_future(engine.generate(endless))
+    await running(engine)
+    await engine.update_weights(None, 1)
+    assert not turn.done()
+    assert engine.stats()["early_swaps"] == 1
+    assert "come in between their tokens" in caplog.text
+    turn.cancel()
+    await engine.close()
+
+
+async def test_neither_a_failure_nor_a_close_nor_a_cancel_leaves_the_door_shut(
+    lm: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode(*args, **kwargs):
+        raise RuntimeError("out of memory")
+
+    engine = TransformersInferenceEngine(lm, shared=True, swap="turn")
+
+    async def update_during_a_reply(version: int) -> tuple[asyncio.Task, asyncio.Task]:
+        turn = asyncio.ensure_future(engine.generate(replace(asked("s"), sampling=replace(WILD, max_tokens=400))))
+        await running(engine)
+        update = asyncio.ensure_future(engine.update_weights(None, version))
+        await asyncio.sleep(0)
+        return turn, update
+
+    turn, update = await update_during_a_reply(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine._runner, "_forward", explode)
+        with pytest.raises(EngineFailure, match="out of memory"):
+            await turn
+    await update
+    assert engine.policy_version == 1
+    turn, update = await update_during_a_reply(2)
+    waiting = asyncio.ensure_future(engine.generate(asked("other")))
+    update.cancel()
+    assert (await waiting).policy_version == 1
+    turn.cancel()
+    turn, update = await update_during_a_reply(3)
+    await engine.close()
+    for lost in (turn, update):
+        with pytest.raises(EngineFailure, match="closed"):
+            await lost
+
+
+def test_the_config_says_how(lm: LoadedModel) -> None:
+    config = ConfigStore()
+    usual = create_engine(config, lm)
+    assert (usual.swap, usual.keep_cache) == ("token", False)
+    config.actors.swap, config.actors.keep_cache = "turn", True
+    engine = create_engine(config, lm)
+    assert (engine.swap, engine.keep_cache) == ("turn", True)
