@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: train test test-originals mutants test-verl test-vllm test-clients check format setup browser sandbox clean
+.PHONY: train test test-actors test-originals mutants test-verl test-vllm test-clients check format setup browser sandbox clean
 
 train: setup browser
 	$(BIN)/uirl train configs/screen.yaml
@@ -15,6 +15,10 @@ train: setup browser
 # four at a time, a file each: half of their time goes into waiting for processes, pages and servers
 test: setup browser sandbox check
 	$(BIN)/python -m pytest -n 4 --dist loadfile
+
+# what takes long because it starts processes: actors beside the learner, runs on Ray, machines that are lost
+test-actors: setup browser sandbox
+	$(BIN)/python -m pytest -m actors tests
 
 # against MobileWorld's own agent and server, OpenEnv's own servers and that of ui-verifiers, as they were recorded (a
 # part of `make test`); the recorders beside the tests say how a recording is made
