@@ -21,6 +21,7 @@ from tests.config.test_every_key_is_read import leaves
 from tests.training.options import alternatives, assignment, build, digest, value_of
 from tests.training.test_every_option import OF_CREDIT, OF_OPTIMIZER
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
+from uirl.config import ActorsConfig
 from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.inference.registry import create_engine
 from uirl.inference.sglang.arguments import engine_arguments as sglang_arguments
@@ -31,7 +32,7 @@ from uirl.types import Trajectory
 
 ELSEWHERE = {
     **dict.fromkeys(
-        (f"actors.{name}" for name in ("staleness", "spare_groups", "spare_members", "group_floor", "close_after")),
+        (f"actors.{name}" for name in ActorsConfig.model_fields),
         "tests/training/test_flow.py, test_asynchrony.py and channels/",
     ),
     "actors.swap": "tests/inference/embedded/test_swap.py",

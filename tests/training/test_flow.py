@@ -66,6 +66,10 @@ class Actors(Channel):
     def slots(self, split: str) -> asyncio.Semaphore:
         return self._slots
 
+    @property
+    def at_once(self) -> int:
+        return 1000
+
     async def publish(self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None) -> None:
         self.version = version
 
@@ -124,6 +128,21 @@ async def test_a_resumed_run_orders_no_burst():
     run = Run(config, Actors(config), RunState(step=10))
     await run.update()
     assert len(run.channel.submitted) == 4
+    await run.flow.give_up("run ended")
+
+
+async def test_the_bound_that_is_found_and_the_spares_go_with_the_run(capsys: pytest.CaptureFixture[str]):
+    config = settings(staleness="auto", spare_groups="auto")
+    run = Run(config, Actors(config))
+    assert run.flow.staleness == 1
+    for _ in range(12):
+        await run.update()
+        run.flow.adapt({"stale/gap": 0.001, "stale/ess": 0.999, "stale/age_max": run.flow.staleness}, 0.1)
+    assert run.flow.staleness > 1
+    assert "staleness 1 -> 2: log-prob gap 0.001 of at most 0.05 nats" in capsys.readouterr().out
+    resumed = Run(config, Actors(config), RunState.from_dict(run.state.to_dict()))
+    assert resumed.flow.staleness == run.flow.staleness
+    assert run.flow.row()["actors/staleness"] == run.flow.staleness
     await run.flow.give_up("run ended")
 
 

@@ -54,6 +54,7 @@ _STALE = (
     "by the clipped policy loss, with old_log_probs that are not the engine's own and without algorithm.tis_cap and "
     "algorithm.mismatch_range, which correct every sample",
 )
+_AUTO = (lambda config: config.actors.staleness == "auto", "where actors.staleness is auto")
 _VERL = (_never, "by runs under verl alone")
 
 READ: dict[str, tuple[Condition, str]] = {
@@ -86,6 +87,8 @@ READ: dict[str, tuple[Condition, str]] = {
         lambda config: _corrects_stale(config) and config.algorithm.stale_correction == "masked",
         "where algorithm.stale_correction=masked corrects",
     ),
+    "actors.max_gap": _AUTO,
+    "actors.min_ess": _AUTO,
     "training.lam": _CRITIC,
     "training.value_coef": _CRITIC,
     "training.value_clip": _CRITIC,

@@ -12,7 +12,7 @@ from uirl.errors import ConfigError
 from uirl.images import ImageStore
 from uirl.inference.base import InferenceEngine, SamplingParams
 from uirl.inference.models.chat import ChatRenderer
-from uirl.inference.models.loading import load_model
+from uirl.inference.models.copying import copy_of
 from uirl.inference.registry import create_engine
 from uirl.learner import Learner, Policy
 from uirl.rollout.collector import Collector, MakeAgent, options_of
@@ -36,6 +36,11 @@ class Assembly:
     images: ImageStore
     collector: Collector
     eval_collector: Collector
+
+    @property
+    def has_demonstrator(self) -> bool:
+        """Whether the environment plays itself, so that a warm start can learn from it."""
+        return type(self.environment).expert_action is not BaseEnvironment.expert_action
 
     def collector_for(self, environment: BaseEnvironment) -> Collector:
         """Return a collector like the run's own, for a variant of the environment."""
@@ -110,9 +115,9 @@ def assemble(
 
 def _engine_of(config: ConfigStore, policy: Policy) -> InferenceEngine:
     """Return the engine: on the learner's own module or, where actors run ahead of the learner, on a copy of it."""
-    if config.actors.staleness == 0 or config.inference.backend != "transformers":
+    if not config.actors.run_ahead or config.inference.backend != "transformers":
         return create_engine(config, policy.loaded, shared=True)
-    return create_engine(config, load_model(config.model, seed=config.training.seed))
+    return create_engine(config, copy_of(policy.loaded))
 
 
 def sampling_of(config: ConfigStore, temperature: float | None = None) -> SamplingParams:

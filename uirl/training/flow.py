@@ -14,8 +14,10 @@ from uirl.training.channels.base import Channel, Group
 from uirl.training.evaluation.evaluation import require_evidence
 from uirl.training.groups_with_signal import live_groups
 from uirl.training.record.ledger import Ledger
-from uirl.training.record.progress import Activity
+from uirl.training.record.progress import Activity, say
 from uirl.training.record.run_state import RunState
+from uirl.training.spares import SpareGroups, Work
+from uirl.training.staleness import StalenessBound, StalenessLimits
 from uirl.training.tasks.sources import TaskSource
 from uirl.types import Trajectory
 
@@ -76,13 +78,19 @@ class Flow:
     ) -> None:
         self.channel, self._state = channel, state
         self._tasks, self._config, self._spec = tasks, config, spec
-        self.staleness = config.actors.staleness
-        """How many versions older than the learner's the weights may be that began an episode."""
-        self.spare_groups = config.actors.spare_groups
+        self._bound, self._spares = _bound_of(config), _spares_of(config)
+        if state.pace:
+            self._bound.load_state_dict(state.pace["staleness"])
+            self._spares.load_state_dict(state.pace["spares"])
         self._batch = config.training.batch_size // config.training.episodes_per_group
         self._accepted = state.step * self._batch  # so that no burst follows a resume
         self._order: dict[str, int] = {}
         self._count = 0
+
+    @property
+    def staleness(self) -> int:
+        """How many versions older than the learner's the weights may be that began an episode."""
+        return self._bound.bound
 
     @property
     def ledger(self) -> Ledger:
@@ -123,7 +131,7 @@ class Flow:
                 f"none of the {len(taken)} groups of this update has {floor} usable episodes (actors.group_floor); the "
                 "failures of the run's episodes say why"
             )
-        if self.staleness == 0:
+        if not self._config.actors.run_ahead:
             await self.give_up("surplus")
         return collection
 
@@ -145,6 +153,27 @@ class Flow:
             else:
                 self.ledger.train(usable)
         self.ledger.require_balance(self.channel.episodes_outstanding)
+
+    def adapt(self, update: Mapping[str, float | None], update_seconds: float) -> None:
+        """Choose how far ahead to order from now on, by the metrics of an update and the time that it took; say what
+        changed and why."""
+        times, config = self.channel.take_times(), self._config
+        self._spares.note(times.ended, times.given_up)
+        work = Work(
+            groups=self._batch,
+            members=config.training.episodes_per_group,
+            slots=self.channel.at_once,
+            staleness=self.staleness,
+            update_seconds=update_seconds,
+        )
+        changes = [self._bound.observe(update), self._spares.observe(work)]
+        self._state.pace = {"staleness": self._bound.state_dict(), "spares": self._spares.state_dict()}
+        for words in filter(None, changes):
+            say(words)
+
+    def row(self) -> dict[str, float]:
+        """Return what the metrics of an update say."""
+        return self.ledger.row() | {"actors/staleness": self.staleness, "actors/spare_groups": self._spares.count}
 
     async def give_up(self, reason: str) -> None:
         """Drop what is under way."""
@@ -172,7 +201,7 @@ class Flow:
     def _top_up(self, updates: int) -> None:
         """Order as many groups as the capacity allows."""
         config, running = self._config, len(self.channel.outstanding)
-        room = capacity(self.staleness, updates, self._batch, self._accepted, running) + self.spare_groups
+        room = capacity(self.staleness, updates, self._batch, self._accepted, running) + self._spares.count
         if room <= 0:
             return
         members = config.training.episodes_per_group + config.actors.spare_members
@@ -198,3 +227,15 @@ def _usable(group: Group) -> dict[str, Trajectory]:
     """Return id of the episode ordered -> its trajectory, of those that are evidence."""
     pairs = zip(group.episodes, group.trajectories, strict=True)
     return {id: trajectory for id, trajectory in pairs if trajectory.failure is None}
+
+
+def _bound_of(config: ConfigStore) -> StalenessBound:
+    actors = config.actors
+    if actors.staleness == "auto":
+        return StalenessBound(limits=StalenessLimits(actors.max_gap, actors.min_ess))
+    return StalenessBound(actors.staleness)
+
+
+def _spares_of(config: ConfigStore) -> SpareGroups:
+    spares = config.actors.spare_groups
+    return SpareGroups(adapts=True) if spares == "auto" else SpareGroups(spares)

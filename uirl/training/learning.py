@@ -16,7 +16,7 @@ class Learning:
 
     def __init__(self, learner: Learner, config: ConfigStore) -> None:
         self._learner, self._threads = learner, config.training.threads
-        self._alone = config.actors.staleness == 0
+        self._alone = not config.actors.run_ahead
         self._thread = WorkerThread("uirl-learner", self.use_threads)
 
     async def update(self, trajectories: list[Trajectory]) -> dict[str, float]:

@@ -211,11 +211,12 @@ class RLTrainer:
             updated = time.perf_counter()
             await self._publish(flow.channel)
         flow.book(collection, update)
+        flow.adapt(update, updated - collected)
         self._parts.images.forget_before(flow.channel.oldest_order or time.time())
         played, attempts = collection.played, collection.attempts
         self._state.step += 1
         self._state.add(played, attempts)
-        row = row_of(played, update, self._parts.engine.stats(), attempts) | self._state.ledger.row()
+        row = row_of(played, update, self._parts.engine.stats(), attempts) | flow.row()
         row["epoch"] = (self._state.step - 1) // per_epoch
         row["episodes_total"] = self._state.episodes
         row["count/replaced_groups"] = collection.replaced
@@ -250,7 +251,7 @@ class RLTrainer:
             return
         if state.warm is None and state.warming is None:
             torch.manual_seed(self.config.training.seed)
-        if self.config.training.warm_start.enabled and self._has_demonstrator() and state.warm is None:
+        if self.config.training.warm_start.enabled and self._parts.has_demonstrator and state.warm is None:
             await self._warm_start()
         episodes = self.config.training.eval_episodes
         before = await self._interrupt.give_up(self._evaluate(episodes, "test", label="before"))
@@ -344,9 +345,6 @@ class RLTrainer:
     def _write_down(self, trajectory: Trajectory) -> None:
         """Write a training episode to the disk the moment it ends."""
         self._open_record().add([trajectory], step=self._state.step + 1, split="train")
-
-    def _has_demonstrator(self) -> bool:
-        return type(self._parts.environment).expert_action is not BaseEnvironment.expert_action
 
     def _open_record(self) -> RunRecord:
         """Return the run directory, made or continued at first use."""

@@ -50,6 +50,10 @@ class Scripted(Channel):
     def slots(self, split: str) -> asyncio.Semaphore:
         return self._slots
 
+    @property
+    def at_once(self) -> int:
+        return 64
+
     async def publish(self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None) -> None:
         pass
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from uirl.config.section import Count, Index, Positive, Section
+from uirl.config.section import Count, Fraction, Index, Positive, Section
 
 
 class ActorsConfig(Section):
@@ -12,13 +12,19 @@ class ActorsConfig(Section):
 
     key: ClassVar[str] = "actors"
 
-    staleness: Index = 0
+    staleness: Index | Literal["auto"] = 0
     """How many versions older than the learner's the weights may be that began an episode. 0: an update learns from
     episodes of the newest weights alone, and nobody works while the other does. Above it the engine has a copy of the
-    weights, episodes are played while the learner learns, and what became too old is dropped."""
-    spare_groups: Index = 0
+    weights, episodes are played while the learner learns, and what became too old is dropped. 'auto': the most that
+    keeps the data inside `max_gap` and `min_ess`; the log says why it moves."""
+    max_gap: Positive = 0.05
+    """'auto' keeps the mean |learner - engine| over the tokens of older weights (`stale/gap`) below so many nats."""
+    min_ess: Fraction = 0.9
+    """'auto' keeps the effective sample size of these tokens, as a share of them (`stale/ess`), above this."""
+    spare_groups: Index | Literal["auto"] = 0
     """Groups that are ordered beyond those that an update needs; the first to end are learned from. With `staleness` 0
-    the others are given up then."""
+    the others are given up then. 'auto': as many as the observed times of the run's episodes make worth while, chosen
+    by replaying them; the log says what they bought."""
     spare_members: Index = 0
     """Episodes that each group is ordered beyond its size; when so many have ended as a group needs, the others are
     given up. It prefers short episodes."""
@@ -34,3 +40,8 @@ class ActorsConfig(Section):
     keep_cache: bool = False
     """The attention cache of an episode outlives new weights; false: it is computed again, which costs a prefill per
     episode and update and makes log-probs those of the weights that sample."""
+
+    @property
+    def run_ahead(self) -> bool:
+        """Whether episodes are played while the learner learns."""
+        return self.staleness != 0

@@ -97,6 +97,15 @@ class Group:
         return min((turn.policy_version for one in self.usable for turn in one.turns), default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class EpisodeTimes:
+    """Seconds of training episodes."""
+
+    ended: list[float] = field(default_factory=list)
+    given_up: list[float] = field(default_factory=list)
+    """For how long those were played that were given up."""
+
+
 @dataclass(slots=True, eq=False)
 class _Ordered:
     """A group that was ordered and not yet received."""
@@ -117,6 +126,7 @@ class Channel(ABC):
         self._ordered: dict[str, _Ordered] = {}
         self._done: asyncio.Queue[Group | BaseException] = asyncio.Queue()
         self._seconds: deque[float] = deque(maxlen=DURATIONS)
+        self._times = EpisodeTimes()
 
     # -- what a kind of channel is ---------------------------------------------------------------------------------
 
@@ -127,6 +137,11 @@ class Channel(ABC):
     @abstractmethod
     def slots(self, split: str) -> asyncio.Semaphore:
         """Return the places for episodes of a split: one per episode that is played at the same time."""
+
+    @property
+    @abstractmethod
+    def at_once(self) -> int:
+        """Training episodes that are played at the same time, at most."""
 
     @abstractmethod
     async def publish(self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None) -> None:
@@ -148,6 +163,11 @@ class Channel(ABC):
     def oldest_order(self) -> float | None:
         """When the oldest of these groups was ordered, in seconds since 1970; None: there is none."""
         return min((ordered.at for ordered in self._ordered.values()), default=None)
+
+    def take_times(self) -> EpisodeTimes:
+        """Return the times of the episodes since the last call."""
+        times, self._times = self._times, EpisodeTimes()
+        return times
 
     def submit(self, specs: Sequence[EpisodeSpec]) -> None:
         """Order one group; return at once."""
@@ -219,9 +239,14 @@ class Channel(ABC):
 
     async def _timed(self, spec: EpisodeSpec) -> Trajectory:
         started = time.monotonic()
-        trajectory = await self.play_once(spec, TRAINING)
+        try:
+            trajectory = await self.play_once(spec, TRAINING)
+        except asyncio.CancelledError:
+            self._times.given_up.append(time.monotonic() - started)
+            raise
         if trajectory.failure is None:
             self._seconds.append(time.monotonic() - started)
+            self._times.ended.append(self._seconds[-1])
         return trajectory
 
     def _group_of(

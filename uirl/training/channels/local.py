@@ -43,5 +43,9 @@ class LocalChannel(Channel):
     def slots(self, split: str) -> asyncio.Semaphore:
         return self._collectors[split].slots
 
+    @property
+    def at_once(self) -> int:
+        return self._collectors["train"].at_once
+
     async def publish(self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None) -> None:
         await self._engine.update_weights(weights, version, adapter=adapter)

@@ -28,6 +28,8 @@ class RunState:
     """Of the training episodes."""
     ledger: Ledger = field(default_factory=Ledger)
     """The account of every training episode that was ordered."""
+    pace: dict[str, Any] = field(default_factory=dict)
+    """How far ahead episodes are ordered, where that adapts."""
     warming: dict[str, Any] | None = None
     """The state of an unfinished warm start."""
     warm: dict[str, Any] | None = None
