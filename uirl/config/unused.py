@@ -145,6 +145,10 @@ READ: dict[str, tuple[Condition, str]] = {
     "logging.wandb_project": (lambda config: config.logging.wandb, "where logging.wandb is true"),
     "actors.swap": _EMBEDDED,
     "actors.keep_cache": _EMBEDDED,
+    "actors.silence": (
+        lambda config: config.actors.processes > 0 or config.ray.use_ray,
+        "where other processes play (actors.processes above 0, or ray.use_ray)",
+    ),
     "ray.num_actors": (lambda config: config.ray.use_ray, "where ray.use_ray is true"),
     "ray.address": _VERL,
     "ray.nnodes": _VERL,

@@ -165,6 +165,7 @@ class RLTrainer:
         if not parts.engine.takes_weights:
             await self._publish(channel)  # the engine says why not, before there is a run directory
         record, goal = self._open_record(), epochs * per_epoch
+        channel.keep_table(record.path)
         say(f"run directory {record.path}")
         say(parts.tasks.summary)
         if self._restored and self._saved is not None:

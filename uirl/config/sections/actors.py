@@ -12,6 +12,12 @@ class ActorsConfig(Section):
 
     key: ClassVar[str] = "actors"
 
+    processes: Index = 0
+    """Processes on this machine that play the episodes, each with environments of its own. They share the places of
+    `rollout.parallel` and of the environment's `max_parallel`. 0: episodes are played in the learner's process."""
+    silence: Positive = 30.0
+    """Seconds without a sign of life after which an actor in another process is killed, its episodes are repeated and
+    it is started again."""
     staleness: Index | Literal["auto"] = 0
     """How many versions older than the learner's the weights may be that began an episode. 0: an update learns from
     episodes of the newest weights alone, and nobody works while the other does. Above it the engine has a copy of the

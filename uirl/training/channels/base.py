@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from uirl.config import GROUP_ESTIMATORS, ConfigStore
@@ -146,6 +147,9 @@ class Channel(ABC):
     @abstractmethod
     async def publish(self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None) -> None:
         """Make `version` what actors sample from now on: see `InferenceEngine.update_weights`."""
+
+    def keep_table(self, folder: Path) -> None:
+        """Write to the run directory `folder` which processes there are, whenever that changes."""
 
     # -- groups ----------------------------------------------------------------------------------------------------
 

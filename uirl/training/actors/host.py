@@ -1,0 +1,144 @@
+"""The process of one actor: environments, a chat template without weights, and an engine that asks the learner."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from uirl.environments.registry import create_environment
+from uirl.images import ImageStore
+from uirl.inference.base import InferenceEngine
+from uirl.inference.models.chat import ChatRenderer
+from uirl.inference.models.loading import load_model
+from uirl.inference.remote import GateEngine
+from uirl.peers.codec import portable
+from uirl.peers.greeting import dial
+from uirl.peers.peer import Peer
+from uirl.peers.pictures import SharedImageStore, SharedPictures
+from uirl.rollout.collector import Collector, options_of
+from uirl.rollout.episode import EngineAgent, EpisodeSpec
+from uirl.runtime.lazy import load
+from uirl.runtime.time_limits import TimedOut, within
+from uirl.training.actors.job import ActorJob, Played, Ready, probe_of
+from uirl.training.actors.way import Way
+from uirl.training.assembly import sampling_of
+from uirl.types import Trajectory
+
+_LOG = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 8.0
+"""That environments have to end when the learner is gone or is done with them."""
+
+
+class ActorHost:
+    """Plays single attempts at episodes, with environments of its own and the learner's engine."""
+
+    def __init__(self, job: ActorJob, engine: InferenceEngine, pictures: SharedPictures | None = None) -> None:
+        """Make everything an episode needs; `pictures`: a folder that the learner reads as well. Raises what is wrong
+        with the config."""
+        config, settings = job.config, job.config.environment
+        self._config, self._engine, self._places = config, engine, job.places
+        self._shared = None if pictures is None else SharedImageStore(pictures)
+        environments = {
+            split: create_environment(settings.name, settings.options_for(split), settings)
+            for split in ("train", "eval")
+        }
+        loaded = load_model(config.model, seed=config.training.seed, weights=False)
+        self.chat = ChatRenderer(loaded, environments["train"].tool_schemas())
+        options = options_of(config, None if job.reward is None else load(job.reward))
+        self._collectors = {
+            split: Collector.from_config(config, environment, self.chat, ImageStore(), options=options)
+            for split, environment in environments.items()
+        }
+        self._free = {split: asyncio.Semaphore(places) for split, places in job.places.items()}
+
+    async def play(self, spec: EpisodeSpec, split: str, temperature: float | None = None) -> Played:
+        """Play one attempt. What fails says so in the trajectory; it raises what ends the run."""
+        sampling = sampling_of(self._config, temperature)
+        agent = EngineAgent(self._engine, sampling, spec.trajectory_id, for_training=split == "train")
+        # pictures of its own go with the episode: one store of all would grow for as long as something is played
+        images = ImageStore() if self._shared is None else self._shared
+        collector = replace(self._collectors[split], images=images)
+        async with self._free[split]:  # an attempt that was given up may still be closing its instance
+            trajectory = await collector.play_once(spec, agent)
+        if self._shared is not None:
+            return Played(trajectory)
+        return Played(trajectory, tuple(map(images.get, pictures_of(trajectory))))
+
+    def ready(self) -> Ready:
+        """Return what the learner is told."""
+        return Ready(max(self._places.values()), probe_of(self.chat))
+
+    async def close(self) -> None:
+        """Close every environment that plays nothing."""
+        for collector in self._collectors.values():
+            await collector.close()
+
+
+def pictures_of(trajectory: Trajectory) -> list[str]:
+    """Return the hashes of the pictures that a trajectory names, each once."""
+    named: dict[str, None] = {}
+    for turn in trajectory.turns:
+        named |= dict.fromkeys((*turn.observation.images, *turn.context_images))
+    return list(named)
+
+
+async def serve(way: Way) -> int:
+    """Work for the learner until it is gone or done; return the exit status: 1 where the actor could not start."""
+    about = {"role": "actor", "actor": way.actor, "incarnation": way.incarnation, "pid": os.getpid()}
+    streams, said = await dial(way.host, way.port, way.token, about)
+    shared = _shared_pictures(said.get("pictures"), said.get("pictures_identity"))
+    hosts: list[ActorHost] = []
+
+    async def play(spec: EpisodeSpec, split: str, temperature: float | None) -> Played:
+        return await hosts[0].play(spec, split, temperature)
+
+    handlers: dict[str, Callable[..., Awaitable[Any]]] = {"play": play}
+    peer = Peer(*streams, handlers, pictures=shared, shared=shared is not None, name="the learner")
+    try:
+        job: ActorJob = await peer.call("job", shared is not None)
+        # on a thread: imports and tokenizers take seconds in which the learner wants to hear a heartbeat
+        host = await asyncio.to_thread(_build, job, GateEngine(peer), shared)
+        hosts.append(host)
+        await peer.call("ready", host.ready())
+    except Exception as error:
+        _LOG.exception("this actor cannot start")
+        if peer.reason is None:
+            with suppress(Exception):
+                await peer.call("failed", portable(error, f"actor {way.actor}"), timeout=CLOSE_SECONDS)
+            peer.close()
+        return 1
+    reason = await peer.wait_closed()
+    _LOG.info("the learner is gone: %s", reason)
+    with suppress(TimedOut):
+        await within(host.close(), CLOSE_SECONDS)
+    return 0
+
+
+def _build(job: ActorJob, engine: InferenceEngine, pictures: SharedPictures | None) -> ActorHost:
+    sys.path += [folder for folder in job.search_path if folder not in sys.path]
+    if job.folder and os.path.isdir(job.folder):
+        os.chdir(job.folder)
+    return ActorHost(job, engine, pictures)
+
+
+def _shared_pictures(folder: str | None, identity: str | None) -> SharedPictures | None:
+    """Return the learner's folder of pictures; None: it has none, or it is not on this machine."""
+    if folder is None or not os.path.isdir(folder):
+        return None
+    pictures = SharedPictures(folder)
+    return pictures if pictures.identity() == identity else None
+
+
+def run(way: Way) -> int:
+    """Be an actor; return the exit status. Episodes under way end with the learner."""
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", force=True)
+    threading.current_thread().name = way.actor
+    return asyncio.run(serve(way))

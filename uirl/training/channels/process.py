@@ -1,0 +1,102 @@
+"""The channel of a run whose episodes are played by actors in other processes of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from uirl.errors import ActorFailure
+from uirl.images import ImageStore
+from uirl.inference.base import InferenceEngine, Weights
+from uirl.peers.pictures import SharedImageStore
+from uirl.rollout.episode import EpisodeSpec
+from uirl.training.actors.job import job_for, probe_of
+from uirl.training.actors.launch_processes import ForkLauncher
+from uirl.training.actors.launcher import Launcher
+from uirl.training.actors.pool import ActorPool
+from uirl.training.assembly import Assembly
+from uirl.training.channels.base import Channel, GroupRules, Order
+from uirl.training.record.processes import ProcessTable
+from uirl.training.record.progress import say
+from uirl.types import Failure, Trajectory
+
+
+class PoolChannel(Channel):
+    """Episodes are played by the actors of a pool; the engine is the learner's. `launcher` starts their processes."""
+
+    def __init__(
+        self,
+        parts: Assembly,
+        launcher: Launcher,
+        count: int,
+        rules: GroupRules | None = None,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        """`count` actors share the places for episodes; they come in at `host`:`port`. Raises ConfigError for what
+        other processes cannot make."""
+        super().__init__(rules or GroupRules(retries=parts.collector.retries))
+        collectors = {"train": parts.collector, "eval": parts.eval_collector}
+        self._table: ProcessTable | None = None
+        self._engine: InferenceEngine = parts.engine
+        self._images: ImageStore = parts.images
+        self._slots = {split: asyncio.Semaphore(collector.at_once) for split, collector in collectors.items()}
+        places = {split: math.ceil(collector.at_once / count) for split, collector in collectors.items()}
+        self.pool = ActorPool(
+            launcher,
+            [f"actor-{i}" for i in range(count)],
+            job_for(parts.config, parts.collector.options.reward_fn, places),
+            parts.engine,
+            probe=probe_of(parts.chat),
+            host=host,
+            port=port,
+            silence=parts.config.actors.silence,
+            pictures=self._images.shared if isinstance(self._images, SharedImageStore) else None,
+            on_change=lambda seat: self._note(),
+        )
+
+    async def play_once(self, spec: EpisodeSpec, order: Order) -> Trajectory:
+        await self.pool.start()
+        try:
+            played = await self.pool.play(spec, order.split, order.temperature)
+        except ActorFailure as error:
+            failure = Failure(error.kind, str(error))
+            return Trajectory(spec.trajectory_id, spec.task, [], "failure", spec.group_id, failure=failure)
+        for picture in played.pictures:
+            self._images.put(picture)
+        return played.trajectory
+
+    def slots(self, split: str) -> asyncio.Semaphore:
+        return self._slots[split]
+
+    async def publish(self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None) -> None:
+        await self.pool.start()  # they get ready meanwhile
+        await self._engine.update_weights(weights, version, adapter=adapter)
+
+    def keep_table(self, folder: Path) -> None:
+        self._table = ProcessTable(folder)
+        self._note()
+
+    async def close(self) -> None:
+        await super().close()
+        await self.pool.close()
+        self._note()
+
+    def _note(self) -> None:
+        if self._table is not None:
+            self._table.set("actor", self.pool.seats)
+
+
+class ProcessChannel(PoolChannel):
+    """Actors are processes of this machine, `actors.processes` of them."""
+
+    def __init__(self, parts: Assembly, rules: GroupRules | None = None) -> None:
+        super().__init__(parts, ForkLauncher(_say), parts.config.actors.processes, rules)
+
+
+def _say(actor: str, line: str) -> None:
+    say(f"[{actor}] {line}")
