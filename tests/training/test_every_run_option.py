@@ -35,6 +35,8 @@ ELSEWHERE = {
         (f"actors.{name}" for name in ActorsConfig.model_fields),
         "tests/training/test_flow.py, test_asynchrony.py and channels/",
     ),
+    "actors.processes": "tests/training/actors/test_runs.py plays whole runs in processes",
+    "actors.silence": "tests/training/actors/test_pool.py and test_runs.py freeze actors",
     "actors.swap": "tests/inference/embedded/test_swap.py",
     "actors.keep_cache": "tests/inference/embedded/test_swap.py",
     "checkpoint.resume": "tests/training/test_loop.py resumes killed runs",
