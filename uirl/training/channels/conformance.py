@@ -38,8 +38,9 @@ class ProbeEnvironment(BaseEnvironment):
         self._seed = 0
         self._turns = 0
 
-    async def reset(self, task: Task, seed: int = 0) -> str:
-        """Begin, fail or break as the task says."""
+    async def reset(self, task: Task | None = None, seed: int = 0) -> str:
+        """Begin, or break where the task says so."""
+        assert task is not None
         if self._open is None:
             self._open = self._folder / f"open-{os.getpid()}-{id(self)}"
             self._open.touch()

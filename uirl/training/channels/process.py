@@ -44,6 +44,7 @@ class PoolChannel(Channel):
         self._table: ProcessTable | None = None
         self._engine: InferenceEngine = parts.engine
         self._images: ImageStore = parts.images
+        self._at_once = parts.collector.at_once
         self._slots = {split: asyncio.Semaphore(collector.at_once) for split, collector in collectors.items()}
         places = {split: math.ceil(collector.at_once / count) for split, collector in collectors.items()}
         self.pool = ActorPool(
@@ -72,6 +73,10 @@ class PoolChannel(Channel):
 
     def slots(self, split: str) -> asyncio.Semaphore:
         return self._slots[split]
+
+    @property
+    def at_once(self) -> int:
+        return self._at_once
 
     async def publish(self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None) -> None:
         await self.pool.start()  # they get ready meanwhile
