@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from uirl.errors import PromptTooLong
 from uirl.rollout.episode import EpisodeSpec, derive_seed
 from uirl.types import Trajectory
+
+PAUSE = 0.1
+"""Seconds before a failed episode is played again; each further attempt waits twice as long. Up to half of it is left
+out at random, so that episodes that failed together do not come back together."""
+LONGEST_PAUSE = 10.0
 
 PlayEpisode = Callable[[EpisodeSpec], Awaitable[Trajectory]]
 
@@ -38,6 +44,7 @@ class Attempts:
                 if failure is None or attempt == self.retries or failure.kind == PromptTooLong.kind:
                     break
                 failed.append(trajectory)
+                await asyncio.sleep(random.uniform(0.5, 1.0) * min(PAUSE * 2.0**attempt, LONGEST_PAUSE))
             return trajectory
 
 

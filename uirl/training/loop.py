@@ -230,6 +230,7 @@ class RLTrainer:
         position, ledger = copy.deepcopy(self.tasks.state_dict()), copy.deepcopy(self._state.ledger)
         try:
             with doing(f"episodes of update {self._state.step + 1}", self.config.training.batch_size) as activity:
+                activity.waits_for = flow.channel.waits_for
                 collection = await self._interrupt.give_up(
                     flow.collect(self._state.step, self.learner.version, activity)
                 )

@@ -67,6 +67,7 @@ async def test_groups_come_back_as_they_complete_and_their_members_in_order():
     channel.submit(specs("a", 2))
     channel.submit(specs("b", 2))
     assert channel.outstanding == ["a", "b"]
+    assert channel.waits_for() == "2 groups, the oldest a, ordered 0 s ago"
     channel.end("b-1", "b-0")
     group = await soon(channel)
     assert group.id == "b"
@@ -74,6 +75,7 @@ async def test_groups_come_back_as_they_complete_and_their_members_in_order():
     assert not group.unused
     assert channel.outstanding == ["a"]
     assert channel.episodes_outstanding == {"a-0", "a-1"}
+    assert channel.waits_for() == "group a, ordered 0 s ago"
     await channel.close()
     assert not channel.playing
 
@@ -102,8 +104,11 @@ async def test_a_spare_stands_in_for_an_episode_that_failed_for_good():
     channel = Scripted(GroupRules(size=2, retries=1), fails={"a-0": 2})
     written: list[str] = []
     channel.on_finished = lambda trajectory: written.append(trajectory.id)
-    channel.end("a-1", "a-2")
     channel.submit(specs("a", 3))
+    async with asyncio.timeout(5):
+        while "a-0-r1" not in written:
+            await asyncio.sleep(0.01)
+    channel.end("a-1", "a-2")
     group = await soon(channel)
     assert [t.id for t in group.usable] == ["a-1", "a-2"]
     assert [t.id for t in group.attempts] == ["a-0"]

@@ -54,6 +54,14 @@ def test_tables_are_aligned_and_markup_is_text(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == "run [bold]x[/bold]\n  a            1\n  longer name  [red]2[/red]\n\n"
 
 
+def test_what_is_waited_for_is_named() -> None:
+    activity = Activity("episodes of update 3", 256)
+    activity.done = 96
+    assert activity.line(activity.started + 23) == "episodes of update 3: 96 of 256 episodes, 23 s"
+    activity.waits_for = lambda: "group a, ordered 40 s ago"
+    assert activity.line(activity.started + 23).endswith("23 s; waits for group a, ordered 40 s ago")
+
+
 def test_silence_is_ended_by_what_goes_on_and_how_far_it_is() -> None:
     watch = _Watch()
     watch.last_words = 100.0

@@ -168,6 +168,15 @@ class Channel(ABC):
         """When the oldest of these groups was ordered, in seconds since 1970; None: there is none."""
         return min((ordered.at for ordered in self._ordered.values()), default=None)
 
+    def waits_for(self) -> str:
+        """Return what a receiver waits for, in words: how many groups, and the oldest."""
+        groups = list(self._ordered.items())  # a thread that watches asks
+        if not groups:
+            return ""
+        id, oldest = min(groups, key=lambda one: one[1].at)
+        noun = "group" if len(groups) == 1 else f"{len(groups)} groups, the oldest"
+        return f"{noun} {id}, ordered {time.time() - oldest.at:.0f} s ago"
+
     def take_times(self) -> EpisodeTimes:
         """Return the times of the episodes since the last call."""
         times, self._times = self._times, EpisodeTimes()

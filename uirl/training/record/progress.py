@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -42,11 +42,14 @@ class Activity:
         self.what, self.total = what, total
         self.done = 0
         self.started = time.monotonic()
+        self.waits_for: Callable[[], str] = str
+        """Returns what it waits for, in words; empty: nothing in particular."""
 
     def line(self, now: float) -> str:
-        """Return 'evaluation: 96 of 256 episodes, 23 s'."""
+        """Return 'evaluation: 96 of 256 episodes, 23 s; waits for ...'."""
         count = "" if self.total is None else f": {self.done} of {self.total} episodes"
-        return f"{self.what}{count}, {now - self.started:.0f} s"
+        waits_for = self.waits_for()
+        return f"{self.what}{count}, {now - self.started:.0f} s" + (f"; waits for {waits_for}" if waits_for else "")
 
 
 class _Watch:
