@@ -37,6 +37,7 @@ ELSEWHERE = {
     ),
     "actors.processes": "tests/training/actors/test_runs.py plays whole runs in processes",
     "actors.silence": "tests/training/actors/test_pool.py and test_runs.py freeze actors",
+    "actors.engines": "tests/inference/processes",
     "actors.swap": "tests/inference/embedded/test_swap.py",
     "actors.keep_cache": "tests/inference/embedded/test_swap.py",
     "checkpoint.resume": "tests/training/test_loop.py resumes killed runs",

@@ -128,7 +128,10 @@ READ: dict[str, tuple[Condition, str]] = {
     "inference.api_key_env": _HTTP,
     "inference.request_timeout": _HTTP,
     "inference.request_retries": _HTTP,
-    "inference.weights_dir": _LOCAL_SERVERS,
+    "inference.weights_dir": (
+        lambda config: config.inference.backend in ("vllm", "sglang") or config.actors.engines > 0,
+        "by the backends vllm and sglang, and where actors.engines is above 0",
+    ),
     "inference.engine_options": _LOCAL_SERVERS,
     "model.attn_implementation": (
         lambda config: not _built_in(config),
@@ -143,6 +146,10 @@ READ: dict[str, tuple[Condition, str]] = {
         "where logging.store_trajectories is true",
     ),
     "logging.wandb_project": (lambda config: config.logging.wandb, "where logging.wandb is true"),
+    "actors.engines": (
+        lambda config: config.inference.backend == "transformers",
+        "by the backend transformers; the others have processes of their own",
+    ),
     "actors.swap": _EMBEDDED,
     "actors.keep_cache": _EMBEDDED,
     "actors.silence": (

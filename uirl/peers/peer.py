@@ -90,7 +90,9 @@ class Peer:
         self.reason: str | None = None
         """Why the connection ended; None: it has not."""
         self._reader, self._writer, self._handlers = reader, writer, handlers
-        self._pictures, self._shared, self._silence = pictures, shared and pictures is not None, silence
+        self.silence = silence
+        """Of the other side, that is borne; it may be changed at any time."""
+        self._pictures, self._shared = pictures, shared and pictures is not None
         self._numbers, self._frames = itertools.count(1), itertools.count(1)
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._serving: dict[int, asyncio.Task[None]] = {}
@@ -364,7 +366,7 @@ class Peer:
             self._write(BEAT, 0, 0, b"")
             self._silent_beats += 1
             silent = self._silent_beats * BEAT_SECONDS
-            if self._silence is not None and silent > self._silence:
+            if self.silence is not None and silent > self.silence:
                 self._lose(f"it said nothing for {silent:g} s")
                 return
 

@@ -13,6 +13,7 @@ from uirl.images import ImageStore
 from uirl.inference.base import InferenceEngine, SamplingParams
 from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.copying import copy_of
+from uirl.inference.processes.start import engine_processes
 from uirl.inference.registry import create_engine
 from uirl.learner import Learner, Policy
 from uirl.rollout.collector import Collector, MakeAgent, options_of
@@ -114,10 +115,12 @@ def assemble(
 
 
 def _engine_of(config: ConfigStore, policy: Policy) -> InferenceEngine:
-    """Return the engine: on the learner's own module or, where actors run ahead of the learner, on a copy of it."""
-    if not config.actors.run_ahead or config.inference.backend != "transformers":
-        return create_engine(config, policy.loaded, shared=True)
-    return create_engine(config, copy_of(policy.loaded))
+    """Return the engine: on the learner's own module, on a copy of it where actors run ahead of the learner, or several
+    in processes of their own."""
+    if config.actors.engines and config.inference.backend == "transformers":
+        return engine_processes(config, policy.loaded)
+    ahead = config.actors.run_ahead and config.inference.backend == "transformers"
+    return create_engine(config, copy_of(policy.loaded) if ahead else policy.loaded, shared=not ahead)
 
 
 def sampling_of(config: ConfigStore, temperature: float | None = None) -> SamplingParams:

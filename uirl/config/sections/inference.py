@@ -29,8 +29,8 @@ class InferenceConfig(Section):
     request_retries: Index = 3
     """How often a request is sent again, with growing pauses, after a lost connection, a 429 or a 5xx."""
     weights_dir: PathText | None = None
-    """Folder through which updated weights reach 'vllm' and 'sglang'; a server must see it under the same path. None: a
-    RAM disk where there is one, else the system's temporary folder."""
+    """Folder through which updated weights reach 'vllm', 'sglang' and engine processes; a server must see it under the
+    same path. None: a RAM disk where there is one, else the system's temporary folder."""
     engine_options: Options = Field(default_factory=dict)
     """Further arguments of the engine's own constructor ('vllm': AsyncEngineArgs; 'sglang': ServerArgs)."""
     max_tokens: Count = 64

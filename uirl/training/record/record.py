@@ -196,6 +196,7 @@ def row_of(
         row["tokens_per_second"] = engine.get("generated_tokens", 0.0) / seconds
         prompt = engine.get("prefill_tokens", 0.0) + engine.get("reused_tokens", 0.0)
         row["cache_hit_rate"] = engine.get("reused_tokens", 0.0) / prompt if prompt else None
+    row |= {f"count/{key}": engine[key] for key in ("engines_out", "engine_moves", "early_swaps") if key in engine}
     row |= {f"time/engine_{key}": engine.get(f"{key}_seconds", 0.0) for key in ("prefill", "decode")}
     return row
 

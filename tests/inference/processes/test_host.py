@@ -1,0 +1,112 @@
+"""The inside of an engine process, asked over a socket, and what is done about a process that cannot start."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.inference.fake_engines import FakeEngine
+from uirl import ConfigStore
+from uirl.errors import EngineFailure, ProcessLost, PromptTooLong
+from uirl.inference import GenerationRequest, SamplingParams
+from uirl.inference.models.loading import LoadedModel
+from uirl.inference.processes import engine as engine_module
+from uirl.inference.processes.engine import EngineProcess
+from uirl.inference.processes.host import EngineHost
+from uirl.inference.processes.start import engine_processes
+from uirl.inference.weight_files import WeightFiles
+from uirl.peers.peer import Peer
+
+REQUEST = GenerationRequest((1, 2, 3), (), SamplingParams(max_tokens=4, seed=1), "e")
+
+
+@asynccontextmanager
+async def connected(host: EngineHost) -> AsyncIterator[Peer]:
+    ours, theirs = socket.socketpair()
+    near = Peer(*await asyncio.open_connection(sock=ours), {}, name="host")
+    far = Peer(*await asyncio.open_connection(sock=theirs), host.handlers, name="learner")
+    yield near
+    near.close()
+    far.close()
+    host.close()
+
+
+async def until(holds) -> None:
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+async def test_it_answers_for_its_engine(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    files = WeightFiles(tmp_path)
+    snapshot = files.write_snapshot([("a", torch.ones(2))], 3, {"r": 4})
+    async with connected(EngineHost(engine)) as peer:
+        await peer.call("load", str(snapshot.folder), 3, {"r": 4})
+        assert (engine.weights, engine.adapter) == ({"a": [1.0, 1.0]}, {"r": 4})
+        generation, counts = await peer.call("generate", REQUEST)
+        assert (generation.policy_version, counts) == (3, {"generated_tokens": 4.0})
+        engine.broken = PromptTooLong("too long")
+        with pytest.raises(PromptTooLong, match="too long"):
+            await peer.call("generate", REQUEST)
+        peer.notify("release", "e")
+        await until(lambda: engine.released == ["e"])
+    files.close()
+
+
+async def test_giving_a_call_up_gives_the_reply_up() -> None:
+    engine = FakeEngine()
+    async with connected(EngineHost(engine)) as peer:
+        await peer.call("load", "/nowhere", 1, None)
+        engine.hold()
+        call = asyncio.ensure_future(peer.call("generate", REQUEST))
+        await until(lambda: engine.asked)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        engine.hold()  # what is asked now is answered after the first would have been
+        second = asyncio.ensure_future(peer.call("generate", REQUEST))
+        await until(lambda: len(engine.asked) == 2)
+        engine._free._loop.call_soon_threadsafe(engine.let_go)
+        await second
+        assert len(engine.served) == 1
+
+
+async def test_an_engine_that_was_not_started_says_so() -> None:
+    async with connected(EngineHost()) as peer:
+        peer.notify("release", "e")
+        with pytest.raises(EngineFailure, match="before it was started"):
+            await peer.call("generate", REQUEST)
+
+
+async def test_a_process_that_ends_before_it_has_a_model_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "_CODE", "raise SystemExit(7)")
+    monkeypatch.setattr(engine_module, "_FIRST_PAUSE", 0.001)
+    process = EngineProcess({}, files=WeightFiles(tmp_path), name="engine-0")
+    with pytest.raises(ProcessLost, match=r"engine-0 ended 3 times .*status 7"):
+        await process.generate(REQUEST)
+    assert (process.state, process.incarnation, process.pid) == ("given up", 3, None)
+    await process.close()
+    with pytest.raises(EngineFailure, match="closed"):
+        await process.generate(REQUEST)
+
+
+def test_a_config_starts_as_many_as_it_says(lm: LoadedModel, tmp_path: Path) -> None:
+    config = ConfigStore()
+    config.model.model_name = "uirl/tiny-lm"
+    config.actors.engines, config.training.threads, config.inference.weights_dir = 3, 2, str(tmp_path)
+    config.actors.keep_cache = True
+    router = engine_processes(config, lm)
+    engines = [place.engine for place in router._places]
+    assert [engine.name for engine in engines] == ["engine-0", "engine-1", "engine-2"]
+    assert {engine._threads for engine in engines} == {2}
+    told = engines[0]._config
+    assert told["actors"] == {"swap": "token", "keep_cache": True}
+    assert Path(told["model"]["local_path"]).is_relative_to(tmp_path)

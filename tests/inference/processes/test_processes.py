@@ -1,0 +1,172 @@
+"""Real engine processes: the contract, a kill in the middle of a reply, new weights after it, and the learner's end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import tiny_model
+from tests.inference.prompts import prompts_for
+from uirl import ConfigStore
+from uirl.errors import CheckpointError, ContractError
+from uirl.inference import (
+    ChatRenderer,
+    GenerationRequest,
+    LoadedModel,
+    Message,
+    Router,
+    SamplingParams,
+    TransformersInferenceEngine,
+    check_engine,
+    recompute_with,
+)
+from uirl.inference.models.copying import copy_of
+from uirl.inference.processes.engine import EngineProcess
+from uirl.inference.processes.start import engine_processes
+from uirl.inference.weight_files import WeightFiles
+
+pytestmark = pytest.mark.actors
+
+LONG = SamplingParams(max_tokens=1500, seed=3, temperature=100.0)
+"""A reply that takes a second or more."""
+
+
+def config_of(tmp_path: Path, engines: int = 2) -> ConfigStore:
+    config = ConfigStore()
+    config.actors.engines, config.inference.weights_dir = engines, str(tmp_path)
+    return config
+
+
+@pytest.fixture
+async def router(vlm: LoadedModel, tmp_path: Path) -> AsyncIterator[Router]:
+    made = engine_processes(config_of(tmp_path), vlm)
+    yield made
+    pids = [engine.pid for engine in processes_of(made)]
+    await made.close()
+    assert not any(pid and is_alive(pid) for pid in pids)
+    assert not list(tmp_path.glob("uirl-weights-*"))
+
+
+def processes_of(router: Router) -> list[EngineProcess]:
+    return [place.engine for place in router._places]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def until(holds) -> None:
+    async with asyncio.timeout(120):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+async def test_they_keep_the_contract_of_an_engine(router: Router, vlm: LoadedModel) -> None:
+    chat = ChatRenderer(vlm)
+    report = await check_engine(
+        router,
+        prompts_for(vlm, chat),
+        recompute_with(vlm),
+        banned_ids=vlm.banned_ids,
+        continuation=chat.following([Message("user", "next")], after_end=False),
+    )
+    assert (report.log_prob_gap < 1e-4, report.cached_tokens > 0) == (True, True)
+    assert router.stats()["generated_tokens"] > report.tokens
+
+
+async def test_a_kill_costs_no_reply_and_the_next_process_has_the_newest_weights(router: Router) -> None:
+    trained = tiny_model(init_seed=5)
+    here = TransformersInferenceEngine(copy_of(trained))
+    asked = [GenerationRequest((10, 11, 12 + n), (), replace(LONG, seed=n), f"e{n}") for n in range(4)]
+    await router.update_weights(trained.model.named_parameters(), 7)
+    expected = await asyncio.gather(*[here.generate(request) for request in asked])
+    first = processes_of(router)[0]
+    replies = [asyncio.ensure_future(router.generate(request)) for request in asked]
+    await asyncio.sleep(0.3)
+    assert first.pid is not None
+    os.kill(first.pid, signal.SIGKILL)
+    replies = await asyncio.gather(*replies)
+    assert [reply.token_ids for reply in replies] == [reply.token_ids for reply in expected]
+    assert {reply.policy_version for reply in replies} == {7}
+    await until(lambda: not router.out and first.state == "running")
+    assert (first.incarnation, first.policy_version) == (2, 7)
+    again = await first.generate(asked[0])
+    assert (again.token_ids, again.policy_version) == (expected[0].token_ids, 7)
+
+
+async def test_a_process_that_stands_still_is_replaced(tmp_path: Path, vlm: LoadedModel) -> None:
+    files = WeightFiles(tmp_path)
+    plain = ConfigStore().to_dict()
+    process = EngineProcess({"model": plain["model"]}, files=files, silence=5.0)
+    router = Router([process], files=files)
+    request = GenerationRequest((10, 11), (), SamplingParams(max_tokens=3, seed=1))
+    before = await router.generate(request)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    assert await router.generate(request) == before
+    assert process.incarnation == 2
+    await router.close()
+
+
+async def test_what_cannot_be_loaded_is_said_at_once(tmp_path: Path) -> None:
+    files = WeightFiles(tmp_path)
+    plain = ConfigStore().to_dict()["model"] | {"local_path": str(tmp_path / "nothing")}
+    process = EngineProcess({"model": plain}, files=files)
+    with pytest.raises(CheckpointError, match="there is no folder"):
+        await process.generate(GenerationRequest((10, 11)))
+    assert process.incarnation == 1
+    await process.close()
+
+
+async def test_weights_that_do_not_fit_stop_the_run(router: Router) -> None:
+    with pytest.raises(ContractError, match="does not have"):
+        await router.update_weights([("nonsense.weight", torch.zeros(1))], 1)
+
+
+LEARNER = """
+import asyncio, sys
+from uirl import ConfigStore
+from uirl.inference import GenerationRequest, SamplingParams
+from uirl.inference.models.loading import load_model
+from uirl.inference.processes.start import engine_processes
+
+async def main():
+    config = ConfigStore()
+    config.actors.engines = 2
+    router = engine_processes(config, load_model(config.model))
+    short = SamplingParams(max_tokens=2, seed=1)
+    await asyncio.gather(*[router.generate(GenerationRequest((10, 11), (), short, f"e{n}")) for n in range(2)])
+    print(*[place.engine.pid for place in router._places], flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_they_end_with_a_learner_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "learner.py"
+    script.write_text(LEARNER)
+    learner = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert learner.stdout is not None
+    pids = [int(word) for word in learner.stdout.readline().split()]
+    assert len(pids) == 2
+    assert all(is_alive(pid) for pid in pids)
+    learner.kill()
+    learner.wait()
+    deadline = time.monotonic() + 60
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
