@@ -182,6 +182,24 @@ def test_a_full_queue_makes_actors_wait(vlm: LoadedModel, limit: str, caplog: py
         assert "waits for room in the trajectory queue (3 in it" in caplog.text
 
 
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_group_plays_one_instance(vlm: LoadedModel, seed: int | None) -> None:
+    def groups() -> dict[str, list[Trajectory]]:
+        trajectories: queue.Queue[Trajectory] = queue.Queue(2)
+        engine, found = TextEngine(vlm, scripted(vlm, "x")), {}
+        with servers(1) as (served,), play_on([served.url], engine, trajectories, group_size=3, seed=seed):
+            for one in take(trajectories, 9):
+                found.setdefault(one.group_id, []).append(one)
+        return found
+
+    whole = {id: members for id, members in groups().items() if len(members) == 3}
+    assert whole
+    seeds = [{member.seed for member in members} for members in whole.values()]
+    assert all(len(one) == 1 for one in seeds)
+    assert len(set.union(*seeds)) == len(whole)
+    assert not groups().keys() & whole.keys(), "another runner's groups are others"
+
+
 class Bare:
     """All that the protocol asks for."""
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import queue
+import random
 import threading
 import time
+import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 from uirl.environments.base import BaseEnvironment
@@ -19,6 +22,7 @@ from uirl.inference.embedded.engine import TransformersInferenceEngine
 from uirl.inference.models.loading import load_model
 from uirl.inference.text_front import TextEngine
 from uirl.rollout.actor_counts import ActorCounts
+from uirl.rollout.episode import EpisodeSpec, derive_seed
 from uirl.rollout.task_runner import TaskRunner, TaskRunnerOptions, TrajectoryQueue
 from uirl.runtime.time_limits import Worker
 from uirl.types import Trajectory
@@ -41,6 +45,8 @@ class LearnerLike(Protocol):
 class MultiActorOptions(TaskRunnerOptions):
     """How the actors of a `MultiActorRunner` play, and what they do where something is in their way."""
 
+    group_size: int = 1
+    """So many episodes in a row play the same instance and have one `group_id`, for estimators that compare them."""
     max_waiting: int = 256
     """Episodes that may wait in a queue without a limit of its own; actors then wait too."""
     restart_backoff: float = 1.0
@@ -115,6 +121,10 @@ class MultiActorRunner:
         self.engine, self.images = self._player.engine, self._player.images
         self.error: Exception | None = None
         """What ended the actors before `stop`: the set-up is wrong, and trying again would not help."""
+        if self.options.group_size < 1:
+            raise ConfigError(f"group_size: got {self.options.group_size}, expected whole number >= 1")
+        self._numbers, self._groups = itertools.count(), uuid.uuid4().hex[:12]
+        self._group_seed = random.getrandbits(62) if self.options.seed is None else self.options.seed
         self._counts = ActorCounts(num_actors, [server.url for server in self.environment.pool.servers])
         self._actors: list[asyncio.Task[None]] = []
         self._lock = threading.Lock()
@@ -234,7 +244,7 @@ class MultiActorRunner:
 
         self._counts.began(number)
         try:
-            trajectory = await self._player.play(self._player.next_spec(), spawn)
+            trajectory = await self._player.play(self._next_spec(), spawn)
         except BaseException:
             self._counts.gave_up(number)
             raise
@@ -247,6 +257,15 @@ class MultiActorRunner:
             raise
         self._counts.delivered(number)
         return "" if trajectory.failure is None else f"{server or 'no server'}: {trajectory.failure.message}"
+
+    def _next_spec(self) -> EpisodeSpec:
+        """Return the next episode, in its group where there are groups."""
+        spec, size = self._player.next_spec(), self.options.group_size
+        if size == 1:
+            return spec
+        group = next(self._numbers) // size
+        instance = derive_seed(self._group_seed, "group", group)
+        return replace(spec, environment_seed=instance, group_id=f"{self._groups}-{group}")
 
     async def _hand_over(self, number: int, trajectory: Trajectory) -> None:
         """Put the trajectory into the queue, and wait while that is full."""
