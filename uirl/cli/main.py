@@ -1,4 +1,4 @@
-"""The command: `uirl train`, `eval`, `check`, `environments`, `serve`, `serve-model`, `verl`."""
+"""The command: `uirl train`, `eval`, `check`, `chaos`, `environments`, `serve`, `serve-model`, `verl`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uirl.cli import export, serve, serve_model, verl
+from uirl.cli import chaos, export, serve, serve_model, verl
 from uirl.cli.imports import make_importable
 from uirl.cli.options import add_config, count, read_config
 from uirl.errors import ConfigError, UirlError
@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="prove in seconds that a config can be trained")
     add_config(check)
     check.set_defaults(run=_check)
+    chaos.add_command(commands, [sys.executable, "-m", f"{__package__}.main"])
     export.add_command(commands)
     known = commands.add_parser("environments", help="list the environments that a config can name")
     known.add_argument(

@@ -1,0 +1,1 @@
+"""`uirl chaos`: a run whose processes are killed by a seeded schedule, and an account of what came of it."""

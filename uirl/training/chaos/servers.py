@@ -1,0 +1,126 @@
+"""Servers of the run's environment on this machine, which chaos may kill and starts again at the same address."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from uirl.config import ConfigStore
+from uirl.errors import ConfigError, ProcessLost
+from uirl.training.chaos.processes import MARK
+
+LEASE = 15.0
+"""Seconds after which a server ends a session whose player was killed."""
+_START = 120.0
+"""Seconds that a server may take to listen."""
+_ACTIVE = re.compile(r"^uirl_sessions_active (\d+)", re.MULTILINE)
+
+
+@dataclass(slots=True)
+class LocalServer:
+    """One `uirl serve` process."""
+
+    name: str
+    port: int
+    command: list[str]
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self, mark: str) -> None:
+        """Start it, and return at once."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, MARK: mark},
+                start_new_session=True,
+            )
+
+    def answers(self) -> bool:
+        """Return whether it serves."""
+        return self._get("/health") is not None
+
+    def wait(self) -> None:
+        """Wait until it serves. Raises ProcessLost with its last words where it does not."""
+        until = time.monotonic() + _START
+        while not self.answers():
+            if self.process is None or self.process.poll() is not None or time.monotonic() > until:
+                raise ProcessLost(
+                    f"the environment server on port {self.port} did not start within {_START:g} s; it said: "
+                    f"{self.log.read_text(errors='replace')[-2000:].strip() or 'nothing'}"
+                )
+            time.sleep(0.1)
+
+    def sessions(self) -> int | None:
+        """Return how many sessions it holds; None: it does not answer."""
+        text = self._get("/metrics")
+        found = None if text is None else _ACTIVE.search(text)
+        return None if found is None else int(found[1])
+
+    def stop(self) -> None:
+        """End it, and wait."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(20.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(20.0)
+
+    def _get(self, path: str) -> str | None:
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=5.0) as answer:
+                return str(answer.read().decode())
+        except (OSError, urllib.error.URLError):
+            return None
+
+
+def servers_of(config: ConfigStore, count: int, folder: Path, uirl: Sequence[str]) -> list[LocalServer]:
+    """Return `count` servers of the environment that the config names, not started. `uirl`: how that program is called.
+    Raises ConfigError for one that is served elsewhere, or that differs in evaluations."""
+    settings = config.environment
+    settings.require_named()
+    if {"url", "urls"} & settings.options.keys():
+        raise ConfigError(f"--servers: {settings.name} plays on servers already, and chaos starts none for it")
+    if settings.eval_options:
+        raise ConfigError(
+            "--servers: environment.eval_options would need servers of their own; put them into options, or play the "
+            "environment in the actors"
+        )
+    sessions = 2 * config.rollout.parallel  # all episodes may come to one server, and evaluations after them
+    found = []
+    for number in range(count):
+        port = _free_port()
+        options = [f"--option={key}={json.dumps(value)}" for key, value in settings.options.items()]
+        command = [*uirl, "serve", "--env", settings.name, *options]
+        command += ["--port", str(port), "--sessions", str(sessions), "--lease", str(LEASE)]
+        found.append(LocalServer(f"server-{number}", port, command, folder / f"server-{number}.log"))
+    return found
+
+
+def changes_for(servers: list[LocalServer]) -> list[str]:
+    """Return the changes to a config with which it plays on the servers."""
+    options = json.dumps({"urls": [server.url for server in servers]})
+    return ["environment.name=remote", f"environment.options={options}"]
+
+
+def _free_port() -> int:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return int(door.getsockname()[1])
