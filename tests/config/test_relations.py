@@ -18,6 +18,10 @@ REFUSED = {
         ["training.batch_size=8", "training.minibatches=9"],
         ["training.batch_size=8", "training.minibatches=8"],
     ),
+    "none would ever be learned from": (
+        ["training.adv_estimator=grpo", "training.group_size=4", "actors.group_floor=5"],
+        ["training.adv_estimator=grpo", "training.group_size=4", "actors.group_floor=4"],
+    ),
     "rollout.max_tokens=256 leaves no room": (
         ["rollout.max_tokens=256", "inference.max_tokens=256"],
         ["rollout.max_tokens=257", "inference.max_tokens=256"],

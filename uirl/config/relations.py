@@ -60,6 +60,11 @@ def _batches(config: ConfigTree) -> Iterator[str]:
             f"training.batch_size={training.batch_size} is no multiple of the {training.episodes_per_group} episodes "
             "of a group: one group would be cut and its baseline wrong; change batch_size or training.group_size"
         )
+    if config.actors.group_floor is not None and config.actors.group_floor > training.episodes_per_group:
+        yield (
+            f"actors.group_floor={config.actors.group_floor} is more than the {training.episodes_per_group} episodes of "
+            "a group: none would ever be learned from; lower it, or raise training.group_size"
+        )
     if training.minibatches > training.batch_size:
         yield (
             f"training.minibatches={training.minibatches} is more than training.batch_size={training.batch_size}: a "
