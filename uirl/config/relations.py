@@ -62,8 +62,8 @@ def _batches(config: ConfigTree) -> Iterator[str]:
         )
     if config.actors.group_floor is not None and config.actors.group_floor > training.episodes_per_group:
         yield (
-            f"actors.group_floor={config.actors.group_floor} is more than the {training.episodes_per_group} episodes of "
-            "a group: none would ever be learned from; lower it, or raise training.group_size"
+            f"actors.group_floor={config.actors.group_floor} is more than the {training.episodes_per_group} episodes "
+            "of a group: none would ever be learned from; lower it, or raise training.group_size"
         )
     if training.minibatches > training.batch_size:
         yield (
