@@ -27,7 +27,9 @@ from typing import Any
 from uirl.metrics import read_metrics
 
 SCREEN = ["configs/screen.yaml", "environment.name=benchmarks.slow_screen:SlowScreen"]
-OPTIONS = "environment.options={level: 2, demonstrator: careless, carelessness: 0.82, latency: %g, tail: %s, busy_log: %s}"
+OPTIONS = (
+    "environment.options={level: 2, demonstrator: careless, carelessness: 0.82, latency: %g, tail: %s, busy_log: %s}"
+)
 UPDATES = ["training.batch_size=16", "training.update_epochs=2", "training.minibatches=1", "training.threads=1"]
 QUIET = ["training.eval_every=null", "training.stop_at_success=null", "checkpoint.save_interval=null"]
 NUMBERS = ["configs/guess_number.yaml", "training.threads=1", "environment.eval_options={}"]
@@ -104,7 +106,9 @@ def calibrate(folder: Path) -> float:
     return sum(row["time/engine_prefill"] + row["time/engine_decode"] for row in rows[1:]) / turns
 
 
-def screen_run(folder: Path, latency: float, tail: str, actors: int, ahead: int, updates: int, seed: int) -> dict[str, Any]:
+def screen_run(
+    folder: Path, latency: float, tail: str, actors: int, ahead: int, updates: int, seed: int
+) -> dict[str, Any]:
     """Return the figures of one run on slow screens."""
     log = folder / "busy.log"
     log.unlink(missing_ok=True)
@@ -116,19 +120,21 @@ def screen_run(folder: Path, latency: float, tail: str, actors: int, ahead: int,
 
 def sweep(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the runs of every number of actors, those that wait beside those that run ahead."""
-    turn = calibrate(folder)
-    print(f"the model takes {1000 * turn:.1f} ms for a turn, a call of the environment {10_000 * turn:.0f} ms in the mean")
+    turn = options.turn or calibrate(folder)
+    print(
+        f"the model takes {1000 * turn:.1f} ms for a turn, a call of the environment {10_000 * turn:.0f} ms in the mean"
+    )
     for actors in options.actors:
-        # about the same time for each: an update has 16 episodes of 3 calls
-        updates = max(12, min(200, round(options.seconds * actors / (16 * 3 * 10 * turn) / 3)))
-        for ahead in (0, AHEAD):
+        for ahead, share in ((0, 0.25), (AHEAD, 1.0)):
+            # few where each takes long: an update has 16 episodes of 3 calls
+            updates = max(4, round(share * options.updates * min(1.0, actors / 16)))
             run = screen_run(folder, 10 * turn, options.tail, actors, ahead, updates, 0)
             yield run | {"turn": turn, "tail": options.tail}
 
 
 def success(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield, for every seed, a run that waits and one that runs ahead, over the same number of episodes."""
-    turn = calibrate(folder)
+    turn = options.turn or calibrate(folder)
     for seed in options.seeds:
         for ahead in (0, AHEAD):
             yield screen_run(folder, 10 * turn, options.tail, 16, ahead, options.updates, seed)
@@ -187,8 +193,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keeps the warm starts for another call; default: a temporary one")
     parser.add_argument("--actors", type=lambda text: tuple(map(int, text.split(","))), default=ACTORS)
     parser.add_argument("--seeds", type=lambda text: tuple(map(int, text.split(","))), default=(0, 1, 2))
+    parser.add_argument("--turn", type=float, help="seconds that the model takes for a turn; default: measured")
     parser.add_argument("--updates", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=40.0, help="of a synchronous run of a sweep, roughly")
     parser.add_argument("--tail", choices=("lognormal", "pareto"), default="lognormal")
     options = parser.parse_args()
     if options.what == "plot":
