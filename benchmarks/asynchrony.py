@@ -3,8 +3,9 @@
     python benchmarks/asynchrony.py sweep --out sweep.json           1, 4, 16, 64 actors, synchronous and asynchronous
     python benchmarks/asynchrony.py success --out success.json       16 actors, the same episodes, three seeds
     python benchmarks/asynchrony.py miniwob --out miniwob.json       pages of MiniWoB++ in Chromium
-    python benchmarks/asynchrony.py staleness --out staleness.json   0, 1, 4, 16 versions, with and without correction
+    python benchmarks/asynchrony.py staleness --out staleness.json   0, 1, 4, 16 versions and 'auto', corrected and not
     python benchmarks/asynchrony.py plot sweep.json --out docs/images/asynchrony.png
+    python benchmarks/asynchrony.py table sweep.json                 the runs of any of these, those of seeds together
 
 The screens wait for a heavy-tailed time whose mean is ten times what the model takes for a turn (`slow_screen.py`). All
 runs of a seed go on from one warm start, which is made without latency. A utilisation counts from the first row of
@@ -152,8 +153,8 @@ def miniwob(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any
 def staleness(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield runs of every staleness and correction, for every seed."""
     for seed in options.seeds:
-        for ahead in (0, 1, 4, 16):
-            for correction, level in CORRECTIONS if ahead else CORRECTIONS[1:2]:
+        for ahead in options.ahead:
+            for correction, level in CORRECTIONS if ahead in ("1", "4", "16") else CORRECTIONS[1:2]:
                 settings = [*NUMBERS, "training.batch_size=64", f"actors.staleness={ahead}", "rollout.parallel=1024"]
                 settings += [f"algorithm.stale_correction={correction}", "training.eval_episodes=512"]
                 settings += [f"algorithm.stale_level={level}"] if level else []
@@ -185,14 +186,45 @@ def plot(path: Path, out: Path) -> None:
     figure.savefig(out, dpi=110)
 
 
+COLUMNS = {
+    "utilisation": "utilisation",
+    "learner_idle": "learner idle",
+    "episodes_per_second": "episodes/s",
+    "age_mean": "mean age",
+    "gap": "gap (nats)",
+    "ess": "sample size",
+    "dropped": "dropped as stale",
+    "success": "success",
+}
+
+MACHINE = ("utilisation", "learner_idle", "episodes_per_second")
+"""Of no interest where environments answer at once."""
+
+
+def table(path: Path) -> None:
+    """Print the mean of the runs that differ in the seed alone, and the success of each."""
+    runs = json.loads(path.read_text())
+    named = [name for name in ("actors", "staleness", "correction") if name in runs[0]]
+    shown = {name: title for name, title in COLUMNS.items() if "correction" not in named or name not in MACHINE}
+    cells: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for run in runs:
+        cells.setdefault(tuple(run[name] for name in named), []).append(run)
+    print(f"| {' | '.join([*named, *shown.values()])} |\n|{'---|' * (len(named) + len(shown))}")
+    for key, members in cells.items():
+        means = [f"{statistics.fmean(run[name] for run in members):.3g}" for name in shown if name != "success"]
+        reached = ", ".join(f"{run['success']:.3f}" for run in members)
+        print(f"| {' | '.join([*map(str, key), *means, reached])} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("sweep", "success", "miniwob", "staleness", "plot"))
+    parser.add_argument("what", choices=("sweep", "success", "miniwob", "staleness", "plot", "table"))
     parser.add_argument("file", nargs="?", type=Path, help="of a sweep, for its plot")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--folder", type=Path, help="keeps the warm starts for another call; default: a temporary one")
     parser.add_argument("--actors", type=lambda text: tuple(map(int, text.split(","))), default=ACTORS)
     parser.add_argument("--seeds", type=lambda text: tuple(map(int, text.split(","))), default=(0, 1, 2))
+    parser.add_argument("--ahead", type=lambda text: text.split(","), default=["0", "1", "4", "16", "auto"])
     parser.add_argument("--turn", type=float, help="seconds that the model takes for a turn; default: measured")
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--tail", choices=("lognormal", "pareto"), default="lognormal")
@@ -200,6 +232,11 @@ def main() -> None:
     if options.what == "plot":
         plot(options.file, options.out)
         return
+    if options.what == "table":
+        table(options.file)
+        return
+    if options.out is None:
+        parser.error("--out FILE is missing: where the runs are written")
     print(f"`{' '.join(['python', *sys.argv])}`\n", flush=True)
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
