@@ -50,6 +50,54 @@ def test_the_largest_bound_inside_the_limits_is_found_and_kept(response, best):
     assert sum(bound > best for bound in late) <= 0.1 * len(late)
 
 
+def cliff(edge: int, gap: float = 1.0, ess: float = 1.0) -> Response:
+    """Data up to the age `edge` are close, older ones are not."""
+    return lambda age, update: (0.01, 1.0) if age <= edge else (gap, ess)
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        # doubles once 4 updates are seen, the data of the smaller bound gone and as old as the larger one allows;
+        # falls after 4 updates that break a limit
+        (
+            cliff(4),
+            [(1, 3), (2, 4), (4, 6), (8, 4), (4, 13), (5, 4), (4, 16), (5, 4), (4, 32), (5, 4), (4, 64), (5, 4)],
+        ),
+        (cliff(4, gap=0.01, ess=0.5), [(1, 3), (2, 4), (4, 6), (8, 4), (4, 13), (5, 4), (4, 16), (5, 4), (4, 32)]),
+        # the gap is 0.092 at 6: less than the limit, more than the margin
+        (linear(0.1 / 6.5), [(1, 3), (2, 4), (4, 6), (8, 5), (4, 13), (5, 7), (6, 100)]),
+    ],
+)
+def test_a_search_step_by_step(response, expected):
+    bounds, _ = play(StalenessBound(limits=LIMITS), response, sum(n for _, n in expected))
+    assert [(bound, len(list(same))) for bound, same in itertools.groupby(bounds)] == expected
+
+
+@pytest.mark.parametrize(
+    ("gap", "ess", "broken", "room"),
+    [
+        (0.1, 0.8, "", False),
+        (0.079, 0.85, "", True),
+        (0.081, 1.0, "", False),
+        (0.0, 0.83, "", False),
+        (0.101, 1.0, "the log-prob gap of stale tokens is 0.101 nats, above actors.max_gap=0.1", False),
+        (0.0, 0.79, "the effective sample size of stale tokens is 0.79, below actors.min_ess=0.8", False),
+    ],
+)
+def test_limits_and_their_margin(gap, ess, broken, room):
+    assert LIMITS.broken_by(gap, ess) == broken
+    assert LIMITS.leave_room(gap, ess) is room
+
+
+def test_a_bound_that_held_and_fails_is_halved():
+    controller = StalenessBound(limits=LIMITS)
+    bounds, _ = play(controller, cliff(8), 60)
+    assert bounds[-1] == 8
+    bounds, _ = play(controller, cliff(0), 20, begin=60)
+    assert [bound for bound, _ in itertools.groupby(bounds)] == [8, 4, 2]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_it_does_not_follow_noise(seed):
     noise = random.Random(seed)

@@ -52,8 +52,8 @@ class StalenessBound:
 
     bound: int = 1
     limits: StalenessLimits | None = None
-    _held: int = 1
-    """The largest bound below the present one that was inside the limits."""
+    _held: int = 0
+    """The bound from which the present one was reached upwards, because it was inside the limits; 0: it was not."""
     _doubles: bool = True
     """No bound was too large yet."""
     _patience: int = PATIENCE
@@ -106,9 +106,8 @@ class StalenessBound:
         if not self._doubles:
             self._patience = min(2 * self._patience, LONGEST_PATIENCE)
         self._doubles, self._wait = False, self._patience
-        # one that held and now fails is halved: the policy moves faster than it did
-        lower = self._held if self._held < self.bound else self.bound // 2
-        self._held = 1
+        lower = self._held or self.bound // 2  # one that held and fails now: the policy moves faster than it did
+        self._held = 0
         return self._move(lower, broken)
 
     def _move(self, bound: int, why: str) -> str:
