@@ -36,7 +36,7 @@ QUIET = ["training.eval_every=null", "training.stop_at_success=null", "checkpoin
 NUMBERS = ["configs/guess_number.yaml", "training.threads=1", "environment.eval_options={}"]
 PAGES = ["configs/miniwob_click.yaml", "training.threads=1"]
 ACTORS = (1, 4, 16, 64)
-CORRECTIONS = (("off", ""), ("truncated", "token"), ("masked", "token"), ("masked", "sequence"))
+CORRECTIONS = ["off", "truncated token", "truncated sequence", "masked token", "masked sequence"]
 AHEAD = 8
 """The staleness of the asynchronous runs of a sweep."""
 
@@ -154,12 +154,14 @@ def staleness(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, A
     """Yield runs of every staleness and correction, for every seed."""
     for seed in options.seeds:
         for ahead in options.ahead:
-            for correction, level in CORRECTIONS if ahead in ("1", "4", "16") else CORRECTIONS[1:2]:
+            for both in options.corrections if ahead in ("1", "4", "16") else [""]:
+                correction, _, level = both.partition(" ")
                 settings = [*NUMBERS, "training.batch_size=64", f"actors.staleness={ahead}", "rollout.parallel=1024"]
-                settings += [f"algorithm.stale_correction={correction}", "training.eval_episodes=512"]
+                settings += ["training.eval_episodes=512"]
+                settings += [f"algorithm.stale_correction={correction}"] if correction else []
                 settings += [f"algorithm.stale_level={level}"] if level else []
                 rows, reached = go_on(warm(folder, NUMBERS, seed), "run", settings, options.updates, seed)
-                run = {"staleness": ahead, "correction": f"{correction} {level}", "seed": seed, "success": reached}
+                run = {"staleness": ahead, "correction": both or "the default", "seed": seed, "success": reached}
                 yield figures(rows, 1, None) | run
 
 
@@ -225,6 +227,7 @@ def main() -> None:
     parser.add_argument("--actors", type=lambda text: tuple(map(int, text.split(","))), default=ACTORS)
     parser.add_argument("--seeds", type=lambda text: tuple(map(int, text.split(","))), default=(0, 1, 2))
     parser.add_argument("--ahead", type=lambda text: text.split(","), default=["0", "1", "4", "16", "auto"])
+    parser.add_argument("--corrections", type=lambda text: text.split(","), default=CORRECTIONS)
     parser.add_argument("--turn", type=float, help="seconds that the model takes for a turn; default: measured")
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--tail", choices=("lognormal", "pareto"), default="lognormal")
