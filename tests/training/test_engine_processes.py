@@ -1,7 +1,12 @@
-"""A synchronous run learns the same from engine processes as from the engine in its own process."""
+"""A run learns the same from engine processes as from the engine in its own, and outlives the death of one."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +14,7 @@ import pytest
 
 from tests.training.test_every_run_option import RUN, WARM
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
+from uirl.training.record.processes import PROCESSES
 
 pytestmark = pytest.mark.actors
 
@@ -31,3 +37,35 @@ def test_engine_processes_change_no_digit(tmp_path: Path) -> None:
     others, other_losses = run(tmp_path / "two", "actors.engines=2")
     assert others == tokens
     assert other_losses == pytest.approx(losses, abs=1e-5)
+
+
+def test_a_run_outlives_an_engine_that_is_killed(tmp_path: Path) -> None:
+    table = tmp_path / "run" / PROCESSES
+    killed: list[int] = []
+
+    def kill_one() -> None:
+        deadline = time.monotonic() + 100
+        while not killed and time.monotonic() < deadline:
+            time.sleep(0.02)
+            engines = [row for row in read(table) if row["role"] == "engine"]
+            if engines and all(row["state"] == "running" for row in engines):
+                os.kill(engines[0]["pid"], signal.SIGKILL)
+                killed.append(engines[0]["pid"])
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    tokens, _ = run(tmp_path, "actors.engines=2", "actors.staleness=1", "training.num_iters_per_epoch=8")
+    killer.join()
+    assert killed
+    assert tokens
+    left = [row for row in read(table) if row["role"] == "engine"]
+    assert [(row["state"], row["pid"]) for row in left] == [("ended", None)] * 2
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["stopped_because"]
+
+
+def read(table: Path) -> list[dict[str, Any]]:
+    if not table.exists():
+        return []
+    rows: list[dict[str, Any]] = json.loads(table.read_text())["processes"]
+    return rows

@@ -115,6 +115,11 @@ class Router(InferenceEngine):
         self._closed = False
 
     @property
+    def engines(self) -> list[InferenceEngine]:
+        """All engines, in the order given."""
+        return [place.engine for place in self._places]
+
+    @property
     def out(self) -> dict[str, str]:
         """Why an engine is not asked at present, by its name."""
         return {place.name: place.out for place in self._places if place.out is not None}

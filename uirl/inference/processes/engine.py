@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from uirl.errors import EngineFailure, EngineLost, ProcessLost, UirlError
@@ -71,6 +71,8 @@ class EngineProcess(InferenceEngine):
         self._refused: UirlError | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._closed = False
+        self.on_change: Callable[[], None] | None = None
+        """Called whenever `state`, `pid` or `incarnation` changed."""
 
     @property
     def pid(self) -> int | None:
@@ -231,3 +233,5 @@ class EngineProcess(InferenceEngine):
 
     def _note(self, state: str) -> None:
         self.state, self.since = state, time.time()
+        if self.on_change is not None:
+            self.on_change()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from uirl.inference.base import InferenceEngine
 from uirl.inference.models.loading import LoadedModel
 from uirl.inference.processes.engine import EngineProcess
 from uirl.inference.router import Router
@@ -13,6 +14,11 @@ from uirl.inference.weight_files import WeightFiles, plain_parameters
 
 if TYPE_CHECKING:
     from uirl.config import ConfigStore
+
+
+def processes_of(engine: InferenceEngine) -> list[EngineProcess]:
+    """Return the processes that an engine consists of; none where it is in this process or somebody else's."""
+    return [one for one in engine.engines if isinstance(one, EngineProcess)] if isinstance(engine, Router) else []
 
 
 def engine_processes(config: ConfigStore, loaded: LoadedModel) -> Router:

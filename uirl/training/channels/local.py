@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from uirl.inference.base import InferenceEngine, SamplingParams, Weights
+from uirl.inference.processes.start import processes_of
 from uirl.rollout.collector import Collector
 from uirl.rollout.episode import EngineAgent, EpisodeSpec
 from uirl.training.channels.base import Channel, GroupRules, Order
+from uirl.training.record.processes import ProcessTable
 from uirl.types import Trajectory
 
 
@@ -49,3 +52,7 @@ class LocalChannel(Channel):
 
     async def publish(self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None) -> None:
         await self._engine.update_weights(weights, version, adapter=adapter)
+
+    def keep_table(self, folder: Path) -> None:
+        if processes_of(self._engine):
+            ProcessTable(folder).follow_engine(self._engine)

@@ -84,6 +84,7 @@ class PoolChannel(Channel):
 
     def keep_table(self, folder: Path) -> None:
         self._table = ProcessTable(folder)
+        self._table.follow_engine(self._engine)
         self._note()
 
     async def close(self) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
+from uirl.inference.base import InferenceEngine
+from uirl.inference.processes.start import processes_of
 from uirl.runtime.files import write_atomically
 
 PROCESSES = "processes.json"
@@ -18,9 +20,11 @@ class Worker(Protocol):
 
     name: str
     state: str
-    pid: int | None
     since: float
     incarnation: int
+
+    @property
+    def pid(self) -> int | None: ...
 
 
 class ProcessTable:
@@ -37,6 +41,13 @@ class ProcessTable:
         if rows != self._rows.get(role):
             self._rows[role] = rows
             self._write()
+
+    def follow_engine(self, engine: InferenceEngine) -> None:
+        """Write the processes that an engine consists of, now and whenever one of them is another."""
+        processes = processes_of(engine)
+        for process in processes:
+            process.on_change = lambda: self.set("engine", processes)
+        self.set("engine", processes)
 
     def _write(self) -> None:
         rows = [row for group in self._rows.values() for row in group]
