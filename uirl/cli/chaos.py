@@ -24,6 +24,9 @@ def add_command(commands: Any, program: Sequence[str]) -> None:
         "--servers", type=count, metavar="N", help="play on N `uirl serve` processes, which are killed too"
     )
     chaos.add_argument(
+        "--after-updates", type=int, default=0, metavar="N", help="updates of the run before the first kill (default 0)"
+    )
+    chaos.add_argument(
         "--finish", type=float, default=3600.0, metavar="S", help="seconds for the run to end after the last kill"
     )
     chaos.set_defaults(run=_chaos, program=program)
@@ -52,6 +55,7 @@ def _chaos(options: argparse.Namespace) -> int:
                 command=[*options.program, *train_arguments(options.config, changes, run)],
                 seconds=options.seconds,
                 seed=options.seed,
+                after_updates=options.after_updates,
                 finish_seconds=options.finish,
                 servers=servers,
             )

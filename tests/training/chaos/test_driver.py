@@ -23,7 +23,7 @@ SMALL = [
     "rollout.retries=3",
     "training.batch_size=16",
     "training.adv_estimator=grpo",
-    "training.num_epochs=3",
+    "training.num_epochs=10",
     "training.num_iters_per_epoch=4",
     "training.eval_episodes=8",
     "training.eval_every=null",
@@ -42,7 +42,9 @@ def chaos(folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
 
 @pytest.mark.actors
 def test_a_run_survives_its_servers_and_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, report = chaos(tmp_path, "--seconds", "20", "--seed", "1", "--servers", "2", "--finish", "600")
+    status, report = chaos(
+        tmp_path, "--seconds", "20", "--seed", "1", "--servers", "2", "--finish", "600", "--after-updates", "1"
+    )
     assert status == 0, report
     assert {event["role"] for event in report["events"]} == {"learner", "server"}
     assert all(event["back_after"] is not None for event in report["events"])
@@ -108,3 +110,15 @@ def test_a_learner_that_ends_by_itself_again_and_again_has_failed(tmp_path: Path
     assert report.ended == "the learner ended with status 1 by itself"
     assert json.loads((tmp_path / "run" / "chaos.json").read_text())["status"] == 2
     assert processes.writer_of(tmp_path / "run") is None
+
+
+def test_nothing_is_killed_before_the_updates_that_were_asked_for(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    chaos = Chaos(ChaosOptions(ConfigStore(), run, ["false"], seconds=60.0, seed=0, after_updates=2))
+    assert chaos._elapsed(100.0) == 0.0
+    (run / "config.yaml").write_text("")
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert chaos._elapsed(110.0) == 0.0
+    (run / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
+    assert [chaos._elapsed(now) for now in (120.0, 125.0)] == [0.0, 5.0]

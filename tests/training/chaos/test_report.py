@@ -27,6 +27,7 @@ def test_a_run_that_balances() -> None:
         missed=Counter(engine=4),
         sessions_left={"http://127.0.0.1:8000": 0},
         below_floor=3,
+        stopped_because="all epochs are done",
     )
     assert (found.status(), found.problems(), found.result()) == (0, [], "balanced")
     assert found.rows() == {
@@ -38,6 +39,7 @@ def test_a_run_that_balances() -> None:
         "sessions left on servers": "0 on 1 servers",
         "processes left behind": 0,
         "success": "96.0 %, wanted 95.0 %",
+        "the run ended because": "all epochs are done",
         "result": "balanced",
     }
     assert found.events[0].line() == "  12.2 s  actor-1 (pid 77) killed, back after 1.5 s"

@@ -45,6 +45,8 @@ class ChaosOptions:
     """Trains, and continues what was trained before."""
     seconds: float
     seed: int
+    after_updates: int = 0
+    """Updates of the run before the first kill, so that not all of them come in its warm start."""
     finish_seconds: float = 3600.0
     """That the run may take after the last kill."""
     servers: list[LocalServer] = field(default_factory=list)
@@ -84,7 +86,8 @@ class Chaos:
 
     def _run(self) -> None:
         """Start the learner, again where it was killed, until the run has come to its end."""
-        restart: float | None = time.monotonic()
+        started = time.monotonic()
+        restart: float | None = started
         limit = self.options.seconds + self.options.finish_seconds
         while True:
             now = time.monotonic()
@@ -96,8 +99,10 @@ class Chaos:
                     return
                 self._learner, restart = None, now + _RESTART
             elapsed = self._elapsed(now)
-            if elapsed > limit:
-                self.report.ended = f"it had not come to its end {self.options.finish_seconds:g} s after the last kill"
+            if elapsed > limit or (self._begun is None and now - started > self.options.finish_seconds):
+                self.report.ended = (
+                    f"it had not come to its end within {self.options.finish_seconds:g} s without a kill"
+                )
                 return
             while self._kills and self._begun is not None and self._kills[0].at <= elapsed:
                 self._carry_out(self._kills.popleft(), elapsed)
@@ -124,10 +129,20 @@ class Chaos:
         return True
 
     def _elapsed(self, now: float) -> float:
-        """Return the seconds since there is a run directory: from then on there is something to kill."""
-        if self._begun is None and (self.options.run / "config.yaml").is_file():
+        """Return the seconds since the run had come so far that its processes are killed; 0.0: it has not yet."""
+        if self._begun is None and self._is_due():
             self._begun = now
         return 0.0 if self._begun is None else now - self._begun
+
+    def _is_due(self) -> bool:
+        directory = RunDirectory(self.options.run)
+        if not directory.config_path.is_file():
+            return False
+        if self.options.after_updates == 0:
+            return True
+        with contextlib.suppress(StorageError):
+            return len(read_metrics(directory.metrics_path)) >= self.options.after_updates
+        return False
 
     def _carry_out(self, kill: Kill, elapsed: float) -> None:
         target = kill.choose(self._candidates(kill.role))
@@ -171,7 +186,8 @@ class Chaos:
             if event.role == "server":
                 back = any(one.name == event.name and one.answers() for one in self.options.servers)
             elif event.role == "learner":
-                back = self._learner is not None and self._learner.pid == processes.writer_of(self.options.run)
+                writer = processes.writer_of(self.options.run)
+                back = self._learner is not None and writer == self._learner.pid and writer != event.pid
             else:
                 others = processes.read_table(self.options.run)
                 back = any(one.name == event.name and one.pid != event.pid for one in others)
@@ -188,7 +204,8 @@ class Chaos:
         with contextlib.suppress(StorageError):
             report.ledger = directory.read_json(LEDGER)
         with contextlib.suppress(StorageError):
-            report.success = directory.read_json("summary.json").get("success_after")
+            summary = directory.read_json("summary.json")
+            report.success, report.stopped_because = summary["success_after"], summary["stopped_because"]
         with contextlib.suppress(StorageError):
             report.odd_rows = odd_rows(read_metrics(directory.metrics_path))
         with contextlib.suppress(StorageError), TrajectoryStore(directory.trajectories_path, read_only=True) as store:

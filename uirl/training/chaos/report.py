@@ -58,6 +58,8 @@ class ChaosReport:
     processes_left: list[str] = field(default_factory=list)
     """Those of the run that were there after its end."""
     success: float | None = None
+    stopped_because: str = ""
+    """What the run says of its end."""
     target: float | None = None
     """The success that the config wants (`training.stop_at_success`)."""
 
@@ -102,6 +104,7 @@ class ChaosReport:
             "sessions left on servers": f"{left} on {len(self.sessions_left)} servers" if self.sessions_left else "-",
             "processes left behind": len(self.processes_left),
             "success": percent(self.success) + ("" if self.target is None else f", wanted {percent(self.target)}"),
+            **({"the run ended because": self.stopped_because} if self.stopped_because else {}),
             "result": self.result(),
         }
 
