@@ -36,6 +36,16 @@ def test_openai_agent() -> None:
     assert min(curve) > 0.2
 
 
+@pytest.mark.actors
+def test_train_multi_actor() -> None:
+    example = load("train_multi_actor")
+    with example.servers(2) as urls:
+        curve = example.learn(urls, updates=2)
+    assert len(curve) == 2
+    # the warm start showed what a guess looks like
+    assert min(curve) > 0.1
+
+
 def test_the_program_of_the_readme_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (EXAMPLES.parent / "README.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
@@ -51,4 +61,9 @@ def test_the_program_of_the_readme_learns(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_no_example_is_forgotten() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"ten_lines", "one_page_loop", "openai_agent"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {
+        "ten_lines",
+        "one_page_loop",
+        "openai_agent",
+        "train_multi_actor",
+    }
