@@ -314,9 +314,9 @@ async def test_what_was_said_before_closing_arrives(wire: Wire) -> None:
 
 
 async def test_a_frozen_process_is_noticed_by_its_silence(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_module, "BEAT_SECONDS", 0.02)
-    left, right = await wire(silence=0.2)
-    await asyncio.sleep(0.5)
+    monkeypatch.setattr(peer_module, "BEAT_SECONDS", 0.005)
+    left, right = await wire(silence=0.5)  # a hundred beats
+    await asyncio.sleep(1.0)
     assert left.reason is None, "heartbeats alone keep it"
     right._writer.transport.pause_reading()  # type: ignore[attr-defined]
     right._write = lambda *frame: None  # type: ignore[method-assign]
