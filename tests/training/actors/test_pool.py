@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from uirl import ConfigStore
-from uirl.errors import ActorFailure, ConfigError, ContractError, EnvironmentFailure, ProcessLost
+from uirl.errors import ActorFailure, ConfigError, ContractError, EnvironmentFailure, ProcessLost, StorageError
 from uirl.inference.scripted import ScriptedInferenceEngine
 from uirl.peers import peer as peer_module
 from uirl.peers.codec import portable
@@ -289,6 +289,17 @@ async def test_an_actor_that_starts_is_ended_when_the_run_ends() -> None:
         await until(lambda: bool(launcher.actors))
         await pool.close()
         assert launcher.actors[0].killed
+
+
+async def test_a_state_that_cannot_be_written_down_ends_the_run() -> None:
+    def note(seat: Seat) -> None:
+        if seat.state == "lost":
+            raise StorageError("the disk is full")
+
+    launcher = FakeLauncher({"dies at start": True})
+    async with pool_of(launcher, 1, on_change=note) as pool:
+        with pytest.raises(StorageError, match="the disk is full"):
+            await asyncio.wait_for(play(pool, "a"), 20)
 
 
 async def test_only_the_actor_that_is_expected_comes_in() -> None:

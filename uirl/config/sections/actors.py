@@ -14,7 +14,8 @@ class ActorsConfig(Section):
 
     processes: Index = 0
     """Processes on this machine that play the episodes, each with environments of its own. They share the places of
-    `rollout.parallel` and of the environment's `max_parallel`. 0: episodes are played in the learner's process."""
+    `rollout.parallel` and of the environment's `max_parallel`. 0: episodes are played in the learner's process, as
+    those of the warm start and of the controls always are."""
     silence: Positive = 30.0
     """Seconds without a sign of life after which an actor in another process is killed, its episodes are repeated and
     it is started again."""

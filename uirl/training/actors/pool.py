@@ -105,6 +105,8 @@ class ActorPool:
         await self.gate.open()
         if not self._keepers:
             self._keepers = [asyncio.ensure_future(self._keep(seat)) for seat in self.seats]
+            for keeper in self._keepers:
+                keeper.add_done_callback(self._hear_of_end)
             self._keepers.append(asyncio.ensure_future(self._say_what_is_waited_for()))
 
     async def play(self, spec: EpisodeSpec, split: str, temperature: float | None = None) -> Played:
@@ -268,6 +270,11 @@ class ActorPool:
                 _LOG.warning("%s is gone: %s. It is started again in %.1f s", seat.name, reason, pause)
                 await asyncio.sleep(pause)
         self._change(seat, "stopped")
+
+    def _hear_of_end(self, keeper: asyncio.Task[None]) -> None:
+        """End the run where a seat is not kept any more, which nobody else would hear of: a full disk, say."""
+        if not keeper.cancelled() and (error := keeper.exception()) is not None:
+            self._break(error)
 
     def _count_death(self, seat: Seat, was_ready: bool, reason: str, words: str) -> None:
         self.deaths += 1
