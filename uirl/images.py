@@ -138,6 +138,9 @@ class ImageStore:
             count += 1
         return count
 
+    def close(self) -> None:
+        """Free what is not memory. Calling it twice is fine."""
+
     def clear(self) -> None:
         """Forget every screenshot."""
         self._kept.clear()

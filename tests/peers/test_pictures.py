@@ -395,14 +395,13 @@ def test_a_store_keeps_few_in_memory_and_finds_them_all(tmp_path: Path) -> None:
         store.get("0" * 32)
 
 
-def test_what_was_put_while_somebody_was_holding_is_not_forgotten(tmp_path: Path) -> None:
-    store = SharedImageStore(SharedPictures(tmp_path))
+def test_a_store_forgets_on_demand_and_goes_with_its_run(tmp_path: Path) -> None:
+    store = SharedImageStore(SharedPictures.make(tmp_path))
     before = store.put(b"before")
     age(store.shared, before)
     with store.holding():
         held = store.put(b"held")
-        with store.holding():
-            pass
-        assert store.forget_before(time.time() + LATER) == 1
-        assert files(tmp_path) == [held.hash]
-    assert store.forget_before(time.time() + LATER) == 1
+        assert store.forget_before(time.time() - 50) == 1
+    assert files(store.shared.folder) == [held.hash]
+    store.close()
+    assert list(tmp_path.iterdir()) == []

@@ -51,7 +51,14 @@ ELSEWHERE = {
     "logging.tensorboard": "tests/metrics/test_trackers.py; the package may be missing",
     "model.device": "one machine has one device",
     "model.local_path": "tests/cli loads folders",
-    "ray.use_ray": "refused as the parts are put together",
+    **dict.fromkeys(
+        (
+            f"ray.{name}"
+            for name in ("use_ray", "num_actors", "address", "actor_cpus", "actor_resources", "start_seconds")
+        ),
+        "tests/training/channels/test_ray.py and tests/training/actors/test_ray_cluster.py",
+    ),
+    "actors.pictures": "tests/training/test_assembly_pictures.py",
 }
 """Key -> who tries it, where this file cannot."""
 
@@ -98,7 +105,6 @@ VALUES: dict[str, list[Any]] = {
     "logging.wandb_project": ["mine"],
     "model.tiny.vocab_size": [300],
     "model.tiny.words": [["zebra"]],
-    "ray.address": ["auto"],
 }
 """Values of keys whose type alone does not say one."""
 OF_ENGINES = {
@@ -118,7 +124,7 @@ OF_ENGINES = {
 }
 """Key -> backends that read it, beside or instead of the embedded one."""
 ONLY_REFUSED = {"inference.weights_dir", "model.attn_implementation", "logging.wandb_project"} | {
-    f"ray.{name}" for name in ("num_actors", "address", "nnodes", "gpus_per_node")
+    f"ray.{name}" for name in ("nnodes", "gpus_per_node")
 }
 """Keys that this machine can only see refused: another engine, a real checkpoint, a tracker or verl reads them."""
 

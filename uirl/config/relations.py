@@ -150,6 +150,11 @@ def _objective(config: ConfigTree) -> Iterator[str]:
 
 def _run(config: ConfigTree) -> Iterator[str]:
     training, warm = config.training, config.training.warm_start
+    if config.ray.use_ray and config.actors.processes > 0:
+        yield (
+            f"ray.use_ray=true with actors.processes={config.actors.processes}: episodes are played in Ray's actors or "
+            "in processes of this machine; set use_ray=false, or processes=0 and ray.num_actors"
+        )
     if training.stop_at_success is not None and training.eval_every is None:
         yield (
             "training.stop_at_success with training.eval_every=null: the success rate is that of an evaluation, and "

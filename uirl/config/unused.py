@@ -55,6 +55,11 @@ _STALE = (
     "algorithm.mismatch_range, which correct every sample",
 )
 _AUTO = (lambda config: config.actors.staleness == "auto", "where actors.staleness is auto")
+_PROCESSES = (
+    lambda config: config.actors.processes > 0 or config.ray.use_ray,
+    "where other processes play (actors.processes above 0, or ray.use_ray)",
+)
+_RAY = (lambda config: config.ray.use_ray, "where ray.use_ray is true")
 _VERL = (_never, "by runs under verl alone")
 
 READ: dict[str, tuple[Condition, str]] = {
@@ -152,12 +157,13 @@ READ: dict[str, tuple[Condition, str]] = {
     ),
     "actors.swap": _EMBEDDED,
     "actors.keep_cache": _EMBEDDED,
-    "actors.silence": (
-        lambda config: config.actors.processes > 0 or config.ray.use_ray,
-        "where other processes play (actors.processes above 0, or ray.use_ray)",
-    ),
-    "ray.num_actors": (lambda config: config.ray.use_ray, "where ray.use_ray is true"),
-    "ray.address": _VERL,
+    "actors.silence": _PROCESSES,
+    "actors.pictures": _PROCESSES,
+    "ray.num_actors": _RAY,
+    "ray.actor_cpus": _RAY,
+    "ray.actor_resources": _RAY,
+    "ray.start_seconds": _RAY,
+    "ray.address": (lambda config: config.ray.use_ray, "where ray.use_ray is true, and by runs under verl"),
     "ray.nnodes": _VERL,
     "ray.gpus_per_node": _VERL,
 }

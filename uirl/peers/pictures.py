@@ -14,7 +14,6 @@ import platform
 import re
 import secrets
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -219,7 +218,6 @@ class SharedImageStore(ImageStore):
     def __init__(self, shared: SharedPictures, capacity: int = IN_MEMORY) -> None:
         super().__init__(capacity)
         self.shared = shared
-        self._held_since: list[float] = []
 
     def put(self, picture: Any) -> Screenshot:
         image = super().put(picture)
@@ -234,17 +232,14 @@ class SharedImageStore(ImageStore):
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
-        """Forget nothing that is put in the context. Memory holds the newest `capacity` all the same."""
-        since = time.time()
-        self._held_since.append(since)
-        try:
-            yield
-        finally:
-            self._held_since.remove(since)
+        """Hold nothing: pictures stay until `forget_before`, and memory keeps the newest `capacity` all the same."""
+        yield
 
-    def forget_before(self, when: float) -> int:
-        """Remove the pictures that nobody put since `when`, nor since the oldest `holding`; return how many."""
-        return self.shared.forget_before(min([when, *self._held_since]))
+    def forget_before(self, moment: float) -> int:
+        return self.shared.forget_before(moment)
+
+    def close(self) -> None:
+        self.shared.close()
 
 
 def _aside(path: Path) -> Path:

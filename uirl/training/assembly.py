@@ -16,6 +16,7 @@ from uirl.inference.models.copying import copy_of
 from uirl.inference.processes.start import engine_processes
 from uirl.inference.registry import create_engine
 from uirl.learner import Learner, Policy
+from uirl.peers.pictures import SharedImageStore, SharedPictures
 from uirl.rollout.collector import Collector, MakeAgent, options_of
 from uirl.rollout.episode import EngineAgent
 from uirl.rollout.reward import RewardFunction
@@ -62,6 +63,7 @@ class Assembly:
         await self.collector.close()
         await self.eval_collector.close()
         await self.engine.close()
+        self.images.close()
 
 
 def assemble(
@@ -77,10 +79,6 @@ def assemble(
     """Return the parts of a run. `environment` None: the one the config names; `policy` None: the one the config loads;
     `dataset` and `eval_dataset`: see `task_sets`. Raises ConfigError where a `reset` cannot be told what the tasks say
     or, `for_training`, the estimator compares episodes of different instances."""
-    if config.ray.use_ray:
-        raise ConfigError(
-            "ray.use_ray=true, but this version runs its actors in the learner's process; set it to false"
-        )
     by_name = environment is None
     if not by_name and not isinstance(environment, BaseEnvironment):
         got = f"the class {environment.__name__}" if isinstance(environment, type) else repr(environment)[:80]
@@ -96,7 +94,7 @@ def assemble(
         require_tasks_arrive(environment, tasks.train, of_environment=tasks.of_environment)
         require_shared_instances(environment, tasks.train, config)
     policy = policy or Policy.from_config(config)
-    images = ImageStore()
+    images = _images_of(config)
     learner = Learner(policy, config, images)
     chat = ChatRenderer(policy.loaded, environment.tool_schemas())
     options = options_of(config, reward_fn)
@@ -112,6 +110,13 @@ def assemble(
         collector=Collector.from_config(config, environment, chat, images, options=options),
         eval_collector=Collector.from_config(config, evaluation, chat, images, options=options),
     )
+
+
+def _images_of(config: ConfigStore) -> ImageStore:
+    """Return the store of pictures: in memory or, where other processes play, in a folder that they share."""
+    if not config.ray.use_ray and config.actors.processes == 0:
+        return ImageStore()
+    return SharedImageStore(SharedPictures.make(config.actors.pictures))
 
 
 def _engine_of(config: ConfigStore, policy: Policy) -> InferenceEngine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from uirl.config.section import Count, Fraction, Index, Positive, Section
+from uirl.config.section import Count, Fraction, Index, PathText, Positive, Section
 
 
 class ActorsConfig(Section):
@@ -19,6 +19,9 @@ class ActorsConfig(Section):
     silence: Positive = 30.0
     """Seconds without a sign of life after which an actor in another process is killed, its episodes are repeated and
     it is started again."""
+    pictures: PathText | None = None
+    """Folder in which this run makes one for the pictures that processes share; where other machines see it too, none
+    is sent to or from them. None: the RAM disk, or the system's temporary folder where that has less than 4 GiB."""
     staleness: Index | Literal["auto"] = 0
     """How many versions older than the learner's the weights may be that began an episode. 0: an update learns from
     episodes of the newest weights alone, and nobody works while the other does. Above it the engine has a copy of the

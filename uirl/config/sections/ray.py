@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from uirl.config.section import Count, Section
+from pydantic import Field
+
+from uirl.config.section import Count, NonNegative, Positive, Section
 
 
 class RayConfig(Section):
@@ -13,11 +15,19 @@ class RayConfig(Section):
     key: ClassVar[str] = "ray"
 
     use_ray: bool = False
-    """Play episodes in Ray actors: not in this version, which refuses true; false: in this process."""
+    """Play episodes in Ray actors, on all machines of a cluster; false: in this process, or in `actors.processes`."""
     num_actors: Count = 1
     """Actors that play episodes where `use_ray` is true."""
     address: str | None = None
-    """Address of a Ray cluster, 'auto' for the one this machine belongs to; None: start one on this machine."""
+    """Address of a Ray cluster, 'auto' for the one this machine belongs to; None: the one that RAY_ADDRESS names, as in
+    a job of Ray's, else one is started on this machine for this run."""
+    actor_cpus: NonNegative = 1.0
+    """CPUs of a machine that Ray reserves for an actor: 0.25 puts four on one CPU. It limits no actor."""
+    actor_resources: dict[str, Positive] = Field(default_factory=dict)
+    """Resources of a machine's own that Ray reserves for an actor besides: `{browser: 1}` puts as many on a machine as
+    it was started with (`ray start --resources='{"browser": 8}'`)."""
+    start_seconds: Positive = 300.0
+    """How long actors may take until they have a place in the cluster and play."""
     nnodes: Count = 1
     """Machines that verl trains on."""
     gpus_per_node: Count = 8

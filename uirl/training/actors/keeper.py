@@ -75,6 +75,20 @@ def main(control: int, learner: int) -> NoReturn:
             _tell(channel, {"started": pid, "actor": json.loads(data)["actor"]})
 
 
+def keep_one(way: str, pipe: int, output: int, parent: int) -> NoReturn:
+    """Fork the keeper of one actor (`way`: a `Way` as JSON), wait for its end, and end as it did.
+
+    For a `parent` that kills its children when it ends: it would get this process, and the keeper does its work.
+    """
+    pid = os.fork()
+    if pid == 0:
+        _be_keeper(Way(**json.loads(way)), pipe, output, parent)
+    os.close(pipe)
+    os.close(output)
+    _, status = os.waitpid(pid, 0)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
 def _tell(channel: socket.socket, words: dict[str, object]) -> None:
     try:
         channel.send(json.dumps(words).encode())

@@ -257,6 +257,9 @@ class ActorPool:
                 words = process.last_words()
             except (ProcessLost, OSError) as error:
                 reason = str(error)
+            except UirlError as error:  # a wrong config stays wrong
+                reason = str(error)
+                self._break(error)
             except Exception as error:  # a wrong config, or a mistake of ours: nobody else would hear of it
                 self._break(error)
                 reason = str(error)

@@ -1,0 +1,213 @@
+"""Ray actors play what one process plays, whatever happens to them. On Ray itself, with a small store of objects."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.training.channels.test_contract import local, tokens
+from uirl.errors import ConfigError
+from uirl.rollout.episode import EpisodeSpec
+from uirl.training.assembly import assemble
+from uirl.training.channels.base import GroupRules
+from uirl.training.channels.conformance import ProbeEnvironment, check_channel, probe_config
+from uirl.training.channels.ray import RayChannel
+from uirl.types import Task
+
+pytestmark = pytest.mark.actors
+RAY = {"use_ray": True, "num_actors": 2, "actor_cpus": 0.25}
+WAIT = 120.0
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """No process of Ray or of ours outlives a test, and no picture."""
+    ray = pytest.importorskip("ray")
+    before = {process.pid for process in psutil.process_iter()}
+    pictures = set(Path("/dev/shm").glob("uirl-pictures-*"))
+    yield
+    ray.shutdown()
+    mine: list[str] = []
+    for _ in range(200):
+        mine = [p for p in map(command, psutil.process_iter()) if p and "ray" in p and str(os.getpid()) in p]
+        fresh = [p for p in psutil.process_iter() if p.pid not in before and os.getpid() in ancestors(p)]
+        if not fresh:
+            break
+        time.sleep(0.1)
+    assert not fresh, [command(process) for process in fresh]
+    assert not mine
+    assert set(Path("/dev/shm").glob("uirl-pictures-*")) <= pictures
+
+
+def command(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
+
+
+def ancestors(process: psutil.Process) -> list[int]:
+    with contextlib.suppress(psutil.Error):
+        return [parent.pid for parent in process.parents()]
+    return []
+
+
+@contextlib.contextmanager
+def cluster(**head: Any) -> Iterator[Any]:
+    """Yield a cluster of one machine, of which this process is a part; more can be added."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False, **head},
+    )
+    try:
+        ray.init(address=made.address, log_to_driver=False)
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+@contextlib.asynccontextmanager
+async def channel_in(folder: Path, **changes: Any) -> AsyncIterator[RayChannel]:
+    parts = assemble(probe_config(folder, **changes))
+    channel = RayChannel(parts, GroupRules(retries=3))
+    try:
+        yield channel
+    finally:
+        await asyncio.wait_for(channel.close(), WAIT)
+        await parts.close()
+
+
+def group(name: str, goal: str, size: int = 4) -> list[EpisodeSpec]:
+    return [EpisodeSpec(Task(id=goal, goal=goal), i, i, f"{name}-{i}", name) for i in range(size)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(int(WAIT / 0.1)):
+        if condition():
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("it did not come to that")
+
+
+async def test_ray_actors_play_what_one_process_plays(tmp_path: Path) -> None:
+    folders = tmp_path / "local", tmp_path / "ray"
+    for folder in folders:
+        folder.mkdir()
+    here = await check_channel(local, folders[0])
+    there = await check_channel(RayChannel, folders[1], ray=RAY)
+    assert tokens(there.groups) == tokens(here.groups)
+
+
+class Mother(ProbeEnvironment):
+    """Starts a process that starts one in a session of its own, as browsers do."""
+
+    async def reset(self, task: Task, seed: int = 0) -> str:
+        subprocess.Popen(["sh", "-c", f"setsid sleep {self._folder.name} & wait"])
+        return await super().reset(task, seed)
+
+
+def sleepers(tmp_path: Path) -> list[psutil.Process]:
+    return [p for p in psutil.process_iter() if command(p) == f"sleep {tmp_path.name}"]
+
+
+async def test_an_actor_that_is_killed_is_replaced_and_what_it_started_goes(tmp_path: Path) -> None:
+    folder = tmp_path / str(10_000_000 + os.getpid())
+    folder.mkdir()
+    name = f"{Mother.__module__}:{Mother.__name__}"
+    async with channel_in(folder, ray=RAY, environment={"name": name}) as channel:
+        await channel.publish(None, 1)
+        (first,) = await asyncio.wait_for(channel.exchange([group("first", "plays")]), WAIT)
+        channel.submit(group("hanging", "hangs", 2))
+        await until(lambda: (folder / "hangs-0").exists())
+        busy = [seat.pid for seat in channel.pool.seats if seat.active]
+        assert busy[0] is not None
+        os.kill(busy[0], signal.SIGKILL)
+        await until(lambda: channel.pool.deaths == 1)
+        await channel.give_up()
+        (second,) = await asyncio.wait_for(channel.exchange([group("second", "plays")]), WAIT)
+        assert all(t.failure is None for t in [*first.trajectories, *second.trajectories])
+        await until(lambda: all(seat.state == "ready" for seat in channel.pool.seats))
+        assert sorted(seat.incarnation for seat in channel.pool.seats) == [1, 2]
+    await until(lambda: not sleepers(folder))
+
+
+async def test_a_machine_is_lost_and_the_run_goes_on(tmp_path: Path) -> None:
+    with cluster(resources={"browser": 1}) as made:
+        second = made.add_node(num_cpus=1, resources={"browser": 1}, object_store_memory=80 * 2**20)
+        settings = {**RAY, "address": made.address, "actor_resources": {"browser": 1}}
+        async with channel_in(tmp_path, ray=settings) as channel:
+            await channel.publish(None, 1)
+            await asyncio.wait_for(channel.exchange([group("first", "plays", 8)]), WAIT)
+            await until(lambda: all(seat.state == "ready" for seat in channel.pool.seats))
+            channel.submit(group("hanging", "hangs", 8))
+            await until(lambda: sum(seat.active for seat in channel.pool.seats) == 8)
+            await asyncio.to_thread(made.remove_node, second)
+            await until(lambda: channel.pool.deaths >= 1)
+            await channel.give_up()
+            groups = await asyncio.wait_for(channel.exchange([group(f"g{i}", "plays", 8) for i in range(3)]), WAIT)
+            assert all(t.failure is None for g in groups for t in g.trajectories)
+            assert sorted(seat.state for seat in channel.pool.seats) == ["ready", "starting"]
+            # it waits for a machine, and takes the next one
+            made.add_node(num_cpus=1, resources={"browser": 1}, object_store_memory=80 * 2**20)
+            await until(lambda: all(seat.state == "ready" for seat in channel.pool.seats))
+
+
+async def test_a_cluster_without_a_place_is_told_with_what_is_free(tmp_path: Path) -> None:
+    with cluster() as made:
+        settings = {**RAY, "address": made.address, "actor_resources": {"browser": 1}, "start_seconds": 2.0}
+        async with channel_in(tmp_path, ray=settings) as channel:
+            await channel.publish(None, 1)
+            with pytest.raises(ConfigError, match=r"needs 0\.25 CPU, 1 browser on one machine.*are free: 1 CPU\."):
+                await asyncio.wait_for(channel.exchange([group("first", "plays")]), WAIT)
+
+
+RUN = """
+import sys
+from uirl import RayPPOTrainer
+from uirl.training.channels.conformance import probe_config
+config = probe_config(sys.argv[1], ray={"use_ray": True, "num_actors": 2, "actor_cpus": 0.25})
+config.training.num_epochs, config.training.num_iters_per_epoch = 1, 1000
+config.training.eval_episodes, config.training.eval_every = 2, None
+config.logging.runs_dir, config.logging.tensorboard = sys.argv[1] + "/runs", False
+RayPPOTrainer(config).fit()
+"""
+
+
+def test_a_learner_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    before = {process.pid for process in psutil.process_iter()}
+    learner = subprocess.Popen([sys.executable, "-c", RUN, str(tmp_path)], start_new_session=True)
+    try:
+        for _ in range(int(WAIT / 0.1)):
+            if list(tmp_path.glob("open-*")):
+                break
+            time.sleep(0.1)
+        assert list(tmp_path.glob("open-*"))
+    finally:
+        learner.kill()
+        learner.wait()
+    # two small agents of Ray's own may stay for minutes after a cluster that was killed; they hold nothing of a run
+    marks = (str(tmp_path), "raylet/raylet", "gcs_server", "default_worker.py", "ray::RayWorker", "keep_one")
+    for _ in range(300):
+        left = [
+            command(p)
+            for p in psutil.process_iter()
+            if p.pid not in before and any(mark in command(p) for mark in marks)
+        ]
+        if not left:
+            break
+        time.sleep(0.1)
+    assert not left, left

@@ -1,0 +1,84 @@
+"""What Ray runs for one actor of ours: a process that is restarted wherever there is room, and works when it is told.
+
+The actor itself is a child with a keeper (`keeper`). Ray's own ways to end what a worker has started miss programs in
+sessions of their own, which browsers are; a keeper finds them, also when the worker was killed with -9.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from uirl.training.actors.way import Way
+
+_PR_SET_CHILD_SUBREAPER = 36
+_CODE = """
+import sys
+sys.path[:] = {path!r}
+from uirl.training.actors.keeper import keep_one
+keep_one({way!r}, {pipe}, {output}, {parent})
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an actor is."""
+
+    host: str
+    pid: int
+
+
+class RayWorker:
+    """The class of the Ray actors."""
+
+    def __init__(self) -> None:
+        with suppress(OSError, AttributeError):
+            # where Ray has its workers adopt orphans, this one would adopt keepers, and kill them when it ends
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(0), 0, 0, 0)
+
+    def place(self) -> Place:
+        """Return where this process is."""
+        return Place(socket.gethostname(), os.getpid())
+
+    def work(self, way: Way) -> tuple[int, str]:
+        """Have an actor for the learner until that is gone or done; return its exit status and its last lines."""
+        from uirl.training.actors.launch_processes import Output
+
+        # what is printed here comes out where the learner runs, with the name of this process
+        output = Output(way.actor, lambda _, line: print(line, file=sys.stderr, flush=True))
+        read, write = os.pipe()  # its end tells the keeper that this process is gone
+        code = _CODE.format(
+            path=sys.path, way=json.dumps(asdict(way)), pipe=read, output=output.end, parent=os.getpid()
+        )
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-c", code], pass_fds=[read, output.end], stdin=subprocess.DEVNULL
+            )
+        finally:
+            os.close(read)
+            os.close(output.end)
+        try:
+            status = child.wait()
+        finally:
+            os.close(write)
+        output.join()
+        return status, "\n".join(output.last)
+
+
+def options_of(cpus: float, resources: dict[str, float]) -> dict[str, Any]:
+    """Return the options of a Ray actor that is restarted for ever, on any machine, and whose calls are not repeated:
+    half of an episode cannot be played again."""
+    return {
+        "num_cpus": cpus,
+        "resources": resources or None,
+        "max_restarts": -1,
+        "max_task_retries": 0,
+        "scheduling_strategy": "SPREAD",
+    }
