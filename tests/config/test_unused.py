@@ -18,7 +18,7 @@ READER = {
     "algorithm.mismatch_range=[0.5, 2]": "training.adv_estimator=grpo",
     "algorithm.tis_level=sequence": "algorithm.tis_cap=2",
     "algorithm.stale_correction=masked": "training.adv_estimator=grpo",
-    "algorithm.stale_level=sequence": "training.adv_estimator=grpo",
+    "algorithm.stale_level=token": "training.adv_estimator=grpo",
     "algorithm.stale_cap=3": "training.adv_estimator=grpo",
     "algorithm.stale_range=[0.1, 2]": "algorithm.stale_correction=masked",
     "algorithm.tis_cap=2": "training.adv_estimator=grpo",

@@ -51,13 +51,12 @@ def weights(*overrides: str) -> tuple[torch.Tensor | None, dict[str, float]]:
     return stale_weights(settings, response_view(SAMPLES), BatchScores(log_probs=OLD), 5)
 
 
-def test_stale_samples_are_truncated_per_token_unless_the_config_says_otherwise():
+def test_stale_samples_are_truncated_as_a_whole_unless_the_config_says_otherwise():
     got, metrics = weights()
-    first, _, smaller, third, one = SEVERAL
-    expected = [[first, 2.0, smaller], [1.0, 1.0, 1.0], [third, one, 1.0]]
+    expected = [[math.exp(-0.2)] * 3, [1.0] * 3, [math.exp(-0.25)] * 3]
     # beyond the end of a row nothing is read
     torch.testing.assert_close(got[response_view(SAMPLES).mask], torch.tensor(expected)[response_view(SAMPLES).mask])
-    assert metrics["stale/capped"] == pytest.approx(1 / 5)
+    assert metrics["stale/capped"] == 0
     assert "stale/masked" not in metrics
 
 
@@ -76,11 +75,16 @@ def test_metrics_of_what_is_stale():
 @pytest.mark.parametrize(
     ("overrides", "first", "third", "metric"),
     [
-        (["stale_level=sequence"], [math.exp(-0.2)] * 3, [math.exp(-0.25)] * 2, ("stale/capped", 0.0)),
-        (["stale_level=sequence", "stale_cap=0.8"], [0.8] * 3, [math.exp(-0.25)] * 2, ("stale/capped", 0.6)),
-        (["stale_correction=masked"], [0, 0, math.exp(-0.6)], [math.exp(-0.5), 1.0], ("stale/masked", 0.4)),
+        (["stale_level=token"], [math.exp(-1), 2.0, math.exp(-0.6)], [math.exp(-0.5), 1.0], ("stale/capped", 0.2)),
+        (["stale_cap=0.8"], [0.8] * 3, [math.exp(-0.25)] * 2, ("stale/capped", 0.6)),
         (
-            ["stale_correction=masked", "stale_level=sequence", "stale_range=[0.8, 2.0]"],
+            ["stale_correction=masked", "stale_level=token"],
+            [0, 0, math.exp(-0.6)],
+            [math.exp(-0.5), 1.0],
+            ("stale/masked", 0.4),
+        ),
+        (
+            ["stale_correction=masked", "stale_range=[0.8, 2.0]"],
             [math.exp(-0.2)] * 3,
             [0.0, 0.0],
             ("stale/masked", 0.4),
@@ -106,7 +110,7 @@ def test_where_it_is_off_or_the_loss_corrects_all_it_is_measured_alone(override)
 def test_segments_are_sequences_of_their_own():
     # the second segment of a trajectory was sampled by the newest weights from a prompt of its own
     halves = [sample("a", [-1.0, -3.0], [4, 4]), sample("a", [-9.0, -9.0], [5, 5], segment=1)]
-    settings = LearnerSettings.of(make_config(*PLAIN, "algorithm.stale_level=sequence"))
+    settings = LearnerSettings.of(make_config(*PLAIN))
     old = BatchScores(log_probs=torch.full((1, 4), -1.0))
     got, metrics = stale_weights(settings, response_view(halves), old, 5)
     # log weights 0 and 2: e^1 capped at 2
@@ -118,7 +122,7 @@ def test_segments_are_sequences_of_their_own():
 CORRECTIONS = [
     ["algorithm.stale_correction=off"],
     ["algorithm.stale_correction=masked", "algorithm.stale_range=[1.0, 1.0001]"],
-    ["algorithm.stale_cap=0.1", "algorithm.stale_level=sequence"],
+    ["algorithm.stale_cap=0.1", "algorithm.stale_level=token"],
 ]
 
 

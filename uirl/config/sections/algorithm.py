@@ -42,8 +42,9 @@ class AlgorithmConfig(Section):
     exp(old_log_probs - rollout_log_probs): 'truncated' at `stale_cap`, 'masked' (weighed inside `stale_range`, left out
     outside), or not ('off'). Samples of the learner's own weights are never touched, so a synchronous run is the same
     with any value. `tis_cap` and `mismatch_range`, which correct every sample, replace it."""
-    stale_level: Literal["token", "sequence"] = "token"
-    """Whether stale samples are corrected token by token, or each as a whole by the geometric mean of its weights."""
+    stale_level: Literal["token", "sequence"] = "sequence"
+    """Whether stale samples are corrected each as a whole, by the geometric mean of its weights, or token by token,
+    which learned less where data were many versions old."""
     stale_cap: Positive = 2.0
     """Largest weight of 'truncated'."""
     stale_range: Annotated[tuple[NonNegative, Positive], Field(strict=False)] = (0.5, 2.0)
