@@ -243,6 +243,46 @@ async def test_an_engine_that_fails_what_another_can_is_taken_out(files: WeightF
     await router.close()
 
 
+async def test_an_engine_under_suspicion_gets_no_new_episodes_and_holds_none_that_left(files: WeightFiles) -> None:
+    engines = [FakeEngine(), FakeEngine()]
+    router = Router(engines, files=files, limits=QUICK)
+    engines[0].broken = EngineFailure("out of memory")
+    engines[1].hold()
+    replies = [asyncio.ensure_future(router.generate(request("e0")))]
+    await until(lambda: engines[1].asked)
+    assert engines[0].released == ["e0"]
+    assert [place.sessions for place in router._places] == [0, 1]
+    replies += [asyncio.ensure_future(router.generate(request(f"e{n}"))) for n in range(1, 4)]
+    await until(lambda: len(engines[1].asked) == 4)
+    assert len(engines[0].asked) == 1
+    engines[1].let_go()
+    await asyncio.gather(*replies)
+    await router.close()
+
+
+async def test_weights_that_come_while_an_engine_comes_back_reach_it_as_well(files: WeightFiles) -> None:
+    class Slow(FakeEngine):
+        loading = 0
+
+        async def update_weights(self, weights, version, *, adapter=None):
+            await super().update_weights(weights, version, adapter=adapter)
+            self.loading = version
+            await self._free.wait()
+
+    engines = [FakeEngine(), Slow()]
+    router = Router(engines, files=files, limits=QUICK)
+    engines[1].dead = True
+    await router.update_weights(weights(1.0), 1)
+    engines[1].hold()
+    engines[1].come_back()
+    await until(lambda: engines[1].loading == 1)
+    await router.update_weights(weights(2.0), 2)
+    engines[1].let_go()
+    await until(lambda: not router.out)
+    assert (engines[1].policy_version, engines[1].weights["a.weight"]) == (2, [2.0, 2.0])
+    await router.close()
+
+
 async def test_an_engine_alone_that_never_answers_is_taken_out_and_tried_again() -> None:
     engine = FakeEngine(keeps_weights=True)
     router = Router([engine], limits=replace(QUICK, first_pause=60.0))
