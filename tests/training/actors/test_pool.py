@@ -201,6 +201,21 @@ async def test_a_frozen_actor_is_killed_and_started_again(monkeypatch: pytest.Mo
         assert launcher.actors[0].killed
 
 
+async def test_an_episode_that_was_lost_is_not_given_to_the_same_dead_actor_again() -> None:
+    launcher = FakeLauncher()
+    async with pool_of(launcher, 2) as pool:
+        await until(lambda: all_ready(pool))
+        lost = play(pool, "a")
+        await until(lambda: any(actor.playing for actor in launcher.actors))
+        victim, other = sorted(launcher.actors, key=lambda actor: not actor.playing)
+        other.release.set()
+        assert victim.peer is not None
+        victim.peer.close()  # the process itself has not ended yet
+        with pytest.raises(ActorFailure):
+            await lost
+        assert (await pool.play(spec("a-r1"), "train")).trajectory.id == "a-r1"
+
+
 async def test_an_actor_that_dies_at_every_start_ends_the_run_with_its_words() -> None:
     launcher = FakeLauncher({"dies at start": True})
     async with pool_of(launcher, 1) as pool:

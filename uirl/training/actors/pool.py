@@ -59,8 +59,10 @@ class Seat:
 
     @property
     def takes_more(self) -> bool:
-        """Whether it can be given another episode."""
-        return self.state == "ready" and self.active < self.places
+        """Whether it can be given another episode. One whose connection has ended cannot, before anybody noted it: it
+        would fail each attempt at once, and has the fewest episodes."""
+        connected = self.peer is not None and self.peer.reason is None
+        return connected and self.state == "ready" and self.active < self.places
 
 
 class ActorPool:
