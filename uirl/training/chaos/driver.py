@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import time
 import uuid
@@ -228,10 +227,10 @@ class Chaos:
             time.sleep(1.0)
 
     def _clear_up(self) -> None:
-        """End what is still there: the learner with Ctrl-C, so that it saves; the rest at once."""
+        """End what is still there: the learner so that it saves; the rest at once."""
         if self._learner is not None and self._learner.poll() is None:
             say("chaos: waiting up to 60 s for the learner to save and end")
-            self._learner.send_signal(signal.SIGINT)
+            self._learner.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._learner.wait(60.0)
         for server in self.options.servers:
