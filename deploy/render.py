@@ -68,21 +68,15 @@ def slurm_script(plan: Plan) -> str:
 
 def ray_job(plan: Plan) -> list[dict[str, Any]]:
     """Return the objects for `kubectl apply`: the job, and who may reach its pods."""
-    command = [
-        "uirl",
-        "train",
-        plan.config,
-        "--resume",
-        f"logging.runs_dir={plan.runs}",
-        f"logging.run_name={plan.name}",
-    ]
+    command = ["uirl", "train", plan.config, f"logging.runs_dir={plan.runs}", f"logging.run_name={plan.name}"]
+    resume = f"$(test -d {shlex.quote(f'{plan.runs}/{plan.name}')} && echo --resume)"
     job = {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
         "metadata": {"name": plan.name},
         "spec": {
             # the learner is the job's own process; it runs where the resource `learner` is
-            "entrypoint": shlex.join([*command, *plan.keys]),
+            "entrypoint": f"{shlex.join([*command, *plan.keys])} {resume}",
             "entrypointNumCpus": 1,
             "entrypointResources": json.dumps({"learner": 1}),
             # a job that failed begins again, in a new cluster, and goes on from its last checkpoint

@@ -26,11 +26,15 @@ export RAY_AUTH_TOKEN_PATH="$runs/.ray-token-$SLURM_JOB_ID"
 (umask 077 && od -An -N32 -tx1 /dev/urandom | tr -d ' \n' > "$RAY_AUTH_TOKEN_PATH")
 trap 'rm -f "$RAY_AUTH_TOKEN_PATH"' EXIT
 
+run=uirl-$SLURM_JOB_ID
+resume=()
+if [ -d "$runs/$run" ]; then resume=(--resume); fi
+
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((20000 + SLURM_JOB_ID % 10000))
 
 srun --kill-on-bad-exit=1 mkdir -p "$RAY_TMPDIR"
 srun --kill-on-bad-exit=1 ray symmetric-run --address "$head:$port" --min-nodes 4 \
   --num-cpus=16 --resources='{"browser": 8}' -- \
-  uirl train "$config" --resume "logging.runs_dir=$runs" "logging.run_name=uirl-$SLURM_JOB_ID" \
+  uirl train "$config" "${resume[@]}" "logging.runs_dir=$runs" "logging.run_name=$run" \
   ray.use_ray=true ray.address=auto ray.num_actors=32 'ray.actor_resources={browser: 1}' ray.actor_cpus=1

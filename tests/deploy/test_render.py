@@ -81,7 +81,7 @@ def test_the_script_for_slurm_starts_ray_and_the_run(plan: Plan, tmp_path: Path)
         *(f"--num-cpus={plan.cpus}", f'--resources={{"browser": {plan.browsers}}}'),
     ]
     assert command == [
-        *("uirl", "train", plan.config, "--resume", f"logging.runs_dir={runs}", f"logging.run_name={plan.name}-12345"),
+        *("uirl", "train", plan.config, f"logging.runs_dir={runs}", f"logging.run_name={plan.name}-12345"),
         *plan.keys,
     ]
     mode, token, *variables = (tmp_path / "seen.env").read_text().splitlines()
@@ -89,18 +89,26 @@ def test_the_script_for_slurm_starts_ray_and_the_run(plan: Plan, tmp_path: Path)
     assert len(token) == 64
     assert "RAY_AUTH_MODE=token" in variables
     assert list(runs.iterdir()) == []  # the token went with the job
+    (runs / f"{plan.name}-12345").mkdir()
+    subprocess.run(["bash", script], env=environment, check=True)
+    again = (tmp_path / "seen").read_bytes().decode().splitlines()[-1].split("\0")
+    assert again[again.index("train") + 2] == "--resume"
     assert ("--gpus-per-node" in script.read_text()) == bool(plan.gpus)
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
-def test_the_job_for_kuberay_fits_its_schema(plan: Plan) -> None:
+def test_the_job_for_kuberay_fits_its_schema(plan: Plan, tmp_path: Path) -> None:
     job, policy = yaml.safe_load_all(kuberay_yaml(plan))
     assert [job, policy] == ray_job(plan)
     jsonschema.Draft202012Validator(SCHEMA).validate(job)
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     cluster = job["spec"]["rayClusterSpec"]
     groups = {group["groupName"]: group for group in cluster["workerGroupSpecs"]}
-    assert shlex.split(job["spec"]["entrypoint"])[6:] == plan.keys
+    entrypoint = job["spec"]["entrypoint"].replace(plan.runs, str(tmp_path)).replace("uirl train", "printf '%s\\n'", 1)
+    run = [plan.config, f"logging.runs_dir={tmp_path}", f"logging.run_name={plan.name}", *plan.keys]
+    assert subprocess.check_output(["sh", "-c", entrypoint], text=True).splitlines() == run
+    (tmp_path / plan.name).mkdir()
+    assert subprocess.check_output(["sh", "-c", entrypoint], text=True).splitlines() == [*run, "--resume"]
     # what a shell makes of the value is what `ray start --resources` reads
     resources = {name: json.loads(shlex.split(g["rayStartParams"]["resources"])[0]) for name, g in groups.items()}
     assert resources == {"learner": {"learner": 1}, "browsers": {"browser": plan.browsers}}
