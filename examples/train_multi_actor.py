@@ -27,18 +27,19 @@ from uirl import (
 )
 
 ACTORS, BATCH = 8, 64
+GOAL = "guess the number"
 SERVE = [
     "serve",
     "--env",
     "guess_number",
     "--option",
-    "n=7",
+    "n=3",
     "--option",
-    "guesses=3",
+    "guesses=2",
     "--option",
     "demonstrator=random",
 ]
-"""Guess a number from 1 to 7, told higher or lower; its demonstrator knows what a guess looks like, and no more."""
+"""Guess a number from 1 to 3 in two tries, told higher or lower; the demonstrator knows what a guess looks like."""
 
 
 @contextlib.contextmanager
@@ -60,7 +61,7 @@ async def warm_start(trainer, urls, steps=40):
     chat, parser = trainer.model.chat, create_parser(environment.action_format)
     collector = Collector(environment, chat, parser, trainer.images, parallel=16)
     for step in range(steps):
-        specs = [EpisodeSpec(Task("guess"), 1000 * step + i, None, f"demo-{step}-{i}") for i in range(16)]
+        specs = [EpisodeSpec(Task("guess", goal=GOAL), 1000 * step + i, None, f"demo-{step}-{i}") for i in range(16)]
         shown = await collector.collect(specs, lambda spec: ExpertAgent(chat, parser))
         trainer.learner.supervised([sample for t in shown if t.failure is None for sample in samples_of(t)])
     await collector.close()
@@ -76,9 +77,9 @@ def learn(urls, updates, warm_steps=40):
         env_urls=urls,
         model=model,
         trajectory_queue=trajectories,
-        task_prompt="guess the number",
+        task_prompt=GOAL,
         action_format="text",
-        options=MultiActorOptions(max_steps=3, max_tokens=4, images=trainer.images),
+        options=MultiActorOptions(max_steps=2, max_tokens=4, images=trainer.images),
         environment="remote",
     )
     runner.publish(trainer.learner)
@@ -102,4 +103,4 @@ def learn(urls, updates, warm_steps=40):
 
 if __name__ == "__main__":
     with contextlib.ExitStack() as stack:
-        learn(sys.argv[1:] or stack.enter_context(servers(2)), updates=60)
+        learn(sys.argv[1:] or stack.enter_context(servers(2)), updates=40)
