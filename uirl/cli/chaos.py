@@ -24,6 +24,9 @@ def add_command(commands: Any, program: Sequence[str]) -> None:
         "--servers", type=count, metavar="N", help="play on N `uirl serve` processes, which are killed too"
     )
     chaos.add_argument(
+        "--ray-nodes", type=count, metavar="N", help="play in a Ray cluster of N nodes, which are killed too"
+    )
+    chaos.add_argument(
         "--after-updates", type=int, default=0, metavar="N", help="updates of the run before the first kill (default 0)"
     )
     chaos.add_argument(
@@ -36,6 +39,7 @@ def _chaos(options: argparse.Namespace) -> int:
     from uirl.config import load_config
     from uirl.storage import free_run_name
     from uirl.training.chaos.driver import Chaos, ChaosOptions, train_arguments
+    from uirl.training.chaos.ray_nodes import RayNodes
     from uirl.training.chaos.servers import changes_for, servers_of
     from uirl.training.record.progress import report_table, say
 
@@ -58,6 +62,7 @@ def _chaos(options: argparse.Namespace) -> int:
                 after_updates=options.after_updates,
                 finish_seconds=options.finish,
                 servers=servers,
+                nodes=None if options.ray_nodes is None else RayNodes(config, options.ray_nodes),
             )
         )
         say(f"chaos: {run} for {options.seconds:g} s, seed {options.seed}")

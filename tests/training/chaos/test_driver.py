@@ -13,6 +13,7 @@ from uirl.config import ConfigStore
 from uirl.errors import ConfigError
 from uirl.training.chaos import processes
 from uirl.training.chaos.driver import Chaos, ChaosOptions, train_arguments
+from uirl.training.chaos.ray_nodes import RayNodes
 from uirl.training.chaos.servers import changes_for, servers_of
 
 SMALL = [
@@ -37,7 +38,7 @@ SMALL = [
 
 def chaos(folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
     changes = [*SMALL, f"logging.runs_dir={folder}", "logging.run_name=run"]
-    status = main(["chaos", *words, *(word for change in changes for word in ("--set", change))])
+    status = main(["chaos", *(word for change in changes for word in ("--set", change)), *words])
     return status, json.loads((folder / "run" / "chaos.json").read_text())
 
 
@@ -60,6 +61,23 @@ def test_a_run_survives_its_servers_and_itself(tmp_path: Path, capsys: pytest.Ca
 def test_a_job_that_cannot_begin_is_an_error_of_the_person(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chaos", "--set", "environment.no_such_key=1"]) == 2
     assert "no_such_key" in capsys.readouterr().err
+
+
+@pytest.mark.actors
+def test_a_run_survives_a_node_of_its_ray_cluster(tmp_path: Path) -> None:
+    ray = ["--set", "ray.use_ray=true", "--set", "ray.num_actors=2", "--set", "ray.actor_cpus=0.5"]
+    words = ["--seconds", "20", "--seed", "1", "--ray-nodes", "2", "--finish", "600", "--after-updates", "1"]
+    status, report = chaos(tmp_path, *words, *ray, "--set", "actors.processes=0")
+    assert status == 0, report
+    assert "node" in {event["role"] for event in report["events"]}
+    assert report["processes_left"] == []
+
+
+@pytest.mark.parametrize("change", ["ray.use_ray=false", "ray.address=auto"])
+def test_nodes_are_of_a_cluster_that_chaos_starts(change: str) -> None:
+    config = ConfigStore().override(["ray.use_ray=true", change])
+    with pytest.raises(ConfigError, match="chaos starts the cluster itself"):
+        RayNodes(config, 2)
 
 
 def test_a_learner_is_continued_where_it_was(tmp_path: Path) -> None:

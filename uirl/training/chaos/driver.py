@@ -18,6 +18,7 @@ from uirl.metrics import read_metrics
 from uirl.storage import RunDirectory, TrajectoryStore
 from uirl.training.channels.base import GroupRules
 from uirl.training.chaos import processes
+from uirl.training.chaos.ray_nodes import RayNodes
 from uirl.training.chaos.report import ChaosReport, Event, odd_rows, usable_below_floor
 from uirl.training.chaos.schedule import Kill, kills_of
 from uirl.training.chaos.servers import LEASE, LocalServer
@@ -49,6 +50,8 @@ class ChaosOptions:
     finish_seconds: float = 3600.0
     """That the run may take after the last kill."""
     servers: list[LocalServer] = field(default_factory=list)
+    nodes: RayNodes | None = None
+    """A cluster of Ray that the run plays on; None: chaos starts none."""
 
 
 class Chaos:
@@ -64,8 +67,10 @@ class Chaos:
         self._learner: subprocess.Popen[bytes] | None = None
         self._begun: float | None = None
         self._again: dict[str, float] = {}
-        """Name of a server -> when it is started again."""
+        """Name of a server or node -> when it is started again."""
         self._own_ends = 0
+        self._address = ""
+        """Of the Ray cluster that chaos started; empty: it started none."""
 
     def execute(self) -> ChaosReport:
         """Run the job to its end. Ctrl-C ends all of it, and is raised."""
@@ -75,6 +80,8 @@ class Chaos:
                 server.start(self.mark)
             for server in self.options.servers:
                 server.wait()
+            if self.options.nodes is not None:
+                self._address = self.options.nodes.start(self.mark)
             self._run()
             self._account()
         finally:
@@ -105,13 +112,13 @@ class Chaos:
                 return
             while self._kills and self._begun is not None and self._kills[0].at <= elapsed:
                 self._carry_out(self._kills.popleft(), elapsed)
-            self._restart_servers(now)
+            self._restart(now)
             self._note_who_is_back(elapsed)
             time.sleep(_LOOK)
 
     def _start_learner(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            self.options.command,
+            [*self.options.command, *([f"ray.address={self._address}"] if self._address else [])],
             env={**os.environ, processes.MARK: self.mark},
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is passed on once, not twice
@@ -154,7 +161,7 @@ class Chaos:
         say(f"chaos: {elapsed:.1f} s, killed {target.name} (pid {target.pid})")
         if kill.role == "learner":
             self._own_ends = 0
-        if kill.role == "server":
+        if kill.role in ("server", "node"):
             self._again[target.name] = time.monotonic() + _RESTART
 
     def _candidates(self, role: str) -> list[processes.RunProcess]:
@@ -165,6 +172,8 @@ class Chaos:
                 for server in self.options.servers
                 if server.process is not None and server.process.poll() is None
             ]
+        if role == "node":
+            return [] if self.options.nodes is None else self.options.nodes.processes()
         if role == "learner":
             known = None if self._learner is None or self._learner.poll() is not None else self._learner.pid
             return [] if known is None else [processes.RunProcess("learner", role, known)]
@@ -172,7 +181,13 @@ class Chaos:
             (one for one in processes.read_table(self.options.run) if one.role == role), key=lambda one: one.name
         )
 
-    def _restart_servers(self, now: float) -> None:
+    def _restart(self, now: float) -> None:
+        """Start servers and nodes again whose time has come."""
+        nodes = [] if self.options.nodes is None else [name for name in self._again if name.startswith("node-")]
+        for name in nodes:
+            if self._again[name] <= now and self.options.nodes is not None:
+                del self._again[name]
+                self.options.nodes.start_again(name, self.mark)
         for server in self.options.servers:
             if self._again.get(server.name, float("inf")) <= now:
                 del self._again[server.name]
@@ -184,6 +199,8 @@ class Chaos:
         for event in list(self._waiting):
             if event.role == "server":
                 back = any(one.name == event.name and one.answers() for one in self.options.servers)
+            elif event.role == "node":
+                back = any(one.name == event.name and one.pid != event.pid for one in self._candidates("node"))
             elif event.role == "learner":
                 writer = processes.writer_of(self.options.run)
                 back = self._learner is not None and writer == self._learner.pid and writer != event.pid
@@ -210,6 +227,8 @@ class Chaos:
         with contextlib.suppress(StorageError), TrajectoryStore(directory.trajectories_path, read_only=True) as store:
             floor = GroupRules.from_config(self.options.config).floor
             report.below_floor = usable_below_floor(store.list(split="train"), floor)
+        if self.options.nodes is not None:
+            self.options.nodes.stop()  # what is left behind is counted without it
         own = [server.process.pid for server in self.options.servers if server.process is not None]
         until = time.monotonic() + _AFTERWARDS
         while (left := processes.marked(self.mark, besides=own)) and time.monotonic() < until:
@@ -235,6 +254,8 @@ class Chaos:
                 self._learner.wait(60.0)
         for server in self.options.servers:
             server.stop()
+        if self.options.nodes is not None:
+            self.options.nodes.stop()
         for pid in processes.marked(self.mark):
             processes.kill(pid, self.mark)
         with contextlib.suppress(StorageError, FileNotFoundError):
