@@ -14,6 +14,7 @@ import pytest
 from tests.training.test_loop import settings
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.learner import Learner
+from uirl.training.channels.base import Channel
 from uirl.types import Trajectory
 
 
@@ -115,3 +116,21 @@ def test_pictures_go_with_the_update_that_learned_from_them(tmp_path: Path):
     trainer.fit(num_epochs=1, num_iters_per_epoch=6)
     assert len(trainer._parts.images) <= 3 * first
     trainer.cleanup()
+
+
+def test_a_finished_run_that_is_continued_leaves_no_actor_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    closed: list[Channel] = []
+    close = Channel.close
+
+    async def counted(self: Channel) -> None:
+        closed.append(self)
+        await close(self)
+
+    monkeypatch.setattr(Channel, "close", counted)
+    fit(ahead(tmp_path), 1)
+    assert closed
+    closed.clear()
+    config = ahead(tmp_path)
+    config.checkpoint.resume = True
+    fit(config, 1)
+    assert closed, "the channel of a run with nothing left to do was not closed"

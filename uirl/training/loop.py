@@ -161,19 +161,19 @@ class RLTrainer:
     async def _fit(self, epochs: int, per_epoch: int) -> dict[str, Any]:
         channel = channel_of(self._parts)
         channel.on_finished = self._write_down
-        if not self._parts.engine.takes_weights:
-            await self._publish(channel)  # the engine says why not, before there is a run directory
-        record, goal = self._open_record(), epochs * per_epoch
-        channel.keep_table(record.path)
-        say(f"run directory {record.path}")
-        say(self._parts.tasks.summary)
-        if self._restored and self._saved is not None:
-            say(f"resumed at {self._state.place()}, from {self._saved[0]}")
-            reason = self._state.stop_reason(self.config.training, goal)
-            if (summary := summary_of_finished(self._state, record, reason)) is not None:
-                return summary
-        self._channel = channel
         try:
+            if not self._parts.engine.takes_weights:
+                await self._publish(channel)  # the engine says why not, before there is a run directory
+            record, goal = self._open_record(), epochs * per_epoch
+            channel.keep_table(record.path)
+            say(f"run directory {record.path}")
+            say(self._parts.tasks.summary)
+            if self._restored and self._saved is not None:
+                say(f"resumed at {self._state.place()}, from {self._saved[0]}")
+                reason = self._state.stop_reason(self.config.training, goal)
+                if (summary := summary_of_finished(self._state, record, reason)) is not None:
+                    return summary
+            self._channel = channel
             await self._publish(channel)
             return await self._train(channel, goal, per_epoch)
         except Interrupted:
