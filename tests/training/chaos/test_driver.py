@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from uirl.cli.main import main
-from uirl.config import ConfigStore
+from uirl.cli.main import _parser, main
+from uirl.config import ConfigStore, load_config
 from uirl.errors import ConfigError
 from uirl.training.chaos import processes
 from uirl.training.chaos.driver import Chaos, ChaosOptions, train_arguments
 from uirl.training.chaos.ray_nodes import RayNodes
+from uirl.training.chaos.schedule import GAPS
 from uirl.training.chaos.servers import changes_for, servers_of
 
 SMALL = [
@@ -141,3 +144,15 @@ def test_nothing_is_killed_before_the_updates_that_were_asked_for(tmp_path: Path
     assert chaos._elapsed(110.0) == 0.0
     (run / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
     assert [chaos._elapsed(now) for now in (120.0, 125.0)] == [0.0, 5.0]
+
+
+def test_the_commands_of_the_page_parse() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "chaos.md").read_text()
+    commands = re.findall(r"^uirl (chaos .*)$", page, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        options = _parser().parse_args(shlex.split(command))
+        assert load_config(Path(__file__).parents[3] / options.config, options.changes).check(training=True)
+    for role, gap in GAPS.items():
+        name = {"server": "environment server", "engine": "engine process", "node": "node of Ray"}.get(role, role)
+        assert re.search(rf"^\| {name}[^|]* \| {gap:g} s \|", page, re.MULTILINE), role
