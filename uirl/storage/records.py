@@ -89,6 +89,16 @@ def decode_turn(row: TurnRow, picture: Callable[[str], Any]) -> Turn:
     )
 
 
+def as_stored(trajectory: Trajectory) -> Trajectory:
+    """Return what the store would give back for a trajectory whose pictures are hashes: plain data alone, whatever an
+    environment put into it, so that it can go to another process. Raises StorageError for what cannot be stored."""
+    turns = [
+        encode_turn(turn, turn.observation.images, f"trajectory {trajectory.id}: turns[{index}]")
+        for index, turn in enumerate(trajectory.turns)
+    ]
+    return decode_header(encode_header(trajectory), [decode_turn(turn, str) for turn in turns])
+
+
 def _tool_results(record: Mapping[str, Any]) -> tuple[ToolResult, ...]:
     return tuple(ToolResult(**result) for result in record["tool_results"])
 

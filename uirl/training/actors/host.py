@@ -26,6 +26,7 @@ from uirl.rollout.collector import Collector, options_of
 from uirl.rollout.episode import EngineAgent, EpisodeSpec
 from uirl.runtime.lazy import load
 from uirl.runtime.time_limits import TimedOut, within
+from uirl.storage.records import as_stored
 from uirl.training.actors.job import ActorJob, Played, Ready, probe_of
 from uirl.training.actors.way import Way
 from uirl.training.assembly import sampling_of
@@ -67,7 +68,7 @@ class ActorHost:
         images = ImageStore() if self._shared is None else self._shared
         collector = replace(self._collectors[split], images=images)
         async with self._free[split]:  # an attempt that was given up may still be closing its instance
-            trajectory = await collector.play_once(spec, agent)
+            trajectory = as_stored(await collector.play_once(spec, agent))
         if self._shared is not None:
             return Played(trajectory)
         return Played(trajectory, tuple(map(images.get, pictures_of(trajectory))))
