@@ -51,13 +51,13 @@ def weights(*overrides: str) -> tuple[torch.Tensor | None, dict[str, float]]:
     return stale_weights(settings, response_view(SAMPLES), BatchScores(log_probs=OLD), 5)
 
 
-def test_stale_samples_are_truncated_as_a_whole_unless_the_config_says_otherwise():
+def test_stale_samples_are_weighed_and_masked_as_a_whole_unless_the_config_says_otherwise():
     got, metrics = weights()
     expected = [[math.exp(-0.2)] * 3, [1.0] * 3, [math.exp(-0.25)] * 3]
     # beyond the end of a row nothing is read
     torch.testing.assert_close(got[response_view(SAMPLES).mask], torch.tensor(expected)[response_view(SAMPLES).mask])
-    assert metrics["stale/capped"] == 0
-    assert "stale/masked" not in metrics
+    assert metrics["stale/masked"] == 0
+    assert "stale/capped" not in metrics
 
 
 def test_metrics_of_what_is_stale():
@@ -75,16 +75,22 @@ def test_metrics_of_what_is_stale():
 @pytest.mark.parametrize(
     ("overrides", "first", "third", "metric"),
     [
-        (["stale_level=token"], [math.exp(-1), 2.0, math.exp(-0.6)], [math.exp(-0.5), 1.0], ("stale/capped", 0.2)),
-        (["stale_cap=0.8"], [0.8] * 3, [math.exp(-0.25)] * 2, ("stale/capped", 0.6)),
+        (["stale_correction=truncated"], [math.exp(-0.2)] * 3, [math.exp(-0.25)] * 2, ("stale/capped", 0.0)),
         (
-            ["stale_correction=masked", "stale_level=token"],
+            ["stale_correction=truncated", "stale_level=token"],
+            [math.exp(-1), 2.0, math.exp(-0.6)],
+            [math.exp(-0.5), 1.0],
+            ("stale/capped", 0.2),
+        ),
+        (["stale_correction=truncated", "stale_cap=0.8"], [0.8] * 3, [math.exp(-0.25)] * 2, ("stale/capped", 0.6)),
+        (
+            ["stale_level=token"],
             [0, 0, math.exp(-0.6)],
             [math.exp(-0.5), 1.0],
             ("stale/masked", 0.4),
         ),
         (
-            ["stale_correction=masked", "stale_range=[0.8, 2.0]"],
+            ["stale_range=[0.8, 2.0]"],
             [math.exp(-0.2)] * 3,
             [0.0, 0.0],
             ("stale/masked", 0.4),
@@ -113,8 +119,8 @@ def test_segments_are_sequences_of_their_own():
     settings = LearnerSettings.of(make_config(*PLAIN))
     old = BatchScores(log_probs=torch.full((1, 4), -1.0))
     got, metrics = stale_weights(settings, response_view(halves), old, 5)
-    # log weights 0 and 2: e^1 capped at 2
-    torch.testing.assert_close(got, torch.tensor([[2.0, 2.0, 1.0, 1.0]]))
+    # log weights 0 and 2: e^1 is above 2
+    torch.testing.assert_close(got, torch.tensor([[0.0, 0.0, 1.0, 1.0]]))
     assert metrics["stale/share"] == 0.5
     assert metrics["stale/mixed"] == 0
 
@@ -122,7 +128,7 @@ def test_segments_are_sequences_of_their_own():
 CORRECTIONS = [
     ["algorithm.stale_correction=off"],
     ["algorithm.stale_correction=masked", "algorithm.stale_range=[1.0, 1.0001]"],
-    ["algorithm.stale_cap=0.1", "algorithm.stale_level=token"],
+    ["algorithm.stale_correction=truncated", "algorithm.stale_cap=0.1", "algorithm.stale_level=token"],
 ]
 
 

@@ -41,7 +41,7 @@ READERS: dict[str, list[str]] = {
     "algorithm.kl_horizon": ["training.use_kl_in_reward=true", "algorithm.kl_target=0.001", "algorithm.kl_horizon=100"],
     "algorithm.kl_type": ["algorithm.kl_loss_coef=0.5"],
     "algorithm.mismatch_level": ["algorithm.mismatch_range=[0.9, 1.1]"],
-    "algorithm.stale_range": ["algorithm.stale_correction=masked"],
+    "algorithm.stale_cap": ["algorithm.stale_correction=truncated"],
     "algorithm.tis_level": ["algorithm.tis_cap=1.001"],
     "algorithm.loss_length": ["algorithm.loss_aggregation=seq-mean-token-sum-norm"],
 }

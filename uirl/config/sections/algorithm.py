@@ -37,7 +37,7 @@ class AlgorithmConfig(Section):
     rest is weighed too."""
     mismatch_level: Literal["token", "sequence"] = "token"
     """What `mismatch_range` judges: every token, or every sequence by the geometric mean of its weights."""
-    stale_correction: Literal["off", "truncated", "masked"] = "truncated"
+    stale_correction: Literal["off", "truncated", "masked"] = "masked"
     """How samples that older weights than the learner's sampled (`actors.staleness`) are corrected, by the weight
     exp(old_log_probs - rollout_log_probs): 'truncated' at `stale_cap`, 'masked' (weighed inside `stale_range`, left out
     outside), or not ('off'). Samples of the learner's own weights are never touched, so a synchronous run is the same
