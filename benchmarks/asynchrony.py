@@ -31,6 +31,8 @@ SCREEN = ["configs/screen.yaml", "environment.name=benchmarks.slow_screen:SlowSc
 OPTIONS = (
     "environment.options={level: 2, demonstrator: careless, carelessness: 0.82, latency: %g, tail: %s, busy_log: %s}"
 )
+SMALL_STEPS = ["training.learning_rate=8.0e-5", "training.value_learning_rate=1.3e-3"]
+"""A third of what the job learns with from 256 episodes at a time."""
 UPDATES = ["training.batch_size=16", "training.update_epochs=2", "training.minibatches=1", "training.threads=1"]
 QUIET = ["training.eval_every=null", "training.stop_at_success=null", "checkpoint.save_interval=null"]
 NUMBERS = ["configs/guess_number.yaml", "training.threads=1", "environment.eval_options={}"]
@@ -108,13 +110,13 @@ def calibrate(folder: Path) -> float:
 
 
 def screen_run(
-    folder: Path, latency: float, tail: str, actors: int, ahead: int, updates: int, seed: int
+    folder: Path, latency: float, tail: str, actors: int, ahead: int, updates: int, seed: int, *extra: str
 ) -> dict[str, Any]:
     """Return the figures of one run on slow screens."""
     log = folder / "busy.log"
     log.unlink(missing_ok=True)
     settings = [*SCREEN, *UPDATES, OPTIONS % (latency, tail, log), "environment.eval_options={latency: 0}"]
-    settings += [f"rollout.parallel={actors}", f"actors.staleness={ahead}"]
+    settings += [f"rollout.parallel={actors}", f"actors.staleness={ahead}", *extra]
     rows, success = go_on(warm(folder, SCREEN, seed), "run", settings, updates, seed)
     return figures(rows, actors, log) | {"actors": actors, "staleness": ahead, "seed": seed, "success": success}
 
@@ -137,8 +139,10 @@ def success(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any
     """Yield, for every seed, a run that waits and one that runs ahead, over the same number of episodes."""
     turn = options.turn or calibrate(folder)
     for seed in options.seeds:
-        for ahead in (0, AHEAD):
-            yield screen_run(folder, 10 * turn, options.tail, 16, ahead, options.updates, seed)
+        for ahead in (0, 2):
+            for extra in ([], SMALL_STEPS):
+                run = screen_run(folder, 10 * turn, options.tail, 16, ahead, options.updates, seed, *extra)
+                yield run | {"correction": "learning rate / 3" if extra else "learning rate of the job"}
 
 
 def miniwob(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:

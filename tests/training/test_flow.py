@@ -139,7 +139,7 @@ async def test_the_bound_that_is_found_and_the_spares_go_with_the_run(capsys: py
         await run.update()
         run.flow.adapt({"stale/gap": 0.001, "stale/ess": 0.999, "stale/age_max": run.flow.staleness}, 0.1)
     assert run.flow.staleness > 1
-    assert "staleness 1 -> 2: log-prob gap 0.001 of at most 0.05 nats" in capsys.readouterr().out
+    assert "staleness 1 -> 2: log-prob gap 0.001 of at most 0.02 nats" in capsys.readouterr().out
     resumed = Run(config, Actors(config), RunState.from_dict(run.state.to_dict()))
     assert resumed.flow.staleness == run.flow.staleness
     assert run.flow.row()["actors/staleness"] == run.flow.staleness

@@ -27,7 +27,7 @@ class ActorsConfig(Section):
     episodes of the newest weights alone, and nobody works while the other does. Above it the engine has a copy of the
     weights, episodes are played while the learner learns, and what became too old is dropped. 'auto': the most that
     keeps the data inside `max_gap` and `min_ess`; the log says why it moves."""
-    max_gap: Positive = 0.05
+    max_gap: Positive = 0.02
     """'auto' keeps the mean |learner - engine| over the tokens of older weights (`stale/gap`) below so many nats."""
     min_ess: Fraction = 0.9
     """'auto' keeps the effective sample size of these tokens, as a share of them (`stale/ess`), above this."""
