@@ -141,7 +141,7 @@ def test_eval_warns_of_excluded_episodes_wherever_the_report_goes(
         (["train", "checkpoint.from_step=4"], "set resume=true (--resume)"),
         (["train", "--resume", "logging.run_name=never", "logging.runs_dir=nowhere"], "there is no run 'never'"),
         (["train", "inference.backend=vllm"], "needs the package vllm"),
-        (["train", "ray.use_ray=true"], "ray.use_ray"),
+        (["train", "ray.use_ray=true", "ray.address=ray://10.0.0.1:10001"], "ray.address"),
     ],
 )
 def test_mistakes_are_named_and_never_a_traceback(
