@@ -269,6 +269,10 @@ WITHOUT_EFFECT: dict[str, str] = {
     "checkpoint.save_seconds": "verl saves by steps (checkpoint.save_interval)",
     "checkpoint.from_step": "verl goes back with trainer.resume_mode=resume_path and trainer.resume_from_path",
     "checkpoint.save_optimizer": "verl saves model, optimiser and extra state together",
+    "actors": "verl plays with workers of its own (actor_rollout_ref.rollout.agent.num_workers)",
+    **dict.fromkeys(
+        ("ray.actor_cpus", "ray.actor_resources", "ray.start_seconds"), "verl reserves places for workers of its own"
+    ),
     "ray.use_ray": "verl always runs on Ray",
     "ray.num_actors": "verl's agent-loop workers (actor_rollout_ref.rollout.agent.num_workers)",
     "logging.print_every": "verl prints every step",
