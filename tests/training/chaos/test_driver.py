@@ -27,8 +27,8 @@ SMALL = [
     "rollout.retries=3",
     "training.batch_size=16",
     "training.adv_estimator=grpo",
-    "training.num_epochs=10",
-    "training.num_iters_per_epoch=4",
+    "training.num_epochs=100000",
+    "training.max_seconds=30",  # of which the kills take 20
     "training.eval_episodes=8",
     "training.eval_every=null",
     "training.warm_start.steps=4",
@@ -64,6 +64,15 @@ def test_a_run_survives_its_servers_and_itself(tmp_path: Path, capsys: pytest.Ca
 def test_a_job_that_cannot_begin_is_an_error_of_the_person(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chaos", "--set", "environment.no_such_key=1"]) == 2
     assert "no_such_key" in capsys.readouterr().err
+
+
+@pytest.mark.actors
+def test_a_job_that_is_over_too_soon_shows_nothing(tmp_path: Path) -> None:
+    job = ["--set", "training.num_epochs=1", "--set", "training.num_iters_per_epoch=1", "--set", "actors.processes=0"]
+    status, report = chaos(tmp_path, "--seconds", "1000", *job)
+    assert (status, report["events"]) == (2, [])
+    assert "before anything was killed" in report["ended"]
+    assert report["too_late"].keys() == GAPS.keys()
 
 
 @pytest.mark.actors

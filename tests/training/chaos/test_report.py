@@ -25,6 +25,7 @@ def test_a_run_that_balances() -> None:
     found = report(
         events=[Event(12.25, "actor", "actor-1", 77, 1.5), Event(30.0, "learner", "learner", 70)],
         missed=Counter(engine=4),
+        too_late=Counter(node=1),
         sessions_left={"http://127.0.0.1:8000": 0},
         below_floor=3,
         stopped_because="all epochs are done",
@@ -34,6 +35,7 @@ def test_a_run_that_balances() -> None:
         "killed": "actor 1, learner 1",
         "came back": "1 of 2",
         "not there to kill": "engine 4",
+        "the run ended before": "node 1",
         "ledger": "20 ordered: 14 trained, 3 dropped (stale 3), 2 failed (actor 2), 1 in flight",
         "usable episodes in groups below floor": 3,
         "sessions left on servers": "0 on 1 servers",

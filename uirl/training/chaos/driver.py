@@ -83,6 +83,9 @@ class Chaos:
             if self.options.nodes is not None:
                 self._address = self.options.nodes.start(self.mark)
             self._run()
+            self.report.too_late.update(kill.role for kill in self._kills)
+            if not self.report.ended and not self.report.events:
+                self.report.ended = "it ended before anything was killed; chaos needs a longer job"
             self._account()
         finally:
             self._clear_up()

@@ -45,6 +45,8 @@ class ChaosReport:
     events: list[Event] = field(default_factory=list)
     missed: Counter[str] = field(default_factory=Counter)
     """Role -> kills for which there was no such process."""
+    too_late: Counter[str] = field(default_factory=Counter)
+    """Role -> kills that the end of the run came before."""
     ended: str = ""
     """Why the run did not come to its end; empty: it did."""
     ledger: Mapping[str, Any] | None = None
@@ -99,6 +101,7 @@ class ChaosReport:
             "killed": kinds(killed) if killed else "nothing",
             "came back": f"{sum(event.back_after is not None for event in self.events)} of {len(self.events)}",
             **({"not there to kill": kinds(self.missed)} if self.missed else {}),
+            **({"the run ended before": kinds(self.too_late)} if self.too_late else {}),
             "ledger": "none" if self.ledger is None else ledger_line(self.ledger),
             "usable episodes in groups below floor": self.below_floor,
             "sessions left on servers": f"{left} on {len(self.sessions_left)} servers" if self.sessions_left else "-",
@@ -116,9 +119,10 @@ class ChaosReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
-        plain = replace(self, missed=Counter())  # `asdict` cannot copy one that counts
+        plain = replace(self, missed=Counter(), too_late=Counter())  # `asdict` cannot copy one that counts
         counts = {
             "missed": dict(self.missed),
+            "too_late": dict(self.too_late),
             "problems": self.problems(),
             "status": self.status(),
             "result": self.result(),
