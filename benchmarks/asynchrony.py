@@ -7,7 +7,7 @@
     python benchmarks/asynchrony.py plot sweep.json --out docs/images/asynchrony.png
     python benchmarks/asynchrony.py table sweep.json                 the runs of any of these, those of seeds together
 
-The screens wait for a heavy-tailed time whose mean is ten times what the model takes for a turn (`slow_screen.py`). All
+The screens wait for a heavy-tailed time whose mean is ten times what the model takes for a turn (`slow.py`). All
 runs of a seed go on from one warm start, which is made without latency. A utilisation counts from the first row of
 metrics to the last.
 """
@@ -27,16 +27,14 @@ from typing import Any
 
 from uirl.metrics import read_metrics
 
-SCREEN = ["configs/screen.yaml", "environment.name=benchmarks.slow_screen:SlowScreen"]
-OPTIONS = (
-    "environment.options={level: 2, demonstrator: careless, carelessness: 0.82, latency: %g, tail: %s, busy_log: %s}"
-)
+SCREEN = ["configs/screen.yaml", "environment.name=benchmarks.slow:SlowScreen"]
+PAGES = ["configs/miniwob_click.yaml", "environment.name=benchmarks.slow:SlowPages"]
+SLOW = ["environment.options.latency=%g", "environment.options.tail=%s", "environment.options.busy_log=%s"]
 SMALL_STEPS = ["training.learning_rate=8.0e-5", "training.value_learning_rate=1.3e-3"]
 """A third of what the job learns with from 256 episodes at a time."""
 UPDATES = ["training.batch_size=16", "training.update_epochs=2", "training.minibatches=1", "training.threads=1"]
 QUIET = ["training.eval_every=null", "training.stop_at_success=null", "checkpoint.save_interval=null"]
 NUMBERS = ["configs/guess_number.yaml", "training.threads=1", "environment.eval_options={}"]
-PAGES = ["configs/miniwob_click.yaml", "training.threads=1"]
 ACTORS = (1, 4, 16, 64)
 CORRECTIONS = ["off", "truncated token", "truncated sequence", "masked token", "masked sequence"]
 AHEAD = 8
@@ -101,57 +99,57 @@ def stale_figures(rows: list[dict[str, Any]]) -> dict[str, float]:
     return found | {"dropped": (rows[-1].get("ledger/dropped/stale") or 0) / rows[-1]["ledger/ordered"]}
 
 
-def calibrate(folder: Path) -> float:
+def calibrate(folder: Path, job: list[str]) -> float:
     """Return the seconds that the model takes for a turn where one episode is played at a time."""
-    start = warm(folder, SCREEN, 0)
-    rows, _ = go_on(start, "calibrate", [*SCREEN, *UPDATES, "rollout.parallel=1", "training.eval_episodes=1"], 6, 0)
+    start = warm(folder, job, 0)
+    rows, _ = go_on(start, "calibrate", [*job, *UPDATES, "rollout.parallel=1", "training.eval_episodes=1"], 6, 0)
     turns = sum(row["turns"] * row["trajectories"] for row in rows[1:])
     return sum(row["time/engine_prefill"] + row["time/engine_decode"] for row in rows[1:]) / turns
 
 
-def screen_run(
-    folder: Path, latency: float, tail: str, actors: int, ahead: int, updates: int, seed: int, *extra: str
+def slow_run(
+    folder: Path, job: list[str], actors: int, ahead: int, updates: int, seed: int, *extra: str
 ) -> dict[str, Any]:
-    """Return the figures of one run on slow screens."""
+    """Return the figures of one run. `extra`: settings, the latency among them."""
     log = folder / "busy.log"
     log.unlink(missing_ok=True)
-    settings = [*SCREEN, *UPDATES, OPTIONS % (latency, tail, log), "environment.eval_options={latency: 0}"]
+    settings = [*job, *UPDATES, SLOW[2] % log, "environment.eval_options={latency: 0}"]
     settings += [f"rollout.parallel={actors}", f"actors.staleness={ahead}", *extra]
-    rows, success = go_on(warm(folder, SCREEN, seed), "run", settings, updates, seed)
+    rows, success = go_on(warm(folder, job, seed), "run", settings, updates, seed)
     return figures(rows, actors, log) | {"actors": actors, "staleness": ahead, "seed": seed, "success": success}
 
 
-def sweep(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def slowness(folder: Path, job: list[str], options: argparse.Namespace) -> tuple[float, list[str]]:
+    """Return the seconds that the model takes for a turn, and the settings that make a call take ten times that."""
+    turn = options.turn or calibrate(folder, job)
+    print(f"the model takes {1000 * turn:.1f} ms for a turn, a call waits {10_000 * turn:.0f} ms in the mean")
+    return turn, [SLOW[0] % (10 * turn), SLOW[1] % options.tail]
+
+
+def sweep(folder: Path, options: argparse.Namespace, job: list[str] = SCREEN) -> Iterator[dict[str, Any]]:
     """Yield the runs of every number of actors, those that wait beside those that run ahead."""
-    turn = options.turn or calibrate(folder)
-    print(
-        f"the model takes {1000 * turn:.1f} ms for a turn, a call of the environment {10_000 * turn:.0f} ms in the mean"
-    )
+    turn, slow = slowness(folder, job, options)
     for actors in options.actors:
         for ahead, share in ((0, 0.25), (AHEAD, 1.0)):
-            # few where each takes long: an update has 16 episodes of 3 calls
+            # few where each takes long: an update has 16 episodes of some calls
             updates = max(4, round(share * options.updates * min(1.0, actors / 16)))
-            run = screen_run(folder, 10 * turn, options.tail, actors, ahead, updates, 0)
+            run = slow_run(folder, job, actors, ahead, updates, 0, *slow, *options.set)
             yield run | {"turn": turn, "tail": options.tail}
+
+
+def miniwob(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield the runs of a sweep on real pages."""
+    yield from sweep(folder, options, PAGES)
 
 
 def success(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield, for every seed, a run that waits and one that runs ahead, over the same number of episodes."""
-    turn = options.turn or calibrate(folder)
+    _, slow = slowness(folder, SCREEN, options)
     for seed in options.seeds:
         for ahead in (0, 2):
             for extra in ([], SMALL_STEPS):
-                run = screen_run(folder, 10 * turn, options.tail, 16, ahead, options.updates, seed, *extra)
+                run = slow_run(folder, SCREEN, 16, ahead, options.updates, seed, *slow, *extra)
                 yield run | {"correction": "learning rate / 3" if extra else "learning rate of the job"}
-
-
-def miniwob(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield runs on real pages, those that wait beside those that run ahead."""
-    for actors in options.actors:
-        for ahead in (0, AHEAD):
-            settings = [*PAGES, *UPDATES, f"rollout.parallel={actors}", f"actors.staleness={ahead}"]
-            rows, reached = go_on(warm(folder, PAGES, 0), "run", settings, options.updates, 0)
-            yield figures(rows, actors, None) | {"actors": actors, "staleness": ahead, "success": reached}
 
 
 def staleness(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -234,6 +232,7 @@ def main() -> None:
     parser.add_argument("--corrections", type=lambda text: text.split(","), default=CORRECTIONS)
     parser.add_argument("--turn", type=float, help="seconds that the model takes for a turn; default: measured")
     parser.add_argument("--updates", type=int, default=100)
+    parser.add_argument("--set", action="append", default=[], help="section.key=value in the runs of a sweep")
     parser.add_argument("--tail", choices=("lognormal", "pareto"), default="lognormal")
     options = parser.parse_args()
     if options.what == "plot":
