@@ -65,6 +65,7 @@ _HOME = {
         "Batch Learner PPOBatch Policy PolicyValueModel VLMWrapper export_hf export_peft latest_checkpoint "
         "load_checkpoint load_policy save_checkpoint"
     ),
+    "uirl.curriculum": "TaskCurriculum",
     "uirl.integrations.mobile_world": "MobileWorldAgentLoop",
     "uirl.training": (
         "Channel EvaluationReport LocalChannel RLTrainer RayPPOTrainer TaskSource Trainer UniformTasks "
@@ -75,6 +76,7 @@ _NAMES = {name: module for module, names in _HOME.items() for name in names.spli
 _MODULES = (
     "algorithms",
     "config",
+    "curriculum",
     "environments",
     "inference",
     "learner",

@@ -8,14 +8,16 @@ from collections.abc import Collection, Iterable
 REPORTED_K = (1, 2, 4, 8, 16, 32, 64)
 
 
-def success_interval(successes: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
-    """Return (low, high) of the Wilson interval of a success rate; `z` = 1.96 is 95 % confidence.
+def success_interval(successes: float, n: float, z: float = 1.959963984540054) -> tuple[float, float]:
+    """Return (low, high) of the Wilson interval of a success rate; `z` = 1.96 is 95 % confidence. Episodes may have
+    weights: `n` is their sum, `successes` that of the solved ones.
 
     centre = (p + z^2 / 2n) / (1 + z^2 / n), half width = z / (1 + z^2 / n) * sqrt(p (1 - p) / n + z^2 / 4n^2) with
     p = successes / n (Wilson 1927). Never empty and never outside [0, 1], not even at 0 or n successes. Raises
     ValueError where n is 0: no episodes are no rate.
     """
-    _check_counts(successes, n)
+    if not 0 <= successes <= n or not n > 0:
+        raise ValueError(f"expected 0 <= successes <= n with n above 0, got {successes} of {n}")
     p, spread = successes / n, z * z / n
     centre = (p + spread / 2) / (1 + spread)
     half = z / (1 + spread) * math.sqrt(p * (1 - p) / n + spread / (4 * n))
