@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import gc
 import pickle
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -15,7 +19,7 @@ def shots(count: int) -> list[Screenshot]:
 
 
 def test_the_newest_are_kept() -> None:
-    store = ImageStore(capacity=2)
+    store = ImageStore(room=2)
     hashes = [store.put(bytes([i])).hash for i in range(3)]
     gc.collect()
     assert len(store) == 2
@@ -24,8 +28,44 @@ def test_the_newest_are_kept() -> None:
         store.get(hashes[0])
 
 
+def test_the_bound_is_in_bytes() -> None:
+    store = ImageStore(room=1000)
+    for i in range(50):
+        store.put(bytes([i]) * 400)
+        store.put(bytes([i]) * 400)  # the same one again takes no more
+    assert len(store) == 2
+    store.put(b"x" * 999)
+    assert len(store) == 1
+    store.forget_before(time.time() + 1)
+    assert len(store) == 0
+    for i in range(50):
+        store.put(bytes([i]) * 400)
+    assert len(store) == 2
+
+
+@pytest.fixture
+def impatient_threads() -> Iterator[None]:
+    """Let threads take turns after every few instructions."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+def test_threads_share_a_store(impatient_threads: None) -> None:
+    store = ImageStore(room=20)
+
+    def fill(first: int) -> None:
+        for i in range(20_000):
+            store.put(bytes([first, 0, i % 7]))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(fill, (0, 0, 0, 0)))  # raises what a thread raised
+    assert len(store) == 6
+
+
 def test_a_picture_that_somebody_holds_is_found_however_old_it_is() -> None:
-    store = ImageStore(capacity=1)
+    store = ImageStore(room=1)
     held = [store.put(shot) for shot in shots(5)]
     # a second picture of the same content must not take the place of the one that is held
     for shot in shots(5):
@@ -40,7 +80,7 @@ def test_a_picture_that_somebody_holds_is_found_however_old_it_is() -> None:
 
 
 def test_nothing_is_dropped_while_somebody_is_holding() -> None:
-    store = ImageStore(capacity=1)
+    store = ImageStore(room=1)
     with store.holding():
         with store.holding():
             hashes = [store.put(bytes([i])).hash for i in range(3)]

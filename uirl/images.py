@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import threading
 import time
 import weakref
 from collections import OrderedDict
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ROOM = 1024**3
+"""Bytes of encoded pictures that an `ImageStore` keeps where nobody needs them."""
 FORMATS = ("PNG", "JPEG", "WEBP")
 """What is decoded. Others have decoders that start programs (EPS: Ghostscript) or that nobody here needs."""
 
@@ -94,12 +97,14 @@ def screenshot(picture: Any) -> Screenshot:
 
 
 class ImageStore:
-    """Screenshots by hash: the newest `capacity` unless they were forgotten, all that came while somebody was
-    `holding`, and those of which somebody else still has the `Screenshot`. `get` raises KeyError for one that was
+    """Screenshots by hash: the newest `room` bytes of them unless they were forgotten, all that came while somebody
+    was `holding`, and those of which somebody else still has the `Screenshot`. `get` raises KeyError for one that was
     dropped."""
 
-    def __init__(self, capacity: int = 100_000) -> None:
-        self._capacity = capacity
+    def __init__(self, room: int = ROOM) -> None:
+        self._room = room
+        self._bytes = 0
+        self._lock = threading.RLock()  # the learner's thread looks for pictures while others put some
         self._kept: OrderedDict[str, tuple[Screenshot, float]] = OrderedDict()
         """With the time at which it last came, the oldest first."""
         self._alive: weakref.WeakValueDictionary[str, Screenshot] = weakref.WeakValueDictionary()
@@ -108,10 +113,13 @@ class ImageStore:
     def put(self, picture: Any) -> Screenshot:
         """Keep the screenshot of `picture` under its hash and return it; the one that is there already, if any."""
         image = screenshot(picture)
-        image = self._alive.setdefault(image.hash, image)
-        self._kept[image.hash] = (image, time.time())
-        self._kept.move_to_end(image.hash)
-        self._shrink()
+        with self._lock:
+            image = self._alive.setdefault(image.hash, image)
+            if image.hash not in self._kept:
+                self._bytes += len(image.data)
+            self._kept[image.hash] = (image, time.time())
+            self._kept.move_to_end(image.hash)
+            self._shrink()
         return image
 
     def get(self, hash: str) -> Screenshot:
@@ -123,19 +131,22 @@ class ImageStore:
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
         """Drop nothing in the context: what is collected in it can be learned from in it."""
-        self._holders += 1
+        with self._lock:
+            self._holders += 1
         try:
             yield
         finally:
-            self._holders -= 1
-            self._shrink()
+            with self._lock:
+                self._holders -= 1
+                self._shrink()
 
     def forget_before(self, moment: float) -> int:
         """Drop what has not come since `moment`, in seconds since 1970, whoever is `holding`; return how many."""
         count = 0
-        while self._kept and next(iter(self._kept.values()))[1] < moment:
-            self._kept.popitem(last=False)
-            count += 1
+        with self._lock:
+            while self._kept and next(iter(self._kept.values()))[1] < moment:
+                self._drop()
+                count += 1
         return count
 
     def close(self) -> None:
@@ -143,12 +154,18 @@ class ImageStore:
 
     def clear(self) -> None:
         """Forget every screenshot."""
-        self._kept.clear()
-        self._alive.clear()
+        with self._lock:
+            self._kept.clear()
+            self._alive.clear()
+            self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def _shrink(self) -> None:
-        while len(self._kept) > self._capacity and not self._holders:
-            self._kept.popitem(last=False)
+        while self._bytes > self._room and not self._holders:
+            self._drop()
+
+    def _drop(self) -> None:
+        _, (image, _) = self._kept.popitem(last=False)
+        self._bytes -= len(image.data)

@@ -382,7 +382,7 @@ def test_many_pictures_lie_in_short_folders(tmp_path: Path) -> None:
 
 
 def test_a_store_keeps_few_in_memory_and_finds_them_all(tmp_path: Path) -> None:
-    store = SharedImageStore(SharedPictures(tmp_path), capacity=2)
+    store = SharedImageStore(SharedPictures(tmp_path), room=2)
     shots = [bytes([i]) for i in range(5)]
     with store.holding():
         hashes = [store.put(shot).hash for shot in shots]

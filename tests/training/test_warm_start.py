@@ -25,7 +25,7 @@ def test_the_pictures_of_demonstrations_outlive_the_bound_of_the_store(tmp_path:
     config = settings(tmp_path)
     config.model.model_name = "uirl/tiny-vlm"
     parts = assemble(config, Countdown(length=2, pictures=True))
-    small = ImageStore(capacity=1)
+    small = ImageStore(room=1)
     parts.images = parts.collector.images = parts.learner.images = small
 
     async def learn() -> None:

@@ -28,8 +28,8 @@ _LOG = logging.getLogger(__name__)
 
 ROOM = 4 * 1024**3
 """Bytes that the RAM disk must have free to be chosen."""
-IN_MEMORY = 256
-"""Pictures that a `SharedImageStore` keeps in memory too."""
+IN_MEMORY = 64 * 1024**2
+"""Bytes of pictures that a `SharedImageStore` keeps in memory too."""
 _PREFIX = "uirl-pictures-"
 _HASH = re.compile("[0-9a-f]{32}")
 _OURS = re.compile(r"[0-9a-f]{32}(\.going|\.[0-9a-f]{8}\.tmp)?")
@@ -213,10 +213,10 @@ class SharedPictures:
 
 
 class SharedImageStore(ImageStore):
-    """An image store whose pictures lie in `shared`, with the newest `capacity` in memory as well."""
+    """An image store whose pictures lie in `shared`, with the newest `room` bytes of them in memory as well."""
 
-    def __init__(self, shared: SharedPictures, capacity: int = IN_MEMORY) -> None:
-        super().__init__(capacity)
+    def __init__(self, shared: SharedPictures, room: int = IN_MEMORY) -> None:
+        super().__init__(room)
         self.shared = shared
 
     def put(self, picture: Any) -> Screenshot:
@@ -232,7 +232,7 @@ class SharedImageStore(ImageStore):
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
-        """Hold nothing: pictures stay until `forget_before`, and memory keeps the newest `capacity` all the same."""
+        """Hold nothing: pictures stay until `forget_before`, and memory keeps the newest `room` bytes all the same."""
         yield
 
     def forget_before(self, moment: float) -> int:
