@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import struct
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -444,3 +446,15 @@ def test_what_names_a_picture_is_small_and_the_rest_is_a_pickle() -> None:
     assert len(data) < 300
     assert named == {shot.hash: shot}
     assert decode(data, lambda hash: named[hash]) == ((shot, [1.5] * 3, {"again": shot}), True)
+
+
+def test_a_picture_goes_with_the_message_that_named_it() -> None:
+    said, _ = encode([Screenshot(b"page"), Screenshot(b"page")])
+    gc.disable()  # in a quiet process nobody collects cycles for minutes
+    try:
+        (first, second), _ = decode(said, lambda hash: Screenshot(b"page"))
+        seen = weakref.ref(first)
+        del first, second
+        assert seen() is None
+    finally:
+        gc.enable()

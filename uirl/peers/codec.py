@@ -54,6 +54,8 @@ def decode(data: bytes, find: Find) -> tuple[Any, bool]:
     except Exception:
         if not unpickler.missing:
             raise
+    finally:
+        unpickler.memo = {}  # it holds the method that looks for pictures, so itself, and with it all that were found
     if unpickler.missing:
         raise MissingPictures(unpickler.missing, unpickler.found)
     return value, bool(unpickler.found)
