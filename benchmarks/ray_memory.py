@@ -2,7 +2,8 @@
 
 One update of one group in an environment whose every observation is a screenshot of 1080 x 2400 pixels, new each time;
 two Ray actors on this machine. Each size is a run in a process of its own, `--updates` updates long. The learner is
-measured after each update: what it holds there is what a next update does not free.
+measured after each update, without giving memory back to the system first. A picture is small for this model (8 tokens)
+and large in bytes (4 MB), so that micro-batches are cut at 512 tokens: their pictures are decoded at once.
 
 python benchmarks/ray_memory.py
 """
@@ -60,6 +61,7 @@ def one(group: int, pages: int, updates: int, folder: str) -> dict[str, Any]:
     config.environment.name, config.environment.options = "benchmarks.ray_memory:Album", {"pages": pages}
     config.inference.max_tokens, config.rollout.max_turns, config.rollout.max_images = 2, pages + 1, 2
     config.training.adv_estimator, config.training.batch_size, config.training.group_size = "grpo", group, group
+    config.training.micro_batch_tokens = 512
     config.training.minibatches, config.training.eval_every, config.training.eval_episodes = 1, None, 2
     config.training.warm_start.enabled = False
     config.logging.runs_dir, config.logging.run_name, config.logging.tensorboard = folder, f"{group}-{pages}", False
