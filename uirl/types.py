@@ -216,6 +216,8 @@ class Trajectory:
     seed: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     """Numbers of this episode for the log: seconds, tokens, what the environment reported (`success`, ...)."""
+    final: Observation | None = None
+    """What stood there after the last turn: nobody acted on it, and verifiers look at it. None: not recorded."""
 
     def __len__(self) -> int:
         return len(self.turns)

@@ -38,6 +38,17 @@ async def test_the_record_is_what_the_engine_saw(lm) -> None:
     assert "left 1" in whole
 
 
+async def test_the_record_ends_with_what_nobody_acted_on(lm, vlm) -> None:
+    (record,) = await collector(lm, Countdown()).collect(specs(1), play_with(scripted(lm, "yes")))
+    assert record.final == Observation("left 0", info={"success": True})
+    runner, seen = collector(vlm, Countdown(pictures=True)), []
+    runner.options = replace(runner.options, reward_fn=lambda trajectory: seen.append(trajectory.final) or 1.0)
+    (record,) = await runner.collect(specs(1), play_with(scripted(vlm, "yes")))
+    assert record.final is not None
+    assert record.final.images == (runner.images.put(picture(0)).hash,)
+    assert seen == [record.final]  # a reward function sees it too
+
+
 async def test_a_whole_conversation_is_one_sample(lm) -> None:
     (record,) = await collector(lm, Countdown()).collect(specs(1), play_with(scripted(lm, "yes")))
     (sample,) = samples_of(record)

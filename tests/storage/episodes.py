@@ -41,6 +41,7 @@ def full_trajectory(id: str = "t-1") -> Trajectory:
         failure=Failure("timeout", "hung", 1),
         seed=12,
         metrics={"success": 1.0, "seconds": 0.1},
+        final=Observation("done", (Screenshot(PNG + b"three"),), {"stage": 2}, results, "stage 2"),
     )
 
 

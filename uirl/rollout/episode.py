@@ -166,6 +166,7 @@ async def run_episode(
         while episode.record.stop_reason is None:
             conversation.observe(observation)
             observation = await play_turn(episode, conversation, agent, chat)
+        episode.keep_final()
         if options.reward_fn is not None:
             apply_reward(episode.record, options.reward_fn, session.env)
         elif session.env.scored_at_end:
@@ -288,9 +289,14 @@ class Episode:
         self.record.stop_reason = "failure"
 
     def end(self) -> Trajectory:
-        """Return the record, with the numbers of the whole episode."""
+        """Return the record, with what stands there now and the numbers of the whole episode."""
+        self.keep_final()
         self.record.metrics["seconds"] = time.perf_counter() - self._started
         return self.record
+
+    def keep_final(self) -> None:
+        """Record what stands there after the last turn."""
+        self.record.final = _by_hash(self.observation) if self.record.turns else None
 
     def draw_seed(self) -> int | None:
         """Return the seed of the draws of the next reply; None: not repeatable."""
@@ -316,9 +322,8 @@ class Episode:
         self.record.metrics[name] = self.record.metrics.get(name, 0.0) + value
 
     def _turn_of(self, action: Action, result: StepResult, response: Response, context: Context | None) -> Turn:
-        seen = self.observation
         return Turn(
-            observation=replace(seen, images=tuple(image.hash for image in seen.images)),
+            observation=_by_hash(self.observation),
             context_ids=context.new_ids if context else (),
             response_ids=response.token_ids,
             rollout_log_probs=response.log_probs,
@@ -340,6 +345,11 @@ class Episode:
         if self.limits.max_seconds is not None and time.perf_counter() - self._started > self.limits.max_seconds:
             return "wall_time"
         return None
+
+
+def _by_hash(observation: Observation) -> Observation:
+    """Return the observation as it is recorded, with the hashes of its pictures."""
+    return replace(observation, images=tuple(image.hash for image in observation.images))
 
 
 def _why(result: StepResult) -> str:

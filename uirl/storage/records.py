@@ -14,7 +14,7 @@ from uirl.runtime.limits import InputError, Limits, as_plain
 from uirl.types import Action, Failure, Observation, Task, ToolCall, ToolResult, Trajectory, Turn, Verdict
 
 _PACKED = ("context_ids", "response_ids", "rollout_log_probs")
-_HEADER_FIELDS = tuple(f.name for f in fields(Trajectory) if f.name != "turns")
+_HEADER_FIELDS = tuple(f.name for f in fields(Trajectory) if f.name not in ("turns", "final"))
 _TURN_FIELDS = tuple(f.name for f in fields(Turn) if f.name not in ("observation", "action", *_PACKED))
 _FIELDS: dict[type, tuple[str, ...]] = {
     kind: tuple(f.name for f in fields(kind)) for kind in (Task, Verdict, Failure, Action, ToolCall, ToolResult)
@@ -39,19 +39,19 @@ def plain(value: Any, where: str) -> Any:
         raise StorageError(f"{error}; this cannot be stored") from None
 
 
-def encode_header(trajectory: Trajectory) -> str:
-    """Return the JSON of everything but the turns."""
+def encode_header(trajectory: Trajectory, final_images: Sequence[str] = ()) -> str:
+    """Return the JSON of everything but the turns; `final_images`: hashes of the pictures of `final`."""
     where = f"trajectory {trajectory.id}"
-    return json.dumps({name: plain(getattr(trajectory, name), f"{where}: {name}") for name in _HEADER_FIELDS})
+    record = {name: plain(getattr(trajectory, name), f"{where}: {name}") for name in _HEADER_FIELDS}
+    if trajectory.final is not None:
+        record["final"] = _encode_observation(trajectory.final, final_images, f"{where}: final")
+    return json.dumps(record)
 
 
 def encode_turn(turn: Turn, images: Sequence[str], where: str) -> TurnRow:
     """Return the row of one turn; `images` are the hashes that stand for the pictures of its observation."""
     record = {name: plain(getattr(turn, name), f"{where}.{name}") for name in _TURN_FIELDS}
-    info = plain(turn.observation.info, f"{where}.observation.info")
-    record["observation"] = {"text": turn.observation.text, "images": list(images), "info": info}
-    record["observation"]["tool_results"] = plain(turn.observation.tool_results, f"{where}.observation.tool_results")
-    record["observation"]["state_key"] = turn.observation.state_key
+    record["observation"] = _encode_observation(turn.observation, images, f"{where}.observation")
     record["action"] = plain(turn.action, f"{where}.action")
     try:
         packed = (_pack_ids(turn.context_ids), _pack_ids(turn.response_ids), _pack_floats(turn.rollout_log_probs))
@@ -60,9 +60,26 @@ def encode_turn(turn: Turn, images: Sequence[str], where: str) -> TurnRow:
     return (json.dumps(record), *packed)
 
 
-def decode_header(text: str, turns: list[Turn]) -> Trajectory:
-    """Return the inverse of `encode_header`, with `turns` put in."""
+def _encode_observation(observation: Observation, images: Sequence[str], where: str) -> dict[str, Any]:
+    return {
+        "text": observation.text,
+        "images": list(images),
+        "info": plain(observation.info, f"{where}.info"),
+        "tool_results": plain(observation.tool_results, f"{where}.tool_results"),
+        "state_key": observation.state_key,
+    }
+
+
+def _decode_observation(record: dict[str, Any], picture: Callable[[str], Any]) -> Observation:
+    images = tuple(picture(hash) for hash in record["images"])
+    return Observation(**{**record, "images": images, "tool_results": _tool_results(record)})
+
+
+def decode_header(text: str, turns: list[Turn], picture: Callable[[str], Any] = str) -> Trajectory:
+    """Return the inverse of `encode_header`, with `turns` put in; `picture`: see `decode_turn`."""
     record = json.loads(text)
+    if "final" in record:
+        record["final"] = _decode_observation(record["final"], picture)
     record["task"] = Task(**record["task"])
     record["verdict"] = record["verdict"] and Verdict(**record["verdict"])
     record["failure"] = record["failure"] and Failure(**record["failure"])
@@ -73,14 +90,12 @@ def decode_turn(row: TurnRow, picture: Callable[[str], Any]) -> Turn:
     """Return the inverse of `encode_turn`; `picture` gives what stands in the observation for an image hash."""
     record = json.loads(row[0])
     observation, action = record.pop("observation"), record.pop("action")
-    observation["images"] = tuple(picture(hash) for hash in observation["images"])
-    observation["tool_results"] = _tool_results(observation)
     record["tool_results"] = _tool_results(record)
     action["tool_calls"] = tuple(ToolCall(**call) for call in action["tool_calls"])
     record["context_images"] = tuple(record["context_images"])
     response_ids = _unpack("i", row[2])
     return Turn(
-        observation=Observation(**observation),
+        observation=_decode_observation(observation, picture),
         action=Action(**action),
         context_ids=_unpack("i", row[1]),
         response_ids=response_ids,
@@ -96,7 +111,18 @@ def as_stored(trajectory: Trajectory) -> Trajectory:
         encode_turn(turn, turn.observation.images, f"trajectory {trajectory.id}: turns[{index}]")
         for index, turn in enumerate(trajectory.turns)
     ]
-    return decode_header(encode_header(trajectory), [decode_turn(turn, str) for turn in turns])
+    final = () if trajectory.final is None else trajectory.final.images
+    return decode_header(encode_header(trajectory, final), [decode_turn(turn, str) for turn in turns])
+
+
+def pictures_of(trajectory: Trajectory) -> list[str]:
+    """Return the hashes of the pictures that a trajectory names, each once."""
+    named: dict[str, None] = {}
+    for turn in trajectory.turns:
+        named |= dict.fromkeys((*turn.observation.images, *turn.context_images))
+    if trajectory.final is not None:
+        named |= dict.fromkeys(trajectory.final.images)
+    return list(named)
 
 
 def _tool_results(record: Mapping[str, Any]) -> tuple[ToolResult, ...]:

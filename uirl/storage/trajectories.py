@@ -117,7 +117,9 @@ class TrajectoryStore:
         for trajectory in trajectories:
             turns.append([_turn_row(trajectory, i, pictures, wanted) for i in range(len(trajectory.turns))])
             summary = TrajectorySummary.of(trajectory, int(step), split)
-            headers.append((*_IN_COLUMNS(summary), encode_header(trajectory)))
+            final = () if trajectory.final is None else trajectory.final.images
+            named = _hashes(final, pictures, wanted, f"trajectory {trajectory.id}: final")
+            headers.append((*_IN_COLUMNS(summary), encode_header(trajectory, named)))
         with self._lock, database_errors(f"cannot store trajectories in {self.path}"):
             if self._keep_images:
                 self._find(wanted - pictures.keys(), pictures, images)
@@ -133,7 +135,7 @@ class TrajectoryStore:
                 "SELECT record, context_ids, response_ids, log_probs FROM turns WHERE trajectory = ? ORDER BY position",
                 (row[0],),
             ).fetchall()
-            return decode_header(row[1], [decode_turn(turn, self._picture) for turn in turns])
+            return decode_header(row[1], [decode_turn(turn, self._picture) for turn in turns], self._picture)
 
     def image(self, hash: str) -> bytes:
         """Return the encoded picture with this hash. Raises `StorageError` where it was not kept."""
@@ -264,8 +266,16 @@ def _turn_row(trajectory: Trajectory, index: int, pictures: dict[str, bytes], wa
     """Return the row of a turn; the bytes it carries go into `pictures`, the hashes it only names into `wanted`."""
     turn: Turn = trajectory.turns[index]
     where = f"trajectory {trajectory.id}: turns[{index}]"
+    hashes = _hashes(turn.observation.images, pictures, wanted, f"{where}.observation")
+    wanted.update(turn.context_images)
+    return encode_turn(turn, hashes, where)
+
+
+def _hashes(images: Sequence[Any], pictures: dict[str, bytes], wanted: set[str], where: str) -> Sequence[str]:
+    """Return the hashes of an observation's pictures: bytes that it carries go into `pictures`, the others into
+    `wanted`."""
     hashes = []
-    for picture in turn.observation.images:
+    for picture in images:
         if isinstance(picture, str):
             wanted.add(picture)
             hashes.append(picture)
@@ -273,11 +283,10 @@ def _turn_row(trajectory: Trajectory, index: int, pictures: dict[str, bytes], wa
         try:
             image = screenshot(picture)
         except TypeError as error:
-            raise StorageError(f"{where}.observation.images: {error}") from error
+            raise StorageError(f"{where}.images: {error}") from error
         pictures[image.hash] = image.data
         hashes.append(image.hash)
-    wanted.update(turn.context_images)
-    return encode_turn(turn, hashes, where)
+    return hashes
 
 
 def _conditions(**wanted: Any) -> tuple[str, tuple[Any, ...]]:

@@ -26,11 +26,10 @@ from uirl.rollout.collector import Collector, options_of
 from uirl.rollout.episode import EngineAgent, EpisodeSpec
 from uirl.runtime.lazy import load
 from uirl.runtime.time_limits import TimedOut, within
-from uirl.storage.records import as_stored
+from uirl.storage.records import as_stored, pictures_of
 from uirl.training.actors.job import ActorJob, Played, Ready, probe_of
 from uirl.training.actors.way import Way
 from uirl.training.assembly import sampling_of
-from uirl.types import Trajectory
 
 _LOG = logging.getLogger(__name__)
 
@@ -81,14 +80,6 @@ class ActorHost:
         """Close every environment that plays nothing."""
         for collector in self._collectors.values():
             await collector.close()
-
-
-def pictures_of(trajectory: Trajectory) -> list[str]:
-    """Return the hashes of the pictures that a trajectory names, each once."""
-    named: dict[str, None] = {}
-    for turn in trajectory.turns:
-        named |= dict.fromkeys((*turn.observation.images, *turn.context_images))
-    return list(named)
 
 
 async def serve(way: Way) -> int:

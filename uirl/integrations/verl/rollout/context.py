@@ -20,6 +20,7 @@ from uirl.rollout.collector import Collector
 from uirl.rollout.conversation import ContextWindow
 from uirl.rollout.episode import EpisodeLimits, EpisodeOptions
 from uirl.rollout.reward import RewardFunction
+from uirl.storage.records import pictures_of
 from uirl.types import Trajectory
 
 
@@ -84,8 +85,8 @@ class RolloutContext:
         followed by another. Raises StorageError."""
         if self.coordinator is None:
             return
-        shown = {hash for turn in trajectory.turns for hash in (*turn.context_images, *turn.observation.images)}
-        pictures = {hash: self.images.get(hash).data for hash in sorted(shown - self._sent)}
+        shown = set(pictures_of(trajectory)) - self._sent
+        pictures = {hash: self.images.get(hash).data for hash in sorted(shown)}
         if await self.coordinator.add.remote(trajectory, pictures, step, split, repeated):
             self._sent.update(pictures)
 
