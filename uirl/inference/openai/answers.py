@@ -19,6 +19,7 @@ class Usage(WireAnswer):
     """Token counts; a server may leave out all of them."""
 
     prompt_tokens: int | None = None
+    total_tokens: int | None = None
     prompt_tokens_details: _PromptDetails = Field(default_factory=_PromptDetails)
 
 

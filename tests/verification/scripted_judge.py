@@ -1,0 +1,110 @@
+"""A judge behind a real HTTP server, whose truth is the colour of the last picture and whose error is known."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from tests.inference.stand_in_http import Answer, Seen, StandIn
+from uirl.images import Screenshot
+from uirl.verification.client import CallLimits, JudgeClient
+from uirl.verification.judge import Judge, JudgeOptions
+from uirl.verification.memory import JudgeMemory
+
+
+def said(content: str, **message: Any) -> Answer:
+    """An answer of the chat API."""
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": content, **message}}
+    return Answer({"choices": [choice], "usage": {"prompt_tokens": 90, "total_tokens": 100}})
+
+
+def verdict(outcome: str = "success", *, met: str = "yes", **more: Any) -> str:
+    """The text of a verdict."""
+    points = [{"point": "it is done", "met": met, "evidence": "seen"}]
+    return json.dumps(
+        {"key_points": points, "process": 0.5, "outcome": outcome, "reason": f"it looks like {outcome}"} | more
+    )
+
+
+class ScriptedJudge(StandIn):
+    """Says success where the last picture is green, but errs with probability `error`, by the content of the
+    request."""
+
+    def __init__(self, error: float = 0.0, *, seed: int = 0) -> None:
+        super().__init__()
+        self.error, self.seed = error, seed
+        self.outcome: Callable[[Seen], str] = self.look
+        """What it says of an episode."""
+        self.replies: list[str | Answer] = []
+        """Replies to the next requests for a verdict, instead."""
+
+    def answer(self, seen: Seen) -> Answer:
+        form = seen.body["response_format"]["json_schema"]["name"]
+        if form == "KeyPoints":
+            return said(json.dumps({"key_points": ["it is done"]}))
+        if form == "ScreenScores":
+            return said(json.dumps({"scores": [{"screen": n, "score": 1 + n % 5} for n in numbers(seen)]}))
+        with self._lock:
+            scripted = self.replies.pop(0) if self.replies else None
+        if scripted is not None:
+            return said(scripted) if isinstance(scripted, str) else scripted
+        outcome = self.outcome(seen)
+        return said(verdict(outcome, met="yes" if outcome == "success" else "no"))
+
+    def look(self, seen: Seen) -> str:
+        pixel: Any = pictures_in(seen)[-1].getpixel((0, 0))
+        truth = pixel[1] > pixel[0]
+        content = json.dumps([seen.body["messages"], seen.body.get("seed"), self.seed]).encode()
+        draw = int.from_bytes(hashlib.sha256(content).digest()[:7], "big") / 2**56
+        return "success" if truth != (draw < self.error) else "failure"
+
+    def asked(self, form: str) -> list[Seen]:
+        """The requests for answers of this form."""
+        return [s for s in self.seen if s.body["response_format"]["json_schema"]["name"] == form]
+
+
+def pictures_in(seen: Seen) -> list[Image.Image]:
+    parts = seen.body["messages"][1]["content"]
+    urls = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+    return [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB") for url in urls]
+
+
+def question(seen: Seen) -> str:
+    text: str = seen.body["messages"][1]["content"][-1]["text"]
+    return text
+
+
+def numbers(seen: Seen) -> list[int]:
+    return [int(word.strip("#,;")) for word in question(seen).split() if word.startswith("#")]
+
+
+def green(level: int = 200) -> Screenshot:
+    return colour((0, level, 0))
+
+
+def red(level: int = 200) -> Screenshot:
+    return colour((level, 0, 0))
+
+
+def colour(rgb: tuple[int, int, int], size: tuple[int, int] = (16, 16)) -> Screenshot:
+    buffer = io.BytesIO()
+    Image.new("RGB", size, rgb).save(buffer, format="PNG")
+    return Screenshot(buffer.getvalue())
+
+
+def judge_of(server: StandIn, memory: Path | None = None, *, votes: int = 1, **limits: Any) -> Judge:
+    """A judge that asks this server, with short pauses."""
+    client = JudgeClient("scripted", server.url, limits=CallLimits(**limits), memory=JudgeMemory(memory))
+
+    async def no_pause(seconds: float) -> None:
+        pass
+
+    client._transport.sleep = no_pause
+    return Judge(client, JudgeOptions(votes=votes))

@@ -1,0 +1,173 @@
+"""A multimodal model as judge: key points of the goal, key screenshots, then the verdict, by several votes.
+
+The three steps are those of WebJudge [Online-Mind2Web, arXiv 2504.01382]; process apart from outcome, and what the
+agent could not control apart from its mistakes, those of the Universal Verifier [arXiv 2604.06240].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from uirl.errors import JudgeFailure
+from uirl.types import Trajectory
+from uirl.verification.answers import Judgement, KeyPoints, ScreenScores
+from uirl.verification.client import JudgeClient
+from uirl.verification.evidence import Evidence
+from uirl.verification.outcome import Finding, Outcome
+from uirl.verification.prompts import VERSION, ask_points, ask_screens, ask_verdict
+from uirl.verification.screens import Screen, ScreenCounts, ScreenLimits, key_screens, screens_of, shown_at
+from uirl.verification.votes import Votes, count_votes
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeOptions:
+    """How a judge works."""
+
+    votes: int = 1
+    """Verdicts that are asked for; the majority counts. As soon as the rest can change nothing, it is not asked."""
+    temperature: float = 0.7
+    """Of the verdicts where there are several; a single one is greedy."""
+    screens: ScreenLimits = field(default_factory=ScreenLimits)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeVerdict:
+    """What a judge says of one episode."""
+
+    outcome: Outcome
+    """Unknown: it abstains."""
+    reason: str
+    votes: Votes
+    process: float
+    """How well the agent went about it, mean of the votes, in [0, 1]; part of no reward."""
+    obstacle: str
+    """What the agent could not control, by most votes: 'none', 'environment', 'task'."""
+    screens: ScreenCounts
+    calls_saved: int = 0
+    """Votes that were not asked, because they could change nothing."""
+
+    @property
+    def finding(self) -> Finding:
+        return Finding(self.outcome, self.reason)
+
+
+class Judge:
+    """Judges episodes by what their screenshots show."""
+
+    def __init__(self, client: JudgeClient, options: JudgeOptions | None = None) -> None:
+        """`options` None: the defaults."""
+        self.client, self.options = client, options or JudgeOptions()
+
+    @property
+    def name(self) -> str:
+        """Which judge this is: another model, another prompt or another number of votes is another one."""
+        return f"{self.client.model}@{VERSION}x{self.options.votes}"
+
+    async def judge(self, evidence: Evidence) -> JudgeVerdict:
+        """Return the verdict on an episode. Raises JudgeFailure where the judge gave no answer that can be read."""
+        record = evidence.trajectory
+        goal = record.task.goal or record.task.id
+        about = digest(record)
+        points = (await self.client.ask(KeyPoints, ask_points(goal))).key_points
+        counts = ScreenCounts()
+        # decoding large pictures takes a second, in which no other episode should wait
+        screens = await asyncio.to_thread(screens_of, evidence, self.options.screens, counts)
+        key = await self._key_screens(goal, points, screens, counts, about)
+        shown = await asyncio.to_thread(_all_shown, key, self.options.screens.size, counts)
+        numbers = [screen.number for screen, _ in shown]
+        prompt = ask_verdict(goal, points, record, numbers)
+        pictures = [picture for _, picture in shown]
+        wanted = self.options.votes
+        judgements: list[Judgement | None] = []
+        failure: JudgeFailure | None = None
+        while len(judgements) < wanted:
+            votes = count_votes([None if j is None else j.vote for j in judgements])
+            left = wanted - len(judgements)
+            if judgements and votes.settled(left):
+                break
+            # as many at once as the outcome needs at least
+            ahead = min(left, max(1, wanted // 2 + 1 - max(votes.passed, votes.failed)))
+            asked = [self._vote(prompt, pictures, about, len(judgements) + i) for i in range(ahead)]
+            for said in await asyncio.gather(*asked):
+                failure = said if isinstance(said, JudgeFailure) else failure
+                judgements.append(None if isinstance(said, JudgeFailure) else said)
+        readable = [judgement for judgement in judgements if judgement is not None]
+        if not readable:
+            assert failure is not None
+            raise failure
+        return _verdict(judgements, counts, wanted - len(judgements))
+
+    async def close(self) -> None:
+        """Close the connections to the server."""
+        await self.client.close()
+
+    async def _key_screens(
+        self, goal: str, points: list[str], screens: list[Screen], counts: ScreenCounts, about: str
+    ) -> list[Screen]:
+        limits = self.options.screens
+        if len(screens) <= limits.key:
+            return screens
+        scores: dict[int, int] = {}
+        for start in range(0, len(screens), limits.batch):
+            batch = screens[start : start + limits.batch]
+            shown = await asyncio.to_thread(_all_shown, batch, limits.thumbnail, ScreenCounts())
+            if shown:
+                numbers = [screen.number for screen, _ in shown]
+                prompt = ask_screens(goal, points, numbers)
+                said = await self.client.ask(ScreenScores, prompt, [picture for _, picture in shown], about=about)
+                scores |= {one.screen: one.score for one in said.scores if one.screen in numbers}
+        key = key_screens(screens, scores, limits.key)
+        counts.left_out += len(screens) - len(key)
+        return key
+
+    async def _vote(self, prompt: Any, pictures: list[bytes], about: str, number: int) -> Judgement | JudgeFailure:
+        temperature = self.options.temperature if self.options.votes > 1 else 0.0
+        try:
+            return await self.client.ask(Judgement, prompt, pictures, about=about, vote=number, temperature=temperature)
+        except JudgeFailure as failure:
+            return failure
+
+
+def digest(trajectory: Trajectory) -> str:
+    """Return what is equal only for episodes in which the same was asked, shown, said and done."""
+    parts: list[Any] = [trajectory.task.goal, trajectory.task.id, trajectory.stop_reason]
+    for turn in trajectory.turns:
+        parts.append([turn.observation.text, [_hash(image) for image in turn.observation.images]])
+        calls = [[call.name, repr(call.arguments)] for call in turn.action.tool_calls]
+        parts.append([turn.action.text, calls, turn.action.parse_error])
+    if trajectory.final is not None:
+        parts.append([trajectory.final.text, [_hash(image) for image in trajectory.final.images]])
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _hash(image: Any) -> str:
+    return image if isinstance(image, str) else str(getattr(image, "hash", "") or repr(image))
+
+
+def _all_shown(screens: list[Screen], size: int, counts: ScreenCounts) -> list[tuple[Screen, bytes]]:
+    pairs = [(screen, shown_at(screen, size, counts)) for screen in screens]
+    return [(screen, picture) for screen, picture in pairs if picture is not None]
+
+
+def _verdict(judgements: list[Judgement | None], counts: ScreenCounts, saved: int) -> JudgeVerdict:
+    votes = count_votes([None if judgement is None else judgement.vote for judgement in judgements])
+    readable = [judgement for judgement in judgements if judgement is not None]
+    outcome = votes.outcome
+    speaker = next((judgement for judgement in readable if judgement.vote is outcome), readable[0])
+    obstacles = [judgement.obstacle for judgement in readable]
+    reason = speaker.reason if outcome is not Outcome.UNKNOWN else f"the judge abstains ({votes}): {speaker.reason}"
+    if outcome is Outcome.FAILED and speaker.mistakes:
+        reason += f" Mistakes: {speaker.mistakes}"
+    return JudgeVerdict(
+        outcome,
+        reason,
+        votes,
+        sum(judgement.process for judgement in readable) / len(readable),
+        max(sorted(set(obstacles)), key=obstacles.count),
+        counts,
+        saved,
+    )
