@@ -47,7 +47,7 @@ def test_the_collector_has_the_limits_of_the_config(tmp_path: Path) -> None:
         inference__system_prompt="Be brief.",
         inference__max_turns=6,
     )
-    for collector in (parts.collector, parts.eval_collector, parts.collector_for(Countdown())):
+    for collector in (parts.collector, parts.eval_collector, parts.collector.for_variant(Countdown())):
         limits, window = collector.options.limits, collector.options.window
         assert (limits.max_turns, limits.max_tokens, limits.max_seconds) == (6, 300, 5.0)
         assert (window.max_images, window.token_budget, window.image_block) == (2, 200, 2)
@@ -69,7 +69,7 @@ def test_groups_that_shrink_are_not_repaired_and_no_time_limit_is_infinite(tmp_p
 
 def test_a_reward_function_judges_training_evaluation_and_controls(tmp_path: Path) -> None:
     parts = assemble(settings(tmp_path), Countdown(), lambda trajectory: 1.0)
-    control = parts.collector_for(Countdown(length=9))
+    control = parts.eval_collector.for_variant(Countdown(length=9))
     judges = [collector.options.reward_fn for collector in (parts.collector, parts.eval_collector, control)]
     assert judges[0] is judges[1] is judges[2] is not None
     assert control.environment.length == 9  # type: ignore[attr-defined]

@@ -13,7 +13,8 @@ from uirl.algorithms import get_algorithm
 from uirl.errors import RolloutFailure
 from uirl.inference.base import Weights
 from uirl.rollout.episode import EpisodeSpec
-from uirl.training.channels.base import Channel, GroupRules, Order
+from uirl.rollout.players import Order
+from uirl.training.channels.base import Channel, GroupRules
 from uirl.training.flow import Flow, capacity
 from uirl.training.record.run_state import RunState
 from uirl.training.tasks.sources import UniformTasks

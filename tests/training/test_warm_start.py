@@ -16,6 +16,7 @@ from tests.training.test_loop import settings
 from uirl.errors import EnvironmentFailure
 from uirl.images import ImageStore
 from uirl.training.assembly import assemble
+from uirl.training.channels.choose import local_channel
 from uirl.training.interrupt import Interrupt
 from uirl.training.warm_start import Demonstrations, WarmStart
 from uirl.types import Sample, Trajectory
@@ -29,7 +30,7 @@ def test_the_pictures_of_demonstrations_outlive_the_bound_of_the_store(tmp_path:
     parts.images = parts.collector.images = parts.learner.images = small
 
     async def learn() -> None:
-        demonstrations = Demonstrations(parts, size=2, seed=0)
+        demonstrations = Demonstrations(parts, local_channel(parts), size=2, seed=0)
         made = await demonstrations.batch(2)
         assert len({hash for sample in made for hash in sample.images}) > 1
         for _ in range(2):  # from now on those that were made are drawn again
@@ -67,7 +68,7 @@ def taught() -> Taught:
 def test_the_first_demonstrations_are_new_instances_and_then_they_are_drawn_again(tmp_path: Path) -> None:
     environment = taught()
     parts = assemble(settings(tmp_path), environment)
-    demonstrations = Demonstrations(parts, size=5, seed=0)
+    demonstrations = Demonstrations(parts, local_channel(parts), size=5, seed=0)
     batches = [asyncio.run(demonstrations.batch(3)) for _ in range(2)]
     # 5 of them in all, so that the second batch holds the 2 that are left, each an instance of its own
     assert [len(batch) for batch in batches] == [3, 2]
@@ -92,8 +93,9 @@ def test_a_demonstration_that_fails_stops_the_warm_start(tmp_path: Path) -> None
 
     config = settings(tmp_path)
     config.rollout.retries = 0
+    parts = assemble(config, Torn())
     with pytest.raises(EnvironmentFailure, match=r"a demonstration failed: .*the cable was pulled"):
-        asyncio.run(Demonstrations(assemble(config, Torn()), size=5, seed=0).batch(2))
+        asyncio.run(Demonstrations(parts, local_channel(parts), size=5, seed=0).batch(2))
 
 
 class Learned:
@@ -121,7 +123,8 @@ def run_warm_start(
         setattr(config.training.warm_start, key, value)
     parts = assemble(config, taught())
     written: list[Trajectory] = []
-    parts.collector.on_finished = written.append
+    channel = local_channel(parts)
+    channel.on_finished = written.append
     parts.learner = learner = Learned(parts)  # type: ignore[assignment]
     measured: list[int] = []
 
@@ -135,9 +138,8 @@ def run_warm_start(
     said: list[str] = []
     monkeypatch.setattr(module, "say", said.append)
     rows: list[int] = []
-    done = asyncio.run(WarmStart(parts, Interrupt(), lambda step, row: rows.append(step)).run(lambda: None))
+    done = asyncio.run(WarmStart(parts, channel, Interrupt(), lambda step, row: rows.append(step)).run(lambda: None))
     assert rows == list(range(1, done["steps"] + 1))
-    assert parts.collector.on_finished is not None, "the episodes that follow are written down again"
     return done, learner, measured, said, written
 
 

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from uirl.config import ConfigStore
@@ -27,12 +27,12 @@ MakeAgent = Callable[[EpisodeSpec], Agent]
 
 
 class EpisodePlayer(Protocol):
-    """Plays episodes that no update learns from: `Collector` does, and a channel through its actors."""
+    """Plays episodes that no update learns from: what `Channel.player` returns."""
 
     on_finished: Callable[[Trajectory], None] | None
     """Hears of every episode the moment it ends."""
 
-    async def collect(self, specs: Sequence[EpisodeSpec], make_agent: MakeAgent) -> list[Trajectory]:
+    async def collect(self, specs: Sequence[EpisodeSpec]) -> list[Trajectory]:
         """Return the trajectories of all `specs`, in their order; then those of failed attempts that were repeated."""
         ...
 
@@ -114,8 +114,7 @@ class Collector:
         try:
             session = self._idle.pop() if self._idle else self._open()
         except RolloutFailure as error:
-            failure = Failure(error.kind, str(error))
-            return Trajectory(spec.trajectory_id, spec.task, [], "failure", spec.group_id, failure=failure)
+            return not_begun(spec, error)
         try:
             trajectory = await run_episode(
                 session,
@@ -136,6 +135,11 @@ class Collector:
             self._idle.append(session)
         return trajectory
 
+    def for_variant(self, environment: BaseEnvironment) -> Collector:
+        """Return a collector like this one, with instances of its own, for a variant of the environment."""
+        parser = create_parser(environment.action_format)
+        return replace(self, environment=environment, parser=parser, on_finished=None, _idle=[], _slots=None)
+
     def _open(self) -> EnvironmentSession:
         return EnvironmentSession(self.environment.spawn(), self.step_timeout, self.reset_timeout)
 
@@ -145,6 +149,12 @@ class Collector:
         for session in sessions:
             with suppress(RolloutFailure):
                 await session.close()
+
+
+def not_begun(spec: EpisodeSpec, error: RolloutFailure) -> Trajectory:
+    """Return the record of an attempt at an episode of which nothing was played."""
+    failure = Failure(error.kind, str(error))
+    return Trajectory(spec.trajectory_id, spec.task, [], "failure", spec.group_id, failure=failure)
 
 
 def options_of(config: ConfigStore, reward_fn: RewardFunction | None = None) -> EpisodeOptions:

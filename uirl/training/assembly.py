@@ -17,8 +17,7 @@ from uirl.inference.processes.start import engine_processes
 from uirl.inference.registry import create_engine
 from uirl.learner import Learner, Policy
 from uirl.peers.pictures import SharedImageStore, SharedPictures
-from uirl.rollout.collector import Collector, MakeAgent, options_of
-from uirl.rollout.episode import EngineAgent
+from uirl.rollout.collector import Collector, options_of
 from uirl.rollout.reward import RewardFunction
 from uirl.training.tasks.reach import require_shared_instances, require_tasks_arrive
 from uirl.training.tasks.task_sets import TaskSets, task_sets
@@ -43,15 +42,6 @@ class Assembly:
     def has_demonstrator(self) -> bool:
         """Whether the environment plays itself, so that a warm start can learn from it."""
         return type(self.environment).expert_action is not BaseEnvironment.expert_action
-
-    def collector_for(self, environment: BaseEnvironment) -> Collector:
-        """Return a collector like the run's own, for a variant of the environment."""
-        return Collector.from_config(self.config, environment, self.chat, self.images, options=self.collector.options)
-
-    def agents(self, *, temperature: float | None = None, for_training: bool = False) -> MakeAgent:
-        """Return agents that sample from the policy, to look at it; `temperature` None: the training temperature."""
-        sampling = sampling_of(self.config, temperature)
-        return lambda spec: EngineAgent(self.engine, sampling, spec.trajectory_id, for_training=for_training)
 
     async def publish(self) -> None:
         """Make the policy as it is now what the engine samples from."""

@@ -16,11 +16,12 @@ from uirl.environments import BaseEnvironment
 from uirl.errors import CheckpointError, ConfigError
 from uirl.learner import Learner, Policy, load_checkpoint, save_checkpoint
 from uirl.metrics import plain_row
+from uirl.rollout.players import Order
 from uirl.rollout.reward import RewardFunction
 from uirl.runtime.event_loop import EventLoopThread, sigterm_as_ctrl_c
 from uirl.training.assembly import Assembly, assemble
-from uirl.training.channels.base import Channel, Order
-from uirl.training.channels.choose import channel_of
+from uirl.training.channels.base import Channel
+from uirl.training.channels.choose import channel_of, open_channel
 from uirl.training.evaluation.controls import play_controls
 from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes
 from uirl.training.flow import Collection, Flow
@@ -186,7 +187,7 @@ class RLTrainer:
 
     async def _train(self, channel: Channel, goal: int, per_epoch: int) -> dict[str, Any]:
         """Take the run to its end. Wherever it raises Interrupted, state, learner and tasks are those of a boundary."""
-        await self._begin()
+        await self._begin(channel)
         state, started, earlier = self._state, time.perf_counter(), self._state.seconds
         reason = None
         state.ledger.drop(list(state.ledger.in_flight), "interrupted")  # by the run that this one continues
@@ -199,7 +200,7 @@ class RLTrainer:
                     state.seconds = earlier + time.perf_counter() - started
                 await self._after_step(goal, per_epoch)
             await flow.give_up("run ended")
-        return await self._finish(reason)
+        return await self._finish(channel, reason)
 
     async def _step(self, flow: Flow, per_epoch: int, elapsed: float) -> dict[str, Any]:
         """Collect, update, publish: one turn of the cycle; return the row of metrics that it left."""
@@ -245,7 +246,7 @@ class RLTrainer:
         weights, adapter = self.learner.policy.update_for(self._parts.engine)
         await channel.publish(weights, self.learner.version, adapter=adapter)
 
-    async def _begin(self) -> None:
+    async def _begin(self, channel: Channel) -> None:
         """Run the warm start and the evaluation before reinforcement learning, as far as no checkpoint holds them."""
         state = self._state
         if state.before is not None:
@@ -253,7 +254,7 @@ class RLTrainer:
         if state.warm is None and state.warming is None:
             torch.manual_seed(self.config.training.seed)
         if self.config.training.warm_start.enabled and self._parts.has_demonstrator and state.warm is None:
-            await self._warm_start()
+            await self._warm_start(channel)
         episodes = self.config.training.eval_episodes
         before = await self._interrupt.give_up(self._evaluate(episodes, "test", label="before"))
         state.before = before.to_dict()
@@ -264,9 +265,9 @@ class RLTrainer:
             say(f"{before.failures} of these episodes failed. The first, {before.first_failure}")
         self._save()
 
-    async def _warm_start(self) -> None:
+    async def _warm_start(self, channel: Channel) -> None:
         record, state = self._open_record(), self._state
-        warm = WarmStart(self._parts, self._interrupt, lambda step, row: record.log(step, row, "warm_start"))
+        warm = WarmStart(self._parts, channel, self._interrupt, lambda step, row: record.log(step, row, "warm_start"))
         if state.warming is not None:
             warm.load_state_dict(state.warming)
 
@@ -303,13 +304,13 @@ class RLTrainer:
         if (interval is not None and step % (interval * per_epoch) == 0) or self._clock.due():
             self._save()
 
-    async def _finish(self, reason: str) -> dict[str, Any]:
+    async def _finish(self, channel: Channel, reason: str) -> dict[str, Any]:
         """Play the last evaluation and the controls; write picture, checkpoint and summary."""
         record, episodes = self._open_record(), self.config.training.eval_episodes
         label = f"after@{self._state.step}"
         after = await self._interrupt.give_up(self._evaluate(episodes, "test", label=label))
         with doing("the controls"):
-            controls = await self._interrupt.give_up(play_controls(self._parts, episodes=episodes))
+            controls = await self._interrupt.give_up(play_controls(self._parts, channel, episodes=episodes))
         self._save()
         record.directory.write_json(LEDGER, self._state.ledger.report())
         policy = self._parts.learner.policy
@@ -325,12 +326,10 @@ class RLTrainer:
     ) -> EvaluationReport:
         """Return the report on held-out episodes; with a `label` they are part of the record."""
         parts, seed = self._parts, self.config.training.seed
-        temperature = self.config.training.eval_temperature
-        order = Order("eval", temperature)
-        with parts.images.holding():
+        order = Order("eval", self.config.training.eval_temperature)
+        async with open_channel(parts, self._channel) as channel:
             report = await evaluate_episodes(
-                parts.eval_collector if self._channel is None else self._channel.player(order),
-                parts.agents(temperature=temperature),
+                channel.player(order),
                 parts.tasks.evaluation,
                 episodes=episodes,
                 tries=tries,

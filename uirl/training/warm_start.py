@@ -12,9 +12,11 @@ from uirl.config.sections.training import WarmStartConfig
 from uirl.errors import EnvironmentFailure
 from uirl.images import Screenshot
 from uirl.metrics import plain_row
-from uirl.rollout.episode import ExpertAgent, derive_seed
+from uirl.rollout.episode import derive_seed
+from uirl.rollout.players import Order
 from uirl.rollout.samples import samples_of_all
 from uirl.training.assembly import Assembly
+from uirl.training.channels.base import Channel
 from uirl.training.evaluation.evaluation import evaluate_episodes, require_evidence
 from uirl.training.interrupt import Interrupt
 from uirl.training.record.progress import doing, playing, say
@@ -29,8 +31,9 @@ class Demonstrations:
     and their number, so that a run which goes on needs no more than how many there were.
     """
 
-    def __init__(self, parts: Assembly, size: int, seed: int) -> None:
-        self._parts, self._size, self._seed = parts, size, seed
+    def __init__(self, parts: Assembly, channel: Channel, size: int, seed: int) -> None:
+        """Have `size` demonstrations played by the actors of `channel`."""
+        self._parts, self._channel, self._size, self._seed = parts, channel, size, seed
         self._tasks = self._from_the_first()
         self._samples: list[Sample] = []
         self._pictures: dict[str, Screenshot] = {}  # of what was made: held, the store may not lose them
@@ -76,13 +79,12 @@ class Demonstrations:
 
     async def _play(self, tasks: UniformTasks, count: int) -> tuple[list[Sample], int]:
         """Return (the samples of the next `count` demonstrations of `tasks`, how many of those succeeded)."""
-        parts = self._parts
-        agent = ExpertAgent(parts.chat, parts.collector.parser)
+        images, player = self._parts.images, self._channel.player(Order(expert=True))
         specs = [group[0] for group in tasks.groups(count, 1)]
-        with playing("demonstrations of the warm start", parts.collector, count), parts.images.holding():
-            played = (await parts.collector.collect(specs, lambda spec: agent))[: len(specs)]
+        with playing("demonstrations of the warm start", player, count), images.holding():
+            played = (await player.collect(specs))[: len(specs)]
             shown = {hash for t in played for turn in t.turns for hash in turn.context_images}
-            self._pictures |= {hash: parts.images.get(hash) for hash in shown}
+            self._pictures |= {hash: images.get(hash) for hash in shown}
         failed = next((t.failure for t in played if t.failure is not None), None)
         if failed is not None:
             raise EnvironmentFailure(f"a demonstration failed: {failed.message}")
@@ -104,12 +106,15 @@ class Position:
 class WarmStart:
     """The warm start of a config. It can be interrupted between any two steps and go on from its `state_dict`."""
 
-    def __init__(self, parts: Assembly, interrupt: Interrupt, log: Callable[[int, Mapping[str, Any]], Any]) -> None:
-        """`log(step, row)` writes the numbers of a step down."""
-        self._parts, self._interrupt, self._log = parts, interrupt, log
+    def __init__(
+        self, parts: Assembly, channel: Channel, interrupt: Interrupt, log: Callable[[int, Mapping[str, Any]], Any]
+    ) -> None:
+        """Have demonstrations and evaluations played by the actors of `channel`; `log(step, row)` writes the numbers of
+        a step down."""
+        self._parts, self._channel, self._interrupt, self._log = parts, channel, interrupt, log
         self._settings: WarmStartConfig = parts.config.training.warm_start
         self._seed = parts.config.training.seed
-        self._demonstrations = Demonstrations(parts, self._settings.demonstrations, self._seed)
+        self._demonstrations = Demonstrations(parts, channel, self._settings.demonstrations, self._seed)
         self._at = Position()
 
     def state_dict(self) -> dict[str, Any]:
@@ -125,16 +130,12 @@ class WarmStart:
         """Run it to its end; return steps, seconds, demonstrations, the success that ended it. `after_step` is called
         at every place to go on from. Raises Interrupted where it is asked to stop; it is at such a place then."""
         parts, at = self._parts, self._at
-        hook, parts.collector.on_finished = parts.collector.on_finished, None
         earlier, started = at.seconds, time.perf_counter()
-        try:
-            while at.row is not None or (at.step < self._settings.steps and not self._reached()):
-                await self._step()
-                at.seconds = earlier + time.perf_counter() - started
-                after_step()
-            await parts.publish()
-        finally:
-            parts.collector.on_finished = hook
+        while at.row is not None or (at.step < self._settings.steps and not self._reached()):
+            await self._step()
+            at.seconds = earlier + time.perf_counter() - started
+            after_step()
+        await parts.publish()
         parts.engine.stats()
         demonstrations = self._demonstrations
         return {
@@ -166,8 +167,7 @@ class WarmStart:
         parts, settings = self._parts, self._settings
         await parts.publish()
         report = await evaluate_episodes(
-            parts.eval_collector,
-            parts.agents(),
+            self._channel.player(Order("eval")),
             parts.tasks.evaluation,
             episodes=settings.evaluate_episodes,
             split="warm-start",

@@ -12,6 +12,7 @@ from uirl.errors import StorageError
 from uirl.inference.embedded.engine import TransformersInferenceEngine
 from uirl.inference.models.loading import load_model
 from uirl.rollout.episode import EpisodeSpec
+from uirl.rollout.players import Order
 from uirl.training.actors.host import ActorHost
 from uirl.training.actors.job import ActorJob
 from uirl.types import Task
@@ -56,7 +57,7 @@ SPEC = EpisodeSpec(Task("t"), 1, 2, "a-0", "a")
 
 
 async def test_what_an_environment_made_goes_as_plain_data():
-    played = await host(Strange).play(SPEC, "train")
+    played = await host(Strange).play(SPEC, Order())
     assert pickle.loads(pickle.dumps(played)) == played
     (turn,) = played.trajectory.turns
     assert type(turn.observation.text) is str
@@ -66,4 +67,4 @@ async def test_what_an_environment_made_goes_as_plain_data():
 
 async def test_what_no_store_holds_is_named():
     with pytest.raises(StorageError, match=r"turns\[0\].info.x is <function"):
-        await host(Secretive).play(SPEC, "train")
+        await host(Secretive).play(SPEC, Order())

@@ -17,6 +17,7 @@ from uirl.peers.codec import portable
 from uirl.peers.greeting import NotAdmitted, dial
 from uirl.peers.peer import Peer
 from uirl.rollout.episode import EpisodeSpec
+from uirl.rollout.players import Order
 from uirl.training.actors import pool as pool_module
 from uirl.training.actors.job import ActorJob, Played, Ready
 from uirl.training.actors.pool import ActorPool, Seat
@@ -135,7 +136,7 @@ def spec(name: str) -> EpisodeSpec:
 
 
 def play(pool: ActorPool, name: str) -> asyncio.Task[Played]:
-    return asyncio.ensure_future(pool.play(spec(name), "train"))
+    return asyncio.ensure_future(pool.play(spec(name), Order()))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -213,7 +214,7 @@ async def test_an_episode_that_was_lost_is_not_given_to_the_same_dead_actor_agai
         victim.peer.close()  # the process itself has not ended yet
         with pytest.raises(ActorFailure):
             await lost
-        assert (await pool.play(spec("a-r1"), "train")).trajectory.id == "a-r1"
+        assert (await pool.play(spec("a-r1"), Order())).trajectory.id == "a-r1"
 
 
 async def test_an_actor_that_dies_at_every_start_ends_the_run_with_its_words() -> None:

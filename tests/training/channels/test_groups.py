@@ -11,7 +11,8 @@ import pytest
 from uirl.errors import ContractError
 from uirl.inference.base import Weights
 from uirl.rollout.episode import EpisodeSpec
-from uirl.training.channels.base import ENOUGH_DURATIONS, Channel, GroupRules, Order
+from uirl.rollout.players import Order
+from uirl.training.channels.base import ENOUGH_DURATIONS, Channel, GroupRules
 from uirl.types import Failure, Task, Trajectory
 
 

@@ -18,14 +18,14 @@ from uirl.types import Failure, Task, Trajectory
 
 
 class Played:
-    """Stands for a collector: notes what it is asked to play."""
+    """Stands for actors: notes what it is asked to play."""
 
     def __init__(self) -> None:
         self.specs: list[EpisodeSpec] = []
         self.environment = Countdown()
         self.on_finished = None
 
-    async def collect(self, specs: Sequence[EpisodeSpec], make_agent: Any) -> list[Trajectory]:
+    async def collect(self, specs: Sequence[EpisodeSpec]) -> list[Trajectory]:
         self.specs += specs
         done = [Trajectory(spec.trajectory_id, spec.task, group_id=spec.group_id) for spec in specs]
         return [*done, Trajectory("a failed attempt", failure=Failure("engine", "gone"))]
@@ -33,7 +33,7 @@ class Played:
 
 async def instances(seed: int, split: str, episodes: int = 32, tries: int = 1) -> list[int | None]:
     played = Played()
-    await evaluate_episodes(played, None, [Task("a")], episodes=episodes, tries=tries, split=split, seed=seed)  # type: ignore[arg-type]
+    await evaluate_episodes(played, [Task("a")], episodes=episodes, tries=tries, split=split, seed=seed)
     return [spec.environment_seed for spec in played.specs]
 
 

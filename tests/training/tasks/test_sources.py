@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
@@ -27,14 +27,14 @@ class Listening:
         self.specs: list[EpisodeSpec] = []
         self.environment = Countdown()
 
-    async def collect(self, specs: list[EpisodeSpec], make_agent: Any) -> list[Trajectory]:
+    async def collect(self, specs: Sequence[EpisodeSpec]) -> list[Trajectory]:
         self.specs += specs
         return [Trajectory(spec.trajectory_id, spec.task, group_id=spec.group_id) for spec in specs]
 
 
 async def held_out(tasks: list[Task], *, seed: int, split: str = "test") -> list[EpisodeSpec]:
     listening = Listening()
-    await evaluate_episodes(listening, lambda spec: None, tasks, episodes=256, split=split, seed=seed)  # type: ignore[arg-type]
+    await evaluate_episodes(listening, tasks, episodes=256, split=split, seed=seed)
     return listening.specs
 
 

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from uirl.environments.registry import create_environment
@@ -23,7 +22,8 @@ from uirl.peers.greeting import dial
 from uirl.peers.peer import Peer
 from uirl.peers.pictures import SharedImageStore, SharedPictures
 from uirl.rollout.collector import Collector, options_of
-from uirl.rollout.episode import EngineAgent, EpisodeSpec
+from uirl.rollout.episode import EpisodeSpec
+from uirl.rollout.players import Order, Players
 from uirl.runtime.lazy import load
 from uirl.runtime.time_limits import TimedOut, within
 from uirl.storage.records import as_stored, pictures_of
@@ -44,7 +44,7 @@ class ActorHost:
         """Make everything an episode needs; `pictures`: a folder that the learner reads as well. Raises what is wrong
         with the config."""
         config, settings = job.config, job.config.environment
-        self._config, self._engine, self._places = config, engine, job.places
+        self._places = job.places
         self._shared = None if pictures is None else SharedImageStore(pictures)
         environments = {
             split: create_environment(settings.name, settings.options_for(split), settings)
@@ -57,17 +57,15 @@ class ActorHost:
             split: Collector.from_config(config, environment, self.chat, ImageStore(), options=options)
             for split, environment in environments.items()
         }
+        self._players = Players(self._collectors, engine, sampling_of(config))
         self._free = {split: asyncio.Semaphore(places) for split, places in job.places.items()}
 
-    async def play(self, spec: EpisodeSpec, split: str, temperature: float | None = None) -> Played:
+    async def play(self, spec: EpisodeSpec, order: Order) -> Played:
         """Play one attempt. What fails says so in the trajectory; it raises what ends the run."""
-        sampling = sampling_of(self._config, temperature)
-        agent = EngineAgent(self._engine, sampling, spec.trajectory_id, for_training=split == "train")
         # pictures of its own go with the episode: one store of all would grow for as long as something is played
         images = ImageStore() if self._shared is None else self._shared
-        collector = replace(self._collectors[split], images=images)
-        async with self._free[split]:  # an attempt that was given up may still be closing its instance
-            trajectory = as_stored(await collector.play_once(spec, agent))
+        async with self._free[order.split]:  # an attempt that was given up may still be closing its instance
+            trajectory = as_stored(await self._players.play_once(spec, order, images))
         if self._shared is not None:
             return Played(trajectory)
         return Played(trajectory, tuple(map(images.get, pictures_of(trajectory))))
@@ -78,6 +76,7 @@ class ActorHost:
 
     async def close(self) -> None:
         """Close every environment that plays nothing."""
+        await self._players.close()
         for collector in self._collectors.values():
             await collector.close()
 
@@ -89,8 +88,8 @@ async def serve(way: Way) -> int:
     shared = _shared_pictures(said.get("pictures"), said.get("pictures_identity"))
     hosts: list[ActorHost] = []
 
-    async def play(spec: EpisodeSpec, split: str, temperature: float | None) -> Played:
-        return await hosts[0].play(spec, split, temperature)
+    async def play(spec: EpisodeSpec, order: Order) -> Played:
+        return await hosts[0].play(spec, order)
 
     handlers: dict[str, Callable[..., Awaitable[Any]]] = {"play": play}
     peer = Peer(*streams, handlers, pictures=shared, shared=shared is not None, name="the learner")

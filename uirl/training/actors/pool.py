@@ -18,6 +18,7 @@ from uirl.peers.greeting import NotAdmitted
 from uirl.peers.peer import Peer, PeerLost
 from uirl.peers.pictures import SharedPictures
 from uirl.rollout.episode import EpisodeSpec
+from uirl.rollout.players import Order
 from uirl.training.actors.gate import Gate, Visitor
 from uirl.training.actors.job import ActorJob, Played, Ready
 from uirl.training.actors.launcher import ActorProcess, Launcher
@@ -111,7 +112,7 @@ class ActorPool:
                 keeper.add_done_callback(self._hear_of_end)
             self._keepers.append(asyncio.ensure_future(self._say_what_is_waited_for()))
 
-    async def play(self, spec: EpisodeSpec, split: str, temperature: float | None = None) -> Played:
+    async def play(self, spec: EpisodeSpec, order: Order) -> Played:
         """Play one attempt on the actor that has the fewest episodes.
 
         Raises ActorFailure where the actor is lost meanwhile, and what ends the run: ProcessLost where actors die
@@ -121,7 +122,7 @@ class ActorPool:
         peer, incarnation = seat.peer, seat.incarnation
         assert peer is not None
         try:
-            played: Played = await peer.call("play", spec, split, temperature)
+            played: Played = await peer.call("play", spec, order)
         except PeerLost as error:
             raise ActorFailure(f"the actor that played this episode is lost: {error}") from error
         finally:

@@ -20,24 +20,15 @@ from typing import Any
 from uirl.config import GROUP_ESTIMATORS, ConfigStore
 from uirl.inference.base import Weights
 from uirl.rollout.attempts import Attempts, cancel_all, play_all
-from uirl.rollout.collector import EpisodePlayer, MakeAgent
+from uirl.rollout.collector import EpisodePlayer
 from uirl.rollout.episode import EpisodeSpec
+from uirl.rollout.players import Order
 from uirl.types import Trajectory
 
 DURATIONS = 256
 """The median time of an episode is that of so many, the newest."""
 ENOUGH_DURATIONS = 16
 """Before so many have ended no group is closed early."""
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What an episode is played for."""
-
-    split: str = "train"
-    """'train', or 'eval': the environment of evaluations."""
-    temperature: float | None = None
-    """Of the sampling; None: that of the config."""
 
 
 TRAINING = Order()
@@ -207,7 +198,7 @@ class Channel(ABC):
         return [received[specs[0].group_id] for specs in groups]
 
     def player(self, order: Order) -> EpisodePlayer:
-        """Return a player of episodes that no update learns from, by these actors with the policy as it is."""
+        """Return a player of episodes that no update learns from, by these actors."""
         return _Player(self, order)
 
     async def give_up(self) -> set[str]:
@@ -319,8 +310,7 @@ class _Player:
         self.on_finished: Callable[[Trajectory], None] | None = None
         self._channel, self._order = channel, order
 
-    async def collect(self, specs: Sequence[EpisodeSpec], make_agent: MakeAgent) -> list[Trajectory]:
-        """See `EpisodePlayer`; the actors' agent is the policy, and `make_agent` is not asked."""
+    async def collect(self, specs: Sequence[EpisodeSpec]) -> list[Trajectory]:
         return await play_all(
             specs,
             lambda spec: self._channel.play_once(spec, self._order),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
 from uirl.training.assembly import Assembly, sampling_of
 from uirl.training.channels.base import Channel, GroupRules
 from uirl.training.channels.local import LocalChannel
@@ -16,6 +19,37 @@ def channel_of(parts: Assembly) -> Channel:
         return RayChannel(parts, rules)
     if parts.config.actors.processes > 0:
         return ProcessChannel(parts, rules)
+    return local_channel(parts)
+
+
+def local_channel(parts: Assembly) -> LocalChannel:
+    """Return a channel whose actors are in this process, whatever the config says."""
     return LocalChannel(
-        parts.collector, parts.engine, sampling_of(parts.config), rules, eval_collector=parts.eval_collector
+        parts.collector,
+        parts.engine,
+        sampling_of(parts.config),
+        GroupRules.from_config(parts.config),
+        eval_collector=parts.eval_collector,
     )
+
+
+@contextlib.asynccontextmanager
+async def open_channel(
+    parts: Assembly, open_now: Channel | None = None, make: Callable[[Assembly], Channel] = channel_of
+) -> AsyncIterator[Channel]:
+    """Yield a channel for episodes that no update learns from, and hold pictures meanwhile.
+
+    It is `open_now`, which stays open, or one of `make`, which plays the policy as it is now (where the engine takes
+    weights) and is closed afterwards.
+    """
+    with parts.images.holding():
+        if open_now is not None:
+            yield open_now
+            return
+        channel = make(parts)
+        try:
+            if parts.engine.takes_weights:
+                await parts.publish()
+            yield channel
+        finally:
+            await channel.close()

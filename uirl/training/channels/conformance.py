@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ from uirl.environments import BaseEnvironment
 from uirl.errors import ConfigError, ContractError
 from uirl.inference.base import Generation, GenerationRequest, InferenceEngine
 from uirl.rollout.episode import EpisodeSpec
+from uirl.rollout.players import Order
 from uirl.training.assembly import Assembly, assemble
-from uirl.training.channels.base import Channel, Group, GroupRules, Order
-from uirl.types import Task, Trajectory
+from uirl.training.channels.base import Channel, Group, GroupRules
+from uirl.types import Action, Task, Trajectory
 
 WAIT = 120.0
 """Seconds after which an answer counts as missing."""
@@ -65,6 +66,14 @@ class ProbeEnvironment(BaseEnvironment):
     def get_state_description(self) -> str:
         """Return task, seed and turn."""
         return f"{self._task.goal} {self._seed} {self._turns}"
+
+    def expert_action(self) -> str:
+        """Return the same words every time."""
+        return "expert"
+
+    def controls(self) -> Mapping[str, BaseEnvironment | Action | str]:
+        """Return a reply, and a variant that tells what it is."""
+        return {"a reply": "nothing", "a variant": ProbeEnvironment(str(self._folder), "variant")}
 
     def tasks(self) -> Sequence[Task]:
         """Return one task."""
@@ -140,8 +149,9 @@ async def check_channel(make: MakeChannel, folder: Path, **changes: Any) -> Chan
     `make(parts, rules)` makes one. `folder`: an empty one that all processes see. `changes`: section -> keys of the
     config. Checked: groups come back whole, each in the order in which it was ordered; failed episodes are repeated
     and those that fail for good are told; turns carry the version that was published; episodes of evaluations are
-    played with their own options; groups that are given up leave the channel usable; `receive` raises what broke an
-    actor; a channel that is closed while it plays leaves no instance and no cache behind.
+    played with their own options, and by the demonstrator or a control where one is ordered; groups that are given up
+    leave the channel usable; `receive` raises what broke an actor; a channel that is closed while it plays leaves no
+    instance and no cache behind.
     """
     parts = assemble(probe_config(folder, **changes))
     engine = parts.engine = _CountedEngine(parts.engine)
@@ -151,6 +161,7 @@ async def check_channel(make: MakeChannel, folder: Path, **changes: Any) -> Chan
         await _check_failures(channel)
         await _check_versions(channel, 4)
         await _check_splits(channel)
+        await _check_players(channel)
         await _check_giving_up(channel, folder)
         await _check_broken(channel)
         channel.submit(_specs("last", ["hangs"] * 2, seed=900))
@@ -220,6 +231,22 @@ async def _check_splits(channel: Channel) -> None:
     _expect(split == "eval", f"an evaluation was played with the options of {split!r}; expected eval_options")
     same = greedy[0].turns[0].response_ids == greedy[1].turns[0].response_ids
     _expect(same, "temperature 0 gave two replies to one prompt")
+
+
+async def _check_players(channel: Channel) -> None:
+    spec = _specs("shown", ["plays"], seed=350)[0]
+    orders = {
+        ("expert", "train"): Order(expert=True),
+        ("nothing", "eval"): Order("eval", control="a reply"),
+        (None, "variant"): Order("eval", 0.0, control="a variant"),
+    }
+    for (text, split), order in orders.items():
+        (trajectory,) = await _within(channel.player(order).collect([spec]), f"an episode of {order}")
+        _expect(trajectory.failure is None, f"an episode of {order} failed: {trajectory.failure}")
+        last = trajectory.turns[-1]
+        _expect(last.info.get("split") == split, f"{order} was played in the environment of {last.info.get('split')!r}")
+        if text is not None:
+            _expect(last.action.text == text, f"{order} said {last.action.text!r}; expected {text!r}")
 
 
 async def _check_giving_up(channel: Channel, folder: Path) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from uirl.inference.base import InferenceEngine, SamplingParams, Weights
 from uirl.inference.processes.start import processes_of
 from uirl.rollout.collector import Collector
-from uirl.rollout.episode import EngineAgent, EpisodeSpec
-from uirl.training.channels.base import Channel, GroupRules, Order
+from uirl.rollout.episode import EpisodeSpec
+from uirl.rollout.players import Order, Players
+from uirl.training.channels.base import Channel, GroupRules
 from uirl.training.record.processes import ProcessTable
 from uirl.types import Trajectory
 
@@ -34,14 +34,11 @@ class LocalChannel(Channel):
     ) -> None:
         super().__init__(rules or GroupRules(retries=collector.retries))
         self._collectors = {"train": collector, "eval": eval_collector or collector}
-        self._engine, self._sampling = engine, sampling
+        self._engine = engine
+        self._players = Players(self._collectors, engine, sampling)
 
     async def play_once(self, spec: EpisodeSpec, order: Order) -> Trajectory:
-        sampling = self._sampling
-        if order.temperature is not None:
-            sampling = replace(sampling, temperature=order.temperature)
-        agent = EngineAgent(self._engine, sampling, spec.trajectory_id, for_training=order.split == "train")
-        return await self._collectors[order.split].play_once(spec, agent)
+        return await self._players.play_once(spec, order)
 
     def slots(self, split: str) -> asyncio.Semaphore:
         return self._collectors[split].slots
@@ -52,6 +49,10 @@ class LocalChannel(Channel):
 
     async def publish(self, weights: Weights | None, version: int, *, adapter: Mapping[str, Any] | None = None) -> None:
         await self._engine.update_weights(weights, version, adapter=adapter)
+
+    async def close(self) -> None:
+        await super().close()
+        await self._players.close()
 
     def keep_table(self, folder: Path) -> None:
         if processes_of(self._engine):

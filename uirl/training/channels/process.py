@@ -12,16 +12,18 @@ from uirl.errors import ActorFailure
 from uirl.images import ImageStore
 from uirl.inference.base import InferenceEngine, Weights
 from uirl.peers.pictures import SharedImageStore
+from uirl.rollout.collector import not_begun
 from uirl.rollout.episode import EpisodeSpec
+from uirl.rollout.players import Order
 from uirl.training.actors.job import job_for, probe_of
 from uirl.training.actors.launch_processes import ForkLauncher
 from uirl.training.actors.launcher import Launcher
 from uirl.training.actors.pool import ActorPool
 from uirl.training.assembly import Assembly
-from uirl.training.channels.base import Channel, GroupRules, Order
+from uirl.training.channels.base import Channel, GroupRules
 from uirl.training.record.processes import ProcessTable
 from uirl.training.record.progress import say
-from uirl.types import Failure, Trajectory
+from uirl.types import Trajectory
 
 
 class PoolChannel(Channel):
@@ -63,10 +65,9 @@ class PoolChannel(Channel):
     async def play_once(self, spec: EpisodeSpec, order: Order) -> Trajectory:
         await self.pool.start()
         try:
-            played = await self.pool.play(spec, order.split, order.temperature)
+            played = await self.pool.play(spec, order)
         except ActorFailure as error:
-            failure = Failure(error.kind, str(error))
-            return Trajectory(spec.trajectory_id, spec.task, [], "failure", spec.group_id, failure=failure)
+            return not_begun(spec, error)
         for picture in played.pictures:
             self._images.put(picture)
         return played.trajectory

@@ -20,6 +20,8 @@ from uirl.learner import Learner, Policy, collate, load_checkpoint, save_checkpo
 from uirl.rollout.samples import samples_of_all
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.training.assembly import Assembly, assemble, sampling_of
+from uirl.training.channels.base import TRAINING
+from uirl.training.channels.choose import open_channel
 from uirl.training.checks.environment import check_tasks
 from uirl.training.checks.long_context import long_gap
 from uirl.training.tasks.sources import UniformTasks
@@ -87,10 +89,13 @@ async def _check_episodes(parts: Assembly, findings: list[Finding]) -> None:
     source = UniformTasks(parts.tasks.train, seed=parts.config.training.seed, split="check")
     specs = [spec for group in source.groups(4, 2) for spec in group]
     requests = _record_requests(parts)
-    make_agent = parts.agents(for_training=True)
     try:
-        await parts.publish()
-        played = (await parts.collector.collect(specs, make_agent))[: len(specs)]
+        try:
+            async with open_channel(parts) as channel:
+                played = (await channel.player(TRAINING).collect(specs))[: len(specs)]
+        except UirlError as error:  # actors that do not start, an engine without log-probs
+            findings.append(Finding("episodes", False, str(error)))
+            return
         usable = [t for t in played if t.failure is None]
         findings.append(_episodes_finding(played))
         if not usable:

@@ -9,7 +9,7 @@ from typing import Any
 
 from uirl.errors import RolloutFailure
 from uirl.metrics import mean_pass_at_k, success_interval
-from uirl.rollout.collector import EpisodePlayer, MakeAgent
+from uirl.rollout.collector import EpisodePlayer
 from uirl.training.record.progress import playing
 from uirl.training.record.tally import Tally, tally_of
 from uirl.training.tasks.sources import UniformTasks
@@ -63,8 +63,7 @@ class EvaluationReport:
 
 
 async def evaluate_episodes(
-    collector: EpisodePlayer,
-    make_agent: MakeAgent,
+    player: EpisodePlayer,
     tasks: Sequence[Task],
     *,
     episodes: int,
@@ -78,8 +77,8 @@ async def evaluate_episodes(
     source = UniformTasks(tasks, seed=seed, split=split, instance_seed=HELD_OUT_SEED, label=label)
     groups = source.groups(max(1, episodes // tries), tries)
     specs = [spec for group in groups for spec in group]
-    with playing(f"evaluation {label or split}", collector, len(specs)):
-        played = await collector.collect(specs, make_agent)
+    with playing(f"evaluation {label or split}", player, len(specs)):
+        played = await player.collect(specs)
     return report_on(played[: len(specs)], played[len(specs) :])
 
 

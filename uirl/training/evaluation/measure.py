@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,17 @@ from uirl.config.stored import override_stored
 from uirl.environments import BaseEnvironment
 from uirl.errors import CheckpointError, ConfigError, StorageError
 from uirl.learner import Policy, latest_checkpoint, load_policy
+from uirl.rollout.players import Order
 from uirl.rollout.reward import RewardFunction
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.folders import number_of
 from uirl.storage import TrajectoryStore, free_run_name, run_of
 from uirl.training.assembly import assemble
+from uirl.training.channels.choose import local_channel, open_channel
 from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, require_evidence
 from uirl.training.record.progress import doing
 from uirl.training.tasks.task_sets import read_tasks, stored_tasks
+from uirl.types import Trajectory
 
 
 def measure(
@@ -55,14 +58,15 @@ def measure(
         policy = policy_at(folder, config)
         parts = assemble(config, environment, reward_fn, policy=policy, eval_dataset=tasks)
     loop = EventLoopThread()
+    order = Order("eval", config.training.eval_temperature if temperature is None else temperature)
 
-    async def play() -> EvaluationReport:
+    async def play(on_finished: Callable[[Trajectory], None]) -> EvaluationReport:
         try:
-            chosen_temperature = config.training.eval_temperature if temperature is None else temperature
-            with parts.images.holding():
+            async with open_channel(parts, make=local_channel) as channel:
+                player = channel.player(order)
+                player.on_finished = on_finished
                 return await evaluate_episodes(
-                    parts.eval_collector,
-                    parts.agents(temperature=chosen_temperature),
+                    player,
                     parts.tasks.evaluation,
                     episodes=episodes,
                     tries=tries,
@@ -73,11 +77,13 @@ def measure(
             await parts.close()
 
     with _store(record) as store:
-        if store is not None:
-            step = number_of(folder) or 0
-            parts.eval_collector.on_finished = lambda t: store.add(t, step=step, split="test", images=parts.images)
+
+        def keep(trajectory: Trajectory) -> None:
+            if store is not None:
+                store.add(trajectory, step=number_of(folder) or 0, split="test", images=parts.images)
+
         try:
-            report = loop.run(play())
+            report = loop.run(play(keep))
         finally:
             loop.close()
     require_evidence(report.trajectories, "of the evaluation")

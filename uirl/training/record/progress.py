@@ -112,9 +112,9 @@ def doing(what: str, total: int | None = None) -> Iterator[Activity]:
 
 
 @contextlib.contextmanager
-def playing(what: str, collector: EpisodePlayer, total: int) -> Iterator[None]:
-    """Return a context like `doing` for episodes of `collector`, which are counted as they end."""
-    hook = collector.on_finished
+def playing(what: str, player: EpisodePlayer, total: int) -> Iterator[None]:
+    """Return a context like `doing` for episodes of `player`, which are counted as they end."""
+    hook = player.on_finished
     with doing(what, total) as activity:
 
         def finished(trajectory: Trajectory) -> None:
@@ -122,11 +122,11 @@ def playing(what: str, collector: EpisodePlayer, total: int) -> Iterator[None]:
             if hook is not None:
                 hook(trajectory)
 
-        collector.on_finished = finished
+        player.on_finished = finished
         try:
             yield
         finally:
-            collector.on_finished = hook
+            player.on_finished = hook
 
 
 def step_line(step: int, steps: int, row: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from uirl.rollout import samples_of
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.storage import TrajectoryStore
 from uirl.training.assembly import assemble
+from uirl.training.channels.choose import local_channel
 from uirl.training.evaluation.measure import measure
 from uirl.training.interrupt import Interrupt
 from uirl.training.record.tally import tally_of
@@ -67,7 +68,7 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = config(folder, *(f"training.warm_start.{key}" for key in steps))
     parts = assemble(store, TwoLooks())
     loop = EventLoopThread()
-    loop.run(WarmStart(parts, Interrupt(), lambda step, row: None).run(lambda: None))
+    loop.run(WarmStart(parts, local_channel(parts), Interrupt(), lambda step, row: None).run(lambda: None))
     loop.run(parts.close())
     loop.close()
     return save_checkpoint(folder / "step_000001", parts.learner, {})
