@@ -155,6 +155,9 @@ class HTTPTransport:
         """Raise ConfigError where the package httpx is missing."""
         import_httpx(self.extra)
 
+    def __reduce__(self) -> Any:
+        return type(self), (self.extra, self.max_bytes)  # connections belong to this process
+
     async def send(
         self,
         method: str,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.conftest import tiny_model
-from uirl import ConfigStore
+from uirl import BaseEnvironment, ConfigStore
 from uirl.environments.text.guess_number import GuessNumberEnvironment
-from uirl.errors import ConfigError
 from uirl.inference.models.chat import ChatRenderer
-from uirl.training.actors.job import job_for, name_of, probe_of
+from uirl.training.actors.job import ActorJob, job_for, made_in, probe_of
 from uirl.training.record.processes import PROCESSES, ProcessTable
 from uirl.types import Trajectory
 
@@ -23,37 +24,48 @@ def reward(trajectory: Trajectory) -> float:
 
 
 class Judge:
-    def score(self, trajectory: Trajectory) -> float:
-        return 0.0
+    def __init__(self, says: Any) -> None:
+        self.says = says
+
+    def score(self, trajectory: Trajectory) -> Any:
+        return self.says
+
+    __call__ = score
 
 
-def test_a_function_of_a_module_is_told_by_its_name() -> None:
-    job = job_for(ConfigStore(), reward, {"train": 3})
-    assert job.reward == f"{__name__}:reward"
+def carried(job: ActorJob) -> tuple[BaseEnvironment | None, Any]:
+    return made_in(pickle.loads(pickle.dumps(job)))
+
+
+def test_a_job_says_where_modules_and_files_are() -> None:
+    job = job_for(ConfigStore(), {"train": 3})
+    assert made_in(job) == (None, None)
     assert job.places == {"train": 3}
     assert str(Path.cwd()) == job.folder
     assert job.search_path
 
 
-@pytest.mark.parametrize("function", [lambda trajectory: 0.0, Judge().score, Judge()])
-def test_what_another_process_cannot_import_is_refused(function: object) -> None:
-    with pytest.raises(ConfigError, match=r"which another process cannot import.*actors.processes=0"):
-        name_of(function)  # type: ignore[arg-type]
+def test_a_function_of_a_module_goes_by_its_name() -> None:
+    assert carried(job_for(ConfigStore(), {}, reward_fn=reward)) == (None, reward)
 
 
-def test_a_function_of_the_script_is_refused() -> None:
-    def inner() -> None: ...
+@pytest.mark.parametrize("function", [lambda trajectory: 2.5, Judge(2.5).score, Judge(2.5)])
+def test_lambdas_methods_and_objects_judge_in_another_process(function: Any) -> None:
+    _, made = carried(job_for(ConfigStore(), {}, reward_fn=function))
+    assert made is not function
+    assert made(Trajectory()) == 2.5
 
-    inner.__module__, inner.__qualname__ = "__main__", "inner"
-    with pytest.raises(ConfigError, match="a file beside the config"):
-        name_of(inner)
 
+def test_an_environment_goes_with_what_it_holds_and_what_it_shares_with_the_reward_function() -> None:
+    class Local(GuessNumberEnvironment):
+        """Not importable: a class inside a function."""
 
-def test_an_environment_that_was_an_object_is_refused() -> None:
-    config = ConfigStore()
-    config.environment.note_object(GuessNumberEnvironment())
-    with pytest.raises(ConfigError, match=r"was handed over as an object.*name it in the config"):
-        job_for(config, None, {"train": 1})
+    environment = Local(n=5)
+    made, judge = carried(job_for(ConfigStore(), {}, environment=environment, reward_fn=Judge(environment).score))
+    assert type(made).__name__ == "Local"
+    assert made is not environment
+    assert made.n == 5
+    assert judge(Trajectory()) is made
 
 
 def test_other_templates_have_other_probes() -> None:

@@ -24,10 +24,9 @@ from uirl.peers.pictures import SharedImageStore, SharedPictures
 from uirl.rollout.collector import Collector, options_of
 from uirl.rollout.episode import EpisodeSpec
 from uirl.rollout.players import Order, Players
-from uirl.runtime.lazy import load
 from uirl.runtime.time_limits import TimedOut, within
 from uirl.storage.records import as_stored, pictures_of
-from uirl.training.actors.job import ActorJob, Played, Ready, probe_of
+from uirl.training.actors.job import ActorJob, Played, Ready, made_in, probe_of
 from uirl.training.actors.way import Way
 from uirl.training.assembly import sampling_of
 
@@ -46,13 +45,14 @@ class ActorHost:
         config, settings = job.config, job.config.environment
         self._places = job.places
         self._shared = None if pictures is None else SharedImageStore(pictures)
+        given, reward_fn = made_in(job)
         environments = {
-            split: create_environment(settings.name, settings.options_for(split), settings)
+            split: create_environment(settings.name, settings.options_for(split), settings) if given is None else given
             for split in ("train", "eval")
         }
         loaded = load_model(config.model, seed=config.training.seed, weights=False)
         self.chat = ChatRenderer(loaded, environments["train"].tool_schemas())
-        options = options_of(config, None if job.reward is None else load(job.reward))
+        options = options_of(config, reward_fn)
         self._collectors = {
             split: Collector.from_config(config, environment, self.chat, ImageStore(), options=options)
             for split, environment in environments.items()

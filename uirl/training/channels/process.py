@@ -52,7 +52,12 @@ class PoolChannel(Channel):
         self.pool = ActorPool(
             launcher,
             [f"actor-{i}" for i in range(count)],
-            job_for(parts.config, parts.collector.options.reward_fn, places),
+            job_for(
+                parts.config,
+                places,
+                environment=parts.environment if parts.config.environment.is_object else None,
+                reward_fn=parts.collector.options.reward_fn,
+            ),
             parts.engine,
             probe=probe_of(parts.chat),
             host=host,

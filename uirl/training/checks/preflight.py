@@ -44,6 +44,9 @@ class Finding:
 
 def preflight(config: ConfigStore, environment: BaseEnvironment | None = None) -> list[Finding]:
     """Return what was found, in order; a check that cannot run because an earlier one failed is left out."""
+    if environment is not None:
+        config = config.model_copy(deep=True)
+        config.environment.note_object(environment)
     findings: list[Finding] = []
     loop = EventLoopThread()
     try:

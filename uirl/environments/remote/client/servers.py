@@ -6,8 +6,9 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from uirl.errors import ConfigError, EnvironmentFailure
 
@@ -74,6 +75,16 @@ class ServerPool:
         self._lock = threading.Lock()
         self._waiting: deque[asyncio.Future[Server]] = deque()
         self._choices = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy in another process needs: it holds no session and has its own view of the servers."""
+        fresh = [Server(server.url, server.fallback, server.max_sessions) for server in self.servers]
+        others = {name: value for name, value in vars(self).items() if name not in ("_lock", "_waiting")}
+        return {**others, "servers": fresh, "_choices": 0}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        self._lock, self._waiting = threading.Lock(), deque()
 
     async def take(self, timeout: float | None = None) -> Server:
         """Return a server with one session more; those who wait are served in the order in which they came.
