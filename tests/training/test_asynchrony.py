@@ -14,6 +14,7 @@ import pytest
 from tests.training.test_loop import settings
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.learner import Learner
+from uirl.training import measure
 from uirl.training.channels.base import Channel
 from uirl.types import Trajectory
 
@@ -134,3 +135,19 @@ def test_a_finished_run_that_is_continued_leaves_no_actor_behind(tmp_path: Path,
     config.checkpoint.resume = True
     fit(config, 1)
     assert closed, "the channel of a run with nothing left to do was not closed"
+
+
+def test_a_run_with_adapters_is_measured_with_them_afterwards(tmp_path: Path):
+    """Its engine has a copy of the model, which knows nothing of adapters until it is sent weights."""
+    config = ahead(tmp_path, 1)
+    config.model.use_lora, config.training.eval_temperature = True, 0.0
+    config.training.warm_start.enabled, config.training.warm_start.steps = True, 30
+    trainer = RayPPOTrainer(config, reward_fn=worth)
+    trainer.fit(num_epochs=1, num_iters_per_epoch=1)
+    said = [[turn.action.text for turn in t.turns] for t in trainer.evaluate(8, split="test").trajectories]
+    trainer.cleanup()
+    report = measure(tmp_path / "run", episodes=8, reward_fn=worth)
+    assert [[turn.action.text for turn in t.turns] for t in report.trajectories] == said
+    untrained = RayPPOTrainer(config, reward_fn=worth)
+    assert [[turn.action.text for turn in t.turns] for t in untrained.evaluate(8, split="test").trajectories] != said
+    untrained.cleanup()
