@@ -134,6 +134,8 @@ def test_assignments_may_pass_through_a_combination_that_cannot_work():
         (["inference.backend=scripted"], "replays given replies"),
         (["training.old_log_probs=rollout", "inference.top_p=0.9"], "every ratio would be too small"),
         (["training.old_log_probs=rollout", "inference.top_k=5"], "every ratio would be too small"),
+        (["actors.staleness=auto", "training.old_log_probs=rollout"], "nothing would measure it"),
+        (["actors.staleness=auto", "training.adv_estimator=rejection_sampling"], "nothing would measure it"),
     ],
 )
 def test_what_may_generate_but_not_learn(assignments, reason):

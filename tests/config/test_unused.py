@@ -27,6 +27,7 @@ READER = {
     "inference.request_retries=1": "inference.backend=openai",
     "inference.engine_options={a: 1}": "inference.backend=vllm",
     "model.trust_remote_code=true": "model.local_path=/somewhere",
+    "actors.close_after=3": "training.group_size=4",
     "logging.wandb_project=mine": "logging.wandb=true",
     "logging.store_images=false": "logging.store_trajectories=true",
 }

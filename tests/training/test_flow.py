@@ -178,6 +178,7 @@ async def test_spare_groups_of_a_synchronous_run_are_given_up_with_its_update():
     assert run.state.ledger.words() == "12 ordered: 8 trained, 4 dropped (surplus 4), 0 failed, 0 in flight"
     assert await run.update() == names(3, 4)
     assert not run.channel.outstanding
+    assert not run.flow._order, "what was given up is remembered"
 
 
 async def test_no_group_is_learned_from_below_its_floor():

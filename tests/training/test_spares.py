@@ -168,6 +168,14 @@ def test_a_number_that_is_given_stays():
     assert spares.count == 2
 
 
+def test_spares_that_were_given_before_are_not_those_to_be_chosen():
+    spares, given = SpareGroups(adapts=True), SpareGroups(7)
+    given.note(times(1.5))
+    spares.load_state_dict(given.state_dict())
+    assert spares.count == 0
+    assert spares.state_dict()["ended"] == given.state_dict()["ended"]
+
+
 def test_it_goes_on_from_a_checkpoint():
     spares, resumed = SpareGroups(adapts=True), SpareGroups(adapts=True)
     spares.note(times(1.5), [3.0, 4.0])

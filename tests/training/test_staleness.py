@@ -168,6 +168,15 @@ def test_a_fixed_bound_stays():
     assert controller.bound == 7
 
 
+@pytest.mark.parametrize("fixed", [0, 5])
+def test_a_run_whose_bound_was_given_before_says_nothing_of_the_one_to_be_found(fixed):
+    controller = StalenessBound(limits=LIMITS)
+    controller.load_state_dict(StalenessBound(fixed).state_dict())
+    assert controller == StalenessBound(limits=LIMITS)
+    controller.load_state_dict({"bound": 0})  # of checkpoints that held the bound of a synchronous run
+    assert controller.bound == 1
+
+
 @pytest.mark.parametrize("cut", [3, 17, 60])
 def test_it_goes_on_from_a_checkpoint_as_if_there_had_been_none(cut):
     response = linear(0.1 / 6.5)

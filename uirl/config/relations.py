@@ -35,6 +35,12 @@ def _learnable(config: ConfigTree) -> Iterator[str]:
             "training.old_log_probs=rollout with inference.top_p or top_k: the engine's log-probs are those of what it "
             "had left to choose from, so every ratio would be too small; use auto or recompute, or top_p=1 and top_k=0"
         )
+    for key, value in (("old_log_probs", "rollout"), ("adv_estimator", "rejection_sampling")):
+        if config.actors.staleness == "auto" and getattr(training, key) == value:
+            yield (
+                f"actors.staleness=auto with training.{key}={value}: the bound follows the gap between the learner's "
+                "own log-probs and the engine's, and nothing would measure it; give a number, as actors.staleness=1"
+            )
     if inference.temperature == 0:
         yield (
             "inference.temperature=0: a greedy policy never explores, every episode of a task is the same and every "

@@ -17,7 +17,7 @@ from uirl.config.sections.logging import LoggingConfig
 from uirl.config.sections.model import ModelConfig
 from uirl.config.sections.ray import RayConfig
 from uirl.config.sections.rollout import RolloutConfig
-from uirl.config.sections.training import TrainingConfig
+from uirl.config.sections.training import GROUP_ESTIMATORS, TrainingConfig
 
 
 class ConfigTree(Section):
@@ -42,6 +42,13 @@ class ConfigTree(Section):
         if self.rollout.max_turns is not None:
             return self.rollout.max_turns
         return self.inference.max_turns if self.inference.multi_turn else 1
+
+    @property
+    def group_floor(self) -> int:
+        """Usable episodes without which a group is not learned from: `actors.group_floor`, resolved."""
+        if self.actors.group_floor is not None:
+            return self.actors.group_floor
+        return 2 if self.training.adv_estimator in GROUP_ESTIMATORS else 1
 
     @property
     def needs_reference(self) -> bool:

@@ -157,6 +157,10 @@ READ: dict[str, tuple[Condition, str]] = {
     ),
     "actors.swap": _EMBEDDED,
     "actors.keep_cache": _EMBEDDED,
+    "actors.close_after": (
+        lambda config: config.group_floor < config.training.episodes_per_group,
+        "where a group may go without some of its episodes: actors.group_floor below the size of a group",
+    ),
     "actors.silence": _PROCESSES,
     "actors.pictures": _PROCESSES,
     "ray.num_actors": _RAY,

@@ -178,6 +178,7 @@ class Flow:
     async def give_up(self, reason: str) -> None:
         """Drop what is under way."""
         self.ledger.drop(await self.channel.give_up(), reason)
+        self._order.clear()
 
     async def _take(
         self, count: int, updates: int, version: int, collection: Collection, activity: Activity | None

@@ -192,7 +192,7 @@ class SpareGroups:
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` continues from, as plain data."""
         return {
-            "count": self.count,
+            "count": self.count if self.adapts else 0,
             "ended": list(self._ended),
             "given_up": list(self._given_up),
             "updates": self._updates,

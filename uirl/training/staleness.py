@@ -118,7 +118,9 @@ class StalenessBound:
         return words
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` continues from, as plain data."""
+        """Return what `load_state_dict` continues from, as plain data; nothing of a bound that is fixed."""
+        if self.limits is None:
+            return {}
         return {
             "bound": self.bound,
             "held": self._held,
@@ -132,8 +134,8 @@ class StalenessBound:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; a bound that is fixed stays what it is."""
-        if self.limits is None:
+        """Continue from a state; a bound that is fixed stays what it is, and one that was fixed before says nothing."""
+        if self.limits is None or not state.get("bound"):
             return
         self.bound, self._held, self._doubles = state["bound"], state["held"], state["doubles"]
         self._patience, self._wait, self._settling = state["patience"], state["wait"], state["settling"]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from uirl.config import GROUP_ESTIMATORS, ConfigStore
+from uirl.config import ConfigStore
 from uirl.inference.base import Weights
 from uirl.rollout.attempts import Attempts, cancel_all, play_all
 from uirl.rollout.collector import EpisodePlayer
@@ -50,12 +50,11 @@ class GroupRules:
     @classmethod
     def from_config(cls, config: ConfigStore) -> GroupRules:
         """Return the rules of a run's training episodes."""
-        actors, rollout = config.actors, config.rollout
-        floor = 2 if config.training.adv_estimator in GROUP_ESTIMATORS else 1
+        rollout = config.rollout
         return cls(
             size=config.training.episodes_per_group,
-            floor=floor if actors.group_floor is None else actors.group_floor,
-            close_after=actors.close_after,
+            floor=config.group_floor,
+            close_after=config.actors.close_after,
             retries=rollout.retries if rollout.group_repair == "retry" else 0,
         )
 
