@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from uirl.environments.registry import ENVIRONMENTS, create_environment
+from uirl.environments.remote.client.native import NativeRemoteEnvironment
 from uirl.errors import ConfigError
 from uirl.peers.objects import pack, unpack
 
@@ -87,3 +89,25 @@ def test_what_this_machine_has_no_module_for_is_told(monkeypatch: pytest.MonkeyP
     monkeypatch.delattr(sys.modules[__name__], "Leaves")
     with pytest.raises(ConfigError, match=r"cannot make what was handed over in code.*Leaves.*working-dir"):
         unpack(data)
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_every_environment_that_comes_with_the_package_may_be_an_object(name: str) -> None:
+    options: dict[str, Any] = {"gymnasium": {"env": "CartPole-v1"}, "miniwob": {"task": "click-test"}}.get(name, {})
+    environment = create_environment(name, options)
+    made = unpack(pack({"environment": environment}))["environment"]
+    assert type(made) is type(environment)
+
+
+def test_a_copy_of_a_remote_environment_knows_the_servers_and_has_no_session_there() -> None:
+    environment = NativeRemoteEnvironment(urls=["http://one:1", "http://two:2"], fallback_urls=["http://three:3"])
+    taken = environment.pool.choose()
+    assert taken is not None
+    environment.pool.take_out(taken, "broken")
+    made = unpack(pack({"environment": environment}))["environment"].pool
+    assert [(server.url, server.fallback) for server in made.servers] == [
+        (server.url, server.fallback) for server in environment.pool.servers
+    ]
+    assert [server.active for server in made.servers] == [0, 0, 0]
+    assert not any(server.why for server in made.servers)
+    assert made.choose() is not None

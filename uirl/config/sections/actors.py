@@ -14,8 +14,8 @@ class ActorsConfig(Section):
 
     processes: Index = 0
     """Processes on this machine that play the episodes, each with environments of its own. They share the places of
-    `rollout.parallel` and of the environment's `max_parallel`. 0: episodes are played in the learner's process, as
-    those of the warm start and of the controls always are."""
+    `rollout.parallel` and of the environment's `max_parallel`, and play evaluations, demonstrations and controls too.
+    0: episodes are played in the learner's process."""
     silence: Positive = 30.0
     """Seconds without a sign of life after which an actor in another process is killed, its episodes are repeated and
     it is started again."""
@@ -26,7 +26,8 @@ class ActorsConfig(Section):
     """How many versions older than the learner's the weights may be that began an episode. 0: an update learns from
     episodes of the newest weights alone, and nobody works while the other does. Above it the engine has a copy of the
     weights, episodes are played while the learner learns, and what became too old is dropped. 'auto': the most that
-    keeps the data inside `max_gap` and `min_ess`; the log says why it moves."""
+    keeps the data inside `max_gap` and `min_ess`; the log says why it moves. It needs log-probs of the learner's own to
+    measure with: not rejection_sampling, and not `training.old_log_probs=rollout`."""
     max_gap: Positive = 0.02
     """'auto' keeps the mean |learner - engine| over the tokens of older weights (`stale/gap`) below so many nats."""
     min_ess: Fraction = 0.9
@@ -43,7 +44,7 @@ class ActorsConfig(Section):
     group, else 1."""
     close_after: Positive | None = None
     """A group that has its floor is closed without its stragglers once it has run for so many times the median time
-    of an episode; None: it waits for all."""
+    of an episode; None: it waits for all. It needs a `group_floor` below the size of a group."""
     engines: Index = 0
     """Engine processes on this machine, each with a copy of the model; an episode stays on one. One that dies is
     started again while the others answer. 0: one engine, in the learner's process."""
