@@ -43,6 +43,14 @@ def run(program: str, *arguments: object, **options: object) -> subprocess.Popen
     )  # type: ignore[call-overload, no-any-return]
 
 
+def test_a_folder_is_the_same_from_wherever_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pictures = SharedPictures("beside")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert SharedPictures(pictures.folder).identity() == pictures.identity()
+
+
 def test_what_one_put_another_gets(tmp_path: Path) -> None:
     one, other = SharedPictures(tmp_path / "new" / "folder"), SharedPictures(tmp_path / "new" / "folder")
     one.put(SHOT)

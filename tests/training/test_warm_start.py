@@ -13,10 +13,14 @@ import pytest
 
 from tests.rollout.worlds import Countdown
 from tests.training.test_loop import settings
-from uirl.errors import EnvironmentFailure
+from uirl.errors import ActorFailure, EnvironmentFailure
 from uirl.images import ImageStore
-from uirl.training.assembly import assemble
+from uirl.rollout.collector import not_begun
+from uirl.rollout.episode import EpisodeSpec
+from uirl.rollout.players import Order
+from uirl.training.assembly import assemble, sampling_of
 from uirl.training.channels.choose import local_channel
+from uirl.training.channels.local import LocalChannel
 from uirl.training.interrupt import Interrupt
 from uirl.training.warm_start import Demonstrations, WarmStart
 from uirl.types import Sample, Trajectory
@@ -96,6 +100,32 @@ def test_a_demonstration_that_fails_stops_the_warm_start(tmp_path: Path) -> None
     parts = assemble(config, Torn())
     with pytest.raises(EnvironmentFailure, match=r"a demonstration failed: .*the cable was pulled"):
         asyncio.run(Demonstrations(parts, local_channel(parts), size=5, seed=0).batch(2))
+
+
+@pytest.mark.parametrize(("losses", "fails"), [(3, False), (4, True)])
+def test_a_demonstration_whose_actor_was_lost_is_played_again(tmp_path: Path, losses: int, fails: bool) -> None:
+    class Losing(LocalChannel):
+        """Loses the actor of the first demonstration a number of times."""
+
+        lost = 0
+
+        async def play_once(self, spec: EpisodeSpec, order: Order) -> Trajectory:
+            if spec.trajectory_id.endswith("000000-0") and self.lost < losses:
+                self.lost += 1
+                return not_begun(spec, ActorFailure("its machine is gone"))
+            return await super().play_once(spec, order)
+
+    config = settings(tmp_path)
+    config.rollout.retries = 0
+    parts = assemble(config, taught())
+    channel = Losing(parts.collector, parts.engine, sampling_of(config))
+    demonstrations = Demonstrations(parts, channel, size=5, seed=0)
+    if fails:
+        with pytest.raises(EnvironmentFailure, match="its machine is gone"):
+            asyncio.run(demonstrations.batch(3))
+    else:
+        samples = asyncio.run(demonstrations.batch(3))
+        assert len({sample.trajectory_id for sample in samples}) == 3
 
 
 class Learned:

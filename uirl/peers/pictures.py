@@ -46,7 +46,7 @@ class SharedPictures:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).absolute()  # whoever is told of it may be in another folder
         self._scratch: ScratchFolder | None = None
         self._counts: Counter[str] = Counter()
         self._counting = threading.Lock()

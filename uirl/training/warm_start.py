@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from uirl.config.sections.training import WarmStartConfig
-from uirl.errors import EnvironmentFailure
+from uirl.errors import ActorFailure, EnvironmentFailure
 from uirl.images import Screenshot
 from uirl.metrics import plain_row
-from uirl.rollout.episode import derive_seed
+from uirl.rollout.collector import EpisodePlayer
+from uirl.rollout.episode import EpisodeSpec, derive_seed
 from uirl.rollout.players import Order
 from uirl.rollout.samples import samples_of_all
 from uirl.training.assembly import Assembly
@@ -21,7 +22,10 @@ from uirl.training.evaluation.evaluation import evaluate_episodes, require_evide
 from uirl.training.interrupt import Interrupt
 from uirl.training.record.progress import doing, playing, say
 from uirl.training.tasks.sources import UniformTasks
-from uirl.types import Sample
+from uirl.types import Sample, Trajectory
+
+LOST = 3
+"""Times that demonstrations are played again whose actor was lost, beside the attempts that every episode has."""
 
 
 class Demonstrations:
@@ -82,13 +86,25 @@ class Demonstrations:
         images, player = self._parts.images, self._channel.player(Order(expert=True))
         specs = [group[0] for group in tasks.groups(count, 1)]
         with playing("demonstrations of the warm start", player, count), images.holding():
-            played = (await player.collect(specs))[: len(specs)]
+            played = await _played(player, specs)
             shown = {hash for t in played for turn in t.turns for hash in turn.context_images}
             self._pictures |= {hash: images.get(hash) for hash in shown}
         failed = next((t.failure for t in played if t.failure is not None), None)
         if failed is not None:
             raise EnvironmentFailure(f"a demonstration failed: {failed.message}")
         return samples_of_all(played), sum(bool(t.success) for t in played)
+
+
+async def _played(player: EpisodePlayer, specs: Sequence[EpisodeSpec]) -> list[Trajectory]:
+    """Return the trajectories of `specs`. One whose actor was lost is played again: that says nothing of the
+    environment, and a warm start leaves none out."""
+    played = (await player.collect(specs))[: len(specs)]
+    for _ in range(LOST):
+        lost = [i for i, t in enumerate(played) if t.failure is not None and t.failure.kind == ActorFailure.kind]
+        again = (await player.collect([specs[i] for i in lost]))[: len(lost)] if lost else []
+        for i, trajectory in zip(lost, again, strict=True):
+            played[i] = trajectory
+    return played
 
 
 @dataclass(slots=True)
