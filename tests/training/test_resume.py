@@ -203,6 +203,7 @@ def test_the_newest_run_of_this_config_that_has_a_checkpoint_is_continued(tmp_pa
     rate = {"training.learning_rate": 1e-3}
     shelf(tmp_path, "screen", (10, 20), saved=1.0)
     other_words = {"training.num_epochs": 7, "logging.print_every": 3, "checkpoint.keep_last_n": 9}
+    other_words |= {"actors.processes": 3, "actors.engines": 2, "ray.num_actors": 9}
     shelf(tmp_path, "screen-2", (10,), saved=2.0, **other_words)
     shelf(tmp_path, "screen-3", (40,), saved=3.0, **rate)
     shelf(tmp_path, "screen-4", ())

@@ -18,9 +18,13 @@ from uirl.storage import RunDirectory, TrajectoryStore, clean_run_name, free_run
 
 NOT_COMPARED = ("checkpoint.resume", "checkpoint.from_step", "logging.run_name", "logging.runs_dir")
 """Keys that say where and how a run is continued, not what it is."""
-MAY_CHANGE = ("training.num_epochs", "training.num_iters_per_epoch", "training.max_seconds", "training.stop_at_success")
-MAY_CHANGE_SECTIONS = ("checkpoint.", "logging.")
-"""Keys with which a run is still a run of the same config: how long it goes on, and what it writes down."""
+MAY_CHANGE = (
+    *("training.num_epochs", "training.num_iters_per_epoch", "training.max_seconds", "training.stop_at_success"),
+    *("actors.processes", "actors.engines", "actors.silence", "actors.pictures"),
+)
+MAY_CHANGE_SECTIONS = ("checkpoint.", "logging.", "ray.")
+"""Keys with which a run is still a run of the same config: how long it goes on, what it writes down, and in which
+processes and on which machines it runs."""
 
 
 @dataclass(frozen=True, slots=True)
