@@ -58,7 +58,7 @@ class Actor:
         await self.peer.wait_closed()
         self.end("it ended with status 0")
 
-    async def _play(self, spec: EpisodeSpec, split: str, temperature: float | None) -> Played:
+    async def _play(self, spec: EpisodeSpec, order: Order) -> Played:
         self.playing.append(spec.trajectory_id)
         try:
             await self.release.wait()
@@ -67,7 +67,7 @@ class Actor:
             raise
         finally:
             self.playing.remove(spec.trajectory_id)
-        return Played(Trajectory(spec.trajectory_id, spec.task, metrics={"split": split}))  # type: ignore[dict-item]
+        return Played(Trajectory(spec.trajectory_id, spec.task, metrics={"split": order.split}))  # type: ignore[dict-item]
 
     def end(self, how: str) -> None:
         if self.peer is not None:
