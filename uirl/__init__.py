@@ -66,6 +66,7 @@ _HOME = {
         "load_checkpoint load_policy save_checkpoint"
     ),
     "uirl.curriculum": "TaskCurriculum",
+    "uirl.verification": "HybridVerifier JudgeQuality RuleBook",
     "uirl.integrations.mobile_world": "MobileWorldAgentLoop",
     "uirl.training": (
         "Channel EvaluationReport LocalChannel RLTrainer RayPPOTrainer TaskSource Trainer UniformTasks "
@@ -85,6 +86,7 @@ _MODULES = (
     "storage",
     "tools",
     "training",
+    "verification",
 )
 
 __all__ = sorted([*_NAMES, *_MODULES, "__version__"])

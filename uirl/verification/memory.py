@@ -20,6 +20,9 @@ CREATE TABLE IF NOT EXISTS spent (budget TEXT PRIMARY KEY, calls INTEGER NOT NUL
 CREATE TABLE IF NOT EXISTS heard (
     judge TEXT NOT NULL, trajectory TEXT NOT NULL, task TEXT NOT NULL, truth INTEGER NOT NULL, said INTEGER NOT NULL,
     created REAL NOT NULL, PRIMARY KEY (judge, trajectory));
+CREATE TABLE IF NOT EXISTS settled (
+    judge TEXT NOT NULL, grp TEXT NOT NULL, true_accepts REAL NOT NULL, false_accepts REAL NOT NULL,
+    PRIMARY KEY (judge, grp));
 CREATE INDEX IF NOT EXISTS heard_by_time ON heard (judge, created);
 """
 
@@ -104,6 +107,16 @@ class JudgeMemory:
                 "SELECT task, truth, said FROM heard WHERE judge = ? ORDER BY created DESC LIMIT ?", (judge, newest)
             ).fetchall()
         return [Heard(str(task), bool(truth), bool(said)) for task, truth, said in reversed(rows)]
+
+    def settle(self, judge: str, group: str, rates: tuple[float, float]) -> tuple[float, float]:
+        """Return the error rates by which the judge is corrected in a group: those that were first settled for it.
+        Members that are scored while the estimate moves would else differ by nothing but that."""
+        with self._lock, self._errors():
+            self._db.execute("INSERT OR IGNORE INTO settled VALUES (?, ?, ?, ?)", (judge, group, *rates))
+            row = self._db.execute(
+                "SELECT true_accepts, false_accepts FROM settled WHERE judge = ? AND grp = ?", (judge, group)
+            ).fetchone()
+        return float(row[0]), float(row[1])
 
     def close(self) -> None:
         """Close the file. Calling it twice is fine."""

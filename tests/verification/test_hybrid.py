@@ -1,0 +1,285 @@
+"""Rules and judge together: who decides, what is recorded, whom nobody believes any more; over real HTTP."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.inference.stand_in_http import Answer
+from tests.verification.episodes import record
+from tests.verification.scripted_judge import ScriptedJudge, green, judge_of, red, verdict
+from uirl.errors import JudgeFailure
+from uirl.types import Task, Trajectory, Verdict
+from uirl.verification.evidence import Evidence
+from uirl.verification.hybrid import ASKED, JUDGE, PROCESS, RULE, SAVED, HybridOptions, HybridVerifier
+from uirl.verification.outcome import Outcome
+from uirl.verification.quality import Channel
+from uirl.verification.rules import RuleBook, read_rule
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedJudge]:
+    with ScriptedJudge() as opened:
+        yield opened
+
+
+RULES = RuleBook(
+    {
+        "sure": read_rule({"equals": {"of": "state.sent", "value": True, "no": "decisive"}}),
+        "weak": read_rule({"equals": {"of": "state.sent", "value": True}}),
+    }
+)
+
+
+def episode(task: str, sent: bool, picture: Any, id: str = "t", group: str = "") -> Trajectory:
+    made = record({"sent": sent}, task=Task(task, goal=f"goal of {task}"), final=picture, id=id)
+    made.group_id = group
+    return made
+
+
+def verifier(server: ScriptedJudge, prefer_rules: bool = True, **options: Any) -> HybridVerifier:
+    return HybridVerifier(
+        judge_of(server), prefer_rules, rules=RULES, options=HybridOptions(**{"audit": 0.0} | options)
+    )
+
+
+async def found(judge: HybridVerifier, made: Trajectory) -> Verdict:
+    return await judge.judge_episode(made)
+
+
+async def test_the_preferred_one_decides_where_it_knows(server: ScriptedJudge) -> None:
+    cases = [  # task, what the rules see, what the judge sees -> with rules preferred, with the judge preferred
+        ("sure", True, red(), ("rules", True), ("judge", False)),
+        ("sure", False, green(), ("rules", False), ("judge", True)),
+        ("weak", True, red(), ("rules", True), ("judge", False)),
+        ("weak", False, green(), ("judge", True), ("judge", True)),
+        ("none", False, red(), ("judge", False), ("judge", False)),
+    ]
+    for prefer in (True, False):
+        judge = verifier(server, prefer)
+        for task, sent, picture, by_rules, by_judge in cases:
+            said = await found(judge, episode(task, sent, picture))
+            assert (said.verifier, said.passed) == (by_rules if prefer else by_judge)
+            assert said.score == float(said.passed)
+            assert said.reason
+        await judge.close()
+
+
+async def test_what_is_written_on_the_record(server: ScriptedJudge) -> None:
+    judge = verifier(server, ask="always")
+    made = episode("sure", True, red())
+    await found(judge, made)
+    assert {name: made.metrics[name] for name in (RULE, JUDGE, ASKED, PROCESS)} == {
+        RULE: 1.0, JUDGE: 0.0, ASKED: 1.0, PROCESS: 0.5}  # fmt: skip
+    assert judge.counts["disagreed"] == 1
+    await found(judge, episode("sure", True, green(), id="u"))
+    assert judge.counts["agreed"] == 1
+    assert judge.quality().overall.false_rejects == 1
+    lazy = verifier(server)
+    made = episode("sure", True, red())
+    await found(lazy, made)
+    assert (made.metrics[SAVED], lazy.counts["saved"], lazy.counts["asked"]) == (1.0, 1, 0)
+    assert JUDGE not in made.metrics
+    await judge.close()
+
+
+async def test_a_share_of_what_rules_decide_is_asked_all_the_same(server: ScriptedJudge) -> None:
+    judge = verifier(server, audit=0.3)
+    for i in range(100):
+        await found(judge, episode("sure", i % 2 == 0, green(), id=f"e{i}"))
+    assert judge.counts["asked"] + judge.counts["saved"] == 100
+    assert 15 <= judge.counts["asked"] <= 45
+    assert judge.quality().overall.n == judge.counts["asked"]
+    await judge.close()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Answer("busy", 429),
+        Answer("broken", 500),
+        Answer("<html>", 200),
+        Answer({}, seconds=1.0),
+        "no verdict",
+        "I'm sorry, I can't judge.",
+    ],
+)
+async def test_a_judge_that_fails_changes_no_score(server: ScriptedJudge, fault: Any) -> None:
+    def judging(prefer: bool) -> HybridVerifier:
+        return HybridVerifier(
+            judge_of(server, retries=0, timeout=0.3), prefer, rules=RULES, options=HybridOptions(ask="always")
+        )
+
+    def break_it() -> None:
+        if isinstance(fault, str):
+            server.replies = [fault]
+        else:
+            server.faults.extend([fault])
+
+    for prefer in (True, False):
+        for sent in (True, False):
+            judge = judging(prefer)
+            await judge.judge.client.ask(*_points())  # type: ignore[union-attr]
+            break_it()
+            said = await found(judge, episode("sure", sent, green(), id=f"{prefer}{sent}"))
+            assert (said.verifier, said.score) == ("rules", float(sent))
+            assert judge.counts["no answer"] == 1
+            break_it()
+            made = episode("weak", False, green())
+            with pytest.raises(JudgeFailure, match=r"^judge "):
+                await found(judge, made)
+            assert made.verdict is None
+            assert judge.quality().overall.n == 0
+            await judge.close()
+
+
+def _points() -> Any:
+    from uirl.verification.answers import KeyPoints
+    from uirl.verification.prompts import ask_points
+
+    return KeyPoints, ask_points("goal of sure")
+
+
+async def test_where_nobody_knows_there_is_no_score(server: ScriptedJudge) -> None:
+    rules_alone = HybridVerifier(None, rules=RULES)
+    assert (await found(rules_alone, episode("weak", True, red()))).score == 1.0
+    with pytest.raises(JudgeFailure, match=r"^judge abstention: the rules do not know .* nobody else was asked"):
+        await found(rules_alone, episode("weak", False, red()))
+    judge = verifier(server)
+    server.outcome = lambda seen: "unclear"
+    with pytest.raises(JudgeFailure, match=r"^judge abstention: .*the judge abstains"):
+        await found(judge, episode("weak", False, red()))
+    await judge.close()
+
+
+async def test_a_judge_that_accepts_too_much_is_not_believed_alone(
+    server: ScriptedJudge, caplog: pytest.LogCaptureFixture
+) -> None:
+    judge = verifier(server, ask="always", precision_limit=0.7, window=30)
+    server.outcome = lambda seen: "success"  # accepts everything
+    assert (await found(judge, episode("weak", False, red(1)))).score == 1.0  # nothing is known of it yet
+    with caplog.at_level(logging.WARNING):
+        for i in range(12):
+            await found(judge, episode("sure", i % 4 == 0, red(), id=f"e{i}"))
+        made = episode("weak", False, red(2))
+        with pytest.raises(JudgeFailure, match=r"^judge not believed: .*precision 0.25 \[0.09, 0.53\] of 12 accepted"):
+            await found(judge, made)
+    assert "is no longer believed alone: precision 0.25" in caplog.text
+    assert (await found(judge, episode("sure", True, red(3), id="s"))).verifier == "rules"
+    prefers = HybridVerifier(judge.judge, False, rules=RULES, options=judge.options)
+    assert (await found(prefers, episode("sure", False, red(4), id="p"))).verifier == "rules"
+    server.outcome = server.look
+    for i in range(30):
+        await found(judge, episode("sure", True, green(), id=f"f{i}"))
+    assert (await found(judge, episode("weak", False, red(5)))).score == 0.0  # it is again
+    assert "is believed alone" in caplog.text
+    await judge.close()
+
+
+async def test_the_corrected_reward_is_unbiased_and_one_in_a_group(server: ScriptedJudge) -> None:
+    judge = verifier(server, ask="always", correct_noise=True)
+    assert (await found(judge, episode("weak", False, green(), group="g0"))).score == 1.0
+    assert judge.counts["uncorrected"] == 1  # nothing is known yet
+    server.error = 0.2
+    for i in range(200):
+        solved = i % 2 == 0
+        await found(judge, episode("sure", solved, (green if solved else red)(100 + i // 2), id=f"e{i}"))
+    channel = Channel.of(judge.quality().newest)
+    assert channel is not None
+    first = await found(judge, episode("weak", False, green(), id="a", group="g1"))
+    assert first.score == pytest.approx(channel.corrected(float(first.passed)))
+    scores = {first.passed: first.score}
+    for i in range(40):  # the estimate moves on; the group keeps its own
+        await found(judge, episode("sure", False, red(50 + i), id=f"x{i}"))
+        said = await found(judge, episode("weak", False, green(i), id=f"m{i}", group="g1"))
+        assert said.score == scores.setdefault(said.passed, said.score)
+    assert len(scores) == 2
+    assert Channel.of(judge.quality().newest) != channel
+    sure = await found(judge, episode("sure", True, green(), id="s"))
+    assert sure.score == 1.0  # what rules say needs no correction
+    await judge.close()
+
+
+async def test_in_a_group_only_answers_that_matter_are_asked(server: ScriptedJudge) -> None:
+    judge = verifier(server, ask="always")
+    group = [
+        episode("weak", False, green(), id="a"),
+        episode("weak", False, green(), id="b"),  # the same as a
+        episode("weak", True, red(), id="c"),  # the rules know
+        episode("weak", False, red(), id="d"),
+    ]
+    results = await judge.verify_group([Evidence(one) for one in group])
+    assert [result.score for result in results if not isinstance(result, JudgeFailure)] == [1.0, 1.0, 1.0, 0.0]
+    assert (judge.counts["asked"], judge.counts["saved"]) == (2, 2)
+    (alone,) = await judge.verify_group([Evidence(episode("weak", False, green(7), id="z"))])
+    assert isinstance(alone, JudgeFailure)
+    assert judge.counts["asked"] == 2
+    await judge.close()
+
+
+def test_the_plain_calls(server: ScriptedJudge) -> None:
+    judge = HybridVerifier(judge_model=judge_of(server), prefer_rule_verification=True)
+    score, reason = judge.verify(task_name="t", task_goal="g", trajectory=record(success=False, final=green()))
+    assert (score, reason) == (0.0, "the environment says success=false")
+    score, reason = judge.verify(task_name="t", task_goal="g", trajectory=record(final=green()))
+    assert (score, reason) == (1.0, "it looks like success")
+    made = record(final=red())
+    assert judge(made) == 0.0
+    assert made.verdict is not None
+    assert made.verdict.passed is False
+    assert made.success is False
+
+
+def test_a_model_by_name_is_asked_at_the_address_in_the_environment(
+    server: ScriptedJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UIRL_LLM_BASE_URL", server.url)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-openai")
+    score, _ = HybridVerifier("gpt-4").verify("t", "g", record(final=green()))
+    assert score == 1.0
+    assert {seen.body["model"] for seen in server.seen} == {"gpt-4"}
+    assert not any("authorization" in seen.headers for seen in server.seen)  # OpenAI's key is for OpenAI
+
+
+async def test_what_processes_hear_is_shared(server: ScriptedJudge, tmp_path: Path) -> None:
+    file = tmp_path / "judge.sqlite"
+    first, second = (
+        HybridVerifier(judge_of(server, file), rules=RULES, options=HybridOptions(ask="always")) for _ in range(2)
+    )
+    await found(first, episode("sure", True, green(), id="a"))
+    await found(first, episode("sure", True, green(), id="a"))  # played again: it counts once
+    await found(second, episode("sure", False, red(), id="b"))
+    for one in (first, second):
+        assert (one.quality().overall.true_accepts, one.quality().overall.true_rejects) == (1, 1)
+    await first.close()
+    await second.close()
+
+
+@pytest.mark.parametrize("error", [0.05, 0.1, 0.2])
+async def test_the_report_on_a_judge_of_known_error_is_right_within_its_interval(error: float) -> None:
+    with ScriptedJudge(error, seed=3) as server:
+        judge = HybridVerifier(
+            judge_of(server, concurrent=1), rules=RULES, options=HybridOptions(ask="always", window=1000)
+        )
+        for i in range(300):
+            picture = green(i % 250 + 1) if i % 2 else red(i % 250 + 1)
+            made = record({"sent": bool(i % 2)}, reply=f"reply {i}", task=Task("sure"), final=picture, id=f"e{i}")
+            await judge.judge_episode(made)
+        counts = judge.quality().overall
+        assert counts.n == 300
+        assert counts.false_accept_interval is not None
+        assert counts.recall_interval is not None
+        assert counts.precision_interval is not None
+        assert counts.false_accept_interval[0] <= error <= counts.false_accept_interval[1]
+        assert counts.recall_interval[0] <= 1 - error <= counts.recall_interval[1]
+        assert counts.precision_interval[0] <= 1 - error <= counts.precision_interval[1]  # half of them are solved
+        await judge.close()
+
+
+def test_an_outcome_is_never_a_truth_value() -> None:
+    assert Outcome.of(None) is Outcome.UNKNOWN
+    assert verdict()

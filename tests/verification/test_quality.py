@@ -1,0 +1,105 @@
+"""Numbers about a judge, worked by hand; and that the report on a judge of known error is right within its interval."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from uirl.verification.quality import Channel, Confusion, JudgeQuality, answers_that_matter
+
+HAND = Confusion(true_accepts=40, false_accepts=10, false_rejects=20, true_rejects=30)
+
+
+def test_the_rates_by_hand() -> None:
+    # accepts 50 of which 40; unsolved 40 of which 10 accepted; solved 60 of which 40
+    assert HAND.precision == pytest.approx(0.8)
+    assert HAND.false_accept_rate == pytest.approx(0.25)
+    assert HAND.recall == pytest.approx(2 / 3)
+    assert HAND.agreement == pytest.approx(0.7)
+    assert HAND.f1 == pytest.approx(80 / 110)
+    # by chance: (50 * 60 + 50 * 40) / 100^2 = 0.5; kappa = (0.7 - 0.5) / 0.5
+    assert HAND.kappa == pytest.approx(0.4)
+    # Wilson, n = 50, p = .8: centre (.8 + 1.9207/50) / (1 + 3.8415/50) = .77859, half width .10888
+    assert HAND.precision_interval == pytest.approx((0.66962, 0.88761), abs=2e-4)
+
+
+def test_rates_of_nothing_are_none_and_not_zero() -> None:
+    empty = Confusion()
+    assert {empty.precision, empty.false_accept_rate, empty.recall, empty.kappa, empty.agreement, empty.f1} == {None}
+    assert empty.precision_interval is empty.false_accept_interval is empty.recall_interval is None
+    assert Confusion(true_accepts=5).kappa is None  # both say the same of everything: nothing to agree on
+    assert Confusion(true_accepts=5).false_accept_rate is None
+
+
+def test_agreement_hides_what_precision_shows() -> None:
+    """A judge that accepts everything, where 95 % is solved, agrees on 95 %."""
+    counts = Confusion(true_accepts=95, false_accepts=5)
+    assert counts.agreement == 0.95
+    assert counts.kappa == pytest.approx(0.0)
+    assert counts.false_accept_rate == 1.0
+    report = list(counts.report())
+    assert report.index("precision") < report.index("false_accept_rate") < report.index("kappa")
+    assert report.index("kappa") < report.index("agreement")
+
+
+def test_the_channel_by_hand() -> None:
+    channel = Channel(0.9, 0.2)
+    assert channel.corrected(1.0) == pytest.approx(0.8 / 0.7)
+    assert channel.corrected(0.0) == pytest.approx(-0.2 / 0.7)
+    # unbiased: solved .9 * c(1) + .1 * c(0) = 1, unsolved .2 * c(1) + .8 * c(0) = 0
+    assert 0.9 * channel.corrected(1) + 0.1 * channel.corrected(0) == pytest.approx(1.0)
+    assert 0.2 * channel.corrected(1) + 0.8 * channel.corrected(0) == pytest.approx(0.0)
+    assert Channel.of(HAND) == Channel(40.5 / 61, 10.5 / 41)
+    assert Channel.of(Confusion(true_accepts=9, true_rejects=99)) is None  # too few solved ones
+    assert Channel.of(Confusion(50, 50, 50, 50)) is None  # says nothing
+
+
+def test_a_judge_is_believed_until_its_interval_lies_below_the_limit() -> None:
+    quality = JudgeQuality(window=20, limit=0.7)
+    assert quality.believed  # nothing is known
+    for _ in range(3):
+        quality.add("t", False, True)
+    assert quality.newest.precision == 0.0
+    # Wilson of 0 of 3: high = 3.8415 / 6.8415 = .5615
+    assert not quality.believed
+    for _ in range(20):
+        quality.add("t", True, True)
+    assert quality.believed  # only the newest 20 count
+    assert quality.overall.false_accepts == 3
+    assert JudgeQuality(limit=None, pairs=[("t", False, True)] * 50).believed
+
+
+def test_by_task_and_drift() -> None:
+    quality = JudgeQuality()
+    for i in range(40):
+        quality.add("early" if i < 20 else "late", truth=i % 2 == 0, said=i % 2 == 0 or i >= 30)
+    assert {task: counts.precision for task, counts in quality.by_task.items()} == {
+        "early": 1.0,
+        "late": pytest.approx(10 / 15),
+    }
+    assert [part.false_accepts for part in quality.drift()] == [0, 0, 0, 5]
+    assert quality.report()["drift"][3]["precision"] == 0.5
+    assert [part.n for part in JudgeQuality(pairs=[("t", True, True)] * 3).drift()] == [1, 1, 1]
+    assert JudgeQuality().drift() == []
+    assert JudgeQuality().row()["judge/precision"] is None
+
+
+@pytest.mark.parametrize("error", [0.05, 0.1, 0.2])
+def test_an_interval_holds_the_truth_as_often_as_it_says(error: float) -> None:
+    """Of 200 runs of 300 episodes each, some 95 % of the intervals hold the true rate of false accepts."""
+    rng, held = random.Random(7), 0
+    for _ in range(200):
+        truths = [rng.random() < 0.5 for _ in range(300)]
+        counts = Confusion.of((truth, truth != (rng.random() < error)) for truth in truths)
+        assert counts.false_accept_interval is not None
+        low, high = counts.false_accept_interval
+        held += low <= error <= high
+    assert 180 <= held <= 199
+
+
+def test_whose_answer_can_change_an_advantage() -> None:
+    assert answers_that_matter([None, None, 1.0], ["a", "b", "c"]) == [0, 1]
+    assert answers_that_matter([None, None, None], ["a", "b", "a"]) == [0, 1]  # the same is asked once
+    assert answers_that_matter([None], ["a"]) == []  # compared with nobody
+    assert answers_that_matter([0.0, 1.0], ["a", "b"]) == []

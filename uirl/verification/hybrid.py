@@ -1,0 +1,321 @@
+"""Rules and judge together: who decides, where they disagree, and what that says of the judge."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from uirl.errors import JudgeFailure, is_round
+from uirl.runtime.event_loop import EventLoopThread
+from uirl.types import Trajectory, Verdict
+from uirl.verification.client import (
+    CallLimits,
+    JudgeClient,
+    cause_of,
+    default_key_variable,
+    default_url,
+    judge_failure,
+)
+from uirl.verification.evidence import Evidence, Pictures
+from uirl.verification.judge import Judge, JudgeOptions, JudgeVerdict, digest
+from uirl.verification.memory import Heard, JudgeMemory
+from uirl.verification.outcome import Finding, Outcome
+from uirl.verification.quality import PERFECT, Channel, JudgeQuality, answers_that_matter
+from uirl.verification.rules import RuleBook
+
+_LOG = logging.getLogger(__name__)
+
+RULE, JUDGE, ASKED, SAVED, PROCESS = (
+    "verification/rule",
+    "verification/judge",
+    "verification/asked",
+    "verification/saved",
+    "verification/process",
+)
+"""Numbers of an episode (`Trajectory.metrics`): what the rules and the judge said (1 passed, 0 failed, absent:
+nothing), whether the judge was asked (1) or that was saved (1), and how well the agent went about it, as it says."""
+
+
+@dataclass(frozen=True, slots=True)
+class HybridOptions:
+    """Who is asked, and who is believed."""
+
+    ask: Literal["undecided", "always"] = "undecided"
+    """When the judge is asked: where the rules say 'unknown', or always."""
+    audit: float = 0.1
+    """Share of the episodes that rules decide of which the judge is asked too, to know how good it is."""
+    precision_limit: float | None = None
+    """See `JudgeQuality.limit`."""
+    window: int = 200
+    """See `JudgeQuality.window`."""
+    correct_noise: bool = False
+    """What the judge alone says is corrected for its error rates, as soon as they are known (`Channel`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was found of one episode."""
+
+    score: float
+    """1 or 0; of a corrected judge any number."""
+    passed: bool
+    reason: str
+    by: Literal["rules", "judge"]
+    rule: Outcome
+    judge: JudgeVerdict | None
+    """None: it was not asked, or gave no answer."""
+
+    @property
+    def disagreement(self) -> bool:
+        """Whether rules and judge said different things."""
+        said = Outcome.UNKNOWN if self.judge is None else self.judge.outcome
+        return {self.rule, said} == {Outcome.PASSED, Outcome.FAILED}
+
+    @property
+    def verdict(self) -> Verdict:
+        """The same as the record of an episode has it."""
+        return Verdict(self.score, self.passed, self.reason, self.by)
+
+
+class HybridVerifier:
+    """Judges episodes by rules and a multimodal judge; give it to a trainer as its `reward_fn`.
+
+    Where the preferred one of the two does not know, the other decides; where neither does, JudgeFailure is raised: no
+    answer is no score.
+    """
+
+    def __init__(
+        self,
+        judge_model: str | Judge | None = None,
+        prefer_rule_verification: bool = True,
+        *,
+        rules: RuleBook | str | os.PathLike[str] | None = None,
+        options: HybridOptions | None = None,
+    ) -> None:
+        """Set up; nobody is asked yet.
+
+        Args:
+            judge_model: Name of a model on the server in `UIRL_LLM_BASE_URL` (not set: OpenAI's, with the key in
+                `OPENAI_API_KEY`), or a `Judge`; None: rules alone.
+            prefer_rule_verification: Rules decide where they know; false: the judge does.
+            rules: Rules or their file; None: the environment's own word on success.
+            options: None: the defaults.
+        """
+        self.options = options or HybridOptions()
+        self.judge = _judge_of(judge_model) if isinstance(judge_model, str) else judge_model
+        self.prefer_rules = prefer_rule_verification
+        if rules is None:
+            self.rules = RuleBook.of_environment()
+        else:
+            self.rules = rules if isinstance(rules, RuleBook) else RuleBook.from_file(rules)
+        self.counts: Counter[str] = Counter()
+        """'rules', 'judge': who decided; 'asked', 'saved': calls of the judge for an episode; 'agreed', 'disagreed';
+        'no answer', 'uncorrected'."""
+        self._believed = True
+        self._loop: EventLoopThread | None = None
+
+    # -- of one episode ----------------------------------------------------------------------------------------
+
+    def verify(self, task_name: str, task_goal: str, trajectory: Trajectory) -> tuple[float, str]:
+        """Return (score, reason) of an episode of the task. Raises JudgeFailure where nobody can say."""
+        if self._loop is None:
+            self._loop = EventLoopThread("uirl-verifier")
+        found = self._loop.run(self.averify(task_name, task_goal, trajectory))
+        return found.score, found.reason
+
+    async def averify(self, task_name: str, task_goal: str, trajectory: Trajectory) -> Verification:
+        """Return what `verify` finds, in whole, for code that awaits."""
+        task = replace(trajectory.task, id=task_name, goal=task_goal)
+        return await self.verify_evidence(Evidence(replace(trajectory, task=task)))
+
+    async def judge_episode(
+        self, trajectory: Trajectory, environment: Any = None, pictures: Pictures | None = None
+    ) -> Verdict:
+        """Return the verdict on an episode that has just ended, and note in its `metrics` who said what.
+
+        `pictures` finds those that it names. Raises JudgeFailure where nobody can say.
+        """
+        return (await self.verify_evidence(Evidence(trajectory, environment, pictures))).verdict
+
+    def __call__(self, trajectory: Trajectory, environment: Any = None) -> float:
+        """Return the score, as a plain reward function does; the verdict stands in the trajectory then. Raises
+        JudgeFailure where nobody can say."""
+        if self._loop is None:
+            self._loop = EventLoopThread("uirl-verifier")
+        trajectory.verdict = self._loop.run(self.judge_episode(trajectory, environment))
+        return trajectory.verdict.score
+
+    async def verify_evidence(self, evidence: Evidence, *, worth_asking: bool = True) -> Verification:
+        """Return what is found of an episode. `worth_asking` False: the judge's answer could change nothing, so the
+        rules alone speak. Raises JudgeFailure where nobody can say."""
+        record = evidence.trajectory
+        rule = self.rules.ask(evidence)
+        if rule.outcome.passed is not None:
+            record.metrics[RULE] = float(rule.outcome.passed)
+        said, failure = await self._ask(evidence, rule, worth_asking)
+        if said is not None:
+            record.metrics[PROCESS] = said.process
+            if said.outcome.passed is not None:
+                record.metrics[JUDGE] = float(said.outcome.passed)
+                self._compare(record, rule, said)
+        return self._decide(record, rule, said, failure)
+
+    async def verify_group(self, group: Sequence[Evidence]) -> list[Verification | JudgeFailure]:
+        """Return what is found of the episodes of one group, or why nothing is, in their order. The judge is asked only
+        where its answer can change an advantage within the group (`answers_that_matter`); of members that are the same
+        one is judged, and the others are what it is."""
+        rules = [self.rules.ask(evidence).outcome.passed for evidence in group]
+        digests = [digest(evidence.trajectory) for evidence in group]
+        matter = set(answers_that_matter([None if r is None else float(r) for r in rules], digests))
+        found: dict[str, Verification | JudgeFailure] = {}
+        results: list[Verification | JudgeFailure] = []
+        for i, evidence in enumerate(group):
+            if rules[i] is None and i not in matter and digests[i] in found:
+                self._save(evidence.trajectory)
+                results.append(found[digests[i]])
+                continue
+            try:
+                result: Verification | JudgeFailure = await self.verify_evidence(evidence, worth_asking=i in matter)
+            except JudgeFailure as error:
+                result = error
+            found[digests[i]] = result
+            results.append(result)
+        return results
+
+    def quality(self) -> JudgeQuality:
+        """Return how good the judge is, by the newest episodes of which rules knew the truth."""
+        quality = JudgeQuality(self.options.window, self.options.precision_limit)
+        if self.judge is not None:
+            for heard in self.judge.client.memory.heard(self.judge.name, self.options.window):
+                quality.add(heard.task, heard.truth, heard.said)
+        return quality
+
+    async def close(self) -> None:
+        """Close the connections to the judge's server."""
+        if self.judge is not None:
+            await self.judge.close()
+
+    # -- parts of it -------------------------------------------------------------------------------------------
+
+    async def _ask(
+        self, evidence: Evidence, rule: Finding, worth_asking: bool
+    ) -> tuple[JudgeVerdict | None, JudgeFailure | None]:
+        """Return what the judge says, or why it gave no answer; (None, None): it was not asked."""
+        if self.judge is None:
+            return None, None
+        record, decided = evidence.trajectory, rule.outcome is not Outcome.UNKNOWN
+        wanted = not decided or self.options.ask == "always" or not self.prefer_rules
+        if not worth_asking or not (wanted or _drawn(record.id, self.options.audit)):
+            self._save(record)
+            return None, None
+        self.counts["asked"] += 1
+        record.metrics[ASKED] = 1.0
+        try:
+            return await self.judge.judge(evidence), None
+        except JudgeFailure as failure:
+            self.counts["no answer"] += 1
+            self.counts[f"no answer: {cause_of(str(failure))}"] += 1
+            return None, failure
+
+    def _save(self, record: Trajectory) -> None:
+        self.counts["saved"] += 1
+        record.metrics[SAVED] = 1.0
+
+    def _compare(self, record: Trajectory, rule: Finding, said: JudgeVerdict) -> None:
+        """Remember what both said of one episode."""
+        truth, passed = rule.outcome.passed, said.outcome.passed
+        if truth is None or passed is None:
+            return
+        assert self.judge is not None
+        self.judge.client.memory.hear(self.judge.name, record.id, Heard(record.task.id, truth, passed))
+        self.counts["agreed" if truth == passed else "disagreed"] += 1
+        if truth != passed and is_round(self.counts["disagreed"]):
+            _LOG.warning(
+                "rules and judge disagree (time %d) on %s of task %s: the rules say %s (%.200s), the judge %s (%.200s)",
+                self.counts["disagreed"],
+                record.id,
+                record.task.id,
+                rule.outcome.value,
+                rule.reason,
+                said.outcome.value,
+                said.reason,
+            )
+
+    def _decide(
+        self, record: Trajectory, rule: Finding, said: JudgeVerdict | None, failure: JudgeFailure | None
+    ) -> Verification:
+        by_rule = rule.outcome.passed
+        by_judge = None if said is None else said.outcome.passed
+        if by_rule is not None and (self.prefer_rules or by_judge is None or not self._is_believed()):
+            self.counts["rules"] += 1
+            return Verification(float(by_rule), by_rule, rule.reason, "rules", rule.outcome, said)
+        if said is None or by_judge is None:
+            if failure is not None:
+                raise failure
+            judge = "nobody else was asked" if said is None else said.reason
+            raise judge_failure("abstention", f"the rules do not know ({rule.reason}), and {judge}")
+        if not self._is_believed():
+            raise judge_failure(
+                "not believed",
+                f"the rules do not know ({rule.reason}), and the judge is not believed alone: "
+                f"{_precision(self.quality())} (verification.precision_limit {self.options.precision_limit})",
+            )
+        self.counts["judge"] += 1
+        score = self._corrected(float(by_judge), record.group_id or record.id)
+        return Verification(score, by_judge, said.reason, "judge", rule.outcome, said)
+
+    def _is_believed(self) -> bool:
+        if self.options.precision_limit is None:
+            return True
+        quality = self.quality()
+        if quality.believed != self._believed:
+            self._believed = quality.believed
+            _LOG.warning(
+                "the judge %s believed alone: %s; the limit is %g",
+                "is" if self._believed else "is no longer",
+                _precision(quality),
+                self.options.precision_limit,
+            )
+        return self._believed
+
+    def _corrected(self, score: float, group: str) -> float:
+        """Return the score, corrected by the same rates in the whole group."""
+        if not self.options.correct_noise:
+            return score
+        assert self.judge is not None
+        known = Channel.of(self.quality().newest)
+        rates = (known.true_accept_rate, known.false_accept_rate) if known is not None else PERFECT
+        channel = Channel(*self.judge.client.memory.settle(self.judge.name, group, rates))
+        if (channel.true_accept_rate, channel.false_accept_rate) == PERFECT:
+            self.counts["uncorrected"] += 1
+            if is_round(self.counts["uncorrected"]):
+                _LOG.warning(
+                    "the judge's word is not corrected (time %d): its error rates are not known from enough episodes, "
+                    "or it says next to nothing",
+                    self.counts["uncorrected"],
+                )
+        return channel.corrected(score)
+
+
+def _judge_of(model: str) -> Judge:
+    url = default_url()
+    client = JudgeClient(model, url, default_key_variable(url), CallLimits(), JudgeMemory())
+    return Judge(client, JudgeOptions())
+
+
+def _drawn(id: str, share: float) -> bool:
+    """Return whether an episode is drawn: by its id, so that it is the same whoever asks."""
+    return int.from_bytes(hashlib.blake2b(id.encode(), digest_size=7).digest(), "big") < share * 2**56
+
+
+def _precision(quality: JudgeQuality) -> str:
+    newest = quality.newest
+    if newest.precision is None or newest.precision_interval is None:
+        return "nothing is known of its precision"
+    low, high = newest.precision_interval
+    return f"precision {newest.precision:.2f} [{low:.2f}, {high:.2f}] of {newest.accepts} accepted episodes"
