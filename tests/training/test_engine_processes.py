@@ -39,6 +39,17 @@ def test_engine_processes_change_no_digit(tmp_path: Path) -> None:
     assert other_losses == pytest.approx(losses, abs=1e-5)
 
 
+@pytest.mark.parametrize("actors", [["actors.engines=2"], ["actors.processes=2"]])
+def test_adapters_reach_real_processes(tmp_path: Path, actors: list[str]) -> None:
+    """Merged into the model of engine processes, in place for actors that ask the learner's: the same policy."""
+    adapters = ["model.use_lora=true", "training.warm_start.learning_rate=0.05", "training.warm_start.steps=8"]
+    tokens, _ = run(tmp_path / "one", *adapters)
+    others, _ = run(tmp_path / "two", *adapters, *actors)
+    assert others == tokens
+    untrained, _ = run(tmp_path / "three", *adapters, "training.warm_start.learning_rate=1e-12")
+    assert untrained != tokens, "the adapters change what is sampled"
+
+
 def test_a_run_outlives_an_engine_that_is_killed(tmp_path: Path) -> None:
     table = tmp_path / "run" / PROCESSES
     killed: list[int] = []
