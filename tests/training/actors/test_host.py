@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,3 +69,15 @@ async def test_what_an_environment_made_goes_as_plain_data():
 async def test_what_no_store_holds_is_named():
     with pytest.raises(StorageError, match=r"turns\[0\].info.x is <function"):
         await host(Secretive).play(SPEC, Order())
+
+
+async def test_an_actor_keeps_few_of_the_pixels_that_only_a_model_needs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("uirl.training.actors.host.PIXELS", 1)
+    config = ConfigStore()
+    config.inference.max_tokens = 4
+    actor = ActorHost(ActorJob(config, {"train": 1, "eval": 1}), TransformersInferenceEngine(load_model(config.model)))
+    for seed in range(3):
+        await actor.play(replace(SPEC, environment_seed=seed), Order())
+    vision = actor.chat._loaded.vision
+    assert vision is not None
+    assert len(vision._cache) == 1, "the newest alone"

@@ -58,6 +58,12 @@ class VisionInputs:
         self._held = 0
         self._lock = threading.Lock()
 
+    def keep_at_most(self, cache_bytes: int) -> None:
+        """Keep so many bytes of encoded images, and always the newest: for whoever only counts their tokens."""
+        with self._lock:
+            self._cache_bytes = cache_bytes
+            self._shrink()
+
     def encode(self, images: Sequence[Screenshot]) -> list[EncodedImage]:
         """Return the encoded images, in order; those not yet cached go through the processor together."""
         encoded: dict[str, EncodedImage] = {}
@@ -166,9 +172,12 @@ class VisionInputs:
                 return
             self._cache[key] = image
             self._held += image.pixels.numel() * image.pixels.element_size()
-            while self._held > self._cache_bytes and len(self._cache) > 1:
-                _, old = self._cache.popitem(last=False)
-                self._held -= old.pixels.numel() * old.pixels.element_size()
+            self._shrink()
+
+    def _shrink(self) -> None:
+        while self._held > self._cache_bytes and len(self._cache) > 1:
+            _, old = self._cache.popitem(last=False)
+            self._held -= old.pixels.numel() * old.pixels.element_size()
 
 
 def check_family(model_config: Any) -> None:

@@ -32,6 +32,8 @@ from uirl.training.assembly import sampling_of
 
 _LOG = logging.getLogger(__name__)
 
+PIXELS = 16 * 2**20
+"""Bytes of processed pictures that an actor keeps: it has no model, and there may be dozens on a machine."""
 CLOSE_SECONDS = 8.0
 """That environments have to end when the learner is gone or is done with them."""
 
@@ -51,6 +53,8 @@ class ActorHost:
             for split in ("train", "eval")
         }
         loaded = load_model(config.model, seed=config.training.seed, weights=False)
+        if loaded.vision is not None:
+            loaded.vision.keep_at_most(PIXELS)
         self.chat = ChatRenderer(loaded, environments["train"].tool_schemas())
         options = options_of(config, reward_fn)
         self._collectors = {
