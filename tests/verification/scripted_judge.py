@@ -61,7 +61,9 @@ class ScriptedJudge(StandIn):
     def look(self, seen: Seen) -> str:
         pixel: Any = pictures_in(seen)[-1].getpixel((0, 0))
         truth = pixel[1] > pixel[0]
-        content = json.dumps([seen.body["messages"], seen.body.get("seed"), self.seed]).encode()
+        # by the episode's last words: the draws stay what they are when the words of the prompt change
+        words = question(seen).partition("last words: ")[2].partition("\n")[0]
+        content = json.dumps([words, truth, seen.body.get("seed"), self.seed]).encode()
         draw = int.from_bytes(hashlib.sha256(content).digest()[:7], "big") / 2**56
         return "success" if truth != (draw < self.error) else "failure"
 

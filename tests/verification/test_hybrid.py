@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ RULES = RuleBook(
 
 
 def episode(task: str, sent: bool, picture: Any, id: str = "t", group: str = "") -> Trajectory:
-    made = record({"sent": sent}, task=Task(task, goal=f"goal of {task}"), final=picture, id=id)
+    made = record({"sent": sent}, task=Task(task, goal=f"goal of {task}"), final=picture, id=id, reply=f"I am {id}")
     made.group_id = group
     return made
 
@@ -139,9 +140,9 @@ async def test_a_judge_that_fails_changes_no_score(server: ScriptedJudge, fault:
 
 def _points() -> Any:
     from uirl.verification.answers import KeyPoints
-    from uirl.verification.prompts import ask_points
+    from uirl.verification.prompts import Goal, ask_points
 
-    return KeyPoints, ask_points("goal of sure")
+    return KeyPoints, ask_points(Goal("goal of sure"))
 
 
 async def test_where_nobody_knows_there_is_no_score(server: ScriptedJudge) -> None:
@@ -208,7 +209,7 @@ async def test_in_a_group_only_answers_that_matter_are_asked(server: ScriptedJud
     judge = verifier(server, ask="always")
     group = [
         episode("weak", False, green(), id="a"),
-        episode("weak", False, green(), id="b"),  # the same as a
+        replace(episode("weak", False, green(), id="a"), id="b"),  # the same as a
         episode("weak", True, red(), id="c"),  # the rules know
         episode("weak", False, red(), id="d"),
     ]

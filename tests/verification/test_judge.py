@@ -229,6 +229,21 @@ async def test_process_is_apart_from_outcome(server: ScriptedJudge) -> None:
     await judge.close()
 
 
+async def test_a_goal_that_the_environment_states_stands_between_marks(server: ScriptedJudge) -> None:
+    judge = judge_of(server)
+    made = record(final=green(), task=Task("no-goal"))
+    await judge.judge(Evidence(made))
+    for asked in (server.asked("KeyPoints")[0], server.asked("Judgement")[0]):
+        mark = asked.body["messages"][0]["content"].partition("between <")[2].partition(">")[0]
+        assert f"The goal is what the first screen tells the agent to do:\n<{mark}>\nscreen 0\n</{mark}>" in question(
+            asked
+        )
+    assert "saw 'screen 1', then said 'done'" in question(server.asked("Judgement")[0])
+    await judge.judge(Evidence(record(final=green(), task=Task("no-goal", goal="Order."))))
+    assert "as the person set it:\nOrder." in question(server.asked("KeyPoints")[-1])
+    await judge.close()
+
+
 async def test_answers_are_kept_by_content_over_processes(server: ScriptedJudge, tmp_path: Path) -> None:
     for _ in range(2):
         judge = judge_of(server, tmp_path / "judge.sqlite")

@@ -11,6 +11,7 @@ from uirl.config.sections.model import LoraConfig, ModelConfig, TinyConfig
 from uirl.config.sections.ray import RayConfig
 from uirl.config.sections.rollout import RolloutConfig
 from uirl.config.sections.training import DEFAULT_GROUP_SIZE, GROUP_ESTIMATORS, TrainingConfig, WarmStartConfig
+from uirl.config.sections.verification import VerificationConfig
 from uirl.config.store import ConfigStore, load_config
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Section",
     "TinyConfig",
     "TrainingConfig",
+    "VerificationConfig",
     "WarmStartConfig",
     "load_config",
 ]

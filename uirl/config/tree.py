@@ -18,6 +18,7 @@ from uirl.config.sections.model import ModelConfig
 from uirl.config.sections.ray import RayConfig
 from uirl.config.sections.rollout import RolloutConfig
 from uirl.config.sections.training import GROUP_ESTIMATORS, TrainingConfig
+from uirl.config.sections.verification import VerificationConfig
 
 
 class ConfigTree(Section):
@@ -32,6 +33,7 @@ class ConfigTree(Section):
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     actors: ActorsConfig = Field(default_factory=ActorsConfig)
+    verification: VerificationConfig = Field(default_factory=VerificationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     ray: RayConfig = Field(default_factory=RayConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from uirl.config.sections.training import GROUP_ESTIMATORS
+from uirl.config.sections.verification import VerificationConfig
 from uirl.config.tree import ConfigTree
 
 Condition = Callable[[ConfigTree], bool]
@@ -60,6 +61,11 @@ _PROCESSES = (
     "where other processes play (actors.processes above 0, or ray.use_ray)",
 )
 _RAY = (lambda config: config.ray.use_ray, "where ray.use_ray is true")
+_VERIFIED = (lambda config: config.verification.enabled, "where verification.enabled is true")
+_JUDGED = (
+    lambda config: config.verification.enabled and config.verification.judge is not None,
+    "where verification.enabled is true and verification.judge names a model",
+)
 _VERL = (_never, "by runs under verl alone")
 
 READ: dict[str, tuple[Condition, str]] = {
@@ -91,6 +97,15 @@ READ: dict[str, tuple[Condition, str]] = {
     "algorithm.stale_range": (
         lambda config: _corrects_stale(config) and config.algorithm.stale_correction == "masked",
         "where algorithm.stale_correction=masked corrects",
+    ),
+    **dict.fromkeys(("verification.rules", "verification.judge"), _VERIFIED),
+    **dict.fromkeys(
+        (
+            f"verification.{name}"
+            for name in VerificationConfig.model_fields
+            if name not in ("enabled", "rules", "judge")
+        ),
+        _JUDGED,
     ),
     "actors.max_gap": _AUTO,
     "actors.min_ess": _AUTO,

@@ -21,7 +21,7 @@ from uirl.inference.messages import Message
 from uirl.inference.models.chat import ChatRenderer
 from uirl.parsers.base import ActionParser
 from uirl.rollout.conversation import Context, ContextWindow, Conversation, style_of
-from uirl.rollout.reward import RewardFunction, apply_reward, warn
+from uirl.rollout.reward import RewardFunction, judge_episode, warn
 from uirl.types import Action, Failure, Observation, StepResult, Task, Trajectory, Turn
 
 
@@ -168,7 +168,7 @@ async def run_episode(
             observation = await play_turn(episode, conversation, agent, chat)
         episode.keep_final()
         if options.reward_fn is not None:
-            apply_reward(episode.record, options.reward_fn, session.env)
+            await judge_episode(episode.record, options.reward_fn, session.env, images)
         elif session.env.scored_at_end:
             await episode.require_score()
     except RolloutFailure as error:

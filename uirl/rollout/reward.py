@@ -9,16 +9,30 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from uirl.environments.base import BaseEnvironment
 from uirl.errors import JudgeFailure, is_round
-from uirl.types import Trajectory
+from uirl.images import ImageStore
+from uirl.types import Trajectory, Verdict
 
 _LOG = logging.getLogger(__name__)
 
 RewardFunction = Callable[..., float]
+
+
+@runtime_checkable
+class EpisodeVerifier(Protocol):
+    """A reward function that takes its time (`uirl.verification.HybridVerifier`): other episodes go on meanwhile."""
+
+    async def judge_episode(
+        self, trajectory: Trajectory, environment: Any = None, pictures: Callable[[str], Any] | None = None
+    ) -> Verdict:
+        """Return the verdict. Raises JudgeFailure where there is none."""
+        ...
+
+
 FAILS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError)
 """What a reward function raises that cannot judge an episode."""
 _JUDGED: WeakKeyDictionary[Any, Trajectory] = WeakKeyDictionary()
@@ -44,6 +58,22 @@ def apply_reward(record: Trajectory, reward_fn: RewardFunction, environment: Bas
     else:
         with suppress(TypeError):  # an object that cannot be remembered
             _JUDGED[_itself(reward_fn)] = replace(record, turns=list(record.turns))
+    _set_total(record, total)
+
+
+async def judge_episode(
+    record: Trajectory, reward_fn: RewardFunction, environment: BaseEnvironment, images: ImageStore
+) -> None:
+    """Make the episode's total reward what `reward_fn` says of it; of a verifier the verdict is recorded too. See
+    `apply_reward`. Raises JudgeFailure."""
+    if not isinstance(reward_fn, EpisodeVerifier):
+        apply_reward(record, reward_fn, environment)
+        return
+    record.verdict = await reward_fn.judge_episode(record, environment, images.get)
+    _set_total(record, record.verdict.score)
+
+
+def _set_total(record: Trajectory, total: float) -> None:
     if record.turns:
         last = record.turns[-1]
         record.turns[-1] = replace(last, reward=last.reward + total - record.total_reward())

@@ -21,6 +21,8 @@ from uirl.rollout.collector import Collector, options_of
 from uirl.rollout.reward import RewardFunction
 from uirl.training.tasks.reach import require_shared_instances, require_tasks_arrive
 from uirl.training.tasks.task_sets import TaskSets, task_sets
+from uirl.verification.hybrid import HybridVerifier
+from uirl.verification.setup import verifier_of
 
 
 @dataclass(slots=True)
@@ -37,6 +39,8 @@ class Assembly:
     images: ImageStore
     collector: Collector
     eval_collector: Collector
+    verifier: HybridVerifier | None = None
+    """What the section `verification` describes; None: nothing."""
 
     @property
     def has_demonstrator(self) -> bool:
@@ -48,8 +52,15 @@ class Assembly:
         weights, adapter = self.learner.policy.update_for(self.engine)
         await self.engine.update_weights(weights, self.learner.version, adapter=adapter)
 
+    def judge_row(self) -> dict[str, Any]:
+        """Return what the metrics say of the judge, by the newest episodes of which rules knew the truth."""
+        judged = self.verifier is not None and self.verifier.judge is not None
+        return self.verifier.quality().row() if judged and self.verifier is not None else {}
+
     async def close(self) -> None:
         """Free environments and engine."""
+        if self.verifier is not None:
+            await self.verifier.close()
         await self.collector.close()
         await self.eval_collector.close()
         await self.engine.close()
@@ -83,11 +94,16 @@ def assemble(
     if for_training:
         require_tasks_arrive(environment, tasks.train, of_environment=tasks.of_environment)
         require_shared_instances(environment, tasks.train, config)
+    verifier = verifier_of(config)
+    if verifier is not None and reward_fn is not None:
+        raise ConfigError(
+            "got a reward_fn and verification.enabled=true, which each give the reward of an episode; leave one out"
+        )
     policy = policy or Policy.from_config(config)
     images = _images_of(config)
     learner = Learner(policy, config, images)
     chat = ChatRenderer(policy.loaded, environment.tool_schemas())
-    options = options_of(config, reward_fn)
+    options = options_of(config, reward_fn or verifier)
     return Assembly(
         config=config,
         environment=environment,
@@ -99,6 +115,7 @@ def assemble(
         images=images,
         collector=Collector.from_config(config, environment, chat, images, options=options),
         eval_collector=Collector.from_config(config, evaluation, chat, images, options=options),
+        verifier=verifier,
     )
 
 

@@ -217,7 +217,7 @@ class RLTrainer:
         played, attempts = collection.played, collection.attempts
         self._state.step += 1
         self._state.add(played, attempts)
-        row = row_of(played, update, self._parts.engine.stats(), attempts) | flow.row()
+        row = row_of(played, update, self._parts.engine.stats(), attempts) | flow.row() | self._parts.judge_row()
         row["epoch"] = (self._state.step - 1) // per_epoch
         row["episodes_total"] = self._state.episodes
         row["count/replaced_groups"] = collection.replaced

@@ -30,15 +30,17 @@ from uirl.verification.rules import RuleBook
 
 _LOG = logging.getLogger(__name__)
 
-RULE, JUDGE, ASKED, SAVED, PROCESS = (
+RULE, JUDGE, ASKED, SAVED, NO_ANSWER, PROCESS = (
     "verification/rule",
     "verification/judge",
     "verification/asked",
     "verification/saved",
+    "verification/no_answer",
     "verification/process",
 )
 """Numbers of an episode (`Trajectory.metrics`): what the rules and the judge said (1 passed, 0 failed, absent:
-nothing), whether the judge was asked (1) or that was saved (1), and how well the agent went about it, as it says."""
+nothing), whether the judge was asked (1), that was saved (1) or it gave no answer (1), and how well the agent went
+about it, as the judge says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class HybridVerifier:
         *,
         rules: RuleBook | str | os.PathLike[str] | None = None,
         options: HybridOptions | None = None,
+        from_config: bool = False,
     ) -> None:
         """Set up; nobody is asked yet.
 
@@ -105,7 +108,9 @@ class HybridVerifier:
             prefer_rule_verification: Rules decide where they know; false: the judge does.
             rules: Rules or their file; None: the environment's own word on success.
             options: None: the defaults.
+            from_config: It is the one that a config describes, so that other processes can make their own.
         """
+        self.from_config = from_config
         self.options = options or HybridOptions()
         self.judge = _judge_of(judge_model) if isinstance(judge_model, str) else judge_model
         self.prefer_rules = prefer_rule_verification
@@ -218,6 +223,7 @@ class HybridVerifier:
         try:
             return await self.judge.judge(evidence), None
         except JudgeFailure as failure:
+            record.metrics[NO_ANSWER] = 1.0
             self.counts["no answer"] += 1
             self.counts[f"no answer: {cause_of(str(failure))}"] += 1
             return None, failure

@@ -18,7 +18,7 @@ from uirl.verification.answers import Judgement, KeyPoints, ScreenScores
 from uirl.verification.client import JudgeClient
 from uirl.verification.evidence import Evidence
 from uirl.verification.outcome import Finding, Outcome
-from uirl.verification.prompts import VERSION, ask_points, ask_screens, ask_verdict
+from uirl.verification.prompts import VERSION, Goal, ask_points, ask_screens, ask_verdict
 from uirl.verification.screens import Screen, ScreenCounts, ScreenLimits, key_screens, screens_of, shown_at
 from uirl.verification.votes import Votes, count_votes
 
@@ -70,7 +70,7 @@ class Judge:
     async def judge(self, evidence: Evidence) -> JudgeVerdict:
         """Return the verdict on an episode. Raises JudgeFailure where the judge gave no answer that can be read."""
         record = evidence.trajectory
-        goal = record.task.goal or record.task.id
+        goal = Goal.of(record)
         about = digest(record)
         points = (await self.client.ask(KeyPoints, ask_points(goal))).key_points
         counts = ScreenCounts()
@@ -106,7 +106,7 @@ class Judge:
         await self.client.close()
 
     async def _key_screens(
-        self, goal: str, points: list[str], screens: list[Screen], counts: ScreenCounts, about: str
+        self, goal: Goal, points: list[str], screens: list[Screen], counts: ScreenCounts, about: str
     ) -> list[Screen]:
         limits = self.options.screens
         if len(screens) <= limits.key:

@@ -29,6 +29,7 @@ from uirl.storage.records import as_stored, pictures_of
 from uirl.training.actors.job import ActorJob, Played, Ready, made_in, probe_of
 from uirl.training.actors.way import Way
 from uirl.training.assembly import sampling_of
+from uirl.verification.setup import verifier_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,7 +57,8 @@ class ActorHost:
         if loaded.vision is not None:
             loaded.vision.keep_at_most(PIXELS)
         self.chat = ChatRenderer(loaded, environments["train"].tool_schemas())
-        options = options_of(config, reward_fn)
+        self._verifier = verifier_of(config)
+        options = options_of(config, reward_fn or self._verifier)
         self._collectors = {
             split: Collector.from_config(config, environment, self.chat, ImageStore(), options=options)
             for split, environment in environments.items()
@@ -83,6 +85,8 @@ class ActorHost:
         await self._players.close()
         for collector in self._collectors.values():
             await collector.close()
+        if self._verifier is not None:
+            await self._verifier.close()
 
 
 async def serve(way: Way) -> int:

@@ -14,6 +14,7 @@ from uirl.inference.models.chat import ChatRenderer
 from uirl.peers.objects import pack, unpack
 from uirl.rollout.reward import RewardFunction
 from uirl.types import Trajectory
+from uirl.verification.hybrid import HybridVerifier
 
 _PROBE = (Message("system", "Answer briefly."), Message("user", "Which template is yours, and which tools?"))
 
@@ -64,7 +65,8 @@ def job_for(
     `environment`: the one that was handed over in code; None: actors make the one that the config names. Each actor
     has copies of its own of both objects. Raises ConfigError where one cannot be copied.
     """
-    given = {"the environment": environment, "the reward function": reward_fn}
+    reward = None if reward_fn is None or _of_config(reward_fn) else reward_fn
+    given = {"the environment": environment, "the reward function": reward}
     made = {name: value for name, value in given.items() if value is not None}
     return ActorJob(
         config=config,
@@ -80,6 +82,11 @@ def made_in(job: ActorJob) -> tuple[BaseEnvironment | None, RewardFunction | Non
     made here."""
     made = {} if job.made is None else unpack(job.made)
     return made.get("the environment"), made.get("the reward function")
+
+
+def _of_config(reward_fn: RewardFunction) -> bool:
+    """Return whether it is the verifier of the config, of which every actor makes its own."""
+    return isinstance(reward_fn, HybridVerifier) and reward_fn.from_config
 
 
 def probe_of(chat: ChatRenderer) -> tuple[int, ...]:

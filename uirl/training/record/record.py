@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from uirl.config import ConfigStore
-from uirl.errors import ConfigError
+from uirl.errors import ConfigError, JudgeFailure
 from uirl.images import ImageStore
 from uirl.metrics import Metrics, MetricsLogger, TensorBoardTracker, Tracker, WandbTracker, read_metrics
 from uirl.storage import RunDirectory, TrajectoryStore
@@ -25,6 +25,8 @@ from uirl.training.resume import (
     stored_config,
 )
 from uirl.types import Trajectory
+from uirl.verification.client import cause_of
+from uirl.verification.hybrid import ASKED, JUDGE, NO_ANSWER, RULE, SAVED
 
 
 class RunRecord:
@@ -190,6 +192,7 @@ def row_of(
     row["count/failed_episodes"] = sum(t.failure is not None for t in played)
     if attempts is not None:
         row["count/failed_attempts"] = len(attempts)
+    row |= _verification([*played, *(attempts or ())])
     row |= update
     seconds = engine.get("prefill_seconds", 0.0) + engine.get("decode_seconds", 0.0)
     if seconds:
@@ -199,6 +202,22 @@ def row_of(
     row |= {f"count/{key}": engine[key] for key in ("engines_out", "engine_moves", "early_swaps") if key in engine}
     row |= {f"time/engine_{key}": engine.get(f"{key}_seconds", 0.0) for key in ("prefill", "decode")}
     return row
+
+
+def _verification(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    """Return how often the judge was asked, was not because its answer could change nothing, gave no answer, disagreed
+    with the rules, and how many episodes failed for want of an answer, by cause; nothing where none was verified."""
+    counts: Counter[str] = Counter()
+    for trajectory in episodes:
+        numbers = trajectory.metrics
+        counts["asked"] += numbers.get(ASKED) == 1.0
+        counts["no_answer"] += numbers.get(NO_ANSWER) == 1.0
+        counts["saved"] += numbers.get(SAVED) == 1.0
+        counts["disagreed"] += {numbers.get(RULE), numbers.get(JUDGE)} == {0.0, 1.0}
+        if trajectory.failure is not None and trajectory.failure.kind == JudgeFailure.kind:
+            counts[f"failed/{cause_of(trajectory.failure.message)}"] += 1
+    seen = any(RULE in t.metrics or ASKED in t.metrics for t in episodes)
+    return {f"count/judge/{name}": float(count) for name, count in sorted(counts.items())} if seen else {}
 
 
 def _add_tools(metrics: Metrics, usable: Sequence[Trajectory]) -> None:

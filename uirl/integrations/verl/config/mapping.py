@@ -230,7 +230,15 @@ ELSEWHERE: dict[str, str] = {
         "each of verl's engines has keys and layer names of its own: `strategies.adapter_keys`",
     ),
     **dict.fromkeys(
-        ("environment", "rollout", "inference.max_tokens", "inference.max_turns", "inference.multi_turn"), BY_OUR_LOOP
+        (
+            "environment",
+            "rollout",
+            "verification",
+            "inference.max_tokens",
+            "inference.max_turns",
+            "inference.multi_turn",
+        ),
+        BY_OUR_LOOP,
     ),
     "inference.system_prompt": BY_OUR_LOOP,
     "inference.seed": "read by our dataset and our agent loop; null: the servers' draws are not repeatable",

@@ -22,6 +22,7 @@ from uirl.rollout.episode import EpisodeLimits, EpisodeOptions
 from uirl.rollout.reward import RewardFunction
 from uirl.storage.records import pictures_of
 from uirl.types import Trajectory
+from uirl.verification.setup import verifier_of
 
 
 class RolloutContext:
@@ -44,7 +45,8 @@ class RolloutContext:
         self._sent: set[str] = set()
         self._playing = 0
         self._environment_object: BaseEnvironment | None = None
-        self._reward_fn: RewardFunction | None = None
+        self._verifier = verifier_of(self.store)
+        self._reward_fn: RewardFunction | None = self._verifier
 
     async def open(self) -> RolloutContext:
         """Fetch the environment and reward function that were given as objects, and return this context."""
@@ -52,7 +54,7 @@ class RolloutContext:
             return self
         os.environ.update(await self.coordinator.env.remote())
         objects = RunObjects.unpack(await self.coordinator.worker_objects.remote())
-        self._environment_object, self._reward_fn = objects.environment, objects.reward_fn
+        self._environment_object, self._reward_fn = objects.environment, objects.reward_fn or self._verifier
         return self
 
     def collector(self, name: str, split: str) -> Collector:
