@@ -166,8 +166,9 @@ class JudgeClient:
                 self._asking.pop((id(asyncio.get_running_loop()), key), None)
 
     async def close(self) -> None:
-        """Close all connections. Calling it twice is fine."""
+        """Close all connections and the memory. Calling it twice is fine."""
         await self._transport.close()
+        self.memory.close()
 
     # -- parts of it -------------------------------------------------------------------------------------------
 

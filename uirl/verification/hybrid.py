@@ -201,7 +201,7 @@ class HybridVerifier:
         return quality
 
     async def close(self) -> None:
-        """Close the connections to the judge's server."""
+        """Close the connections to the judge's server, and its memory."""
         if self.judge is not None:
             await self.judge.close()
 

@@ -102,7 +102,7 @@ class Judge:
         return _verdict(judgements, counts, wanted - len(judgements))
 
     async def close(self) -> None:
-        """Close the connections to the server."""
+        """Close the connections to the server, and the memory."""
         await self.client.close()
 
     async def _key_screens(
