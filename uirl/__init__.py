@@ -66,7 +66,7 @@ _HOME = {
         "load_checkpoint load_policy save_checkpoint"
     ),
     "uirl.curriculum": "TaskCurriculum",
-    "uirl.verification": "HybridVerifier JudgeQuality RuleBook",
+    "uirl.verification": "FineGrainedTrajectoryAnalyzer HybridVerifier JudgeQuality RuleBook",
     "uirl.integrations.mobile_world": "MobileWorldAgentLoop",
     "uirl.training": (
         "Channel EvaluationReport LocalChannel RLTrainer RayPPOTrainer TaskSource Trainer UniformTasks "

@@ -226,6 +226,17 @@ class Trajectory:
         """Sum of the rewards of all turns, undiscounted."""
         return float(sum(turn.reward for turn in self.turns))
 
+    def prefix(self, turns: int) -> Trajectory:
+        """Return the first `turns` turns as a record of their own, with the same id: what stood there after them is its
+        `final`, and it is cut where nothing ended ('truncated'). All turns: the record itself. Raises ValueError for
+        more turns than there are."""
+        if not 0 <= turns <= len(self.turns):
+            raise ValueError(f"prefix of {turns} turns of trajectory {self.id}, which has {len(self.turns)}")
+        if turns == len(self.turns):
+            return self
+        final = self.turns[turns].observation
+        return replace(self, turns=self.turns[:turns], final=final, stop_reason="truncated", metrics={})
+
     @property
     def success(self) -> bool | None:
         """Whether the task was solved: the verdict, else the environment's own word (`metrics['success']`);

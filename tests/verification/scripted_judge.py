@@ -42,6 +42,8 @@ class ScriptedJudge(StandIn):
         self.error, self.seed = error, seed
         self.outcome: Callable[[Seen], str] = self.look
         """What it says of an episode."""
+        self.on_track: Callable[[Seen], str] = lambda seen: "yes"
+        """What it says of the beginning of an episode: yes, no or unclear."""
         self.replies: list[str | Answer] = []
         """Replies to the next requests for a verdict, instead."""
 
@@ -51,6 +53,8 @@ class ScriptedJudge(StandIn):
             return said(json.dumps({"key_points": ["it is done"]}))
         if form == "ScreenScores":
             return said(json.dumps({"scores": [{"screen": n, "score": 1 + n % 5} for n in numbers(seen)]}))
+        if form == "Progress":
+            return said(json.dumps({"on_track": self.on_track(seen), "reason": "as scripted"}))
         with self._lock:
             scripted = self.replies.pop(0) if self.replies else None
         if scripted is not None:

@@ -48,6 +48,11 @@ def encode_header(trajectory: Trajectory, final_images: Sequence[str] = ()) -> s
     return json.dumps(record)
 
 
+def with_verdict(header: str, verdict: Verdict) -> str:
+    """Return the JSON of `encode_header` with another verdict."""
+    return json.dumps({**json.loads(header), "verdict": plain(verdict, "the verdict")})
+
+
 def encode_turn(turn: Turn, images: Sequence[str], where: str) -> TurnRow:
     """Return the row of one turn; `images` are the hashes that stand for the pictures of its observation."""
     record = {name: plain(getattr(turn, name), f"{where}.{name}") for name in _TURN_FIELDS}

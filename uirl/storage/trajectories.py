@@ -15,8 +15,8 @@ from typing import Any, Self
 from uirl.errors import StorageError
 from uirl.images import ImageStore, Screenshot, screenshot
 from uirl.storage.database import connect, database_errors, transaction
-from uirl.storage.records import TurnRow, decode_header, decode_turn, encode_header, encode_turn
-from uirl.types import Trajectory, Turn
+from uirl.storage.records import TurnRow, decode_header, decode_turn, encode_header, encode_turn, with_verdict
+from uirl.types import Trajectory, Turn, Verdict
 
 Rows = Sequence[tuple[Any, ...]]
 
@@ -136,6 +136,18 @@ class TrajectoryStore:
                 (row[0],),
             ).fetchall()
             return decode_header(row[1], [decode_turn(turn, self._picture) for turn in turns], self._picture)
+
+    def set_verdict(self, id: str, verdict: Verdict) -> None:
+        """Replace the verdict of a stored trajectory, committed on return: judged later, it is found by what was found
+        then. Raises `StorageError` for an unknown id."""
+        with self._lock, database_errors(f"cannot store a verdict in {self.path}"), transaction(self._connection):
+            row = self._connection.execute("SELECT record FROM trajectories WHERE id = ?", (id,)).fetchone()
+            if row is None:
+                raise StorageError(f"there is no trajectory {id!r} in {self.path}; list() shows what there is")
+            self._connection.execute(
+                "UPDATE trajectories SET record = ?, success = ? WHERE id = ?",
+                (with_verdict(row[0], verdict), verdict.passed, id),
+            )
 
     def image(self, hash: str) -> bytes:
         """Return the encoded picture with this hash. Raises `StorageError` where it was not kept."""

@@ -70,6 +70,21 @@ class Judgement(WireAnswer):
         return Outcome.FAILED if self.outcome == "failure" else Outcome.UNKNOWN
 
 
+class Progress(WireAnswer):
+    """What a judge says of the beginning of an episode."""
+
+    mistakes: Short = ""
+    """What the agent did wrong until there."""
+    on_track: Literal["yes", "no", "unclear"]
+    """Whether all steps until there were right, and the goal can still be reached."""
+    reason: Short
+
+    @property
+    def vote(self) -> Outcome:
+        """Passed where every step was right."""
+        return {"yes": Outcome.PASSED, "no": Outcome.FAILED, "unclear": Outcome.UNKNOWN}[self.on_track]
+
+
 class WouldNotJudge(ValueError):
     """The judge would not answer."""
 

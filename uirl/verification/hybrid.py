@@ -112,7 +112,7 @@ class HybridVerifier:
         """
         self.from_config = from_config
         self.options = options or HybridOptions()
-        self.judge = _judge_of(judge_model) if isinstance(judge_model, str) else judge_model
+        self.judge = judge_named(judge_model) if isinstance(judge_model, str) else judge_model
         self.prefer_rules = prefer_rule_verification
         if rules is None:
             self.rules = RuleBook.of_environment()
@@ -308,7 +308,8 @@ class HybridVerifier:
         return channel.corrected(score)
 
 
-def _judge_of(model: str) -> Judge:
+def judge_named(model: str) -> Judge:
+    """Return the judge of this name on the server in `UIRL_LLM_BASE_URL`, else on OpenAI's."""
     url = default_url()
     client = JudgeClient(model, url, default_key_variable(url), CallLimits(), JudgeMemory())
     return Judge(client, JudgeOptions())

@@ -10,17 +10,18 @@ import asyncio
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from uirl.errors import JudgeFailure
 from uirl.types import Trajectory
-from uirl.verification.answers import Judgement, KeyPoints, ScreenScores
+from uirl.verification.answers import Judgement, KeyPoints, Progress, ScreenScores
 from uirl.verification.client import JudgeClient
 from uirl.verification.evidence import Evidence
 from uirl.verification.outcome import Finding, Outcome
-from uirl.verification.prompts import VERSION, Goal, ask_points, ask_screens, ask_verdict
-from uirl.verification.screens import Screen, ScreenCounts, ScreenLimits, key_screens, screens_of, shown_at
-from uirl.verification.votes import Votes, count_votes
+from uirl.verification.prompts import VERSION, Goal, Prompt, ask_points, ask_progress, ask_screens, ask_verdict
+from uirl.verification.screens import Screen, ScreenCounts, ScreenLimits, key_screens, screens_of, shown_at, spaced
+from uirl.verification.votes import Votes, count_votes, poll
+
+B = TypeVar("B", Judgement, Progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +82,25 @@ class Judge:
         numbers = [screen.number for screen, _ in shown]
         prompt = ask_verdict(goal, points, record, numbers)
         pictures = [picture for _, picture in shown]
-        wanted = self.options.votes
-        judgements: list[Judgement | None] = []
-        failure: JudgeFailure | None = None
-        while len(judgements) < wanted:
-            votes = count_votes([None if j is None else j.vote for j in judgements])
-            left = wanted - len(judgements)
-            if judgements and votes.settled(left):
-                break
-            # as many at once as the outcome needs at least
-            ahead = min(left, max(1, wanted // 2 + 1 - max(votes.passed, votes.failed)))
-            asked = [self._vote(prompt, pictures, about, len(judgements) + i) for i in range(ahead)]
-            for said in await asyncio.gather(*asked):
-                failure = said if isinstance(said, JudgeFailure) else failure
-                judgements.append(None if isinstance(said, JudgeFailure) else said)
-        readable = [judgement for judgement in judgements if judgement is not None]
-        if not readable:
-            assert failure is not None
-            raise failure
-        return _verdict(judgements, counts, wanted - len(judgements))
+        judgements = await self._poll(Judgement, prompt, pictures, about)
+        return _verdict(judgements, counts, self.options.votes - len(judgements))
+
+    async def progress(self, evidence: Evidence) -> Finding:
+        """Return whether all turns of the beginning of an episode were right; unknown: it abstains. Raises JudgeFailure
+        where the judge gave no answer that can be read."""
+        record, limits, counts = evidence.trajectory, self.options.screens, ScreenCounts()
+        screens = await asyncio.to_thread(screens_of, evidence, limits, counts)
+        newest = (limits.key + 1) // 2  # what the last steps did is seen there; of the way before it some pictures
+        older = spaced(list(enumerate(screens[:-newest])), limits.key - newest) if limits.key > newest else []
+        chosen = [screens[index] for index, _ in older] + screens[-newest:]
+        shown = await asyncio.to_thread(_all_shown, chosen, limits.size, counts)
+        prompt = ask_progress(Goal.of(record), record, [screen.number for screen, _ in shown])
+        said = await self._poll(Progress, prompt, [picture for _, picture in shown], digest(record))
+        votes = count_votes([None if one is None else one.vote for one in said])
+        readable = [one for one in said if one is not None]
+        speaker = next((one for one in readable if one.vote is votes.outcome), readable[0])
+        told = f"{speaker.reason} {speaker.mistakes}" if votes.outcome is Outcome.FAILED else speaker.reason
+        return Finding(votes.outcome, told.strip())
 
     async def close(self) -> None:
         """Close the connections to the server, and the memory."""
@@ -124,12 +125,14 @@ class Judge:
         counts.left_out += len(screens) - len(key)
         return key
 
-    async def _vote(self, prompt: Any, pictures: list[bytes], about: str, number: int) -> Judgement | JudgeFailure:
+    async def _poll(self, form: type[B], prompt: Prompt, pictures: list[bytes], about: str) -> list[B | None]:
+        """Return the votes of this form. Raises JudgeFailure where none can be read."""
         temperature = self.options.temperature if self.options.votes > 1 else 0.0
-        try:
-            return await self.client.ask(Judgement, prompt, pictures, about=about, vote=number, temperature=temperature)
-        except JudgeFailure as failure:
-            return failure
+
+        async def ask(number: int) -> B:
+            return await self.client.ask(form, prompt, pictures, about=about, vote=number, temperature=temperature)
+
+        return await poll(ask, self.options.votes)
 
 
 def digest(trajectory: Trajectory) -> str:

@@ -48,6 +48,19 @@ Answer: {{"key_points": [{{"point": "...", "met": "yes" | "no" | "unsure", "evid
 "process": 0.0 to 1.0, "mistakes": "...", "obstacle": "none" | "environment" | "task",
 "outcome": "success" | "failure" | "unclear", "reason": "..."}}"""
 
+_PROGRESS = """{goal}
+What the agent did, step by step:
+{steps}
+The text of the page after the last of these steps:
+{page}
+Above are {count} screenshots of the run in the order in which they were taken, {numbers}; the last one was taken after
+the last of these steps. What followed, if anything, is not shown; the goal was not reached in the end.
+Was every one of these steps right? Right is a step that a person who knows the way could have taken: it serves the goal
+or does no harm, and the goal can still be reached from the last screenshot. It does not matter that the goal is not
+reached yet. "no" if a step was a mistake that still stands or that a person would not have made; "unclear" only if the
+evidence cannot tell.
+Answer: {{"mistakes": "...", "on_track": "yes" | "no" | "unclear", "reason": "..."}}"""
+
 
 @dataclass(slots=True)
 class Fence:
@@ -131,6 +144,21 @@ def ask_verdict(goal: Goal, points: Sequence[str], trajectory: Trajectory, numbe
         points=_list(points),
         steps=fence.around(steps),
         last=fence.around(last),
+        count=len(numbers),
+        numbers=_numbers(numbers) if numbers else "none",
+    )
+    return Prompt(fence.rules, user)
+
+
+def ask_progress(goal: Goal, trajectory: Trajectory, numbers: Sequence[int]) -> Prompt:
+    """Return the question whether all turns of the beginning of an episode were right; its screenshots go with it."""
+    steps = told_steps(trajectory)
+    page = whole_characters(clip(trajectory.final.text if trajectory.final is not None else "", MAX_PAGE))
+    fence = Fence([steps, page, *goal.foreign])
+    user = _PROGRESS.format(
+        goal=goal.told(fence),
+        steps=fence.around(steps),
+        page=fence.around(page),
         count=len(numbers),
         numbers=_numbers(numbers) if numbers else "none",
     )

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
+from uirl.errors import JudgeFailure
 from uirl.verification.outcome import Outcome
+
+
+class Ballot(Protocol):
+    """An answer of a judge that is a vote."""
+
+    @property
+    def vote(self) -> Outcome:
+        """What it says."""
+        ...
+
+
+B = TypeVar("B", bound=Ballot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +62,31 @@ def count_votes(votes: Sequence[Outcome | None]) -> Votes:
     return Votes(
         kinds.count(Outcome.PASSED), kinds.count(Outcome.FAILED), kinds.count(Outcome.UNKNOWN), kinds.count(None)
     )
+
+
+async def poll(ask: Callable[[int], Awaitable[B]], wanted: int) -> list[B | None]:
+    """Return the answers to `ask(number of the vote)`, at most `wanted`; None: unreadable. As soon as the rest can
+    change nothing it is not asked. Raises the newest JudgeFailure where no answer can be read."""
+    answers: list[B | None] = []
+    failure: JudgeFailure | None = None
+    while len(answers) < wanted:
+        votes = count_votes([None if answer is None else answer.vote for answer in answers])
+        left = wanted - len(answers)
+        if answers and votes.settled(left):
+            break
+        # as many at once as the outcome needs at least
+        ahead = min(left, max(1, wanted // 2 + 1 - max(votes.passed, votes.failed)))
+        asked = [_answer(ask, len(answers) + i) for i in range(ahead)]
+        for said in await asyncio.gather(*asked):
+            failure = said if isinstance(said, JudgeFailure) else failure
+            answers.append(None if isinstance(said, JudgeFailure) else said)
+    if failure is not None and all(answer is None for answer in answers):
+        raise failure
+    return answers
+
+
+async def _answer(ask: Callable[[int], Awaitable[B]], number: int) -> B | JudgeFailure:
+    try:
+        return await ask(number)
+    except JudgeFailure as failure:
+        return failure
