@@ -143,7 +143,7 @@ def test_forks_on_the_drawn_screen(seed: int) -> None:
 
 def phone(clock: str = "12:00", *, ticked: bool = False) -> Image.Image:
     noise = np.random.default_rng(0).integers(0, 256, (60, 27, 3), dtype=np.uint8)
-    picture = Image.fromarray(noise).resize((1080, 2400))
+    picture = Image.fromarray(noise).resize((1080, 2400), Image.Resampling.NEAREST)
     draw = ImageDraw.Draw(picture)
     draw.rectangle((0, 0, 1080, 96), fill="black")
     draw.text((40, 10), clock, fill="white", font_size=70)

@@ -36,6 +36,9 @@ class EpisodeSpec:
     """Makes the policy's draws; every member has its own. None: not repeatable."""
     trajectory_id: str
     group_id: str = ""
+    start: tuple[Turn, ...] = ()
+    """Turns of an earlier episode of the same instance that are played first, reply for reply (`ReplayAgent`): the
+    policy goes on behind them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from uirl.inference.base import InferenceEngine, SamplingParams
 from uirl.parsers import create_parser
 from uirl.rollout.collector import Collector, not_begun
 from uirl.rollout.episode import Agent, ConstantAgent, EngineAgent, EpisodeSpec, ExpertAgent
+from uirl.rollout.replay import ReplayAgent
 from uirl.types import Action, Trajectory
 
 
@@ -55,6 +56,8 @@ class Players:
             except RolloutFailure as error:  # of a server that is asked for its controls
                 return not_begun(spec, error)
             agent = said or agent
+        if spec.start:
+            agent = ReplayAgent(spec.start, agent)
         return await (collector if images is None else replace(collector, images=images)).play_once(spec, agent)
 
     async def close(self) -> None:
