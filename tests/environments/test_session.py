@@ -20,13 +20,21 @@ from uirl.environments import BaseEnvironment, EnvironmentSession
 from uirl.errors import ConfigError, ContractError, EngineFailure, EnvironmentFailure, EpisodeTimeout
 from uirl.types import Action, Observation, Task
 
+RAISED = [
+    ValueError("boom"),
+    StopIteration("boom"),
+    TimeoutError("boom"),
+    SystemExit("boom"),
+    GeneratorExit("boom"),
+    asyncio.CancelledError("boom"),
+    BaseException("boom"),
+]
+
 
 @pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize("method", ["reset", "step"])
-@pytest.mark.parametrize("error", [ValueError("boom"), StopIteration("boom"), SystemExit("boom"), TimeoutError("boom")])
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
 def test_exceptions_become_failures_and_break_the_session(make: Make, method: str, error: BaseException) -> None:
-    if isinstance(error, SystemExit) and isinstance(make(), AsyncAnswers):
-        error = OSError("boom")  # asyncio itself ends the loop on a SystemExit inside a task
     env = make(error) if method == "reset" else make("start", error)
 
     async def run() -> None:
@@ -43,6 +51,18 @@ def test_exceptions_become_failures_and_break_the_session(make: Make, method: st
         assert env.closed == 1
 
     asyncio.run(run())
+
+
+def test_words_of_an_exception_neither_fail_nor_fill_the_record() -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no words")
+
+    with pytest.raises(EnvironmentFailure, match="raised Silent: its words cannot be shown"):
+        first_turn(Answers("start", Silent()))
+    with pytest.raises(EnvironmentFailure, match="raised ValueError: half \ufffd of") as caught:
+        first_turn(Answers("start", ValueError("half \ud800 of " + "h" * 10_000_000)))
+    assert len(str(caught.value)) < 10_000
 
 
 def test_a_typed_failure_of_the_environment_keeps_its_type() -> None:

@@ -47,6 +47,17 @@ class Odd(Exception):
         super().__init__("odd words")
 
 
+class Leaves(BaseException):
+    """No Exception: code that catches those alone lets it pass."""
+
+
+class Silent(Exception):
+    """Has no words."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
 class OddFailure(EngineFailure):
     """A failure of somebody's own, which cannot be pickled."""
 
@@ -216,6 +227,52 @@ async def test_a_handler_that_cancels_itself_leaves_no_caller_waiting(wire: Wire
         await asyncio.wait_for(left.call("give_up"), 10)
 
 
+@pytest.mark.parametrize("error", [GeneratorExit("left"), SystemExit(3), Leaves("left")])
+async def test_a_handler_that_raises_what_is_no_exception_leaves_no_caller_waiting(
+    wire: Wire, error: BaseException
+) -> None:
+    async def fail() -> None:
+        raise error
+
+    left, _ = await wire(None, {"fail": fail})
+    with pytest.raises(RemoteError, match=type(error).__name__):
+        await asyncio.wait_for(left.call("fail"), 10)
+
+
+async def test_a_process_that_ends_does_not_answer_for_what_it_gave_up(wire: Wire) -> None:
+    """Its caller hears that the process is lost, which is somebody else's failure than the handler's."""
+    serving: list[asyncio.Task[Any] | None] = []
+
+    async def play() -> None:
+        serving.append(asyncio.current_task())
+        await asyncio.sleep(60)
+
+    left, right = await wire(None, {"play": play})
+    call = asyncio.ensure_future(left.call("play"))
+    while not serving:
+        await asyncio.sleep(0)
+    assert serving[0] is not None
+    serving[0].cancel()  # as `asyncio.run` does after Ctrl-C
+    await asyncio.wait(serving)
+    right.close()
+    with pytest.raises(PeerLost):
+        await asyncio.wait_for(call, 10)
+
+
+async def test_errors_with_words_that_fail_or_fill_the_wire_are_told_briefly(wire: Wire) -> None:
+    async def fail(kind: str) -> None:
+        if kind == "silent":
+            raise Silent
+        raise ValueError("h" * 50_000_000)
+
+    left, _ = await wire(None, {"fail": fail})
+    with pytest.raises(RemoteError, match="Silent: its words cannot be shown"):
+        await left.call("fail", "silent")
+    with pytest.raises(RemoteError, match="ValueError: hhh") as caught:
+        await left.call("fail", "huge")
+    assert len(str(caught.value)) < 100_000
+
+
 async def test_notifications_come_in_order_and_their_errors_end_nothing(
     wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -317,7 +374,7 @@ async def test_what_was_said_before_closing_arrives(wire: Wire) -> None:
 
 async def test_a_frozen_process_is_noticed_by_its_silence(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_module, "BEAT_SECONDS", 0.005)
-    left, right = await wire(silence=0.5)  # a hundred beats
+    left, right = await wire(silence={"right": 0.5, "left": None})  # a hundred beats
     await asyncio.sleep(1.0)
     assert left.reason is None, "heartbeats alone keep it"
     right._writer.transport.pause_reading()  # type: ignore[attr-defined]

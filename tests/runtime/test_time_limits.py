@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from uirl.runtime.time_limits import TimedOut, Worker, within
+from uirl.runtime.time_limits import Escaped, TimedOut, Worker, as_raised, awaited, contained, within
 
 SPEAKER: contextvars.ContextVar[str] = contextvars.ContextVar("speaker", default="nobody")
 
@@ -26,7 +26,7 @@ async def test_calls_share_one_thread_and_see_their_callers_context() -> None:
 
 async def test_what_a_call_raises_is_raised_where_it_is_awaited() -> None:
     worker = Worker("test-worker")
-    for error in (ValueError("no"), SystemExit(3), TimeoutError("its own")):
+    for error in (ValueError("no"), TimeoutError("its own")):
 
         def fails(error: BaseException = error) -> None:
             raise error
@@ -35,6 +35,44 @@ async def test_what_a_call_raises_is_raised_where_it_is_awaited() -> None:
             await worker.run(fails, None)
         assert caught.value is error
     worker.stop()
+
+
+ESCAPES = [SystemExit(3), KeyboardInterrupt(), GeneratorExit("left"), asyncio.CancelledError(), BaseException("own")]
+
+
+@pytest.mark.parametrize("error", ESCAPES, ids=lambda error: type(error).__name__)
+async def test_what_is_no_exception_does_not_escape(error: BaseException) -> None:
+    """It would end the loop, or pass for a cancellation or for a person's Ctrl-C."""
+    worker = Worker("test-worker")
+
+    def fails() -> None:
+        raise error
+
+    async def fails_later() -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    with pytest.raises(Escaped, match=type(error).__name__) as caught:
+        await worker.run(fails, None)
+    assert as_raised(caught.value) is error
+    worker.stop()
+    if isinstance(error, KeyboardInterrupt):
+        return  # in this thread, the main one, it may be a person's
+    with pytest.raises(Escaped) as caught:
+        contained(fails)
+    assert as_raised(caught.value) is error
+    with pytest.raises(Escaped) as caught:
+        await within(fails_later(), None)
+    assert type(as_raised(caught.value)) is type(error)
+
+
+async def test_a_cancellation_that_was_asked_for_passes() -> None:
+    for call in (within, lambda awaitable, _: awaited(awaitable)):
+        task = asyncio.ensure_future(call(asyncio.sleep(20), None))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
 async def test_a_call_that_is_given_up_occupies_the_thread_until_it_returns() -> None:

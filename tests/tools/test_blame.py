@@ -101,5 +101,8 @@ async def test_typed_failures_pass_as_they_are() -> None:
 
 
 async def test_interrupts_are_nobodys_failure() -> None:
+    pressed = raising(KeyboardInterrupt())
+    pressed.runs_inline = True  # in the main thread, where Ctrl-C is raised
     with pytest.raises(KeyboardInterrupt):
-        await ask(ToolRegistry([raising(KeyboardInterrupt())]), "fail")
+        await ask(ToolRegistry([pressed]), "fail")
+    assert (await ask(ToolRegistry([raising(KeyboardInterrupt())]), "fail")).success is False

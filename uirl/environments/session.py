@@ -11,8 +11,8 @@ from typing import Any
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.results import STEP_SHAPES, describe, read_reset, read_score, read_step, read_text
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
-from uirl.runtime.limits import shown
-from uirl.runtime.time_limits import TimedOut, Worker, within
+from uirl.runtime.limits import in_words, shown
+from uirl.runtime.time_limits import TimedOut, Worker, as_raised, contained, within
 from uirl.types import Action, Observation, StepResult, Task
 
 _Read = Callable[[Any, str], Any]
@@ -201,11 +201,10 @@ class EnvironmentSession:
         except (RolloutFailure, ConfigError) as error:
             self._broken = str(error)
             raise
-        except (Exception, SystemExit) as error:  # an environment must not end the run
-            if isinstance(error.__cause__, StopIteration):
-                error = error.__cause__  # Python turns one that leaves a coroutine into a RuntimeError
-            self._broken = f"{where} raised {type(error).__name__}: {error}"
-            raise EnvironmentFailure(f"{self._broken}; {_remedy(method)}") from error
+        except Exception as error:  # an environment must not end the run
+            raised = as_raised(error)
+            self._broken = f"{where} raised {in_words(raised)}"
+            raise EnvironmentFailure(f"{self._broken}; {_remedy(method)}") from raised
         except BaseException:
             self._abandon(f"{where} was cancelled half-way")
             raise
@@ -220,7 +219,7 @@ class EnvironmentSession:
             value = call()
             return value if inspect.isawaitable(value) else read(value, where)
 
-        value = await self._worker.run(work, limit) if on_thread else work()
+        value = await self._worker.run(work, limit) if on_thread else contained(work)
         return read(await within(value, limit), where) if inspect.isawaitable(value) else value
 
 

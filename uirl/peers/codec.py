@@ -14,13 +14,15 @@ from typing import Any
 from uirl import errors
 from uirl.errors import UirlError
 from uirl.images import Screenshot
-from uirl.runtime.limits import clip
+from uirl.runtime.limits import clip, in_words
 
 Find = Callable[[str], Screenshot]
 """Hash -> the picture. Raises KeyError."""
 
 MAX_WORDS = 20_000
 """Characters of an error, or of its traceback, that travel."""
+MAX_PICKLED = 1 << 20
+"""Bytes of an error that travels as it is; of a larger one only the words do."""
 
 
 class RemoteError(UirlError):
@@ -72,19 +74,20 @@ def portable(error: BaseException, where: str) -> BaseException:
 
 def _plain(error: BaseException) -> BaseException:
     known = type(error).__module__ == "builtins" or type(error).__module__.startswith("uirl.")
-    if known:
+    if known and isinstance(error, Exception):  # a SystemExit of another process must not end this one
         try:
-            copy = pickle.loads(pickle.dumps(error))
+            pickled = pickle.dumps(error)
+            copy = pickle.loads(pickled) if len(pickled) <= MAX_PICKLED else None
         except Exception:
             copy = None
         if type(copy) is type(error):
             copy.__dict__.pop("__notes__", None)
             return copy
-    words = clip(str(error), MAX_WORDS)
+    said = in_words(error, MAX_WORDS)
     for cls in type(error).__mro__:
         if cls.__module__ == errors.__name__ and cls is not UirlError:
-            return cls(words)
-    return RemoteError(f"{type(error).__module__}.{type(error).__qualname__}: {words}")
+            return cls(said.removeprefix(f"{type(error).__name__}: "))
+    return RemoteError(f"{type(error).__module__}.{said}")
 
 
 def _named(hash: str) -> Screenshot:

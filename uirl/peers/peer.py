@@ -326,10 +326,11 @@ class Peer:
             result = await self._handler(method)(*args)
             self._answer(RESULT, number, result)
         except asyncio.CancelledError:
-            if number not in self._serving or self.reason is not None:
-                raise  # the caller gave up, or is gone
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise  # the caller gave up, or is gone, or this process ends, and its connection with it
             self._answer(ERROR, number, RemoteError(f"{method!r} was cancelled by the process that carried it out"))
-        except Exception as error:
+        except BaseException as error:  # without an answer the caller would wait for ever
             self._answer(ERROR, number, portable(error, f"the handler of {method!r}"))
         finally:
             self._serving.pop(number, None)

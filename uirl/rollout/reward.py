@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 from uirl.environments.base import BaseEnvironment
 from uirl.errors import JudgeFailure, is_round
 from uirl.images import ImageStore
+from uirl.runtime.limits import in_words
 from uirl.types import Trajectory, Verdict
 
 _LOG = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def apply_reward(record: Trajectory, reward_fn: RewardFunction, environment: Bas
         total = _total(record, reward_fn, environment)
     except FAILS as error:
         if not _still_judges(reward_fn, environment):
-            raise JudgeFailure(f"the reward function failed: {type(error).__name__}: {error}") from error
+            raise JudgeFailure(f"the reward function failed: {in_words(error)}") from error
         total = min(0.0, record.total_reward())
         warn("the reward function cannot read an episode, and reads another: it counts as 0", error)
     else:
@@ -106,4 +107,4 @@ def warn(what: str, error: Exception) -> None:
     """Tell the person of an outcome that may be a mistake of the set-up: the first time, the 10th, the 100th."""
     _WARNED[what] += 1
     if is_round(_WARNED[what]):
-        _LOG.warning("%s (time %d in this process): %s: %.300s", what, _WARNED[what], type(error).__name__, error)
+        _LOG.warning("%s (time %d in this process): %s", what, _WARNED[what], in_words(error, 300))

@@ -260,6 +260,16 @@ def shown(value: Any, max_chars: int = 60) -> str:
         return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
 
 
+def in_words(error: BaseException, max_chars: int = 2000) -> str:
+    """Return 'ValueError: why' for an exception of somebody else's, whose words may fail, be half characters, or fill
+    the disk: whole characters, at most `max_chars` of its own."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {whole_characters(clip(str(error), max_chars))}"
+    except Exception as other:  # somebody else's __str__ may raise anything
+        return f"{name}: its words cannot be shown ({type(other).__name__})"
+
+
 def sample(value: Any, max_chars: int) -> Any:
     """Return the beginning of nested data: enough that its first `max_chars` characters, written by `repr` or
     `json.dumps`, are those of the whole."""

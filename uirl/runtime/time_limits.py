@@ -11,6 +11,8 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
+from uirl.runtime.limits import in_words
+
 T = TypeVar("T")
 _Job = Callable[[], None]
 
@@ -19,12 +21,48 @@ class TimedOut(Exception):
     """The limit passed before the call returned. Not a TimeoutError: what is called may raise one of its own."""
 
 
+class Escaped(Exception):
+    """Called code raised what is no `Exception`: a SystemExit, a KeyboardInterrupt that no person sent, a cancellation
+    that nobody asked for. Let out, it would end the loop, or leave the caller without an answer. `__cause__` is it."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(in_words(error))
+        self.__cause__ = error
+
+
+def contained(call: Callable[[], T]) -> T:
+    """Return what `call` returns, called here and now; raise what it raises, and `Escaped` for what is no Exception.
+
+    A KeyboardInterrupt passes in the main thread, where it may be a person's.
+    """
+    try:
+        return call()
+    except Exception:
+        raise
+    except BaseException as error:
+        raise _kept_in(error) from error
+
+
+async def awaited(awaitable: Awaitable[T]) -> T:
+    """Return the result of `awaitable`; raise what it raises, and `Escaped` for a SystemExit, KeyboardInterrupt or
+    cancellation of its own."""
+    try:
+        return await awaitable
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise Escaped(error) from error
+    except (KeyboardInterrupt, SystemExit) as error:  # a task passes these on to its loop, and that ends
+        raise _kept_in(error) from error
+
+
 async def within(awaitable: Awaitable[T], timeout: float | None) -> T:
-    """Return the result of `awaitable`.
+    """Return the result of `awaitable`; raise what it raises, and `Escaped` for what is no Exception.
 
     Raises `TimedOut` after `timeout` seconds (None: no limit), even where the awaitable resists cancellation.
     """
-    task = asyncio.ensure_future(awaitable)
+    task = asyncio.ensure_future(awaited(awaitable))
     try:
         done, _ = await asyncio.wait({task}, timeout=timeout)
     finally:
@@ -33,7 +71,16 @@ async def within(awaitable: Awaitable[T], timeout: float | None) -> T:
     if not done:
         task.add_done_callback(_retrieve_exception)
         raise TimedOut
+    error = task.exception()
+    if error is not None:
+        raise error if isinstance(error, Exception) else _kept_in(error)
     return task.result()
+
+
+def _kept_in(error: BaseException) -> BaseException:
+    if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+        return error
+    return Escaped(error)
 
 
 class Worker:
@@ -54,7 +101,8 @@ class Worker:
         weakref.finalize(self, self._jobs.put, None)
 
     async def run(self, function: Callable[[], T], timeout: float | None) -> T:
-        """Return what `function` returns, called in the caller's context variables; raise what it raises.
+        """Return what `function` returns, called in the caller's context variables; raise what it raises, and `Escaped`
+        for what is no Exception.
 
         Raises `TimedOut` after `timeout` seconds (None: no limit); the call then still occupies the thread.
         """
@@ -67,7 +115,7 @@ class Worker:
             raise TimedOut
         value, error = call.outcome.result()
         if error is not None:
-            raise error
+            raise error if isinstance(error, Exception) else Escaped(error)
         return value[0]
 
     def post(self, job: _Job) -> None:
@@ -116,6 +164,13 @@ def _work(jobs: SimpleQueue[_Job | None]) -> None:
     while (job := jobs.get()) is not None:
         job()
         del job  # the job holds the environment and its last answer
+
+
+def as_raised(error: BaseException) -> BaseException:
+    """Return what called code raised: the cause of an `Escaped`, or of the RuntimeError that Python makes of a
+    StopIteration that leaves a coroutine."""
+    cause = error.__cause__
+    return cause if isinstance(cause, StopIteration) or (cause is not None and isinstance(error, Escaped)) else error
 
 
 def _retrieve_exception(task: asyncio.Future[T]) -> None:

@@ -6,13 +6,15 @@ import asyncio
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from uirl.errors import ContractError, EnvironmentFailure, EpisodeTimeout, JudgeFailure
 from uirl.inference.base import SamplingParams
 from uirl.rollout.attempts import play_all
 from uirl.rollout.episode import EpisodeLimits, EpisodeSpec
-from uirl.runtime.time_limits import Worker
+from uirl.runtime.limits import in_words
+from uirl.runtime.time_limits import Worker, as_raised, awaited
 from uirl.serving.endpoint import ModelEndpoint
 from uirl.serving.session import AgentSession
 from uirl.types import Task, Trajectory, Verdict
@@ -128,9 +130,9 @@ async def _supervised(
     try:
         async with asyncio.timeout(seconds) as clock:
             if inspect.iscoroutinefunction(agent):
-                return await agent(**arguments), False
+                return await awaited(agent(**arguments)), False
             result = await _in_thread(agent, arguments)
-            return (await result if inspect.isawaitable(result) else result), False
+            return (await awaited(result) if inspect.isawaitable(result) else result), False
     except Exception as error:
         # the agent is somebody else's program and may raise anything; the record says what it was
         if clock.expired():
@@ -138,7 +140,7 @@ async def _supervised(
         elif session.limit is not None or session.overlong:
             return None, True  # it was refused: the record says why
         else:
-            session.fail(EnvironmentFailure(f"the agent raised {type(error).__name__}: {error}"))
+            session.fail(EnvironmentFailure(f"the agent raised {in_words(as_raised(error))}"))
         return None, False
 
 
@@ -148,18 +150,9 @@ async def _in_thread(agent: AgentProgram, arguments: dict[str, Any]) -> Any:
     A thread cannot be ended from outside. It is a daemon, so that a hanging agent does not keep the program alive, and
     its session is over, so that its next call fails.
     """
-
-    def call() -> Any:
-        try:
-            return agent(**arguments)
-        except Exception:
-            raise
-        except BaseException as error:  # sys.exit() in an agent ends its episode, not the program
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
-
     worker = Worker("uirl-agent")
     try:
-        return await worker.run(call, None)
+        return await worker.run(partial(agent, **arguments), None)
     finally:
         worker.stop()
 

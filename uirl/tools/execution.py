@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from uirl.errors import ContractError
-from uirl.runtime.time_limits import Worker, within
+from uirl.runtime.time_limits import Worker, contained, within
 from uirl.tools.base import Tool
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ async def execute(tool: Tool, arguments: dict[str, Any], left_behind: Callable[[
     """
     call = partial(tool.execute, **arguments)
     if tool.runs_inline or inspect.iscoroutinefunction(tool.execute):
-        value = call()
+        value = contained(call)
     else:
         worker = Worker(f"tool-{tool.definition.name}")
         try:

@@ -17,8 +17,8 @@ from uirl.errors import (
     without_addresses,
 )
 from uirl.runtime.event_loop import EventLoopThread
-from uirl.runtime.limits import shown
-from uirl.runtime.time_limits import TimedOut, Worker
+from uirl.runtime.limits import in_words, shown
+from uirl.runtime.time_limits import TimedOut, Worker, as_raised
 from uirl.tools.base import FunctionTool, Tool, ToolError
 from uirl.tools.blame import is_failure, told
 from uirl.tools.execution import execute, run_at_once, runs_without_loop
@@ -130,7 +130,7 @@ class ToolRegistry:
             except RolloutFailure:
                 raise
             except Exception as error:  # a tool is somebody else's code
-                raise EnvironmentFailure(f"tool {name!r}: reset raised {type(error).__name__}: {error}") from error
+                raise EnvironmentFailure(f"tool {name!r}: reset raised {in_words(error)}") from error
 
     def spawn(self) -> ToolRegistry:
         """Return the same tools as independent instances, for a parallel episode."""
@@ -154,7 +154,7 @@ class ToolRegistry:
                 if inspect.isawaitable(closed):
                     await closed
             except Exception as error:  # raised below, when the other tools are closed too
-                problems.append(f"tool {tool.definition.name!r}: close raised {type(error).__name__}: {error}")
+                problems.append(f"tool {tool.definition.name!r}: close raised {in_words(error)}")
         if self._front is not None:
             self._front.close()
             self._front = None
@@ -195,13 +195,12 @@ class ToolRegistry:
             if not await tool.is_well():
                 raise EpisodeTimeout(f"{late}, and what it depends on does not answer") from None
             raise told(name, "took too long", f"the call did not return within {tool.timeout:g} s") from None
-        except (Exception, SystemExit) as error:  # a tool must not end the run
-            if isinstance(error.__cause__, StopIteration):
-                error = error.__cause__  # Python turns one that leaves a coroutine into a RuntimeError
-            message = f"{type(error).__name__}: {error}"
-            if is_failure(error, tool.failures):
-                raise EnvironmentFailure(f"tool {name!r} raised {message}") from error
-            raise told(name, f"raised {type(error).__name__}", f"the call failed: {message}") from error
+        except Exception as error:  # a tool must not end the run
+            raised = as_raised(error)
+            message = in_words(raised)
+            if is_failure(raised, tool.failures):
+                raise EnvironmentFailure(f"tool {name!r} raised {message}") from raised
+            raise told(name, f"raised {type(raised).__name__}", f"the call failed: {message}") from raised
 
     def _is_occupied(self, name: str) -> bool:
         """Return whether a call that was given up still runs."""

@@ -22,7 +22,7 @@ from uirl.environments.remote.server.settings import ServerSettings
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import ConfigError, EnvironmentFailure, RolloutFailure
 from uirl.images import Screenshot
-from uirl.runtime.limits import shown
+from uirl.runtime.limits import in_words, shown
 from uirl.runtime.wire import WireError
 from uirl.types import Action, Observation, StepResult, Task
 
@@ -314,7 +314,7 @@ class Sessions:
         try:
             instance = spawn()
         except Exception as error:  # whatever a user's class raises, the client is told, and the server goes on
-            message = f"{type(self.environment).__name__}.spawn raised {type(error).__name__}: {error}"
+            message = f"{type(self.environment).__name__}.spawn raised {in_words(error)}"
             raise EnvironmentFailure(message) from error
         return EnvironmentSession(instance, self.settings.step_timeout, self.settings.reset_timeout, cuts=True)
 
