@@ -28,6 +28,7 @@ from uirl.inference.sglang.arguments import engine_arguments as sglang_arguments
 from uirl.inference.vllm.arguments import engine_arguments as vllm_arguments
 from uirl.inference.weight_files import WeightFiles
 from uirl.rollout.collector import Collector
+from uirl.rollout.episode import Agent, EpisodeSpec
 from uirl.types import Trajectory
 
 ELSEWHERE = {
@@ -139,8 +140,8 @@ class Runs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.seen: dict[tuple[str, ...], Any] = {}
-        self.played: list[int] = []
-        """Episodes of each call of a collector."""
+        self.played: list[str] = []
+        """The episodes that a collector played, those that no record keeps too."""
 
     def outcome(self, *assignments: str) -> Any:
         """What can be seen of a run; None: refused."""
@@ -230,13 +231,13 @@ OF_RUNS = sorted(set(leaves(ConfigStore)) - {*OF_CREDIT, *OF_OPTIMIZER, *ELSEWHE
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("uirl.training.record.record.draw_curve", lambda path, *args, **options: path.write_bytes(b""))
-        made, collect = Runs(tmp_path_factory.mktemp("runs")), Collector.collect
+        made, play_once = Runs(tmp_path_factory.mktemp("runs")), Collector.play_once
 
-        async def counted(self: Collector, specs: Any, make_agent: Any) -> Any:
-            made.played.append(len(specs))
-            return await collect(self, specs, make_agent)
+        async def noted(self: Collector, spec: EpisodeSpec, agent: Agent) -> Trajectory:
+            made.played.append(spec.trajectory_id)
+            return await play_once(self, spec, agent)
 
-        patch.setattr(Collector, "collect", counted)
+        patch.setattr(Collector, "play_once", noted)
         yield made
 
 
