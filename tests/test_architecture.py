@@ -37,7 +37,7 @@ OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "mcp": "tools",
     "httpx2": "tools",
     "sglang": "inference",
-    "ray": ("training", "integrations"),
+    "ray": ("inference/ray", "training/chaos", "integrations"),
     "verl": "integrations",
     "fastapi": ("environments/remote", "serving"),
     "uvicorn": ("environments/remote", "serving"),

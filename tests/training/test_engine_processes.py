@@ -39,6 +39,14 @@ def test_engine_processes_change_no_digit(tmp_path: Path) -> None:
     assert other_losses == pytest.approx(losses, abs=1e-5)
 
 
+def test_engines_in_ray_change_no_digit(tmp_path: Path) -> None:
+    in_ray = ["ray.use_ray=true", "ray.actor_cpus=0.5", "ray.engine_cpus=0.5", "actors.engines=2"]
+    tokens, losses = run(tmp_path / "one")
+    others, other_losses = run(tmp_path / "two", *in_ray)
+    assert others == tokens
+    assert other_losses == pytest.approx(losses, abs=1e-5)
+
+
 @pytest.mark.parametrize("actors", [["actors.engines=2"], ["actors.processes=2"]])
 def test_adapters_reach_real_processes(tmp_path: Path, actors: list[str]) -> None:
     """Merged into the model of engine processes, in place for actors that ask the learner's: the same policy."""

@@ -55,9 +55,18 @@ ELSEWHERE = {
     **dict.fromkeys(
         (
             f"ray.{name}"
-            for name in ("use_ray", "num_actors", "address", "actor_cpus", "actor_resources", "start_seconds")
+            for name in (
+                "use_ray",
+                "num_actors",
+                "address",
+                "actor_cpus",
+                "actor_resources",
+                "start_seconds",
+                "engine_cpus",
+                "engine_gpus",
+            )
         ),
-        "tests/training/channels/test_ray.py and tests/training/actors/test_ray_cluster.py",
+        "tests/training/channels/test_ray.py, tests/inference/ray",
     ),
     "actors.pictures": "tests/training/test_assembly_pictures.py",
     **dict.fromkeys(

@@ -61,6 +61,10 @@ _PROCESSES = (
     "where other processes play (actors.processes above 0, or ray.use_ray)",
 )
 _RAY = (lambda config: config.ray.use_ray, "where ray.use_ray is true")
+_RAY_ENGINES = (
+    lambda config: config.ray.use_ray and config.actors.engines > 0,
+    "where ray.use_ray is true and actors.engines is above 0",
+)
 _VERIFIED = (lambda config: config.verification.enabled, "where verification.enabled is true")
 _JUDGED = (
     lambda config: config.verification.enabled and config.verification.judge is not None,
@@ -149,8 +153,10 @@ READ: dict[str, tuple[Condition, str]] = {
     "inference.request_timeout": _HTTP,
     "inference.request_retries": _HTTP,
     "inference.weights_dir": (
-        lambda config: config.inference.backend in ("vllm", "sglang") or config.actors.engines > 0,
-        "by the backends vllm and sglang, and where actors.engines is above 0",
+        lambda config: (
+            config.inference.backend in ("vllm", "sglang") or (config.actors.engines > 0 and not config.ray.use_ray)
+        ),
+        "by the backends vllm and sglang, and where actors.engines is above 0 without Ray",
     ),
     "inference.engine_options": _LOCAL_SERVERS,
     "model.attn_implementation": (
@@ -182,6 +188,8 @@ READ: dict[str, tuple[Condition, str]] = {
     "ray.actor_cpus": _RAY,
     "ray.actor_resources": _RAY,
     "ray.start_seconds": _RAY,
+    "ray.engine_cpus": _RAY_ENGINES,
+    "ray.engine_gpus": _RAY_ENGINES,
     "ray.address": (lambda config: config.ray.use_ray, "where ray.use_ray is true, and by runs under verl"),
     "ray.nnodes": _VERL,
     "ray.gpus_per_node": _VERL,

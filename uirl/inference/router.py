@@ -22,7 +22,7 @@ from uirl.runtime.time_limits import TimedOut
 from uirl.runtime.waiting import SAY_EVERY, wait_for
 
 if TYPE_CHECKING:
-    from uirl.inference.weight_files import Snapshot, WeightFiles
+    from uirl.inference.weight_files import KeptWeights, WeightStore
 
 _LOG = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Router(InferenceEngine):
         engines: Sequence[InferenceEngine],
         *,
         names: Sequence[str] | None = None,
-        files: WeightFiles | None = None,
+        files: WeightStore | None = None,
         limits: RouterLimits = RouterLimits(),
     ) -> None:
         if not engines:
@@ -105,7 +105,7 @@ class Router(InferenceEngine):
         self.takes_adapters = all(engine.takes_adapters for engine in engines)
         self.takes_weights = all(engine.takes_weights for engine in engines)
         self._files = files
-        self._newest: Snapshot | None = None
+        self._newest: KeptWeights | None = None
         self._sessions: OrderedDict[str, _Place] = OrderedDict()
         self._updating = asyncio.Lock()
         self._came_back = asyncio.Event()

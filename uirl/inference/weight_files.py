@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -28,9 +29,35 @@ SHARD_BYTES = 2 * 1024**3
 _PREFIX = "uirl-weights-"
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The weights of one version in files: (name, tensor) pairs for as many readers as want them, one after another.
+class KeptWeights(ABC):
+    """The weights of one version, kept for as many readers as want them, also later: (name, tensor) pairs."""
+
+    version: int
+    adapter: Mapping[str, Any] | None
+    """Configuration of the adapter that these are the weights of; None: of the whole model. See `update_weights`."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield them. Raises StorageError where they were removed."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Give their room back; whoever reads them now still can. Twice is fine."""
+
+
+class WeightStore(Protocol):
+    """Where the weights of updates are kept for engines that get them later or elsewhere."""
+
+    def write_snapshot(self, weights: Weights, version: int, adapter: Mapping[str, Any] | None, /) -> KeptWeights: ...
+
+    def close(self) -> None:
+        """Remove everything. Calling it twice is fine."""
+        ...
+
+
+@dataclass(frozen=True)
+class Snapshot(KeptWeights):
+    """The weights of one version in files.
 
     What is read is mapped, so that a RAM disk holds it once.
     """
@@ -38,15 +65,16 @@ class Snapshot:
     folder: Path
     version: int
     adapter: Mapping[str, Any] | None
-    """Configuration of the adapter that these are the weights of; None: of the whole model. See `update_weights`."""
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for path in sorted(self.folder.glob("*.safetensors")):
+        paths = sorted(self.folder.glob("*.safetensors"))
+        if not paths:
+            raise StorageError(f"the weights of version {self.version} are gone: there are none in {self.folder}")
+        for path in paths:
             with safe_open(path, framework="pt") as file:
                 yield from ((name, file.get_tensor(name)) for name in list(file.keys()))
 
     def remove(self) -> None:
-        """Remove the files; whoever reads them now still can. Twice is fine."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -14,6 +14,7 @@ from uirl.inference.base import InferenceEngine, SamplingParams
 from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.copying import copy_of
 from uirl.inference.processes.start import engine_processes
+from uirl.inference.ray.engines import engines_in_ray, ray_engines
 from uirl.inference.registry import create_engine
 from uirl.learner import Learner, Policy
 from uirl.peers.pictures import SharedImageStore, SharedPictures
@@ -128,7 +129,9 @@ def _images_of(config: ConfigStore) -> ImageStore:
 
 def _engine_of(config: ConfigStore, policy: Policy) -> InferenceEngine:
     """Return the engine: on the learner's own module, on a copy of it where actors run ahead of the learner, or several
-    in processes of their own."""
+    in processes of their own, here or in Ray."""
+    if engines_in_ray(config):
+        return ray_engines(config, policy.loaded)
     if config.actors.engines and config.inference.backend == "transformers":
         return engine_processes(config, policy.loaded)
     ahead = config.actors.run_ahead and config.inference.backend == "transformers"

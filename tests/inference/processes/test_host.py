@@ -13,10 +13,11 @@ import torch
 
 from tests.inference.fake_engines import FakeEngine
 from uirl import ConfigStore
-from uirl.errors import EngineFailure, ProcessLost, PromptTooLong
+from uirl.errors import EngineFailure, ProcessLost, PromptTooLong, StorageError
 from uirl.inference import GenerationRequest, SamplingParams
 from uirl.inference.models.loading import LoadedModel
 from uirl.inference.processes import engine as engine_module
+from uirl.inference.processes import life as life_module
 from uirl.inference.processes.engine import EngineProcess
 from uirl.inference.processes.host import EngineHost
 from uirl.inference.processes.start import engine_processes
@@ -60,10 +61,11 @@ async def test_it_answers_for_its_engine(tmp_path: Path) -> None:
     files.close()
 
 
-async def test_giving_a_call_up_gives_the_reply_up() -> None:
-    engine = FakeEngine()
+async def test_giving_a_call_up_gives_the_reply_up(tmp_path: Path) -> None:
+    engine, files = FakeEngine(), WeightFiles(tmp_path)
+    snapshot = files.write_snapshot([("a", torch.ones(2))], 1, None)
     async with connected(EngineHost(engine)) as peer:
-        await peer.call("load", "/nowhere", 1, None)
+        await peer.call("load", str(snapshot.folder), 1, None)
         engine.hold()
         call = asyncio.ensure_future(peer.call("generate", REQUEST))
         await until(lambda: engine.asked)
@@ -77,6 +79,16 @@ async def test_giving_a_call_up_gives_the_reply_up() -> None:
         assert len(engine.served) == 1
 
 
+async def test_weights_that_are_gone_are_no_update(tmp_path: Path) -> None:
+    engine, files = FakeEngine(), WeightFiles(tmp_path)
+    snapshot = files.write_snapshot([("a", torch.ones(2))], 1, None)
+    snapshot.remove()
+    async with connected(EngineHost(engine)) as peer:
+        with pytest.raises(StorageError, match="the weights of version 1 are gone"):
+            await peer.call("load", str(snapshot.folder), 1, None)
+    assert engine.policy_version == 0
+
+
 async def test_an_engine_that_was_not_started_says_so() -> None:
     async with connected(EngineHost()) as peer:
         peer.notify("release", "e")
@@ -87,7 +99,7 @@ async def test_an_engine_that_was_not_started_says_so() -> None:
 async def test_a_process_that_ends_before_it_has_a_model_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "_CODE", "raise SystemExit(7)")
+    monkeypatch.setattr(life_module, "_CODE", "raise SystemExit(7)")
     monkeypatch.setattr(engine_module, "_FIRST_PAUSE", 0.001)
     process = EngineProcess({}, files=WeightFiles(tmp_path), name="engine-0")
     with pytest.raises(ProcessLost, match=r"engine-0 ended 3 times .*status 7"):

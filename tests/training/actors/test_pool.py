@@ -16,12 +16,12 @@ from uirl.peers import peer as peer_module
 from uirl.peers.codec import portable
 from uirl.peers.greeting import NotAdmitted, dial
 from uirl.peers.peer import Peer
+from uirl.peers.way import Way
 from uirl.rollout.episode import EpisodeSpec
 from uirl.rollout.players import Order
 from uirl.training.actors import pool as pool_module
 from uirl.training.actors.job import ActorJob, Played, Ready
 from uirl.training.actors.pool import ActorPool, Seat
-from uirl.training.actors.way import Way
 from uirl.types import Task, Trajectory
 
 PROBE = (1, 2, 3)
@@ -46,7 +46,7 @@ class Actor:
         if self.behaviour.get("dies at start"):
             self.end("it was killed by SIGKILL")
             return
-        about = {"role": "actor", "actor": self.way.actor, "incarnation": self.way.incarnation, "pid": self.pid}
+        about = {"role": "actor", "actor": self.way.name, "incarnation": self.way.incarnation, "pid": self.pid}
         streams, _ = await dial("127.0.0.1", self.way.port, self.way.token, about)
         self.peer = Peer(*streams, {"play": self._play}, name="the learner")
         self.job: ActorJob = await self.peer.call("job", False)

@@ -46,8 +46,9 @@ class ActorsConfig(Section):
     """A group that has its floor is closed without its stragglers once it has run for so many times the median time
     of an episode; None: it waits for all. It needs a `group_floor` below the size of a group."""
     engines: Index = 0
-    """Engine processes on this machine, each with a copy of the model; an episode stays on one. One that dies is
-    started again while the others answer. 0: one engine, in the learner's process."""
+    """Engine processes, each with a copy of the model; an episode stays on one. One that dies is started again while
+    the others answer. They are on this machine, each on a GPU of its own where there are any besides the learner's;
+    with `ray.use_ray` Ray finds places for them. 0: one engine, in the learner's process."""
     swap: Literal["token", "turn"] = "token"
     """When an engine takes new weights: 'token': between two tokens of the replies under way, which go on under them;
     'turn': once these have ended, while new requests wait."""

@@ -10,7 +10,7 @@ from uirl.config.section import Count, NonNegative, Positive, Section
 
 
 class RayConfig(Section):
-    """Ray, for actors outside this process."""
+    """Ray, for actors and engines outside this process."""
 
     key: ClassVar[str] = "ray"
 
@@ -27,7 +27,11 @@ class RayConfig(Section):
     """Resources of a machine's own that Ray reserves for an actor besides: `{browser: 1}` puts as many on a machine as
     it was started with (`ray start --resources='{"browser": 8}'`)."""
     start_seconds: Positive = 300.0
-    """How long actors may take until they have a place in the cluster and play."""
+    """How long actors and engines may take until they have a place in the cluster, and actors until they play."""
+    engine_cpus: NonNegative = 1.0
+    """CPUs of a machine that Ray reserves for each of `actors.engines`."""
+    engine_gpus: NonNegative = 0.0
+    """GPUs of a machine that Ray reserves for each of them, and on which it computes; 0: on CPUs."""
     nnodes: Count = 1
     """Machines that verl trains on."""
     gpus_per_node: Count = 8

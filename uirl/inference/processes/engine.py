@@ -1,24 +1,19 @@
-"""An engine in a process of its own, started again when it dies."""
+"""An engine in a process of its own, here or on another machine, started again when it dies."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from uirl.errors import EngineFailure, EngineLost, ProcessLost, UirlError
 from uirl.inference.base import Generation, GenerationRequest, InferenceEngine, Weights
 from uirl.inference.counters import Counters
-from uirl.inference.weight_files import Snapshot, WeightFiles
-from uirl.peers.peer import Peer, PeerLost
+from uirl.inference.processes.life import ChildProcesses, Launch, Life
+from uirl.inference.weight_files import KeptWeights, WeightStore
+from uirl.peers.peer import PeerLost
 from uirl.runtime.time_limits import TimedOut
 from uirl.runtime.waiting import wait_for
 
@@ -30,38 +25,37 @@ _STEADY = 60.0
 """Seconds of life after which a death counts as the first again."""
 _STILLBORN = 3
 """Deaths in a row, before the model was loaded once, after which no further start is tried."""
-_CODE = """
-import sys
-sys.path[:] = {path!r}
-from uirl.inference.processes.host import main
-main({connection}, {learner})
-"""
 
 
 class EngineProcess(InferenceEngine):
-    """Starts the process with its first use and asks it over a socket.
+    """Starts the process with its first use and asks it over a connection.
 
     `config`: that of the run, as a dict; its model is loaded there. `files`: where weights are written that do not come
-    as a `Snapshot`. `threads`: of the model's arithmetic; None: torch's own choice. `silence`: seconds without a sign
-    of life after which the process is killed. A process that was started again raises EngineLost until it got weights
-    by `update_weights`, where there was an update before.
+    from such a store. `threads`: of the model's arithmetic; None: torch's own choice. `silence`: seconds without a sign
+    of life after which the process is killed. `launch`: what starts it, closed with this; None: as a child of this
+    process. A process that was started again raises EngineLost until it got weights by `update_weights`, where there
+    was an update before.
     """
 
     def __init__(
         self,
         config: Mapping[str, Any],
         *,
-        files: WeightFiles,
+        files: WeightStore,
         name: str = "engine",
         threads: int | None = None,
         silence: float = 60.0,
+        launch: Launch | None = None,
     ) -> None:
         self.name, self.state, self.since, self.incarnation = name, "not started", time.time(), 0
         self.policy_version = 0
         self._config, self._files, self._threads, self._silence = config, files, threads, silence
         self._counters = Counters()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._peer: Peer | None = None
+        self._launch = launch or ChildProcesses()
+        self._life: Life | None = None
+        """The newest process, until it has ended."""
+        self._running: Life | None = None
+        """The process that can be asked."""
         self._bare = False
         """Weights were sent before this process was started, and none since."""
         self._updated = False
@@ -76,16 +70,16 @@ class EngineProcess(InferenceEngine):
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None: there is none now."""
-        return None if self._process is None else self._process.pid
+        """Of the process; None: there is none now, or it is on another machine."""
+        return None if self._life is None else self._life.pid
 
     # -- the contract ------------------------------------------------------------------------------------------
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        peer = await self._reach()
+        life = await self._reach()
         if self._bare:
             raise EngineLost(f"{self.name} was started again and got no weights yet")
-        generation, counts = await self._call(peer, "generate", request)
+        generation, counts = await self._told(life, life.peer.call("generate", request))
         for counter, value in counts.items():
             self._counters.add(counter, value)
         made: Generation = generation
@@ -96,24 +90,24 @@ class EngineProcess(InferenceEngine):
     ) -> None:
         if weights is None:
             raise EngineFailure("an engine process has a model of its own; send it weights")
-        peer = await self._reach()
+        life = await self._reach()
         mine = None
-        if not isinstance(weights, Snapshot):
+        if not isinstance(weights, KeptWeights):
             weights = mine = await asyncio.to_thread(self._files.write_snapshot, weights, version, adapter)
         try:
-            await self._call(peer, "load", str(weights.folder), version, adapter)
+            await self._told(life, life.load(weights, version, adapter))
         finally:
             if mine is not None:
                 mine.remove()
-        if peer is self._peer:
+        if life is self._running:
             self._bare, self._updated, self.policy_version = False, True, version
 
     async def probe(self) -> None:
         await self._reach()
 
     def release(self, session_id: str) -> None:
-        if self._peer is not None:
-            self._peer.notify("release", session_id)
+        if self._running is not None:
+            self._running.peer.notify("release", session_id)
 
     def stats(self) -> dict[str, float]:
         return self._counters.take()
@@ -123,12 +117,13 @@ class EngineProcess(InferenceEngine):
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
+        await self._launch.close()
         self._note("ended")
 
     # -- the process -------------------------------------------------------------------------------------------
 
-    async def _reach(self) -> Peer:
-        """Return the way to the process; the first use starts it and waits for it. Raises EngineLost where it is down,
+    async def _reach(self) -> Life:
+        """Return the process; the first use starts it and waits for it. Raises EngineLost where it is down,
         and what the process could not be started for."""
         if self._closed:
             raise EngineFailure("the engine is closed; make a new one")
@@ -141,15 +136,16 @@ class EngineProcess(InferenceEngine):
                 raise EngineLost(str(error)) from error
         if self._refused is not None:
             raise self._refused
-        if self._peer is None:
+        if self._running is None:
             raise EngineLost(f"{self.name} is down and started again ({self._why})")
-        return self._peer
+        return self._running
 
-    async def _call(self, peer: Peer, method: str, *args: Any) -> Any:
+    async def _told(self, life: Life, answer: Awaitable[Any]) -> Any:
+        """Return what the process answers. Raises EngineLost where it is lost meanwhile."""
         try:
-            return await peer.call(method, *args)
+            return await answer
         except PeerLost as error:
-            raise EngineLost(f"{error}; {self._why}" if peer is not self._peer else str(error)) from error
+            raise EngineLost(f"{error}; {self._why}" if life is not self._running else str(error)) from error
 
     async def _keep(self) -> None:
         """Start the process, and start it again whenever it ended."""
@@ -180,51 +176,31 @@ class EngineProcess(InferenceEngine):
     async def _live(self) -> str:
         """Be one process from its start to its end; return how it ended."""
         self.incarnation += 1
-        ours, theirs = socket.socketpair()
-        code = _CODE.format(
-            path=[os.path.abspath(p) for p in sys.path], connection=theirs.fileno(), learner=os.getpid()
-        )
-        try:
-            self._process = process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C in the terminal is this process's affair
-            )
-        finally:
-            theirs.close()
         self._note("starting")
-        reader, writer = await asyncio.open_connection(sock=ours)
-        peer = Peer(reader, writer, {}, name=self.name)
+        life = self._life = await self._launch.begin(self.name, self.incarnation)
+        self._note("starting")
+        peer = life.peer
         try:
             start = peer.call("start", self._config, self._threads)
             await wait_for(f"{self.name} to load its model", start, START_SECONDS)
             peer.silence = self._silence  # not before: what loads a model may say nothing for minutes
-            self._peer, self._bare = peer, self._updated
+            self._bare, self._running = self._updated, life
             self._begun.set()
             self._note("running")
             reason = await peer.wait_closed()
         except PeerLost as error:
             reason = str(error)
         finally:
-            self._peer = None
+            self._running = None
             peer.close()
-            how = await asyncio.shield(self._end(process))
+            how = await asyncio.shield(self._end(life))
         return f"{reason}; {how}"
 
-    async def _end(self, process: subprocess.Popen[bytes]) -> str:
-        """Kill what is left of the process, and say how it ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(process.wait, 1.0)  # it may be ending by itself
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        status = await asyncio.to_thread(process.wait)
-        if self._process is process:
-            self._process = None
-        with contextlib.suppress(ValueError):
-            if status < 0:
-                return f"it was killed by {signal.Signals(-status).name}"
-        return f"it ended with status {status}"
+    async def _end(self, life: Life) -> str:
+        how = await life.end()
+        if self._life is life:
+            self._life = None
+        return how
 
     def _refuse(self, error: UirlError) -> None:
         self._refused = error

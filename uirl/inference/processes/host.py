@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from uirl.errors import EngineFailure
-from uirl.inference.base import Generation, GenerationRequest, InferenceEngine
+from uirl.inference.base import Generation, GenerationRequest, InferenceEngine, Weights
 from uirl.peers.peer import Handler, Peer
 from uirl.runtime.event_loop import EventLoopThread
 
@@ -51,7 +51,13 @@ class EngineHost:
 
     async def load(self, folder: str, version: int, adapter: Mapping[str, Any] | None) -> None:
         """Take over the weights of a snapshot."""
-        await self._loop.hand_over(self._load(folder, version, adapter))
+        from uirl.inference.weight_files import Snapshot
+
+        await self.take(Snapshot(Path(folder), version, adapter), version, adapter)
+
+    async def take(self, weights: Weights, version: int, adapter: Mapping[str, Any] | None) -> None:
+        """Take over weights that this process can read."""
+        await self._loop.hand_over(self._take(weights, version, adapter))
 
     async def release(self, session_id: str) -> None:
         """Forget what was kept for an episode."""
@@ -79,10 +85,8 @@ class EngineHost:
         engine = self._made()
         return await engine.generate(request), engine.stats()
 
-    async def _load(self, folder: str, version: int, adapter: Mapping[str, Any] | None) -> None:
-        from uirl.inference.weight_files import Snapshot
-
-        await self._made().update_weights(Snapshot(Path(folder), version, adapter), version, adapter=adapter)
+    async def _take(self, weights: Weights, version: int, adapter: Mapping[str, Any] | None) -> None:
+        await self._made().update_weights(weights, version, adapter=adapter)
 
     async def _release(self, session_id: str) -> None:
         if self._engine is not None:

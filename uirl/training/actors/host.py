@@ -21,13 +21,13 @@ from uirl.peers.codec import portable
 from uirl.peers.greeting import dial
 from uirl.peers.peer import Peer
 from uirl.peers.pictures import SharedImageStore, SharedPictures
+from uirl.peers.way import Way
 from uirl.rollout.collector import Collector, options_of
 from uirl.rollout.episode import EpisodeSpec
 from uirl.rollout.players import Order, Players
 from uirl.runtime.time_limits import TimedOut, within
 from uirl.storage.records import as_stored, pictures_of
 from uirl.training.actors.job import ActorJob, Played, Ready, made_in, probe_of
-from uirl.training.actors.way import Way
 from uirl.training.assembly import sampling_of
 from uirl.verification.setup import verifier_of
 
@@ -91,7 +91,7 @@ class ActorHost:
 
 async def serve(way: Way) -> int:
     """Work for the learner until it is gone or done; return the exit status: 1 where the actor could not start."""
-    about = {"role": "actor", "actor": way.actor, "incarnation": way.incarnation, "pid": os.getpid()}
+    about = {"role": "actor", "actor": way.name, "incarnation": way.incarnation, "pid": os.getpid()}
     streams, said = await dial(way.host, way.port, way.token, about)
     shared = _shared_pictures(said.get("pictures"), said.get("pictures_identity"))
     hosts: list[ActorHost] = []
@@ -111,7 +111,7 @@ async def serve(way: Way) -> int:
         _LOG.exception("this actor cannot start")
         if peer.reason is None:
             with suppress(Exception):
-                await peer.call("failed", portable(error, f"actor {way.actor}"), timeout=CLOSE_SECONDS)
+                await peer.call("failed", portable(error, f"actor {way.name}"), timeout=CLOSE_SECONDS)
             peer.close()
         return 1
     reason = await peer.wait_closed()
@@ -139,5 +139,5 @@ def _shared_pictures(folder: str | None, identity: str | None) -> SharedPictures
 def run(way: Way) -> int:
     """Be an actor; return the exit status. Episodes under way end with the learner."""
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", force=True)
-    threading.current_thread().name = way.actor
+    threading.current_thread().name = way.name
     return asyncio.run(serve(way))

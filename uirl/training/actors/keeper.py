@@ -24,7 +24,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from uirl.training.actors.way import Way
+from uirl.peers.way import Way
 
 PRELOADED = ("uirl.training.actors.host", "uirl.inference.embedded.engine")
 MESSAGE = 64 * 1024
@@ -72,7 +72,7 @@ def main(control: int, learner: int) -> NoReturn:
                 _be_keeper(Way(**json.loads(data)), files[0], files[1], learner)
             for file in files:
                 os.close(file)
-            _tell(channel, {"started": pid, "actor": json.loads(data)["actor"]})
+            _tell(channel, {"started": pid, "actor": json.loads(data)["name"]})
 
 
 def keep_one(way: str, pipe: int, output: int, parent: int) -> NoReturn:

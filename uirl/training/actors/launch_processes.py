@@ -21,9 +21,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from uirl.errors import ProcessLost
+from uirl.peers.way import Way
 from uirl.runtime.limits import clip
 from uirl.training.actors import keeper
-from uirl.training.actors.way import Way
 
 _LOG = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class ForkLauncher:
         async with self._one_at_a_time:
             await self._serve()
             assert self._channel is not None
-            actor = ForkedActor(way.actor, self._say)
+            actor = ForkedActor(way.name, self._say)
             ends = [actor.pipe_end, actor.output.end]
             self._asked.append(actor)
             try:

@@ -7,22 +7,15 @@ an exit status.
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from contextlib import suppress
 from typing import Any
 
 from uirl.config import RayConfig
-from uirl.errors import ConfigError, ProcessLost
-from uirl.training.actors.ray_cluster import RayCluster, import_ray
-from uirl.training.actors.ray_worker import Place, RayWorker, options_of
-from uirl.training.actors.way import Way
-
-_LOG = logging.getLogger(__name__)
-
-_ASK_SECONDS = 30.0
-"""After so many without a place, the person is told what is waited for; then the question is asked again."""
-_PAUSE = 0.3
+from uirl.errors import ProcessLost
+from uirl.inference.ray.cluster import RayCluster, import_ray
+from uirl.inference.ray.tenant import Needs, Tenant, first_line
+from uirl.peers.way import Place, Way
+from uirl.training.actors.ray_worker import RayWorker
 
 
 class RayActor:
@@ -57,15 +50,14 @@ class RayActor:
         return self._words
 
     async def _work(self, way: Way) -> str:
-        where = f"Ray process {self.place.pid} of {self.place.host}"
         try:
             status, self._words = await self._handle.work.remote(way)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # Ray has a class for each way in which a process or a machine is lost
             self.killed = True
-            return f"{where} is lost ({type(error).__name__}: {_first_line(error)})"
-        return f"its process under {where} ended with status {status}"
+            return f"{self.place} is lost ({type(error).__name__}: {first_line(error)})"
+        return f"its process under {self.place} ended with status {status}"
 
 
 class RayLauncher:
@@ -73,7 +65,13 @@ class RayLauncher:
 
     def __init__(self, cluster: RayCluster, settings: RayConfig) -> None:
         self._cluster, self._settings = cluster, settings
-        self._handles: dict[str, Any] = {}
+        self._needs = Needs(
+            settings.actor_cpus,
+            resources=settings.actor_resources,
+            keys="ray.actor_cpus, ray.actor_resources",
+            fewer="ray.num_actors",
+        )
+        self._tenants: dict[str, Tenant] = {}
         self._lives: dict[str, RayActor] = {}
         self._closed = False
 
@@ -83,13 +81,17 @@ class RayLauncher:
         ray = import_ray()
         if self._closed:
             raise ProcessLost("no more actors are started: the run ends")
-        handle = self._handles.get(way.actor)
-        if handle is None:
-            settings = self._settings
-            options = options_of(settings.actor_cpus, dict(settings.actor_resources))
-            handle = self._handles[way.actor] = ray.remote(RayWorker).options(**options).remote()
-        place = await self._place(way.actor, handle)
-        life = self._lives[way.actor] = RayActor(handle, way, place)
+        tenant = self._tenants.get(way.name)
+        if tenant is None:
+            handle = ray.remote(RayWorker).options(**self._needs.options()).remote()
+            seconds = self._settings.start_seconds
+            tenant = self._tenants[way.name] = Tenant(way.name, handle, self._needs, self._cluster, seconds)
+        before = self._lives.get(way.name)
+        place = await tenant.place(
+            left=before.place if before is not None and before.killed else None,
+            alone=lambda: all(life.over for life in self._lives.values()),
+        )
+        life = self._lives[way.name] = RayActor(tenant.handle, way, place)
         return life
 
     async def close(self) -> None:
@@ -97,58 +99,7 @@ class RayLauncher:
             return
         self._closed = True
         ray = import_ray()
-        for handle in self._handles.values():
+        for tenant in self._tenants.values():
             with suppress(Exception):  # of a cluster that is gone
-                ray.kill(handle, no_restart=True)
+                ray.kill(tenant.handle, no_restart=True)
         await asyncio.to_thread(self._cluster.close)
-
-    async def _place(self, name: str, handle: Any) -> Place:
-        """Wait until the Ray actor has a place, and another process than one that was killed."""
-        before = self._lives.get(name)
-        begun = told = time.monotonic()
-        problem = "it waits for a place"
-        asked: asyncio.Future[Place] | None = None
-        try:
-            while True:
-                if asked is None:
-                    asked = asyncio.ensure_future(_answer(handle.place.remote()))
-                await asyncio.wait({asked}, timeout=1.0)
-                if asked.done():
-                    try:
-                        place = asked.result()
-                    except Exception as error:
-                        problem = f"{type(error).__name__}: {_first_line(error)}"
-                    else:
-                        if before is None or not before.killed or place != before.place:
-                            return place
-                        problem = "its last process has not ended"
-                    asked = None
-                    await asyncio.sleep(_PAUSE)
-                now = time.monotonic()
-                if now - begun > self._settings.start_seconds and all(life.over for life in self._lives.values()):
-                    raise ConfigError(self._without_place(name, now - begun, problem))
-                if now - told > _ASK_SECONDS:
-                    told = now
-                    _LOG.warning("%s", self._without_place(name, now - begun, problem))
-        finally:
-            if asked is not None:
-                asked.cancel()
-
-    def _without_place(self, name: str, seconds: float, problem: str) -> str:
-        settings = self._settings
-        needs = {"CPU": settings.actor_cpus} | dict(settings.actor_resources)
-        needed = ", ".join(f"{amount:g} {resource}" for resource, amount in needs.items())
-        return (
-            f"{name} has had no place in the Ray cluster at {self._cluster.name} for {seconds:.0f} s ({problem}). It "
-            f"needs {needed} on one machine (ray.actor_cpus, ray.actor_resources); of the whole cluster are free: "
-            f"{self._cluster.free()}. Start more machines, or ask for less or fewer (ray.num_actors)"
-        )
-
-
-async def _answer(reference: Any) -> Any:
-    return await reference
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from uirl.training.actors.way import Way
+from uirl.peers.way import Way
 
 
 class ActorProcess(Protocol):

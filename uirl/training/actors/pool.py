@@ -14,15 +14,15 @@ from typing import Any
 from uirl.errors import ActorFailure, ContractError, ProcessLost, RolloutFailure, UirlError
 from uirl.inference.base import InferenceEngine
 from uirl.inference.remote import EngineDoor
+from uirl.peers.gate import Gate, Visitor
 from uirl.peers.greeting import NotAdmitted
 from uirl.peers.peer import Peer, PeerLost
 from uirl.peers.pictures import SharedPictures
+from uirl.peers.way import Way
 from uirl.rollout.episode import EpisodeSpec
 from uirl.rollout.players import Order
-from uirl.training.actors.gate import Gate, Visitor
 from uirl.training.actors.job import ActorJob, Played, Ready
 from uirl.training.actors.launcher import ActorProcess, Launcher
-from uirl.training.actors.way import Way
 
 _LOG = logging.getLogger(__name__)
 

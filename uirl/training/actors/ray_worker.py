@@ -9,14 +9,12 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import socket
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
 
-from uirl.training.actors.way import Way
+from uirl.peers.way import Place, Way
 
 _PR_SET_CHILD_SUBREAPER = 36
 _CODE = """
@@ -25,14 +23,6 @@ sys.path[:] = {path!r}
 from uirl.training.actors.keeper import keep_one
 keep_one({way!r}, {pipe}, {output}, {parent})
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an actor is."""
-
-    host: str
-    pid: int
 
 
 class RayWorker:
@@ -45,14 +35,14 @@ class RayWorker:
 
     def place(self) -> Place:
         """Return where this process is."""
-        return Place(socket.gethostname(), os.getpid())
+        return Place.here()
 
     def work(self, way: Way) -> tuple[int, str]:
         """Have an actor for the learner until that is gone or done; return its exit status and its last lines."""
         from uirl.training.actors.launch_processes import Output
 
         # what is printed here comes out where the learner runs, with the name of this process
-        output = Output(way.actor, lambda _, line: print(line, file=sys.stderr, flush=True))
+        output = Output(way.name, lambda _, line: print(line, file=sys.stderr, flush=True))
         read, write = os.pipe()  # its end tells the keeper that this process is gone
         code = _CODE.format(
             path=sys.path, way=json.dumps(asdict(way)), pipe=read, output=output.end, parent=os.getpid()
@@ -70,15 +60,3 @@ class RayWorker:
             os.close(write)
         output.join()
         return status, "\n".join(output.last)
-
-
-def options_of(cpus: float, resources: dict[str, float]) -> dict[str, Any]:
-    """Return the options of a Ray actor that is restarted for ever, on any machine, and whose calls are not repeated:
-    half of an episode cannot be played again."""
-    return {
-        "num_cpus": cpus,
-        "resources": resources or None,
-        "max_restarts": -1,
-        "max_task_retries": 0,
-        "scheduling_strategy": "SPREAD",
-    }

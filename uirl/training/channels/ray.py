@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from uirl.inference.ray.cluster import RayCluster, demand_of
+from uirl.inference.ray.engines import engines_in_ray
 from uirl.training.actors.launch_ray import RayLauncher
-from uirl.training.actors.ray_cluster import RayCluster, demand_of
 from uirl.training.assembly import Assembly
 from uirl.training.channels.base import GroupRules
 from uirl.training.channels.process import PoolChannel
@@ -15,7 +16,7 @@ class RayChannel(PoolChannel):
 
     def __init__(self, parts: Assembly, rules: GroupRules | None = None) -> None:
         settings = parts.config.ray
-        cluster = RayCluster(settings, demand_of(settings))
+        cluster = RayCluster(settings, demand_of(settings, engines_in_ray(parts.config)))
         try:
             launcher = RayLauncher(cluster, settings)
             super().__init__(parts, launcher, settings.num_actors, rules, host=cluster.host)

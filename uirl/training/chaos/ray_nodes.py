@@ -7,7 +7,7 @@ from typing import Any
 
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError
-from uirl.training.actors.ray_cluster import import_ray
+from uirl.inference.ray.cluster import import_ray
 from uirl.training.chaos.processes import MARK, RunProcess
 
 

@@ -16,36 +16,40 @@ _CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the actors of a run reserve, together."""
+    """What the actors and engines of a run reserve, together. Ray counts the GPUs of a machine itself."""
 
     cpus: float
     resources: Mapping[str, float]
 
 
-def demand_of(settings: RayConfig) -> Demand:
-    """Return what a run with these settings reserves in all."""
+def demand_of(settings: RayConfig, engines: int = 0) -> Demand:
+    """Return what a run with these settings reserves in all, with `engines` of them in Ray."""
     resources = {name: amount * settings.num_actors for name, amount in settings.actor_resources.items()}
-    return Demand(settings.actor_cpus * settings.num_actors, resources)
+    return Demand(settings.actor_cpus * settings.num_actors + settings.engine_cpus * engines, resources)
+
+
+_users: set[RayCluster] = set()
+"""Those that use the cluster that one of them had this process join."""
 
 
 class RayCluster:
     """The Ray cluster that this process belongs to from now on.
 
-    Where the process is in one already, that is it, and it stays when this is closed; so does one that was joined. One
-    that was started here for this run ends. Raises ConfigError where Ray is not installed, or no cluster is at the
-    address. It takes seconds.
+    Where the process is in one already, that is it, and it stays when this is closed. One that was joined for a
+    `RayCluster` is left when the last of them is closed, and ends then if it was started here. Raises ConfigError where
+    Ray is not installed, or no cluster is at the address. It takes seconds.
     """
 
     def __init__(self, settings: RayConfig, demand: Demand) -> None:
         ray = import_ray()
-        self._joined = False
         if not ray.is_initialized():
-            self._joined = True
+            _users.clear()  # of a cluster that somebody else has left
             address = settings.address or os.environ.get("RAY_ADDRESS")
             if address is None:
                 _start(ray, demand)
             else:
                 _join(ray, address)
+            _users.add(self)
         else:
             here = ray.get_runtime_context().gcs_address
             if settings.address not in (None, "auto", here):
@@ -53,6 +57,8 @@ class RayCluster:
                     f"ray.address={settings.address}, but this process is in the Ray cluster at {here}; leave the "
                     "address out, or call ray.shutdown() before"
                 )
+            if _users:
+                _users.add(self)
         self.host: str = ray.util.get_node_ip_address()
         """Where the other machines of the cluster reach this one."""
         self.name: str = ray.get_runtime_context().gcs_address
@@ -63,10 +69,11 @@ class RayCluster:
         return describe(import_ray().available_resources())
 
     def close(self) -> None:
-        """Leave the cluster, and end it where it was started here. Calling it twice is fine."""
-        if self._joined:
-            self._joined = False
-            import_ray().shutdown()
+        """Use it no more; the last one leaves it. Calling it twice is fine."""
+        if self in _users:
+            _users.discard(self)
+            if not _users:
+                import_ray().shutdown()
 
 
 def import_ray() -> Any:
@@ -88,7 +95,7 @@ def describe(resources: Mapping[str, float]) -> str:
 
 
 def _start(ray: Any, demand: Demand) -> None:
-    """Start Ray on this machine, with room for the actors of this run: nothing else is to share it."""
+    """Start Ray on this machine, with room for the actors and engines of this run: nothing else is to share it."""
     ray.init(
         address="local",
         include_dashboard=False,

@@ -1,4 +1,5 @@
-"""The door of the learner's process: where actors, here or on other machines, come in with the token of the run."""
+"""The door of the learner's process: where actors and engines, here or on other machines, come in with the token of
+the run."""
 
 from __future__ import annotations
 
@@ -62,16 +63,21 @@ class Gate:
             self._server = await asyncio.start_server(self._greet, self.host, self.port)
         except OSError as error:
             raise ConfigError(
-                f"cannot listen for actors at {self.host}:{self.port}: {error}; free the port, or choose another"
+                f"cannot listen for actors and engines at {self.host}:{self.port}: {error}; free the port, or choose "
+                "another"
             ) from error
         self.port = self._server.sockets[0].getsockname()[1]
 
-    async def close(self) -> None:
+    def stop_listening(self) -> None:
         """Admit nobody any more. Peers that are in stay. Calling it twice is fine."""
         if self._server is not None:
             self._server.close()
         for task in list(self._strangers):
             task.cancel()
+
+    async def close(self) -> None:
+        """Admit nobody any more, and wait until those are gone who were not in yet. Calling it twice is fine."""
+        self.stop_listening()
         await asyncio.gather(*self._strangers, return_exceptions=True)
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -92,7 +98,7 @@ class Gate:
         try:
             await greet((reader, writer), self.token, admit)
         except NotAdmitted as error:
-            _LOG.warning("at the gate for actors: %s", error)
+            _LOG.warning("at the gate: %s", error)
             return
         finally:
             self._strangers.discard(task)

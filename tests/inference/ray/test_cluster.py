@@ -14,7 +14,7 @@ import pytest
 
 from uirl.config import RayConfig
 from uirl.errors import ConfigError
-from uirl.training.actors.ray_cluster import Demand, RayCluster, demand_of, describe
+from uirl.inference.ray.cluster import Demand, RayCluster, demand_of, describe
 
 NOTHING = Demand(0, {})
 

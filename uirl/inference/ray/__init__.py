@@ -1,0 +1,1 @@
+"""Ray: the cluster of a run, where its actors find places, and engines that run there."""
