@@ -59,10 +59,10 @@ class TaskCurriculum:
         """Task -> in which order it was registered."""
         self._due: list[tuple[int, int, str]] = []
         """Heap of (step, order, task) of parked tasks; what does not agree with `_evidence` is out of date."""
-        self._step = self._draws = self._tried = 0
+        self._step = self._draws = self._heard = self._tried = 0
         self._rates = 0.0
         """Sum of the success rates of the `_tried` tasks."""
-        self._tally = Tally()
+        self._tally, self._total = Tally(), Tally()
 
     @classmethod
     def from_config(cls, config: CurriculumConfig, *, seed: int) -> TaskCurriculum:
@@ -103,7 +103,8 @@ class TaskCurriculum:
         assert name is not None
         self._tally.draw(place)
         evidence = self._evidence.setdefault(name, Evidence(step=self._step))
-        evidence.unanswered += 1
+        evidence.unanswered += evidence.heard != self._heard
+        evidence.heard = self._heard
         self._queues.put(name, place)
         if place == NEW and evidence.unanswered >= self._options.min_attempts_per_task:
             self._park(name, evidence, "silent")
@@ -132,7 +133,7 @@ class TaskCurriculum:
         if not outcomes:
             return
         options, place = self._options, self._queues.place_of(task_name)
-        self._step = max(self._step, step)
+        self._step, self._heard = max(self._step, step), self._heard + 1
         evidence = self._evidence.setdefault(task_name, Evidence(step=step))
         self._tally.outcome(place, outcomes, signal)
         before = evidence.rate
@@ -190,8 +191,25 @@ class TaskCurriculum:
         for place in (NEW, *LEVELS, PARKED):
             row[f"curriculum/{place}/tasks"] = self._queues.size(place)
         row |= self._tally.row()
-        self._tally = Tally()
+        self._total, self._tally = self._total + self._tally, Tally()
         return row
+
+    def report(self) -> dict[str, Any]:
+        """Return the numbers of the whole run, for its summary: per level the tasks of today and, over the run, share
+        of the draws, success and share of groups with something to learn; how many tasks were parked and woken."""
+        whole = self._total + self._tally
+        levels = {
+            place: {"tasks": self._queues.size(place), **whole.of(place)}
+            for place in (NEW, *LEVELS, PARKED)
+            if self._queues.size(place) or whole.draws[place]
+        }
+        return {
+            "mean_success": self.mean_success,
+            "progress": self._progress(),
+            "draws": self._draws,
+            "levels": levels,
+            **whole.events(),
+        }
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
@@ -199,7 +217,7 @@ class TaskCurriculum:
         """Return plain JSON data, of its own, from which `load_state_dict` continues with the same draws."""
         counts = {name: getattr(self, f"_{name}") for name in state.COUNTS}
         queues = {place: list(self._queues.names(place)) for place in (NEW, *LEVELS, PARKED)}
-        return state.packed(self._evidence, queues, counts, self._tally)
+        return state.packed(self._evidence, queues, counts, self._tally, self._total)
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Continue from the data of `state_dict`. Register the tasks first.
@@ -224,7 +242,7 @@ class TaskCurriculum:
         if len(known.evidence) < len(loaded.evidence):
             rates = [one.rate for one in known.evidence.values() if one.rate is not None]
             self._tried, self._rates = len(rates), sum(rates)
-        self._tally = known.tally
+        self._tally, self._total = known.tally, known.total
         self._due = [(known.evidence[n].until, self._order[n], n) for n in known.queues[PARKED]]
         heapq.heapify(self._due)
 
@@ -248,13 +266,22 @@ class TaskCurriculum:
         """Return the place to take the next task from."""
         generator = random.Random(f"{self._seed}:{self._draws}")
         tasks = {level: self._queues.size(level) for level in LEVELS}
-        new, known = self._queues.size(NEW), sum(tasks.values())
-        if new and (not known or generator.random() < self._options.new_share):
+        known = sum(tasks.values())
+        if self._queues.size(NEW) and (
+            not known or (self._new_waits() and generator.random() < self._options.new_share)
+        ):
             return NEW
         if not known:
             return PARKED
         chances = shares(self.distribution, tasks, self._options.oversampling)
         return generator.choices(list(chances), list(chances.values()))[0]
+
+    def _new_waits(self) -> bool:
+        """Return whether some new task was not handed out since something was last heard: where tasks are drawn for a
+        whole update, once is enough for each."""
+        name = self._queues.first(NEW)
+        evidence = None if name is None else self._evidence.get(name)
+        return evidence is None or evidence.heard != self._heard
 
     def _nearest(self, level: str) -> str:
         """Return `level`, or the nearest that has tasks; then the new and the parked ones."""

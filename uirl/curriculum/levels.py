@@ -33,7 +33,10 @@ class Evidence:
     until: int = 0
     """Step in which it is due again, while it is parked."""
     unanswered: int = 0
-    """How often it was handed out since it was last heard of."""
+    """How often it was handed out since it was last heard of; draws between which nothing was heard of any task (those
+    of one update) count once."""
+    heard: int = -1
+    """How much had been heard when it was last handed out."""
 
     @property
     def rate(self) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any
 from uirl.curriculum.levels import Evidence
 from uirl.curriculum.tally import Tally
 
-COUNTS = ("step", "draws", "tried", "rates")
+COUNTS = ("step", "draws", "heard", "tried", "rates")
 _LOG = logging.getLogger(__name__)
 
 
@@ -22,10 +22,17 @@ class Loaded:
     queues: dict[str, list[str]]
     counts: dict[str, Any]
     tally: Tally
+    """Since the last row of metrics."""
+    total: Tally
+    """Before that."""
 
 
 def packed(
-    evidence: Mapping[str, Evidence], queues: Mapping[str, list[str]], counts: Mapping[str, Any], tally: Tally
+    evidence: Mapping[str, Evidence],
+    queues: Mapping[str, list[str]],
+    counts: Mapping[str, Any],
+    tally: Tally,
+    total: Tally,
 ) -> dict[str, Any]:
     """Return the state as data of its own: a column per field of `Evidence`, queues as rows of the list of tasks. The
     tasks that something is known of come first."""
@@ -37,6 +44,7 @@ def packed(
         "queues": {place: [row[name] for name in queue] for place, queue in queues.items()},
         "counts": dict(counts),
         "tally": tally.to_dict(),
+        "total": total.to_dict(),
     }
 
 
@@ -51,7 +59,8 @@ def unpacked(values: Mapping[str, Any]) -> Loaded:
         raise ValueError(f"no state of a curriculum: {error}; expected what state_dict() returned") from error
     if sorted(name for queue in queues.values() for name in queue) != sorted(names):
         raise ValueError("no state of a curriculum: its queues do not hold each task once")
-    return Loaded(evidence, queues, {n: values["counts"][n] for n in COUNTS}, Tally.from_dict(values["tally"]))
+    tallies = [Tally.from_dict(values[name]) for name in ("tally", "total")]
+    return Loaded(evidence, queues, {n: values["counts"][n] for n in COUNTS}, *tallies)
 
 
 def of_known(loaded: Loaded, names: Container[str]) -> Loaded:
@@ -69,4 +78,5 @@ def of_known(loaded: Loaded, names: Container[str]) -> Loaded:
         {place: [name for name in queue if name in names] for place, queue in loaded.queues.items()},
         loaded.counts,
         loaded.tally,
+        loaded.total,
     )

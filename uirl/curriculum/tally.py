@@ -1,4 +1,4 @@
-"""What a curriculum counts between two rows of metrics."""
+"""What a curriculum counts, between two rows of metrics and over a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Tally:
-    """Counts since the last row, by the place that the task had then."""
+    """Counts, by the place that the task had then."""
 
     draws: Counter[str] = field(default_factory=Counter)
     episodes: Counter[str] = field(default_factory=Counter)
@@ -37,6 +37,10 @@ class Tally:
         made: dict[str, Any] = {name: Counter(v) if isinstance(v, dict) else v for name, v in found.items()}
         return cls(**made)
 
+    def __add__(self, other: Tally) -> Tally:
+        """Return the sum of both, of its own."""
+        return Tally(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
     def draw(self, place: str) -> None:
         self.draws[place] += 1
 
@@ -53,17 +57,27 @@ class Tally:
 
     def row(self) -> dict[str, float | None]:
         """Return the numbers; None where there is no evidence."""
-        total = sum(self.draws.values())
-        row: dict[str, float | None] = {}
-        for place in sorted(self.draws | self.episodes):
-            row[f"curriculum/{place}/drawn"] = self.draws[place] / total if total else None
-            row[f"curriculum/{place}/success"] = _share(self.wins[place], self.episodes[place])
-            row[f"curriculum/{place}/live_groups"] = _share(self.live[place], self.groups[place])
-        row["count/tasks_parked"] = self.parked["failed"]
-        row["count/tasks_silent"] = self.parked["silent"]
-        row["count/tasks_woken"] = self.woken
-        row["count/levels_substituted"] = self.substituted
-        return row
+        places = sorted(self.draws | self.episodes)
+        levels = {f"curriculum/{place}/{name}": value for place in places for name, value in self.of(place).items()}
+        return levels | {f"count/{name}": value for name, value in self.events().items()}
+
+    def of(self, place: str) -> dict[str, float | None]:
+        """Return the share of the draws, the success and the share of groups with something to learn at a place; None
+        where there is no evidence."""
+        return {
+            "drawn": _share(self.draws[place], self.draws.total()),
+            "success": _share(self.wins[place], self.episodes[place]),
+            "live_groups": _share(self.live[place], self.groups[place]),
+        }
+
+    def events(self) -> dict[str, int]:
+        """Return how often tasks were parked, fell silent and were woken, and levels replaced by another."""
+        return {
+            "tasks_parked": self.parked["failed"],
+            "tasks_silent": self.parked["silent"],
+            "tasks_woken": self.woken,
+            "levels_substituted": self.substituted,
+        }
 
 
 def _share(part: int, whole: int) -> float | None:

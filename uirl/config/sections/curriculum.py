@@ -40,7 +40,7 @@ class CurriculumConfig(Section):
     schedule_end: Positive = 0.8
     """Mean success, or updates, from which on it is the final one."""
     new_share: Fraction = 0.5
-    """Share of the draws for new tasks, as long as there are new ones and others."""
+    """Share of the draws for new tasks, as long as there are new ones and others; each at most once in an update."""
     oversampling: Positive = 4.0
     """A level gets at most so many times its share of the tasks, so that a level of one task is not played over and
     over."""
