@@ -78,8 +78,8 @@ def test_an_unknown_key_names_itself_and_the_nearest(assign, key, meant):
 def test_an_unknown_key_with_nothing_near_lists_what_there_is():
     text = message(ConfigStore().override, ["zzz=1"])
     assert text == (
-        "zzz is not a config key; known: model, inference, environment, rollout, training, algorithm, actors, "
-        "verification, checkpoint, ray, logging"
+        "zzz is not a config key; known: model, inference, environment, rollout, training, algorithm, curriculum, "
+        "actors, verification, checkpoint, ray, logging"
     )
 
 

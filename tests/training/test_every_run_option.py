@@ -21,7 +21,7 @@ from tests.config.test_every_key_is_read import leaves
 from tests.training.options import alternatives, assignment, build, digest, value_of
 from tests.training.test_every_option import OF_CREDIT, OF_OPTIMIZER
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
-from uirl.config import ActorsConfig, VerificationConfig
+from uirl.config import ActorsConfig, CurriculumConfig, VerificationConfig
 from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.inference.registry import create_engine
 from uirl.inference.sglang.arguments import engine_arguments as sglang_arguments
@@ -93,11 +93,22 @@ WARM = [
 VLM = ["model.model_name=uirl/tiny-vlm"]
 SCREEN = [*VLM, "environment.name=screen", "environment.options={}", "inference.max_tokens=2"]
 LORA = ["model.use_lora=true", "training.learning_rate=0.01"]
+SEVERAL_TASKS = [
+    *("environment.name=tests.training.tasks.letters:Letters", "environment.options={}"),
+    *("training.adv_estimator=grpo", "training.group_size=2", "training.batch_size=8"),
+    "training.num_iters_per_epoch=24",
+]
+CURRICULUM = [
+    *(*SEVERAL_TASKS, "curriculum.enabled=true", "curriculum.min_attempts_per_task=2", "curriculum.schedule_start=0.0"),
+    *("curriculum.park_after=4", "curriculum.park_for=4", "curriculum.half_life=6.0", "curriculum.oversampling=2.0"),
+]
 CHECKPOINTS = ["checkpoint.save_interval=1", "checkpoint.keep_last_n=2", "training.num_epochs=3"]
 READERS: dict[str, list[str]] = {
     "algorithm.max_resamples": ["training.adv_estimator=grpo", "training.group_size=2"],
     "checkpoint.keep_last_n": [*CHECKPOINTS, "training.num_iters_per_epoch=1"],
     "checkpoint.save_interval": ["training.num_epochs=2", "training.num_iters_per_epoch=1"],
+    **dict.fromkeys((f"curriculum.{name}" for name in CurriculumConfig.model_fields), CURRICULUM),
+    "curriculum.enabled": SEVERAL_TASKS,
     "environment.name": ["environment.options={}", "inference.max_turns=2"],
     "inference.max_turns": ["environment.options={n: 40, guesses: 9}", "inference.max_turns=4"],
     "logging.print_every": ["training.num_iters_per_epoch=3"],
@@ -115,6 +126,9 @@ READERS: dict[str, list[str]] = {
 """Key -> what must be set for it to be read. It is tried beside it alone; without it, it is documented as not read."""
 VALUES: dict[str, list[Any]] = {
     "checkpoint.output_dir": ["kept"],
+    "curriculum.final_distribution": [{"frontier": 1.0}],
+    "curriculum.initial_distribution": [{"exploitation": 1.0}],
+    "curriculum.schedule_start": [0.5],
     "logging.runs_dir": ["elsewhere"],
     "logging.wandb_project": ["mine"],
     "model.tiny.vocab_size": [300],

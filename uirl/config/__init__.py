@@ -4,6 +4,7 @@ from uirl.config.section import Section
 from uirl.config.sections.actors import ActorsConfig
 from uirl.config.sections.algorithm import AlgorithmConfig
 from uirl.config.sections.checkpoint import CheckpointConfig
+from uirl.config.sections.curriculum import CurriculumConfig
 from uirl.config.sections.environment import EnvironmentConfig
 from uirl.config.sections.inference import InferenceConfig
 from uirl.config.sections.logging import LoggingConfig
@@ -21,6 +22,7 @@ __all__ = [
     "AlgorithmConfig",
     "CheckpointConfig",
     "ConfigStore",
+    "CurriculumConfig",
     "EnvironmentConfig",
     "InferenceConfig",
     "LoggingConfig",

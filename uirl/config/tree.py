@@ -11,6 +11,7 @@ from uirl.config.section import Section
 from uirl.config.sections.actors import ActorsConfig
 from uirl.config.sections.algorithm import AlgorithmConfig
 from uirl.config.sections.checkpoint import CheckpointConfig
+from uirl.config.sections.curriculum import CurriculumConfig
 from uirl.config.sections.environment import EnvironmentConfig
 from uirl.config.sections.inference import InferenceConfig
 from uirl.config.sections.logging import LoggingConfig
@@ -32,6 +33,7 @@ class ConfigTree(Section):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     actors: ActorsConfig = Field(default_factory=ActorsConfig)
     verification: VerificationConfig = Field(default_factory=VerificationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from uirl.config.sections.curriculum import CurriculumConfig
 from uirl.config.sections.training import GROUP_ESTIMATORS
 from uirl.config.sections.verification import VerificationConfig
 from uirl.config.tree import ConfigTree
@@ -70,6 +71,11 @@ _JUDGED = (
     lambda config: config.verification.enabled and config.verification.judge is not None,
     "where verification.enabled is true and verification.judge names a model",
 )
+_CURRICULUM = (lambda config: config.curriculum.enabled, "where curriculum.enabled is true")
+_SCHEDULE = (
+    lambda config: config.curriculum.enabled and config.curriculum.schedule != "none",
+    "where curriculum.enabled is true and curriculum.schedule is not none",
+)
 _VERL = (_never, "by runs under verl alone")
 
 READ: dict[str, tuple[Condition, str]] = {
@@ -110,6 +116,10 @@ READ: dict[str, tuple[Condition, str]] = {
             if name not in ("enabled", "rules", "judge")
         ),
         _JUDGED,
+    ),
+    **dict.fromkeys((f"curriculum.{name}" for name in CurriculumConfig.model_fields if name != "enabled"), _CURRICULUM),
+    **dict.fromkeys(
+        (f"curriculum.{name}" for name in ("schedule_start", "schedule_end", "final_distribution")), _SCHEDULE
     ),
     "actors.max_gap": _AUTO,
     "actors.min_ess": _AUTO,

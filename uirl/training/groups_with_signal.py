@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from uirl.algorithms import get_algorithm
+from uirl.config import ConfigStore
 from uirl.training.channels.base import Group
 from uirl.types import Trajectory
 
@@ -14,10 +16,23 @@ def live_groups(groups: Sequence[Group], *, turn_gamma: float | None = None) -> 
     `turn_gamma`: the discount per turn of estimators that give credit to turns; their groups also live where members
     differ in what the same turn was worth. None: the totals decide.
     """
-    return [group for group in groups if _differ([t for t in group.trajectories if t.failure is None], turn_gamma)]
+    return [group for group in groups if members_differ(group.usable, turn_gamma)]
 
 
-def _differ(members: Sequence[Trajectory], turn_gamma: float | None) -> bool:
+def signal_of(config: ConfigStore) -> Callable[[Sequence[Trajectory]], bool | None]:
+    """Return what says whether the estimator of `config` finds something to learn in the usable members of a group;
+    None: it compares none, so that the group says nothing of it."""
+    spec, algorithm = get_algorithm(config.training.adv_estimator), config.algorithm
+    gamma = config.training.gamma if spec.needs_turns else None
+    if spec.needs_group:
+        return lambda members: members_differ(members, gamma)
+    if spec.loss == "rejection_sampling":
+        return lambda members: any(t.total_reward() > algorithm.reward_threshold for t in members)
+    return lambda members: members_differ(members, gamma) or None
+
+
+def members_differ(members: Sequence[Trajectory], turn_gamma: float | None = None) -> bool:
+    """Return whether members of a group differ in reward, or by `turn_gamma` in what a turn was worth."""
     if len({t.total_reward() for t in members}) > 1:
         return True
     if turn_gamma is None:

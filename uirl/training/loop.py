@@ -35,7 +35,8 @@ from uirl.training.record.run_state import RunState
 from uirl.training.resume import checkpoint_to_continue, naming_the_way_back
 from uirl.training.saving import SaveClock
 from uirl.training.summary import summary_of, summary_of_finished, tell
-from uirl.training.tasks.sources import TaskSource, UniformTasks
+from uirl.training.tasks.curriculum import source_of
+from uirl.training.tasks.sources import TaskSource
 from uirl.training.tasks.task_sets import EVAL_TASKS
 from uirl.training.warm_start import WarmStart
 from uirl.types import Trajectory
@@ -74,10 +75,9 @@ class RLTrainer:
         self._parts: Assembly = assemble(
             config, environment, reward_fn, dataset, policy, eval_dataset, for_training=True
         )
-        draws = config.training.seed if config.inference.seed is None else config.inference.seed
-        self.tasks: TaskSource = tasks or UniformTasks(
-            self._parts.tasks.train, seed=draws, instance_seed=config.training.seed
-        )
+        if tasks is not None and config.curriculum.enabled:
+            raise ConfigError("got a task source and curriculum.enabled=true, which each choose tasks; leave one out")
+        self.tasks: TaskSource = tasks or source_of(config, self._parts.tasks.train)
         self._loop = EventLoopThread()
         self._record: RunRecord | None = None
         self._interrupt = Interrupt()
@@ -218,6 +218,7 @@ class RLTrainer:
         self._state.step += 1
         self._state.add(played, attempts)
         row = row_of(played, update, self._parts.engine.stats(), attempts) | flow.row() | self._parts.judge_row()
+        row |= self.tasks.take_metrics() if hasattr(self.tasks, "take_metrics") else {}
         row["epoch"] = (self._state.step - 1) // per_epoch
         row["episodes_total"] = self._state.episodes
         row["count/replaced_groups"] = collection.replaced
@@ -239,7 +240,7 @@ class RLTrainer:
             self.tasks.load_state_dict(position)
             self._state.ledger = ledger
             raise
-        self.tasks.report(collection.played)
+        self.tasks.report(collection.played, self._state.step + 1)
         return collection
 
     async def _publish(self, channel: Channel) -> None:
@@ -315,6 +316,7 @@ class RLTrainer:
         record.directory.write_json(LEDGER, self._state.ledger.report())
         policy = self._parts.learner.policy
         summary = summary_of(self._state, after, controls, reason=reason, config=self.config, policy=policy)
+        summary |= self.tasks.summary() if hasattr(self.tasks, "summary") else {}
         record.finish(summary)
         tell(summary, self._state, after, record)
         return summary

@@ -74,6 +74,7 @@ def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, r
         "episodes": f"{summary['episodes']} in {summary['steps']} steps, {summary['train_seconds']:.0f} s",
         **excluded_rows({"training": training, "last evaluation": after.tally}),
         "ledger": state.ledger.words(),
+        **curriculum_rows(summary.get("curriculum")),
         "stopped because": summary["stopped_because"],
         "learning curve": record.curve_path,
         "trajectories": record.directory.trajectories_path,
@@ -94,6 +95,22 @@ def excluded_rows(tallies: Mapping[str, Tally]) -> dict[str, str]:
         if tally.failed_attempts:
             rows[f"failed and repeated{of}"] = kinds(tally.failed_attempts)
     return rows
+
+
+def curriculum_rows(curriculum: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return lines of a table: of each level the tasks at the end and, over the run, share of the draws and success."""
+    if curriculum is None:
+        return {}
+    rows = {
+        f"curriculum: {level}": (
+            f"{numbers['tasks']} tasks now; {percent(numbers['drawn'])} of the draws, success "
+            f"{percent(numbers['success'])}, groups to learn from {percent(numbers['live_groups'])}"
+        )
+        for level, numbers in curriculum["levels"].items()
+    }
+    parked = f"{curriculum['tasks_parked']} times, woken {curriculum['tasks_woken']} times"
+    silent = curriculum["tasks_silent"]
+    return rows | {"curriculum: tasks parked": parked + (f", never heard of {silent}" if silent else "")}
 
 
 def warn_of_excluded(tallies: Mapping[str, Tally]) -> None:

@@ -14,14 +14,18 @@ from uirl.types import Task, Trajectory
 
 
 class TaskSource(Protocol):
-    """Hands out groups of episodes and hears how they went."""
+    """Hands out groups of episodes and hears how they went.
+
+    `take_metrics()`, where it has it, gives what the metrics of an update say of the tasks, and `summary()` what the
+    summary of the run says.
+    """
 
     def groups(self, count: int, size: int) -> list[list[EpisodeSpec]]:
         """Return the next `count` groups of `size` episodes: one task and one instance per group."""
         ...
 
-    def report(self, trajectories: Sequence[Trajectory]) -> None:
-        """Hear what became of them."""
+    def report(self, trajectories: Sequence[Trajectory], step: int) -> None:
+        """Hear what became of those that came back for update `step`."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -66,7 +70,7 @@ class UniformTasks:
     def groups(self, count: int, size: int) -> list[list[EpisodeSpec]]:
         return [self._group(size) for _ in range(count)]
 
-    def report(self, trajectories: Sequence[Trajectory]) -> None:
+    def report(self, trajectories: Sequence[Trajectory], step: int) -> None:
         pass
 
     def state_dict(self) -> dict[str, Any]:

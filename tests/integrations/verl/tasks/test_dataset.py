@@ -131,14 +131,14 @@ def test_a_curriculum_chooses_and_hears() -> None:
     dataset = made(curriculum=ladder)
     assert ladder.names == ["letters/few", "letters/some", "letters/many"]
     first = dataset[0]["extra_info"]["task"]["id"]
-    dataset.source.step = 7
     dataset.report(
         [
             outcome(first),
             outcome(first, success=False),
             outcome(first, success=None),
             outcome(first, failure=Failure("engine", "gone")),
-        ]
+        ],
+        7,
     )
     assert ladder.reports == [[first, True, 7], [first, False, 7]], "neither failures nor unjudged episodes count"
 
@@ -147,7 +147,7 @@ def test_the_curriculums_state_goes_along() -> None:
     one, other = Ladder(), Ladder()
     dataset, resumed = made(curriculum=one), made(curriculum=other)
     for i in range(3):
-        dataset.report([outcome(dataset[i]["extra_info"]["task"]["id"])])
+        dataset.report([outcome(dataset[i]["extra_info"]["task"]["id"])], i)
     resumed.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
     assert other.reports == one.reports
     assert [said(resumed[i]) for i in range(3)] == [said(dataset[i]) for i in range(3)]

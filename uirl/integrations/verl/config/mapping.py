@@ -240,6 +240,7 @@ ELSEWHERE: dict[str, str] = {
         ),
         BY_OUR_LOOP,
     ),
+    "curriculum": "read by our dataset, which asks it for each row",
     "inference.system_prompt": BY_OUR_LOOP,
     "inference.seed": "read by our dataset and our agent loop; null: the servers' draws are not repeatable",
     "inference.engine_options": "goes to actor_rollout_ref.rollout.engine_kwargs under the name of the engine",

@@ -111,9 +111,9 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
             "dummy_tensor": torch.tensor([0], dtype=torch.uint8),
         }
 
-    def report(self, trajectories: Sequence[Trajectory]) -> None:
-        """Report to the curriculum how episodes went."""
-        self.source.report(trajectories)
+    def report(self, trajectories: Sequence[Trajectory], step: int) -> None:
+        """Report to the curriculum how the episodes of update `step` went."""
+        self.source.report(trajectories, step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain data from which `load_state_dict` continues exactly here."""

@@ -298,10 +298,7 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
 def report(dataset: Any, played: list[Trajectory], step: int) -> None:
     """Tell a dataset how the episodes of update `step` went."""
     if hasattr(dataset, "report"):
-        source: Any = getattr(dataset, "source", None)
-        if hasattr(source, "step"):
-            source.step = step
-        dataset.report(played)
+        dataset.report(played, step)
 
 
 def copies(group: Any, mesh: str = "train") -> int:
