@@ -166,6 +166,15 @@ def test_a_task_that_is_never_heard_of_does_not_hold_up_the_others() -> None:
     assert made.level("broken") == "new"
 
 
+def test_a_task_that_is_under_way_is_not_silent() -> None:
+    made = TaskCurriculum(min_attempts_per_task=1)
+    made.register_tasks("ab")
+    for step in range(3):  # three updates ahead of the learner
+        made.sample_task("frontier")
+        made.update_success_rate("b", True, step=step)
+    assert (made.level("a"), made.take_metrics()["count/tasks_silent"]) == ("new", 0)
+
+
 def test_where_every_task_is_parked_they_are_played_in_turn() -> None:
     made = TaskCurriculum(min_attempts_per_task=1, park_after=2)
     for name in "abc":

@@ -82,11 +82,12 @@ def _check(options: argparse.Namespace) -> None:
 
 def _train(options: argparse.Namespace) -> int:
     from uirl.integrations.verl.config.reading import load_verl_config, read_verl_yaml, with_verl_values
-    from uirl.integrations.verl.tasks.success_rate import create_curriculum
+    from uirl.integrations.verl.tasks.own_curriculum import create_curriculum
 
     # mistakes in the file are told before those of the installation
     flat, own, section = read_verl_yaml(options.config, options.overrides)
-    curriculum = create_curriculum(section, with_verl_values(own, flat).training.seed)
+    with_verl_values(own, flat)
+    curriculum = create_curriculum(section)
     model = options.sft_model_path
     model = str(Path(model).expanduser()) if model is not None else None
     config, own, _ = load_verl_config(options.config, options.overrides, model_path=model)

@@ -17,6 +17,8 @@ from uirl.errors import ConfigError, did_you_mean
 
 MOST_RESTS = 16
 """A task that is parked again and again rests at most so many times `park_for`."""
+SILENCE = 4
+"""A new task may be under way several times, ahead of the learner, before it counts as one that is never heard of."""
 ENOUGH_TASKS = 10
 """The mean success moves the mix fully once so many tasks were tried."""
 
@@ -106,7 +108,7 @@ class TaskCurriculum:
         evidence.unanswered += evidence.heard != self._heard
         evidence.heard = self._heard
         self._queues.put(name, place)
-        if place == NEW and evidence.unanswered >= self._options.min_attempts_per_task:
+        if place == NEW and evidence.unanswered >= max(SILENCE, self._options.min_attempts_per_task):
             self._park(name, evidence, "silent")
         return name
 

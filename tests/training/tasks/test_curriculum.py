@@ -121,6 +121,10 @@ def test_whole_groups_are_told_with_what_the_estimator_learns_from(estimator: st
 
 
 def test_what_is_no_curriculum_is_refused() -> None:
+    config = ConfigStore()
+    config.curriculum.enabled = True
+    with pytest.raises(ConfigError, match="got a curriculum and"):
+        source_of(config, TASKS, Turns("a"))
     with pytest.raises(ConfigError, match=r"needs sample_task\(\)"):
         CurriculumTasks(TASKS, object(), seed=0)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"sample_task\(\) returned 'd'"):

@@ -115,7 +115,9 @@ def source_of(config: ConfigStore, tasks: Sequence[Task], curriculum: Curriculum
     equally often. Raises ConfigError where the section has nothing to choose from."""
     seed = config.training.seed
     draws = seed if config.inference.seed is None else config.inference.seed
-    if curriculum is None and config.curriculum.enabled:
+    if curriculum is not None and config.curriculum.enabled:
+        raise ConfigError("got a curriculum and curriculum.enabled=true, which each choose tasks; leave one out")
+    if config.curriculum.enabled:
         if len(tasks) < 2:
             raise ConfigError(
                 "curriculum.enabled=true, and there is one task, so there is nothing to choose; name more "

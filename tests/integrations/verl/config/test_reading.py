@@ -29,12 +29,12 @@ def file(folder: Path, text: str) -> Path:
 
 @pytest.mark.verl
 def test_the_file_of_the_project_is_taken_as_it_is() -> None:
-    made, ours, curriculum = load_verl_config(FILE, ["trainer.nnodes=2"])
+    made, ours, own_curriculum = load_verl_config(FILE, ["trainer.nnodes=2"])
     actor, rollout = made.actor_rollout_ref.actor, made.actor_rollout_ref.rollout
     assert (rollout.n, rollout.mode, rollout.name) == (16, "async", "vllm")
     assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.strategy) == (0.2, 0.3, "fsdp2")
     assert (made.trainer.nnodes, made.trainer.n_gpus_per_node) == (2, 8)
-    assert curriculum["enabled"] is True
+    assert (ours.curriculum.enabled, ours.curriculum.min_attempts_per_task, own_curriculum) == (True, 5, {})
     assert Settings.read(made.data).store() == ours
     assert (ours.training.group_size, ours.training.clip_range, ours.ray.nnodes) == (16, (0.2, 0.3), 2)
     assert ours.model.model_name == made.actor_rollout_ref.model.path == made.critic.model.path
@@ -77,7 +77,10 @@ def test_the_command_line_wins_over_the_file_in_either_spelling(tmp_path: Path) 
         path, ["actor_rollout_ref.actor.clip_ratio_low=1e-2", "uirl.training.seed=5", "curriculum.enabled=true"]
     )
     assert flat == {"actor_rollout_ref.actor.clip_ratio_low": 0.01}
-    assert (ours.training.seed, curriculum) == (5, {"enabled": True})
+    assert (ours.training.seed, ours.curriculum.enabled, curriculum) == (5, True, {})
+    own = {"class": "mine:Own", "pace": 3}
+    _, ours, curriculum = read_verl_yaml(file(tmp_path, "curriculum: {class: mine:Own}"), {"curriculum.pace": 3})
+    assert (ours.curriculum, curriculum) == (ConfigStore().curriculum, own)
 
 
 def test_the_file_of_the_document_is_read_as_it_stands() -> None:

@@ -143,6 +143,23 @@ def test_a_curriculum_chooses_and_hears() -> None:
     assert ladder.reports == [[first, True, 7], [first, False, 7]], "neither failures nor unjudged episodes count"
 
 
+def test_the_section_of_the_config_chooses_and_tells(tmp_path: Path) -> None:
+    run = trainer(config(tmp_path, "curriculum.enabled=true", "curriculum.min_attempts_per_task=1"), TwoLooks())
+    datasets = [
+        CustomEnvironmentDataset(TwoLooks(), config=run.config.data, data_files=f"uirl:{split}")
+        for split in ("train", "eval")
+    ]
+    assert [isinstance(dataset.source, CurriculumTasks) for dataset in datasets] == [True, False]
+    task = datasets[0][0]["extra_info"]["task"]["id"]
+    datasets[0].report([outcome(task), outcome(task, success=False), outcome(task, success=False)], 3)
+    row = datasets[0].take_metrics()
+    assert (row["curriculum/new/drawn"], row["curriculum/new/tasks"]) == (1.0, 2)
+    assert (row["curriculum/new/success"], row["count/tasks_silent"]) == (1.0, 0)
+    resumed = CustomEnvironmentDataset(TwoLooks(), config=run.config.data, data_files="uirl:train")
+    resumed.load_state_dict(json.loads(json.dumps(datasets[0].state_dict())))
+    assert [said(resumed[i]) for i in range(4)] == [said(datasets[0][i]) for i in range(4)]
+
+
 def test_the_curriculums_state_goes_along() -> None:
     one, other = Ladder(), Ladder()
     dataset, resumed = made(curriculum=one), made(curriculum=other)

@@ -19,34 +19,35 @@ from uirl.integrations.verl.config.mapping import (
 from uirl.integrations.verl.config.strategies import schema_of
 
 OURS = ("uirl", "curriculum")
-"""Sections of such a file that are ours: a whole ConfigStore, and who chooses the tasks."""
+"""Sections of such a file that are ours: a whole ConfigStore, and its section `curriculum`, which may also name a class
+of the user's own."""
 
 
 def load_verl_config(
     path: str | Path, overrides: Mapping[str, Any] | Sequence[str] = (), *, model_path: str | None = None
 ) -> tuple[Any, ConfigStore, dict[str, Any]]:
-    """Return (verl's config, ours, the section `curriculum`) of a YAML in verl's terms; `overrides` are verl's keys, or
-    ours as `uirl.section.key`.
+    """Return (verl's config, ours, the section `curriculum` where it names a class of the user's own, else {}) of a
+    YAML in verl's terms; `overrides` are verl's keys, or ours as `uirl.section.key`.
 
     What the file says in verl's terms is also written into our config, as far as we have a key for it, so that the
     two never disagree; ours goes along in `data.uirl`. Of `FOR_SMALL_MODELS`, what nobody wrote keeps verl's own value.
     `model_path` replaces the model of the file. Raises ConfigError for a key that neither verl nor we have.
     """
-    flat, store, curriculum, written = _read(path, overrides)
+    flat, store, own_curriculum, written = _read(path, overrides)
     flat = _verls_own(flat, written) | flat
     if model_path is not None:
         flat[f"{HF}.path"] = model_path
     store = with_verl_values(store, flat)
     if "rollout.parallel" not in written:  # verl plays all episodes of an update at once
         store.rollout.parallel = max(store.rollout.parallel, store.training.batch_size)
-    return create_verl_config(store, flat, model_path=flat.get(f"{HF}.path")), store, curriculum
+    return create_verl_config(store, flat, model_path=flat.get(f"{HF}.path")), store, own_curriculum
 
 
 def read_verl_yaml(
     path: str | Path, overrides: Mapping[str, Any] | Sequence[str] = ()
 ) -> tuple[dict[str, Any], ConfigStore, dict[str, Any]]:
-    """Return (verl's key -> value, the section `uirl`, the section `curriculum`); verl need not be installed. Raises
-    ConfigError."""
+    """Return (verl's key -> value, our config, the section `curriculum` where it names a class of the user's own, else
+    {}); verl need not be installed. Raises ConfigError."""
     return _read(path, overrides)[:3]
 
 
@@ -74,7 +75,11 @@ def _read(
         else:
             # another spelling of the same key, one in the file and one on the command line, must not be written twice
             flat[OTHER_NAMES.get(key, key)] = value
-    return flat, store.override(changes), sections["curriculum"], written
+    curriculum = sections["curriculum"]
+    if "class" not in curriculum:
+        changes += [f"curriculum.{key}={yaml_text.render(value).strip()}" for key, value in curriculum.items()]
+        curriculum = {}
+    return flat, store.override(changes), curriculum, written
 
 
 def _verls_own(flat: Mapping[str, Any], written: set[str]) -> dict[str, Any]:

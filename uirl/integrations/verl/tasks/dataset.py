@@ -15,7 +15,7 @@ from uirl.integrations.verl.config.settings import Settings
 from uirl.integrations.verl.rollout.coordinator import RunObjects, find_coordinator
 from uirl.integrations.verl.rollout.registration import AGENT
 from uirl.training.evaluation.evaluation import HELD_OUT_SEED
-from uirl.training.tasks.curriculum import CurriculumTasks
+from uirl.training.tasks.curriculum import CurriculumTasks, source_of
 from uirl.training.tasks.sources import TaskSource, UniformTasks, tasks_of
 from uirl.training.tasks.task_sets import task_sets
 from uirl.types import Task, Trajectory
@@ -55,7 +55,7 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
             tasks: `Task`s, mappings of their fields or goals; None: those that the config names or chooses for the
                 split, else the environment's.
             curriculum: An object with `sample_task()`, which returns a task's id, and `update_success_rate(task,
-                success, step)`; None: every task equally often.
+                success, step)`; None: the section `curriculum` of the config, else every task equally often.
             seed: Of tasks, instances and draws.
             split: 'train' or 'eval'; None: what `data_files` says. Held-out instances are the same in every run.
             data_files: `TRAIN` or `EVAL`.
@@ -74,12 +74,12 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
             world = create_environment(settings.name, settings.options_for(self.split), settings)
         self._named = settings.name if _is_named(world, settings) else ""
         self.name = self._named or type(world).__name__
-        self._instances = store.training.seed if config is not None else seed
-        self._draws = self._instances if config is None or store.inference.seed is None else store.inference.seed
+        if config is None:
+            store.training.seed = seed
         chosen = self._tasks(world, settings, objects, environment) if tasks is None else tasks_of(world, tasks)
         if self.split == "train" and curriculum is None:
             curriculum = objects.curriculum
-        self.source = self._source(chosen, curriculum)
+        self.source = self._source(chosen, curriculum, store)
         default = len(chosen) if config is None else self._rows(store, config)
         self._length = max_samples if max_samples > 0 else default
 
@@ -115,6 +115,10 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         """Report to the curriculum how the episodes of update `step` went."""
         self.source.report(trajectories, step)
 
+    def take_metrics(self) -> dict[str, Any]:
+        """Return what the curriculum says of its tasks since the last call; nothing without one."""
+        return self.source.take_metrics() if isinstance(self.source, CurriculumTasks) else {}
+
     def state_dict(self) -> dict[str, Any]:
         """Return plain data from which `load_state_dict` continues exactly here."""
         return {"source": self.source.state_dict()}
@@ -136,11 +140,12 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         sets = task_sets(settings, trained, world, objects.tasks, objects.eval_tasks)
         return sets.train if self.split == "train" else sets.evaluation
 
-    def _source(self, tasks: Sequence[Any], curriculum: Any | None) -> TaskSource:
-        if curriculum is not None:
-            return CurriculumTasks(tasks, curriculum, seed=self._draws, split=self.split, instance_seed=self._instances)
-        instances = self._instances if self.split == "train" else HELD_OUT_SEED
-        return UniformTasks(tasks, seed=self._draws, split=self.split, instance_seed=instances)
+    def _source(self, tasks: Sequence[Any], curriculum: Any | None, store: ConfigStore) -> TaskSource:
+        if self.split == "train":
+            return source_of(store, tasks, curriculum)
+        seed = store.training.seed
+        draws = seed if store.inference.seed is None else store.inference.seed
+        return UniformTasks(tasks, seed=draws, split=self.split, instance_seed=HELD_OUT_SEED)
 
     def _rows(self, store: ConfigStore, config: Any) -> int:
         """Return the number of rows of an epoch, so that verl's epoch is ours: the updates of one, or the episodes of

@@ -59,11 +59,11 @@ class LegacyTrainer(RayPPOTrainer):
         if failures and len(failures) == len(played.episodes):
             raise all_failed([f"{failure.kind}: {failure.message}" for failure in failures], self.global_steps)
         level_failed_scores(batch)
-        report(self.train_dataset, played.episodes, self.global_steps)
+        of_tasks = report(self.train_dataset, played.episodes, self.global_steps)
         if self.record is not None:
             self.record.count(played)
             epoch = (self.global_steps - 1) // max(1, len(self.train_dataloader))
-            self.record.add(self.global_steps, epoch, played, {})
+            self.record.add(self.global_steps, epoch, played, {}, of_tasks)
             ray.get(self._coordinator.take_held_out.remote())  # verl's own trackers have their numbers
 
     def _save_checkpoint(self) -> None:

@@ -71,12 +71,15 @@ class StepRecord:
         """Leave the newest evaluation out of the rows to come."""
         self._held_out = {}
 
-    def add(self, step: int, epoch: int, played: EndedEpisodes, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """Write down all of a step's numbers, and return what verl's trackers shall show of its episodes."""
+    def add(
+        self, step: int, epoch: int, played: EndedEpisodes, metrics: Mapping[str, Any], of_tasks: Mapping[str, Any]
+    ) -> dict[str, float]:
+        """Write down all of a step's numbers, and return what verl's trackers shall show of its episodes. `of_tasks`:
+        what the curriculum says."""
         held_out, self._held_out = self._held_out, {}
         if not played.episodes:
             return {}
-        row = row_of(played.episodes, {}, {}, played.attempts) | held_out
+        row = row_of(played.episodes, {}, {}, played.attempts) | dict(of_tasks) | held_out
         self._episodes += len(played.episodes)
         self._steps = step
         if self._logger is not None:

@@ -75,8 +75,8 @@ class CustomRayPPOTrainer:
             reward_fn: Total reward of an episode from its trajectory (and the environment); None: what the environment
                 pays.
             dataset: Tasks; None: those that the config names, else the environment's.
-            curriculum: Says which task comes next (`uirl.training.tasks.curriculum.Curriculum`); None:
-                every task equally often.
+            curriculum: Says which task comes next (`uirl.training.tasks.curriculum.Curriculum`); None: the section
+                `curriculum` of the config does.
             multi_turn_engine: Its turns, system prompt and tools are those of the episodes; verl's servers sample in
                 the place of its own engine. None: the config's turns, the environment as it is.
             use_v1: False: verl's legacy trainer, as long as verl has it.

@@ -72,6 +72,7 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         self._coordinator = find_coordinator(settings.coordinator)
         self.record: StepRecord | None = None
         self._played = EndedEpisodes()
+        self._of_tasks: dict[str, Any] = {}
         self._metrics: dict[str, Any] = {}
         self._dead_servers: dict[str, Exception] = {}
         self._saved: int | None = None
@@ -113,7 +114,7 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         assert self.record is not None
         self._played = ray.get(self._coordinator.take.remote())
         self.record.count(self._played)
-        report(self.train_dataset, self._played.episodes, self.global_steps)
+        self._of_tasks = report(self.train_dataset, self._played.episodes, self.global_steps)
         return batch
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> Any:
@@ -143,7 +144,7 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
         if self._saved != self.global_steps:
             self._save_checkpoint()
         epoch = (self.global_steps - 1) // self.steps_per_epoch
-        self.record.add(self.global_steps, epoch, self._played, self._metrics)
+        self.record.add(self.global_steps, epoch, self._played, self._metrics, self._of_tasks)
         name, error = next(iter(self._dead_servers.items()))
         raise lost(f"{name} died in step {self.global_steps}, which was finished and saved", error)
 
@@ -292,13 +293,15 @@ class EnvironmentPPOTrainer(PPOTrainerSync):
     def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: Any, **where: Any) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **where)
         assert self.record is not None
-        metrics.update(self.record.add(self.global_steps, where["epoch"], self._played, metrics))
+        metrics.update(self.record.add(self.global_steps, where["epoch"], self._played, metrics, self._of_tasks))
 
 
-def report(dataset: Any, played: list[Trajectory], step: int) -> None:
-    """Tell a dataset how the episodes of update `step` went."""
-    if hasattr(dataset, "report"):
-        dataset.report(played, step)
+def report(dataset: Any, played: list[Trajectory], step: int) -> dict[str, Any]:
+    """Tell a dataset how the episodes of update `step` went, and return what it says of its tasks."""
+    if not hasattr(dataset, "report"):
+        return {}
+    dataset.report(played, step)
+    return dict(dataset.take_metrics()) if hasattr(dataset, "take_metrics") else {}
 
 
 def copies(group: Any, mesh: str = "train") -> int:
