@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from uirl.algorithms import get_algorithm
 from uirl.config import ConfigStore
-from uirl.training.channels.base import Group
 from uirl.types import Trajectory
 
 
-def live_groups(groups: Sequence[Group], *, turn_gamma: float | None = None) -> list[Group]:
+class HasMembers(Protocol):
+    """A group that was played."""
+
+    @property
+    def usable(self) -> Sequence[Trajectory]:
+        """The trajectories that are evidence."""
+        ...
+
+
+G = TypeVar("G", bound=HasMembers)
+
+
+def live_groups(groups: Sequence[G], *, turn_gamma: float | None = None) -> list[G]:
     """Return the groups whose usable members differ in reward: in the others every advantage is zero.
 
     `turn_gamma`: the discount per turn of estimators that give credit to turns; their groups also live where members
