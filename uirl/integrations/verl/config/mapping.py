@@ -280,7 +280,8 @@ WITHOUT_EFFECT: dict[str, str] = {
     "checkpoint.save_optimizer": "verl saves model, optimiser and extra state together",
     "actors": "verl plays with workers of its own (actor_rollout_ref.rollout.agent.num_workers)",
     **dict.fromkeys(
-        ("ray.actor_cpus", "ray.actor_resources", "ray.start_seconds"), "verl reserves places for workers of its own"
+        ("ray.actor_cpus", "ray.actor_resources", "ray.start_seconds", "ray.engine_cpus", "ray.engine_gpus"),
+        "verl reserves places for workers of its own",
     ),
     "ray.use_ray": "verl always runs on Ray",
     "ray.num_actors": "verl's agent-loop workers (actor_rollout_ref.rollout.agent.num_workers)",
