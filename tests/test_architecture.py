@@ -29,6 +29,7 @@ OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "gymnasium": "environments/adapters",
     "websockets": ("environments/remote", "cli/serve"),
     "miniwob": "environments/browser",
+    "pyarrow": "storage",
     "wandb": "metrics",
     "peft": "learner",
     "vllm": "inference",

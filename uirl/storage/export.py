@@ -33,6 +33,7 @@ def export_sft(
     system_prompt: str | None = None,
     tools: Sequence[Mapping[str, Any]] = (),
     each_reply: bool = False,
+    view: Callable[[Trajectory], Trajectory] | None = None,
 ) -> int:
     """Write examples to `path`, one JSON object per line, each with the same fields of the same types; return how many.
 
@@ -54,6 +55,7 @@ def export_sft(
             text in the field `tools`; empty: no such field.
         each_reply: False: one example per trajectory. True: one per reply, with `prompt` (all messages before it) and
             `completion` (the reply) in place of `messages`: trainers put the loss on the completion.
+        view: What of a chosen trajectory is written, `Trajectory.prefix` of it for instance; None: the whole.
 
     Raises:
         StorageError: A chosen trajectory was stored without its screenshots, or has a turn with tool calls but no
@@ -61,12 +63,13 @@ def export_sft(
     """
     target = Path(path)
     folder = target.with_name(f"{target.stem}_images")
+    shown = view or (lambda trajectory: trajectory)
     chosen = [summary.id for summary in store.list() if where(summary)]
-    episodes = [one for name in chosen for one in _conversations(store.get(name), folder, system_prompt)]
+    episodes = [one for name in chosen for one in _conversations(shown(store.get(name)), folder, system_prompt)]
     # loaders take the types of the fields from the first lines: a list of nothing would have none
     episodes.sort(key=lambda episode: not _images(episode.messages))
     with_pictures = any(_images(episode.messages) for episode in episodes[:1])
-    shown = {"tools": json.dumps(list(tools))} if tools else {}
+    beside = {"tools": json.dumps(list(tools))} if tools else {}
     written = 0
 
     def lines() -> Iterator[str]:
@@ -74,7 +77,7 @@ def export_sft(
         for episode in episodes:
             for example in _per_reply(episode) if each_reply else [{"messages": episode.messages}]:
                 written += 1
-                yield json.dumps(_line(episode, example, with_pictures) | shown) + "\n"
+                yield json.dumps(_line(episode, example, with_pictures) | beside) + "\n"
 
     write_atomically(target, lines())
     return written
