@@ -79,7 +79,7 @@ def test_an_unknown_key_with_nothing_near_lists_what_there_is():
     text = message(ConfigStore().override, ["zzz=1"])
     assert text == (
         "zzz is not a config key; known: model, inference, environment, rollout, training, algorithm, curriculum, "
-        "actors, verification, checkpoint, ray, logging"
+        "actors, verification, evolve, checkpoint, ray, logging"
     )
 
 

@@ -21,7 +21,7 @@ from tests.config.test_every_key_is_read import leaves
 from tests.training.options import alternatives, assignment, build, digest, value_of
 from tests.training.test_every_option import OF_CREDIT, OF_OPTIMIZER
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
-from uirl.config import ActorsConfig, CurriculumConfig, VerificationConfig
+from uirl.config import ActorsConfig, CurriculumConfig, EvolveConfig, VerificationConfig
 from uirl.inference.models.loading import LoadedModel, load_model
 from uirl.inference.registry import create_engine
 from uirl.inference.sglang.arguments import engine_arguments as sglang_arguments
@@ -72,6 +72,10 @@ ELSEWHERE = {
     **dict.fromkeys(
         (f"verification.{name}" for name in VerificationConfig.model_fields),
         "tests/verification/test_every_key.py",
+    ),
+    **dict.fromkeys(
+        (f"evolve.{name}" for name in EvolveConfig.model_fields),
+        "tests/pipelines/test_evolve.py",
     ),
 }
 """Key -> who tries it, where this file cannot."""

@@ -44,6 +44,8 @@ class ScriptedJudge(StandIn):
         """What it says of an episode."""
         self.on_track: Callable[[Seen], str] = lambda seen: "yes"
         """What it says of the beginning of an episode: yes, no or unclear."""
+        self.proposals: list[str] = []
+        """Goals of the tasks that it proposes."""
         self.replies: list[str | Answer] = []
         """Replies to the next requests for a verdict, instead."""
 
@@ -55,6 +57,8 @@ class ScriptedJudge(StandIn):
             return said(json.dumps({"scores": [{"screen": n, "score": 1 + n % 5} for n in numbers(seen)]}))
         if form == "Progress":
             return said(json.dumps({"on_track": self.on_track(seen), "reason": "as scripted"}))
+        if form == "Proposals":
+            return said(json.dumps({"tasks": [{"goal": goal, "like": 0} for goal in self.proposals]}))
         with self._lock:
             scripted = self.replies.pop(0) if self.replies else None
         if scripted is not None:

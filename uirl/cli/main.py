@@ -1,4 +1,4 @@
-"""The command: `uirl train`, `eval`, `check`, `chaos`, `judge`, `environments`, `serve`, `serve-model`, `verl`."""
+"""The command: `uirl train`, `eval`, `check`, `evolve`, `judge`, `environments`, `serve`, `serve-model`, `verl`, ..."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uirl.cli import chaos, export, judge, serve, serve_model, verl
+from uirl.cli import chaos, evolve, export, judge, serve, serve_model, verl
 from uirl.cli.imports import make_importable
 from uirl.cli.options import add_config, count, read_config
 from uirl.errors import ConfigError, UirlError
@@ -91,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     add_config(check)
     check.set_defaults(run=_check)
     chaos.add_command(commands, [sys.executable, "-m", f"{__package__}.main"])
+    evolve.add_command(commands)
     export.add_command(commands)
     judge.add_command(commands)
     known = commands.add_parser("environments", help="list the environments that a config can name")

@@ -6,6 +6,7 @@ from uirl.config.sections.algorithm import AlgorithmConfig
 from uirl.config.sections.checkpoint import CheckpointConfig
 from uirl.config.sections.curriculum import CurriculumConfig
 from uirl.config.sections.environment import EnvironmentConfig
+from uirl.config.sections.evolve import EvolveConfig
 from uirl.config.sections.inference import InferenceConfig
 from uirl.config.sections.logging import LoggingConfig
 from uirl.config.sections.model import LoraConfig, ModelConfig, TinyConfig
@@ -24,6 +25,7 @@ __all__ = [
     "ConfigStore",
     "CurriculumConfig",
     "EnvironmentConfig",
+    "EvolveConfig",
     "InferenceConfig",
     "LoggingConfig",
     "LoraConfig",

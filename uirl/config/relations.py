@@ -171,6 +171,23 @@ def _run(config: ConfigTree) -> Iterator[str]:
             "training.warm_start.stop_at_success with training.warm_start.evaluate_every=null: there is no evaluation "
             "that could stop it; set evaluate_every, or stop_at_success=null"
         )
+    evolve = config.evolve
+    if evolve.episodes % evolve.group_size:
+        yield (
+            f"evolve.episodes={evolve.episodes} is no multiple of evolve.group_size={evolve.group_size}: one group "
+            "would be cut; change one of them"
+        )
+    for key, wanted in (("prefixes", evolve.prefixes == "judge"), ("variations", evolve.variations > 0)):
+        if wanted and config.verification.judge is None:
+            yield (
+                f"evolve.{key}={getattr(evolve, key)} asks the judge's model, and verification.judge names none; name "
+                f"one, or set evolve.{key}={'fork' if key == 'prefixes' else 0}"
+            )
+    if evolve.variations > 0 and not config.verification.enabled:
+        yield (
+            f"evolve.variations={evolve.variations} with verification.enabled=false: whether a new task was solved is "
+            "known to the judge alone; set verification.enabled=true"
+        )
     if config.checkpoint.from_step is not None and not config.checkpoint.resume:
         yield (
             f"checkpoint.from_step={config.checkpoint.from_step} with checkpoint.resume=false: a new run has no "

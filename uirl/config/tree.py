@@ -13,6 +13,7 @@ from uirl.config.sections.algorithm import AlgorithmConfig
 from uirl.config.sections.checkpoint import CheckpointConfig
 from uirl.config.sections.curriculum import CurriculumConfig
 from uirl.config.sections.environment import EnvironmentConfig
+from uirl.config.sections.evolve import EvolveConfig
 from uirl.config.sections.inference import InferenceConfig
 from uirl.config.sections.logging import LoggingConfig
 from uirl.config.sections.model import ModelConfig
@@ -36,6 +37,7 @@ class ConfigTree(Section):
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     actors: ActorsConfig = Field(default_factory=ActorsConfig)
     verification: VerificationConfig = Field(default_factory=VerificationConfig)
+    evolve: EvolveConfig = Field(default_factory=EvolveConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     ray: RayConfig = Field(default_factory=RayConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)

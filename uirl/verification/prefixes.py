@@ -23,6 +23,9 @@ from uirl.verification.similarity import ScreenMatcher
 ABSTENTIONS = 3
 """So many turns of one episode may be passed over because the judge abstains there."""
 
+BEGINNING = "; its beginning: "
+"""In the reason of a verdict: what follows was said of the beginning of the episode."""
+
 
 @dataclass(frozen=True, slots=True)
 class PrefixFinding:
@@ -51,8 +54,12 @@ class PrefixFinding:
         if known is None:
             passed = bool(trajectory.success)
             known = Verdict(float(passed), passed, "the environment's word", "environment")
-        reason = f"{known.reason}; {self.reason}" if known.reason else self.reason
-        return replace(known, reason=reason, correct_prefix=None if self.by == "nobody" else self.right)
+        earlier = known.reason.partition(BEGINNING)[0]  # found again, it is said once
+        return replace(
+            known,
+            reason=f"{earlier}{BEGINNING}{self.reason}",
+            correct_prefix=None if self.by == "nobody" else self.right,
+        )
 
 
 class FineGrainedTrajectoryAnalyzer:
@@ -82,7 +89,7 @@ class FineGrainedTrajectoryAnalyzer:
         """
         self.judge = judge_named(judge_model) if isinstance(judge_model, str) else judge_model
         self.extract_correct_prefix = extract_correct_prefix
-        self._matcher = matcher or ScreenMatcher()
+        self.matcher = matcher or ScreenMatcher()
         self._loop: EventLoopThread | None = None
 
     def analyze_and_extract(
@@ -110,7 +117,7 @@ class FineGrainedTrajectoryAnalyzer:
         record = evidence.trajectory
         if record.success:
             return PrefixFinding(len(record), None, "outcome", "the task was solved")
-        found = fork_of(record, successes, self._matcher, evidence.pictures)
+        found = fork_of(record, successes, self.matcher, evidence.pictures)
         if found is not None or self.judge is None:
             return found or PrefixFinding(
                 0, None, "nobody", "no successful episode shares its way, and no judge is asked"

@@ -255,6 +255,7 @@ ELSEWHERE: dict[str, str] = {
 
 OWN_SERVERS = "verl starts its own rollout servers"
 WITHOUT_EFFECT: dict[str, str] = {
+    "evolve": "rounds of fine-tuning are `uirl evolve`, with our learner",
     "model.device": "verl places models on the devices of its resource pool (trainer.device)",
     **dict.fromkeys(("inference.server_url", "inference.server_model", "inference.api_key_env"), OWN_SERVERS),
     **dict.fromkeys(("inference.request_timeout", "inference.request_retries", "inference.weights_dir"), OWN_SERVERS),

@@ -1,0 +1,1 @@
+"""Rounds of `uirl evolve`, on small real models."""

@@ -1,0 +1,112 @@
+"""How far the failed episodes of a round were right, certified where the environment can play them again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from uirl.environments.base import BaseEnvironment
+from uirl.environments.session import EnvironmentSession
+from uirl.errors import RolloutFailure
+from uirl.rollout.replay import Certificate, certify_prefix
+from uirl.storage import TrajectoryStore
+from uirl.types import Trajectory
+from uirl.verification.evidence import Evidence
+from uirl.verification.fork import ForkFinder
+from uirl.verification.prefixes import BEGINNING, FineGrainedTrajectoryAnalyzer, PrefixFinding
+
+AT_ONCE = 8
+"""Groups that are looked at at the same time; each holds an instance of the environment."""
+
+
+@dataclass(slots=True)
+class Certifier:
+    """Plays beginnings again on one instance after another, and opens a new one where one broke."""
+
+    environment: BaseEnvironment
+    finder: ForkFinder
+    step_timeout: float
+    reset_timeout: float
+    session: EnvironmentSession | None = None
+
+    async def certify(
+        self, failed: Trajectory, found: PrefixFinding, successes: Sequence[Trajectory]
+    ) -> tuple[PrefixFinding, bool]:
+        """Return the finding with what playing it again has shown, and whether that certifies it."""
+        other = next((one for one in successes if one.id == found.other), None)
+        rest = () if other is None or found.other_turn is None else other.turns[found.other_turn :]
+        try:
+            if self.session is None or self.session.broken:
+                await self.close()
+                self.session = EnvironmentSession(self.environment.spawn(), self.step_timeout, self.reset_timeout)
+            said = await certify_prefix(self.session, failed, found.right, self.finder.same, rest)
+        except RolloutFailure as failure:
+            said = Certificate(False, f"it could not be played again ({failure.kind}: {failure})")
+        return replace(found, reason=f"{found.reason}; {said.reason}"), said.certified
+
+    async def close(self) -> None:
+        """Close the instance."""
+        session, self.session = self.session, None
+        if session is not None:
+            with suppress(RolloutFailure):  # it broke, which is why it goes
+                await session.close()
+
+
+async def find_beginnings(
+    store: TrajectoryStore,
+    analyzer: FineGrainedTrajectoryAnalyzer,
+    environment: BaseEnvironment,
+    *,
+    certify: bool,
+    timeouts: tuple[float, float],
+) -> Counter[str]:
+    """Write into the verdict of every failed episode of the store how far it was right; return how many were found by
+    whom, and what became of them. Episodes that have it are left alone, so that it can be killed and goes on."""
+    groups: dict[tuple[str, int | str], list[str]] = defaultdict(list)
+    for one in store.list(split="train"):
+        if one.failure is None and one.success is not None and one.turns > 0:
+            seed = store.get(one.id).seed
+            groups[one.task_id, seed if seed is not None else one.group_id].append(one.id)
+    counts: Counter[str] = Counter()
+    waiting = list(groups.values())
+    pictures = ForkFinder(analyzer.matcher)
+
+    async def work() -> None:
+        certifier = Certifier(environment, pictures, *timeouts)
+        try:
+            while waiting:
+                await _of_group(store, waiting.pop(), analyzer, certifier if certify else None, counts)
+        finally:
+            await certifier.close()
+
+    limit = environment.max_parallel or AT_ONCE
+    await asyncio.gather(*(work() for _ in range(min(AT_ONCE, limit, max(1, len(waiting))))))
+    return counts
+
+
+async def _of_group(
+    store: TrajectoryStore,
+    ids: Sequence[str],
+    analyzer: FineGrainedTrajectoryAnalyzer,
+    certifier: Certifier | None,
+    counts: Counter[str],
+) -> None:
+    episodes = [store.get(id) for id in ids]
+    successes = [one for one in episodes if one.success]
+    for failed in episodes:
+        if failed.success:
+            continue
+        if failed.verdict is not None and BEGINNING in failed.verdict.reason:
+            counts["known before"] += 1
+            continue
+        found = await analyzer.analyze(Evidence(failed), successes)
+        counts[f"found by {found.by}"] += 1
+        certified = True
+        if certifier is not None and found.right > 0:
+            found, certified = await certifier.certify(failed, found, successes)
+            counts["certified" if certified else "not certified"] += 1
+        verdict = found.verdict_on(failed)
+        store.set_verdict(failed.id, verdict if certified else replace(verdict, correct_prefix=None))

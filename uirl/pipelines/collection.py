@@ -1,0 +1,63 @@
+"""The episodes of a round: each on disk when it ends, so that a round that was killed plays only what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from uirl.rollout.episode import EpisodeSpec
+from uirl.rollout.players import Order
+from uirl.storage import TrajectoryStore
+from uirl.training.assembly import Assembly
+from uirl.training.channels.base import Channel
+from uirl.training.record.progress import playing
+from uirl.training.tasks.sources import UniformTasks
+from uirl.types import Task, Trajectory, Turn
+
+SPLIT = "train"
+
+
+def specs_of_round(
+    tasks: Sequence[Task], number: int, seed: int, groups: int, size: int, starts: Sequence[Trajectory] = ()
+) -> list[EpisodeSpec]:
+    """Return the episodes of a round: the first groups begin behind `starts`, one each, in the instance of theirs; all
+    others where the environment begins. Instances and draws follow from seed, round and position."""
+    source = UniformTasks(tasks, seed=seed, split=f"evolve-{number}", label=f"round-{number}")
+    specs = []
+    for index, group in enumerate(source.groups(groups, size)):
+        if index < len(starts):
+            start = starts[index]
+            turns = tuple(_by_hash(turn) for turn in start.turns)
+            group = [replace(spec, task=start.task, environment_seed=start.seed, start=turns) for spec in group]
+        specs += group
+    return specs
+
+
+async def collect(
+    parts: Assembly, channel: Channel, specs: Sequence[EpisodeSpec], store: TrajectoryStore, step: int
+) -> int:
+    """Play the episodes that the store does not have yet; return how many were played now."""
+    stored = {one.id: one.failure for one in store.list()}
+    retries = channel.rules.retries
+
+    def is_over(spec: EpisodeSpec) -> bool:
+        attempts = [spec.trajectory_id] + [f"{spec.trajectory_id}-r{n}" for n in range(1, retries + 1)]
+        return any(stored.get(id, "missing") is None for id in attempts) or attempts[-1] in stored
+
+    missing = [spec for spec in specs if not is_over(spec)]
+    player = channel.player(Order(SPLIT))
+
+    def keep(trajectory: Trajectory) -> None:
+        if trajectory.id not in stored:  # an attempt that failed before the kill failed again
+            store.add(trajectory, step=step, split=SPLIT, images=parts.images)
+            stored[trajectory.id] = None
+
+    player.on_finished = keep
+    with playing(f"episodes of round {step}", player, len(missing)), parts.images.holding():
+        await player.collect(missing)
+    return len(missing)
+
+
+def _by_hash(turn: Turn) -> Turn:
+    """Return the turn as it is told to an actor: its reply counts, not its pictures."""
+    return replace(turn, observation=replace(turn.observation, images=(), info={}), info={})

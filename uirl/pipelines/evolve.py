@@ -1,0 +1,379 @@
+"""`Evolution`: play, judge, keep what was right, fine-tune, evaluate; round after round, each in its own folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from uirl.config import ConfigStore
+from uirl.environments import BaseEnvironment
+from uirl.errors import ConfigError
+from uirl.learner import latest_checkpoint, load_checkpoint, save_checkpoint
+from uirl.pipelines.beginnings import find_beginnings
+from uirl.pipelines.collection import collect, specs_of_round
+from uirl.pipelines.data_card import as_markdown, data_card
+from uirl.pipelines.fine_tuning import Plan, Source, fine_tune
+from uirl.pipelines.round_folder import STEPS, RoundFolder, hash_of_weights
+from uirl.pipelines.selection import Example, Limits, Selection, candidate_of, select, to_plain
+from uirl.pipelines.variations import Failed, ModelProposer, Propose, Validate, validate_variations
+from uirl.rollout.episode import derive_seed
+from uirl.rollout.players import Order
+from uirl.runtime.event_loop import EventLoopThread
+from uirl.runtime.files import write_atomically
+from uirl.storage import RunDirectory, TrajectoryStore, export_sft
+from uirl.training.assembly import Assembly, assemble
+from uirl.training.channels.base import Channel
+from uirl.training.channels.choose import open_channel
+from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, require_evidence
+from uirl.training.interrupt import Interrupt
+from uirl.training.record.progress import percent, say
+from uirl.training.resume import run_name_for
+from uirl.training.saving import SaveClock
+from uirl.training.warm_start import WarmStart
+from uirl.types import Task, Trajectory
+from uirl.verification.prefixes import FineGrainedTrajectoryAnalyzer
+from uirl.verification.setup import judge_of
+
+SUMMARY = "summary.json"
+
+
+class Evolution:
+    """Rounds of rejection sampling on whole episodes and certified beginnings.
+
+    A round has five steps (`round_folder.STEPS`). A finished one is never repeated: after a kill the run goes on with
+    the first that is not, and plays only the episodes that are missing. Rounds are functions of config and seed.
+    """
+
+    def __init__(
+        self,
+        config: ConfigStore,
+        environment: BaseEnvironment | None = None,
+        *,
+        propose: Propose | None = None,
+        validate: Validate | None = None,
+    ) -> None:
+        """Set up; nothing is written yet.
+
+        Args:
+            config: Section `evolve`, and what says who plays what and how it is judged.
+            environment: None: the one the config names.
+            propose: Makes `evolve.variations` new tasks a round from failed ones; None: the judge's model does.
+            validate: Says why a proposed task is not taken, after the checks that all have to pass.
+        """
+        self.config = config.model_copy(deep=True)
+        if environment is not None:
+            self.config.environment.note_object(environment)
+        settings, training = self.config.evolve, self.config.training
+        # fine-tuning has no critic, and one optimiser for warm start and rounds alike
+        training.adv_estimator = "rejection_sampling"
+        self.config.check()
+        if training.threads is not None:
+            torch.set_num_threads(training.threads)
+        self._parts: Assembly = assemble(self.config, environment)
+        judged = settings.prefixes == "judge"
+        self._judge = judge_of(self.config) if judged or settings.variations else None
+        self._analyzer = FineGrainedTrajectoryAnalyzer(self._judge if judged else None)
+        self._propose = propose or (ModelProposer(self._judge.client) if self._judge and settings.variations else None)
+        self._validate = validate
+        self._loop = EventLoopThread("uirl-evolve")
+        self._directory: RunDirectory | None = None
+        self._closed = False
+
+    def run(self) -> dict[str, Any]:
+        """Play all rounds, or those that are left; return the summary. Ctrl-C stops at once, and another call, or
+        `checkpoint.resume`, goes on."""
+        return self._loop.run(self._run())
+
+    def close(self) -> None:
+        """Close environments, engine and files. Calling it twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._loop.run(self._close())
+        finally:
+            self._loop.close()
+            if self._directory is not None:
+                self._directory.close()
+
+    @property
+    def path(self) -> Path:
+        """The run directory. Raises ConfigError before the run has one."""
+        if self._directory is None:
+            raise ConfigError("the run has no directory yet; expected a call of run() before")
+        return self._directory.path
+
+    # -- the rounds --------------------------------------------------------------------------------------------
+
+    async def _run(self) -> dict[str, Any]:
+        self._open()
+        say(f"run directory {self.path}")
+        say(self._parts.tasks.summary)
+        for number in range(self.config.evolve.rounds + 1):
+            await self._round(number)
+        return self._summary()
+
+    async def _round(self, number: int) -> None:
+        """Take the steps of a round that are not finished. Round 0 has the last two alone."""
+        folder = self._folder(number)
+        steps = {
+            "collect": self._collect,
+            "verify": self._verify,
+            "select": self._select,
+            "fine_tune": self._fine_tune if number else self._begin,
+            "evaluate": self._evaluate,
+        }
+        for step in STEPS if number else STEPS[3:]:
+            if not folder.has(step):
+                started = time.monotonic()
+                facts = await steps[step](folder)
+                folder.finish(step, started, **facts)
+        say(_line(folder, self.config.evolve.rounds))
+
+    async def _begin(self, folder: RoundFolder) -> dict[str, Any]:
+        """Warm-start where the environment has a demonstrator."""
+        torch.manual_seed(self.config.training.seed)
+        facts: dict[str, Any] = {}
+        if self.config.training.warm_start.enabled and self._parts.has_demonstrator:
+            facts = await self._warm_start(folder)
+        return facts | self._save(folder)
+
+    async def _warm_start(self, folder: RoundFolder) -> dict[str, Any]:
+        parts, clock = self._parts, SaveClock(self.config.checkpoint.save_seconds)
+        async with open_channel(parts) as channel:
+            warm = WarmStart(parts, channel, Interrupt(), lambda step, row: None)
+            newest = latest_checkpoint(folder.checkpoints)
+            if newest is not None:
+                warm.load_state_dict(load_checkpoint(newest, parts.learner))
+
+            def keep() -> None:
+                if clock.due():
+                    started, state = time.monotonic(), warm.state_dict()
+                    place = folder.checkpoints / f"step_{state['step']:06d}"
+                    save_checkpoint(place, parts.learner, state, keep_last_n=1)
+                    clock.saved(started)
+
+            return await warm.run(keep)
+
+    async def _collect(self, folder: RoundFolder) -> dict[str, Any]:
+        """Play the episodes of the round with the policy of the round before it."""
+        settings, seed = self.config.evolve, self.config.training.seed
+        self._load(folder.number - 1)
+        groups = settings.episodes // settings.group_size
+        starts = self._starts(folder.number - 1, round(groups * settings.restarts))
+        specs = specs_of_round(self._tasks(folder.number), folder.number, seed, groups, settings.group_size, starts)
+        with TrajectoryStore(folder.episodes) as store:
+            async with open_channel(self._parts) as channel:
+                played = await collect(self._parts, channel, specs, store, folder.number)
+            require_evidence(list(store), "of this round, which leave nothing to learn from,")
+            solved = store.count(split="train", success=True)
+        return {"episodes": len(specs), "solved": solved, "played_now": played, "started_behind": len(starts)}
+
+    async def _verify(self, folder: RoundFolder) -> dict[str, Any]:
+        """Find out how far the failed episodes were right."""
+        settings, limits = self.config.evolve, self.config.environment
+        if settings.prefixes == "off":
+            return {"beginnings": {}}
+        timeouts = (limits.step_timeout or float("inf"), limits.reset_timeout or float("inf"))
+        with TrajectoryStore(folder.episodes) as store:
+            found = await find_beginnings(
+                store, self._analyzer, self._parts.environment, certify=settings.certify, timeouts=timeouts
+            )
+        return {"beginnings": dict(found)}
+
+    async def _select(self, folder: RoundFolder) -> dict[str, Any]:
+        """Choose what is learned from, export it, and write its card."""
+        settings = self.config.evolve
+        with TrajectoryStore(folder.episodes, read_only=True) as store:
+            candidates = (candidate_of(store.get(one.id)) for one in store.list(split="train"))
+            limits = Limits(settings.per_instance, settings.task_share, settings.prefix_share)
+            chosen = select(candidates, limits, derive_seed(self.config.training.seed, "select", folder.number))
+            folder.write(folder.selection, [to_plain(one) for one in chosen.kept])
+            self._export(folder, store, chosen)
+            self._write_card(folder, store, chosen)
+            await self._vary(folder, store)
+        kept = [one.kind for one in chosen.kept]
+        return {
+            "solved": kept.count("solved"),
+            "beginnings": kept.count("beginning"),
+            "left_out": dict(chosen.left_out),
+        }
+
+    async def _fine_tune(self, folder: RoundFolder) -> dict[str, Any]:
+        """Learn from the data of this round and of those before it."""
+        settings, training = self.config.evolve, self.config.training
+        self._load(0 if settings.from_base else folder.number - 1)
+        learner = self._parts.learner
+        warm = learner.settings.training.warm_start
+        warm.learning_rate, warm.warmup_steps = settings.learning_rate, settings.warmup_steps
+        first = 1 if settings.rounds_kept is None else max(1, folder.number - settings.rounds_kept + 1)
+        plan = Plan(settings.epochs, settings.batch_size, derive_seed(training.seed, "fine-tune", folder.number))
+        with self._sources(range(first, folder.number + 1)) as sources:
+            clock = SaveClock(self.config.checkpoint.save_seconds)
+            facts: dict[str, Any] = fine_tune(learner, self._parts.images, sources, plan, folder.checkpoints, clock)
+        if not facts["sequences"]:
+            say(
+                f"round {folder.number} has nothing to learn from: no episode was solved, and no beginning is certified"
+            )
+        return facts | self._save(folder)
+
+    async def _evaluate(self, folder: RoundFolder) -> dict[str, Any]:
+        """Measure the policy on held-out episodes, the same in every round."""
+        self._load(folder.number)
+        async with open_channel(self._parts) as channel:
+            report = await self._measure(channel, folder.number)
+        require_evidence(report.trajectories, "of the evaluation")
+        with TrajectoryStore(folder.episodes) as store:
+            known = {one.id for one in store.list(split="test")}
+            fresh = [one for one in report.trajectories if one.id not in known]
+            store.add_many(fresh, step=folder.number, split="test", images=self._parts.images)
+        return report.to_dict()
+
+    # -- parts of it -------------------------------------------------------------------------------------------
+
+    async def _measure(self, channel: Channel, number: int) -> EvaluationReport:
+        training = self.config.training
+        return await evaluate_episodes(
+            channel.player(Order("eval", training.eval_temperature)),
+            self._parts.tasks.evaluation,
+            episodes=training.eval_episodes,
+            split="test",
+            seed=training.seed,
+            label=f"after-round-{number}",
+        )
+
+    def _export(self, folder: RoundFolder, store: TrajectoryStore, chosen: Selection) -> None:
+        turns = {one.id: one.turns for one in chosen.kept}
+        environment, prompt = self._parts.environment, self.config.inference.system_prompt
+        told = environment.get_prompt_prefix() if prompt is None else prompt
+        export_sft(
+            store,
+            folder.examples,
+            lambda summary: summary.id in turns,
+            system_prompt=told or None,
+            tools=environment.tool_schemas(),
+            view=lambda trajectory: trajectory.prefix(turns[trajectory.id]),
+        )
+        if self.config.evolve.parquet:
+            from uirl.storage.parquet import to_parquet
+
+            to_parquet(folder.examples, folder.parquet)
+
+    def _write_card(self, folder: RoundFolder, store: TrajectoryStore, chosen: Selection) -> None:
+        found = folder.facts()["verify"]["beginnings"]
+        policy = hash_of_weights(self._checkpoint(folder.number - 1))
+        hashes = folder.hashes()
+        card = data_card(self.config, folder.number, store, chosen, found, policy=policy, hashes=hashes)
+        folder.write(folder.card, card)
+        write_atomically(folder.path / "README.md", as_markdown(card))
+
+    async def _vary(self, folder: RoundFolder, store: TrajectoryStore) -> None:
+        """Have new tasks proposed from the failed ones, for the rounds after this one."""
+        wanted = self.config.evolve.variations
+        if not wanted or self._propose is None or folder.tasks.is_file():
+            return
+        failed: dict[str, Failed] = {}
+        for one in store.list(split="train", success=False):
+            record = store.get(one.id)
+            failed[one.task_id] = Failed(record.task, "" if record.verdict is None else record.verdict.reason)
+        proposed = await self._propose(list(failed.values()), wanted) if failed else []
+        known = self._tasks(folder.number)
+        found = await validate_variations(
+            proposed, known, self._parts.environment, self._validate, prefix=f"round-{folder.number}/"
+        )
+        folder.write(folder.tasks, found.to_plain())
+        say(f"{len(found.accepted)} of {len(proposed)} proposed tasks are taken, see {folder.tasks}")
+
+    def _tasks(self, number: int) -> list[Task]:
+        """Return the tasks of a round: those of the config, and those proposed in the rounds before it."""
+        tasks = list(self._parts.tasks.train)
+        for earlier in range(1, number):
+            folder = self._folder(earlier)
+            said = folder.read(folder.tasks)
+            tasks += [Task(**{**task, "tags": tuple(task["tags"])}) for task in (said or {"accepted": []})["accepted"]]
+        return tasks
+
+    def _starts(self, number: int, count: int) -> list[Trajectory]:
+        """Return at most `count` certified beginnings that a round has kept."""
+        if number < 1 or count == 0:
+            return []
+        folder = self._folder(number)
+        lines = [line for line in folder.read(folder.selection) if line["kind"] == "beginning"]
+        with TrajectoryStore(folder.episodes, read_only=True) as store:
+            return [store.get(line["id"]).prefix(line["turns"]) for line in lines[:count]]
+
+    @contextmanager
+    def _sources(self, rounds: range) -> Iterator[list[Source]]:
+        with ExitStack() as opened:
+            found = []
+            for number in rounds:
+                folder = self._folder(number)
+                lines = folder.read(folder.selection) or []
+                examples = [Example(x["id"], x["turns"], x["kind"], x["task"], "") for x in lines]
+                store = opened.enter_context(TrajectoryStore(folder.episodes, read_only=True))
+                found.append(Source(store, examples))
+            yield found
+
+    def _folder(self, number: int) -> RoundFolder:
+        return RoundFolder(self.path, number)
+
+    def _checkpoint(self, number: int) -> Path:
+        return self.path / "checkpoints" / f"step_{number:06d}"
+
+    def _save(self, folder: RoundFolder) -> dict[str, Any]:
+        place = save_checkpoint(self._checkpoint(folder.number), self._parts.learner, {}, save_optimizer=False)
+        return {"policy": hash_of_weights(place)}
+
+    def _load(self, number: int) -> None:
+        """Make the policy of a round the one that plays and learns."""
+        learner = self._parts.learner
+        if learner.optimizer is not None:
+            learner.optimizer.detach()
+        learner.optimizer, learner.phase = None, None
+        load_checkpoint(self._checkpoint(number), learner)
+
+    def _open(self) -> None:
+        if self._directory is None:
+            config = self.config
+            name = run_name_for(config, config.environment.label)
+            begun = config.model_copy(deep=True)
+            begun.checkpoint.resume = False
+            self._directory = RunDirectory.create(
+                Path(config.logging.runs_dir) / name, begun.to_yaml(), resume=bool(config.checkpoint.resume)
+            )
+
+    def _summary(self) -> dict[str, Any]:
+        rounds = []
+        for number in range(self.config.evolve.rounds + 1):
+            facts = self._folder(number).facts()
+            found, kept = facts["evaluate"], facts.get("select", {})
+            row = {"round": number, "success": found["success"], "interval": found["interval"]}
+            rounds.append(row | {name: kept[name] for name in ("solved", "beginnings") if name in kept})
+        summary = {"rounds": rounds, "checkpoint": str(self._checkpoint(self.config.evolve.rounds))}
+        assert self._directory is not None
+        self._directory.write_json(SUMMARY, summary)
+        return summary
+
+    async def _close(self) -> None:
+        await self._parts.close()
+        if self._judge is not None:
+            await self._judge.close()
+
+
+def _line(folder: RoundFolder, rounds: int) -> str:
+    facts = folder.facts()
+    found, kept = facts["evaluate"], facts.get("select")
+    interval = None if found["interval"] is None else (found["interval"][0], found["interval"][1])
+    told = f"round {folder.number}/{rounds}  held-out success {percent(found['success'], interval)}"
+    if kept is None:
+        return told
+    played = facts["collect"]
+    return (
+        f"{told}  solved {played['solved']} of {played['episodes']}, kept {kept['solved']} and "
+        f"{kept['beginnings']} beginnings"
+    )
