@@ -2,8 +2,8 @@
 
     python benchmarks/prefixes.py [--seeds 0 1 2] [--episodes 192] [--runs DIR]
 
-All ways of a seed go on from the same warm start and play as many episodes per round. 'solved alone': what is learned
-from are solved episodes. 'forks': also beginnings of failed episodes of groups that hold a solved one, certified by
+All seeds and ways go on from one warm start (of seed 0) and play as many episodes per round. 'solved alone': solved
+episodes are learned from. 'forks': also beginnings of failed episodes of groups that hold a solved one, certified by
 playing them again. 'judge': where no episode of a group is solved, a judge finds the beginning; it is a real HTTP
 server that reads whether the page changed, and so makes no mistake. 'forks, restarts': half of a round's groups start
 behind a beginning of the round before. With --runs a benchmark that was ended goes on.
@@ -33,12 +33,14 @@ WAYS: dict[str, list[str]] = {
     "forks, restarts": ["evolve.prefixes=fork", "evolve.restarts=0.5"],
 }
 JOB = [
-    "environment.options={level: 3, demonstrator: careless, carelessness: 0.5}",
+    "environment.options={level: 3, palette: [red, blue], buttons: 2, jitter: 0}",
+    "environment.options.demonstrator=careless",
+    "environment.options.carelessness=0.5",
     "training.threads=1",
-    "training.eval_episodes=256",
+    "training.eval_episodes=192",
     "training.warm_start.stop_at_success=null",
     "training.warm_start.evaluate_every=null",
-    "training.warm_start.steps=250",
+    "training.warm_start.steps=120",
     f"evolve.rounds={ROUNDS}",
     "evolve.per_instance=8",
     "evolve.learning_rate=5e-4",
@@ -63,7 +65,7 @@ class PageJudge(ScriptedJudge):
 def run(folder: Path, way: str, seed: int, episodes: int, server: ScriptedJudge) -> list[dict[str, Any]]:
     """Play the rounds of a way, behind the warm start that is there, and return their facts."""
     name = f"{way.replace(', ', '-').replace(' ', '-')}-{seed}"
-    base = folder / f"warm-{seed}"
+    base = folder / "warm"
     if base.is_dir() and not (folder / name).is_dir():
         shutil.copytree(base, folder / name)
     changes = [*JOB, f"training.seed={seed}", f"evolve.episodes={episodes}", *WAYS[way]]
@@ -98,7 +100,7 @@ def row(way: str, runs: list[list[dict[str, Any]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--episodes", type=int, default=192, help="of a round")
+    parser.add_argument("--episodes", type=int, default=160, help="of a round")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--runs", metavar="DIR", help="folder of the runs; default: one that is removed")
     options = parser.parse_args()

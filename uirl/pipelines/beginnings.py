@@ -12,14 +12,15 @@ from uirl.environments.base import BaseEnvironment
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import RolloutFailure
 from uirl.rollout.replay import Certificate, certify_prefix
-from uirl.storage import TrajectoryStore
+from uirl.storage import TrajectoryStore, TrajectorySummary
 from uirl.types import Trajectory
 from uirl.verification.evidence import Evidence
 from uirl.verification.fork import ForkFinder
 from uirl.verification.prefixes import BEGINNING, FineGrainedTrajectoryAnalyzer, PrefixFinding
 
-AT_ONCE = 8
-"""Groups that are looked at at the same time; each holds an instance of the environment."""
+AT_ONCE = 4
+"""Groups that are looked at at the same time; each holds an instance of the environment, and in memory its solved
+episodes and a failed one."""
 
 
 @dataclass(slots=True)
@@ -65,11 +66,10 @@ async def find_beginnings(
 ) -> Counter[str]:
     """Write into the verdict of every failed episode of the store how far it was right; return how many were found by
     whom, and what became of them. Episodes that have it are left alone, so that it can be killed and goes on."""
-    groups: dict[tuple[str, int | str], list[str]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[TrajectorySummary]] = defaultdict(list)
     for one in store.list(split="train"):
         if one.failure is None and one.success is not None and one.turns > 0:
-            seed = store.get(one.id).seed
-            groups[one.task_id, seed if seed is not None else one.group_id].append(one.id)
+            groups[one.task_id, one.group_id].append(one)
     counts: Counter[str] = Counter()
     waiting = list(groups.values())
     pictures = ForkFinder(analyzer.matcher)
@@ -89,16 +89,16 @@ async def find_beginnings(
 
 async def _of_group(
     store: TrajectoryStore,
-    ids: Sequence[str],
+    group: Sequence[TrajectorySummary],
     analyzer: FineGrainedTrajectoryAnalyzer,
     certifier: Certifier | None,
     counts: Counter[str],
 ) -> None:
-    episodes = [store.get(id) for id in ids]
-    successes = [one for one in episodes if one.success]
-    for failed in episodes:
-        if failed.success:
+    successes = [store.get(one.id) for one in group if one.success]
+    for one in group:
+        if one.success:
             continue
+        failed = store.get(one.id)
         if failed.verdict is not None and BEGINNING in failed.verdict.reason:
             counts["known before"] += 1
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,6 +16,8 @@ from uirl.training.tasks.sources import UniformTasks
 from uirl.types import Task, Trajectory, Turn
 
 SPLIT = "train"
+AHEAD = 4
+"""So many times as many episodes as run at a time are in memory with their pictures."""
 
 
 def specs_of_round(
@@ -53,8 +56,12 @@ async def collect(
             stored[trajectory.id] = None
 
     player.on_finished = keep
-    with playing(f"episodes of round {step}", player, len(missing)), parts.images.holding():
-        await player.collect(missing)
+    at_once = max(1, AHEAD * channel.at_once)
+    with playing(f"episodes of round {step}", player, len(missing)):
+        for start in range(0, len(missing), at_once):
+            with parts.images.holding():
+                await player.collect(missing[start : start + at_once])
+            parts.images.forget_before(time.time())  # what was played is on disk
     return len(missing)
 
 
