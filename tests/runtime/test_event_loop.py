@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from uirl.errors import ContractError
-from uirl.runtime.event_loop import EventLoopThread, sigterm_as_ctrl_c
+from uirl.runtime.event_loop import EventLoopThread, ctrl_c_heard, stops_as_ctrl_c
 
 PROGRAM = """
 import asyncio, sys
@@ -154,15 +154,35 @@ def test_closing_waits_for_the_clean_up_of_what_still_runs() -> None:
     assert ended == ["cleaned up"]
 
 
-def test_sigterm_is_ctrl_c_and_somebody_elses_handler_stays() -> None:
-    with pytest.raises(KeyboardInterrupt), sigterm_as_ctrl_c():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_other_stops_are_ctrl_c_and_somebody_elses_handler_stays(number: signal.Signals) -> None:
+    with pytest.raises(KeyboardInterrupt), stops_as_ctrl_c():
+        signal.raise_signal(number)
+    assert signal.getsignal(number) is signal.SIG_DFL
     seen: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    signal.signal(number, lambda number, frame: seen.append(number))
     try:
-        with sigterm_as_ctrl_c():
-            signal.raise_signal(signal.SIGTERM)
+        with stops_as_ctrl_c():
+            signal.raise_signal(number)
+        signal.signal(number, signal.SIG_IGN)  # as nohup does
+        with stops_as_ctrl_c():
+            signal.raise_signal(number)
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    assert seen == [signal.SIGTERM]
+        signal.signal(number, signal.SIG_DFL)
+    assert seen == [number]
+
+
+def test_a_ctrl_c_that_is_swallowed_is_raised_all_the_same() -> None:
+    def swallow(error: type[Exception] | None) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            if error is not None:
+                raise error("cannot import name 'dispatch' from partially initialized module 'big'") from None
+
+    for error in (None, ImportError):
+        with pytest.raises(KeyboardInterrupt), ctrl_c_heard():
+            swallow(error)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(ImportError), ctrl_c_heard():
+        raise ImportError("no such module")

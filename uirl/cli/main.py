@@ -23,10 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status: 0 done, 1 a check failed, 2 an error that the person can mend, 130
     interrupted, 141 nobody reads the output any more."""
     options = _options(arguments)
-    from uirl.runtime.event_loop import sigterm_as_ctrl_c
+    from uirl.runtime.event_loop import stops_as_ctrl_c
 
     try:
-        with sigterm_as_ctrl_c():
+        with stops_as_ctrl_c():
             return int(options.run(options))
     except UirlError as error:
         print(f"uirl: {error}", file=sys.stderr)
@@ -136,12 +136,15 @@ def _train(options: argparse.Namespace) -> int:
         if not config.checkpoint.resume:
             raise ConfigError(f"{path} is a run; continue it with --resume, or name a config file to begin another")
         config.logging.runs_dir, config.logging.run_name = str(Path(path).resolve().parent), Path(path).resolve().name
-    from uirl.training import RayPPOTrainer
-    from uirl.training.resume import run_name_for
+    from uirl.runtime.event_loop import ctrl_c_heard
 
-    if path is not None:
-        config.logging.run_name = run_name_for(config, Path(path).stem)
-    trainer = RayPPOTrainer(config)
+    with ctrl_c_heard():
+        from uirl.training import RayPPOTrainer
+        from uirl.training.resume import run_name_for
+
+        if path is not None:
+            config.logging.run_name = run_name_for(config, Path(path).stem)
+        trainer = RayPPOTrainer(config)
     try:
         trainer.fit()
     except KeyboardInterrupt:

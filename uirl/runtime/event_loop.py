@@ -11,8 +11,9 @@ import contextlib
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
+from types import FrameType
 from typing import Any, TypeVar
 
 from uirl.errors import ContractError
@@ -146,17 +147,47 @@ def _stop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 @contextlib.contextmanager
-def sigterm_as_ctrl_c() -> Iterator[None]:
-    """Make SIGTERM raise KeyboardInterrupt, as Ctrl-C does.
+def stops_as_ctrl_c() -> Iterator[None]:
+    """Make SIGTERM and SIGHUP (the terminal is closed) raise KeyboardInterrupt, as Ctrl-C does.
 
-    Does nothing outside the main thread, and where somebody else already handles the signal.
+    Does nothing outside the main thread, and leaves a signal that somebody else handles or ignores, as `nohup` does.
     """
-    is_main_thread = threading.current_thread() is threading.main_thread()
-    if not is_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    with _handled(("SIGTERM", "SIGHUP"), signal.SIG_DFL, signal.default_int_handler):
         yield
-        return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def ctrl_c_heard() -> Iterator[None]:
+    """Raise a KeyboardInterrupt that came inside, also where what runs there swallowed it, or failed over it: some
+    packages do while they are imported. For code of the main thread that runs no event loop there."""
+    heard: list[int] = []
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        raise KeyboardInterrupt
+
+    with _handled(("SIGINT", "SIGTERM", "SIGHUP"), signal.default_int_handler, hear):
+        try:
+            yield
+        except Exception as error:
+            if heard:
+                raise KeyboardInterrupt from error
+            raise
+    if heard:
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _handled(names: Sequence[str], before: Any, handler: Any) -> Iterator[None]:
+    """Handle the signals whose handler is `before`, in the main thread; give it back at the end."""
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]  # Windows has no SIGHUP
+    ours = [number for number in numbers if signal.getsignal(number) is before]
+    if threading.current_thread() is not threading.main_thread():
+        ours = []
+    for number in ours:
+        signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in ours:
+            signal.signal(number, before)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a run that is asked to stop gives up what can be repeated and keeps what cannot."""
+"""Ctrl-C, SIGTERM and SIGHUP: a run that is asked to stop gives up what can be repeated and keeps what cannot."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from uirl.learner import Learner, Policy, load_checkpoint, save_checkpoint
 from uirl.metrics import plain_row
 from uirl.rollout.players import Order
 from uirl.rollout.reward import RewardFunction
-from uirl.runtime.event_loop import EventLoopThread, sigterm_as_ctrl_c
+from uirl.runtime.event_loop import EventLoopThread, stops_as_ctrl_c
 from uirl.training.assembly import Assembly, assemble
 from uirl.training.channels.base import Channel
 from uirl.training.channels.choose import channel_of, open_channel
@@ -108,14 +108,14 @@ class RLTrainer:
         """Train until `num_epochs` epochs of `num_iters_per_epoch` updates are done (counted from the start of the
         run), the success asked for is reached, or time is up; return the summary that is also written to the run.
 
-        Ctrl-C and SIGTERM give up the episodes under way, or wait for the update under way, save a checkpoint and raise
+        Ctrl-C, SIGTERM and SIGHUP give up the episodes under way, or wait for the update under way, save and raise
         KeyboardInterrupt; a second one raises it at once. Another `fit`, or a run with --resume, then goes on there.
         """
         training = self.config.training
         epochs = num_epochs if num_epochs is not None else training.num_epochs
         per_epoch = num_iters_per_epoch if num_iters_per_epoch is not None else training.num_iters_per_epoch
         self._interrupt.clear()
-        with sigterm_as_ctrl_c():
+        with stops_as_ctrl_c():
             return self._loop.run(self._fit(epochs, per_epoch), on_interrupt=self._interrupt.ask)
 
     def evaluate(self, episodes: int | None = None, *, tries: int = 1, split: str = "eval") -> EvaluationReport:
@@ -175,7 +175,7 @@ class RLTrainer:
                 if (summary := summary_of_finished(self._state, record, reason)) is not None:
                     return summary
             self._channel = channel
-            await self._publish(channel)
+            await self._interrupt.give_up(self._publish(channel))  # an engine may load its model for minutes
             return await self._train(channel, goal, per_epoch)
         except Interrupted:
             await channel.close()  # nobody writes episodes down any more

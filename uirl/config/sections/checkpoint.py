@@ -8,7 +8,7 @@ from uirl.config.section import Count, Index, PathText, Positive, Section
 
 
 class CheckpointConfig(Section):
-    """Checkpoints of the run. Ctrl-C and SIGTERM save one too, wherever the run is."""
+    """Checkpoints of the run. Ctrl-C, SIGTERM and SIGHUP save one too, wherever the run is."""
 
     key: ClassVar[str] = "checkpoint"
 
