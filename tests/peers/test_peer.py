@@ -359,6 +359,20 @@ async def test_the_end_of_one_side_fails_calls_and_cancels_handlers_of_the_other
     assert "closed" in await right.wait_closed()
 
 
+async def test_a_broken_connection_is_not_written_to_again_and_again(
+    wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    left, right = await wire()
+    left._writer.transport.pause_reading()  # type: ignore[attr-defined]
+    right._writer.transport.abort()
+    await asyncio.sleep(0.01)
+    for _ in range(20):  # in one step of the loop, as many episodes do
+        left.notify("hear", bytes(100_000))
+    assert "socket.send() raised exception" not in caplog.text
+    with pytest.raises(PeerLost):
+        await asyncio.wait_for(left.call("echo", 1), 10)
+
+
 async def test_what_was_said_before_closing_arrives(wire: Wire) -> None:
     heard: list[bytes] = []
 

@@ -185,6 +185,8 @@ class Peer:
         self._write(PICTURE, 0, 0, image.data)
 
     def _write(self, kind: int, number: int, frame: int, body: bytes) -> None:
+        if self._writer.transport.is_closing():
+            return  # it broke, which the reader is about to hear; asyncio would warn of each write
         self._writer.write(_HEADER.pack(kind, number, frame, len(body)))
         self._writer.write(body)
 
