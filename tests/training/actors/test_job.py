@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,9 +87,18 @@ def test_the_table_of_processes(tmp_path: Path) -> None:
         "role": "actor",
         "state": "ready",
         "pid": 12,
+        "host": socket.gethostname(),
         "since": 1.0,
         "starts": 2,
     }
     written = (tmp_path / PROCESSES).stat().st_mtime_ns
     table.set("actor", [seat])
     assert (tmp_path / PROCESSES).stat().st_mtime_ns == written, "what did not change is not written again"
+    seat.host, seat.state = "another-machine", "lost"
+    table.set("actor", [seat])
+    table.end()
+    rows = json.loads((tmp_path / PROCESSES).read_text())["processes"]
+    assert [(row["state"], row["pid"], row["host"]) for row in rows] == [
+        ("stopped", None, socket.gethostname()),
+        ("lost", None, "another-machine"),
+    ]

@@ -295,4 +295,4 @@ def test_what_an_environment_prints_comes_with_the_name_of_its_actor(tmp_path: P
         "[actor-1",
     }
     states = {row["name"]: row["state"] for row in json.loads((run.folder / PROCESSES).read_text())["processes"]}
-    assert states == {"learner": "running", "actor-0": "stopped", "actor-1": "stopped"}
+    assert states == {"learner": "stopped", "actor-0": "stopped", "actor-1": "stopped"}

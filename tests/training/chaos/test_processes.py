@@ -52,6 +52,7 @@ def test_the_table_of_a_run(tmp_path: Path) -> None:
             {"name": "learner", "role": "learner", "state": "running", "pid": os.getpid()},
             {"name": "actor-0", "role": "actor", "state": "running", "pid": there.pid},
             {"name": "actor-1", "role": "actor", "state": "starting", "pid": None},
+            {"name": "actor-2", "role": "actor", "state": "ready", "pid": os.getpid(), "host": "another-machine"},
         ]
         (tmp_path / "processes.json").write_text(json.dumps({"processes": rows}))
         learner, actor = processes.read_table(tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable
@@ -91,7 +92,8 @@ class ActorHost:
 
 async def serve(way: Way) -> int:
     """Work for the learner until it is gone or done; return the exit status: 1 where the actor could not start."""
-    about = {"role": "actor", "actor": way.name, "incarnation": way.incarnation, "pid": os.getpid()}
+    here = {"pid": os.getpid(), "host": socket.gethostname()}
+    about = {"role": "actor", "actor": way.name, "incarnation": way.incarnation, **here}
     streams, said = await dial(way.host, way.port, way.token, about)
     shared = _shared_pictures(said.get("pictures"), said.get("pictures_identity"))
     hosts: list[ActorHost] = []
@@ -108,8 +110,10 @@ async def serve(way: Way) -> int:
         hosts.append(host)
         await peer.call("ready", host.ready())
     except Exception as error:
-        _LOG.exception("this actor cannot start")
-        if peer.reason is None:
+        if peer.reason is not None:
+            _LOG.warning("the learner is gone before this actor could start: %s", peer.reason)
+        else:
+            _LOG.exception("this actor cannot start")
             with suppress(Exception):
                 await peer.call("failed", portable(error, f"actor {way.name}"), timeout=CLOSE_SECONDS)
             peer.close()

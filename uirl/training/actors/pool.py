@@ -47,6 +47,8 @@ class Seat:
     incarnation: int = 0
     state: str = "to be started"
     pid: int | None = None
+    host: str | None = None
+    """The machine of the process `pid`; None: nobody has come in."""
     since: float = field(default_factory=time.time)
     places: int = 0
     active: int = 0
@@ -149,6 +151,8 @@ class ActorPool:
                 keeper.cancel()
             await asyncio.gather(*self._keepers, return_exceptions=True)
             self._keepers.clear()
+        for seat in self.seats:  # also those whose keeper was cut off
+            self._change(seat, "stopped")
         await self.gate.close()
         await self._launcher.close()
 
@@ -231,7 +235,7 @@ class ActorPool:
                 self._break(error)
 
         def arrived(peer: Peer) -> None:
-            seat.peer, seat.pid = peer, about.get("pid")
+            seat.peer, seat.pid, seat.host = peer, about.get("pid"), about.get("host")
             self._change(seat, "starting")
             leaving = asyncio.ensure_future(peer.wait_closed())
             leaving.add_done_callback(lambda _: door.close())

@@ -35,6 +35,7 @@ class LocalChannel(Channel):
         super().__init__(rules or GroupRules(retries=collector.retries))
         self._collectors = {"train": collector, "eval": eval_collector or collector}
         self._engine = engine
+        self._table: ProcessTable | None = None
         self._players = Players(self._collectors, engine, sampling)
 
     async def play_once(self, spec: EpisodeSpec, order: Order) -> Trajectory:
@@ -53,7 +54,10 @@ class LocalChannel(Channel):
     async def close(self) -> None:
         await super().close()
         await self._players.close()
+        if self._table is not None:
+            self._table.end()
 
     def keep_table(self, folder: Path) -> None:
         if processes_of(self._engine):
-            ProcessTable(folder).follow_engine(self._engine)
+            self._table = ProcessTable(folder)
+            self._table.follow_engine(self._engine)

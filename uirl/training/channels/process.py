@@ -97,6 +97,8 @@ class PoolChannel(Channel):
         await super().close()
         await self.pool.close()
         self._note()
+        if self._table is not None:
+            self._table.end()
 
     def _note(self) -> None:
         if self._table is not None:

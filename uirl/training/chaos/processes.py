@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ def require_proc() -> None:
 
 
 def read_table(run: Path) -> list[RunProcess]:
-    """Return the processes that the run names and that live; none where it has named none yet."""
+    """Return the processes of this machine that the run names and that live; none where it has named none yet."""
     try:
         rows = json.loads((run / TABLE).read_text(encoding="utf-8"))["processes"]
     except (OSError, ValueError, KeyError):
@@ -42,7 +43,7 @@ def read_table(run: Path) -> list[RunProcess]:
     return [
         RunProcess(str(row["name"]), str(row["role"]), row["pid"])
         for row in rows
-        if isinstance(row.get("pid"), int) and is_alive(row["pid"])
+        if row.get("host") in (None, socket.gethostname()) and isinstance(row.get("pid"), int) and is_alive(row["pid"])
     ]
 
 

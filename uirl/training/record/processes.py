@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +28,10 @@ class Worker(Protocol):
     def pid(self) -> int | None: ...
 
 
+_OVER = ("stopped", "lost", "ended")
+"""States without a process: a pid that was its may be another program's by now."""
+
+
 class ProcessTable:
     """The file `processes.json` of the run in `folder`: the learner from the beginning, others as they come."""
 
@@ -37,7 +42,12 @@ class ProcessTable:
 
     def set(self, role: str, workers: Iterable[Worker]) -> None:
         """Write what the processes of a role are now; those that were of it before are gone."""
-        rows = [_row(one.name, role, one.state, one.pid, since=one.since, starts=one.incarnation) for one in workers]
+        rows = [
+            _row(
+                one.name, role, one.state, one.pid, getattr(one, "host", None), since=one.since, starts=one.incarnation
+            )
+            for one in workers
+        ]
         if rows != self._rows.get(role):
             self._rows[role] = rows
             self._write()
@@ -49,10 +59,17 @@ class ProcessTable:
             process.on_change = lambda: self.set("engine", processes)
         self.set("engine", processes)
 
+    def end(self) -> None:
+        """Write that the learner works on the run no more. One that is killed writes nothing: its pid tells."""
+        self._rows["learner"] = [_row("learner", "learner", "stopped", None)]
+        self._write()
+
     def _write(self) -> None:
         rows = [row for group in self._rows.values() for row in group]
         write_atomically(self.path, json.dumps({"processes": rows}, indent=2) + "\n")
 
 
-def _row(name: str, role: str, state: str, pid: int | None, **more: Any) -> dict[str, Any]:
-    return {"name": name, "role": role, "state": state, "pid": pid, **more}
+def _row(name: str, role: str, state: str, pid: int | None, host: str | None = None, **more: Any) -> dict[str, Any]:
+    """Return what is told of a process; `host`: its machine, None where it is the learner's."""
+    lives = None if state in _OVER else pid
+    return {"name": name, "role": role, "state": state, "pid": lives, "host": host or socket.gethostname(), **more}
