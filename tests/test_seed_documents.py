@@ -17,6 +17,7 @@ import torch
 from tests.environments.remote.running import running
 from tests.environments.remote.stand_ins import many_sessions
 from tests.inference.pictures import picture
+from tests.training.tasks.letters import Letters
 from uirl import (
     PPO,
     Action,
@@ -32,6 +33,7 @@ from uirl import (
     ReActActionParser,
     RejectionSampling,
     SimpleGameEnvironment,
+    TaskCurriculum,
     Tool,
     ToolRegistry,
     Trainer,
@@ -40,6 +42,8 @@ from uirl import (
     algorithms,
     create_inference_engine,
 )
+from uirl.integrations.verl import CustomGRPOTrainer
+from uirl.training import CurriculumTasks
 
 
 class TextGameEnv(BaseEnvironment):
@@ -272,3 +276,27 @@ def test_a_multi_turn_chat_and_an_episode() -> None:
     )
     assert all(isinstance(reply, str) for reply in responses)
     engine.close()
+
+
+def test_a_curriculum_and_grpo_with_two_clips(tmp_path: Path) -> None:
+    curriculum = TaskCurriculum(
+        min_attempts_per_task=5,
+        initial_distribution={"frontier": 0.1, "exploration": 0.3, "near_mastery": 0.4, "exploitation": 0.2},
+    )
+    task_list = [task.id for task in Letters().tasks()]
+    curriculum.register_tasks(task_list)
+    task_name = curriculum.sample_task(difficulty_level="exploration")
+    curriculum.update_success_rate(task_name, success=True, step=100)
+    assert curriculum.success_rate(task_name) == 1.0
+
+    grpo_trainer = CustomGRPOTrainer(eps_low=0.2, eps_high=0.3, normalize_by_std=True, kl_coef=0.001)
+    config = small(ConfigStore(), tmp_path)
+    config.training.group_size = 4
+    config = grpo_trainer.update_config_for_verl(config)
+    assert (config.training.clip_range, config.algorithm.kl_loss_coef) == ((0.2, 0.3), 0.001)
+    tasks = CurriculumTasks(Letters().tasks(), curriculum, seed=0)
+    trainer = RayPPOTrainer(config, Letters(), tasks=tasks)
+    summary = trainer.fit(num_epochs=1, num_iters_per_epoch=2)
+    trainer.cleanup()
+    assert summary["algorithm"] == "grpo"
+    assert summary["curriculum"]["draws"] == 1 + 2 * 2, "one by hand, two groups in each update"
