@@ -29,7 +29,7 @@ class Corridor(BaseEnvironment):
         return self._look()
 
     def expert_action(self) -> str:
-        return self.rng.choice("abc")
+        return self.rng.choice("aabbc")
 
     def _look(self) -> str:
         return f"{self.number}, door {self.door}"

@@ -23,7 +23,7 @@ SMALL = [
     "environment.name=tests.pipelines.corridor:Corridor",
     "inference.max_tokens=4",
     "training.eval_episodes=8",
-    "training.warm_start={steps: 20, batch_size: 16, learning_rate: 0.01, evaluate_every: null, stop_at_success: null}",
+    "training.warm_start={steps: 30, batch_size: 16, learning_rate: 0.01, evaluate_every: null, stop_at_success: null}",
     "evolve.rounds=2",
     "evolve.episodes=16",
     "evolve.group_size=4",
@@ -186,7 +186,7 @@ def test_more_rounds_can_follow(whole: Path, tmp_path: Path) -> None:
 EFFECTS: dict[str, tuple[str, Callable[[list[dict[str, Any]]], Any]]] = {
     "rounds": ("1", len),
     "episodes": ("8", lambda f: f[1]["collect"]["episodes"]),
-    "group_size": ("8", lambda f: f[1]["collect"]["solved"] * 100 + f[1]["fine_tune"]["sequences"]),
+    "group_size": ("8", lambda f: (f[1]["collect"], f[1]["select"])),
     "prefixes": ("off", lambda f: f[1]["verify"]),
     "certify": ("false", lambda f: f[1]["verify"]),
     "restarts": ("1.0", lambda f: f[2]["collect"]["started_behind"]),
@@ -234,6 +234,7 @@ def test_beginnings_by_the_judge_need_no_solved_episode(tmp_path: Path) -> None:
         run(
             tmp_path,
             "evolve.prefixes=judge",
+            "evolve.group_size=1",  # no other episode to compare with
             "evolve.rounds=1",
             "evolve.prefix_share=1.0",
             "verification.judge=eye",
@@ -242,6 +243,14 @@ def test_beginnings_by_the_judge_need_no_solved_episode(tmp_path: Path) -> None:
     (_, found) = facts(tmp_path / "run")
     assert found["verify"]["beginnings"]["found by judge"] > 0
     assert found["select"]["beginnings"] > 0
+
+
+def test_the_curriculum_of_the_config_chooses_and_hears_of_every_round(tmp_path: Path) -> None:
+    (tmp_path / "two.json").write_text('[{"id": "a"}, {"id": "b"}]')
+    run(tmp_path, f"environment.tasks={tmp_path}/two.json", "curriculum.enabled=true")
+    first, second = (steps["collect"]["tasks"] for steps in facts(tmp_path / "run")[1:])
+    assert (first["position"], second["position"]) == (4, 8)  # groups
+    assert first["curriculum"] != second["curriculum"]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

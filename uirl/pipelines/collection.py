@@ -12,20 +12,17 @@ from uirl.storage import TrajectoryStore
 from uirl.training.assembly import Assembly
 from uirl.training.channels.base import Channel
 from uirl.training.record.progress import playing
-from uirl.training.tasks.sources import UniformTasks
-from uirl.types import Task, Trajectory, Turn
+from uirl.training.tasks.sources import TaskSource
+from uirl.types import Trajectory, Turn
 
 SPLIT = "train"
 AHEAD = 4
 """So many times as many episodes as run at a time are in memory with their pictures."""
 
 
-def specs_of_round(
-    tasks: Sequence[Task], number: int, seed: int, groups: int, size: int, starts: Sequence[Trajectory] = ()
-) -> list[EpisodeSpec]:
-    """Return the episodes of a round: the first groups begin behind `starts`, one each, in the instance of theirs; all
-    others where the environment begins. Instances and draws follow from seed, round and position."""
-    source = UniformTasks(tasks, seed=seed, split=f"evolve-{number}", label=f"round-{number}")
+def specs_of_round(source: TaskSource, groups: int, size: int, starts: Sequence[Trajectory] = ()) -> list[EpisodeSpec]:
+    """Return the next episodes of `source`: the first groups begin behind `starts`, one each, in the instance of
+    theirs; all others where the environment begins."""
     specs = []
     for index, group in enumerate(source.groups(groups, size)):
         if index < len(starts):
@@ -65,6 +62,15 @@ async def collect(
     return len(missing)
 
 
+def report_to(source: TaskSource, store: TrajectoryStore, step: int) -> None:
+    """Tell the source how the episodes of a round went; of a long one only what counts is in memory."""
+    played = []
+    for summary in store.list(split=SPLIT):
+        record = store.get(summary.id)
+        played.append(replace(record, turns=[_by_hash(turn) for turn in record.turns], final=None))
+    source.report(played, step)
+
+
 def _by_hash(turn: Turn) -> Turn:
-    """Return the turn as it is told to an actor: its reply counts, not its pictures."""
+    """Return the turn without what was seen: an actor that plays it again needs its reply, a source its reward."""
     return replace(turn, observation=replace(turn.observation, images=(), info={}), info={})

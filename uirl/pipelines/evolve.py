@@ -15,7 +15,7 @@ from uirl.environments import BaseEnvironment
 from uirl.errors import ConfigError
 from uirl.learner import latest_checkpoint, load_checkpoint, save_checkpoint
 from uirl.pipelines.beginnings import find_beginnings
-from uirl.pipelines.collection import collect, specs_of_round
+from uirl.pipelines.collection import collect, report_to, specs_of_round
 from uirl.pipelines.data_card import as_markdown, data_card
 from uirl.pipelines.fine_tuning import Plan, Source, fine_tune
 from uirl.pipelines.round_folder import STEPS, RoundFolder, hash_of_weights
@@ -34,6 +34,7 @@ from uirl.training.interrupt import Interrupt
 from uirl.training.record.progress import percent, say
 from uirl.training.resume import run_name_for
 from uirl.training.saving import SaveClock
+from uirl.training.tasks.curriculum import source_of
 from uirl.training.warm_start import WarmStart
 from uirl.types import Task, Trajectory
 from uirl.verification.prefixes import FineGrainedTrajectoryAnalyzer
@@ -162,11 +163,15 @@ class Evolution:
 
     async def _collect(self, folder: RoundFolder) -> dict[str, Any]:
         """Play the episodes of the round with the policy of the round before it."""
-        settings, seed = self.config.evolve, self.config.training.seed
+        settings = self.config.evolve
         self._load(folder.number - 1)
         groups = settings.episodes // settings.group_size
         starts = self._starts(folder.number - 1, round(groups * settings.restarts))
-        specs = specs_of_round(self._tasks(folder.number), folder.number, seed, groups, settings.group_size, starts)
+        source = source_of(self.config, self._tasks(folder.number))
+        before = self._folder(folder.number - 1).facts().get("collect")
+        if before is not None:
+            source.load_state_dict(before["tasks"])
+        specs = specs_of_round(source, groups, settings.group_size, starts)
         with TrajectoryStore(folder.episodes) as store:
             async with open_channel(self._parts) as channel:
                 played = await collect(self._parts, channel, specs, store, folder.number)
@@ -174,7 +179,9 @@ class Evolution:
             if first and all(one.failure is not None for one in store.list(split="train")):
                 require_evidence([store.get(first[0].id)], "of this round, which leave nothing to learn from,")
             solved = store.count(split="train", success=True)
-        return {"episodes": len(specs), "solved": solved, "played_now": played, "started_behind": len(starts)}
+            report_to(source, store, folder.number)
+        facts = {"episodes": len(specs), "solved": solved, "played_now": played, "started_behind": len(starts)}
+        return facts | {"tasks": source.state_dict()}
 
     async def _verify(self, folder: RoundFolder) -> dict[str, Any]:
         """Find out how far the failed episodes were right."""
