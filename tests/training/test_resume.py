@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
@@ -314,7 +315,7 @@ def test_a_damaged_newest_checkpoint_is_named_with_the_way_back(tmp_path: Path) 
     assert (tmp_path / "run" / "abandoned-1" / "checkpoints" / "step_000002" / "state.json").read_bytes() == b"{}"
 
 
-@pytest.mark.parametrize("call", [5, 9])  # the evaluation before the first update; the one after the last
+@pytest.mark.parametrize("call", [6, 10])  # the evaluation before the first update; the one after the last
 def test_what_comes_after_a_resumed_evaluation_is_saved(
     tmp_path: Path, call: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -341,6 +342,21 @@ def test_what_comes_after_a_resumed_evaluation_is_saved(
     assert "this run is finished" in capsys.readouterr().out
 
 
+def test_an_engine_that_loads_its_model_for_minutes_is_not_waited_for(tmp_path: Path) -> None:
+    trainer = RayPPOTrainer(quick(tmp_path))
+
+    async def loads(*weights: Any, **more: Any) -> None:
+        trainer._interrupt.ask()
+        await asyncio.sleep(1000)
+
+    trainer._parts.engine.update_weights = loads  # type: ignore[method-assign]
+    try:
+        assert trainer.fit() == {}
+    finally:
+        trainer.cleanup()
+    assert (tmp_path / "run" / "checkpoints" / "step_000000" / "state.json").exists()
+
+
 def test_an_interrupted_evaluation_of_the_warm_start_keeps_the_step_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,7 +365,7 @@ def test_an_interrupted_evaluation_of_the_warm_start_keeps_the_step_before_it(
     async def asked_at(self: Interrupt, coroutine: Any) -> Any:
         nonlocal passed
         passed += 1
-        if passed == 3:
+        if passed == 4:  # weights to the engine, two steps of the warm start
             self.ask()
         return await give_up(self, coroutine)
 
