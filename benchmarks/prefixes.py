@@ -1,6 +1,6 @@
 """Rejection sampling with and without certified beginnings, on the drawn screen: same budget, 3 rounds, some seeds.
 
-    python benchmarks/prefixes.py [--seeds 0 1 2] [--episodes 192] [--runs DIR]
+    python benchmarks/prefixes.py [--seeds 0 1 2] [--episodes 128] [--runs DIR]
 
 All seeds and ways go on from one warm start (of seed 0) and play as many episodes per round. 'solved alone': solved
 episodes are learned from. 'forks': also beginnings of failed episodes of groups that hold a solved one, certified by
@@ -37,7 +37,7 @@ JOB = [
     "environment.options.demonstrator=careless",
     "environment.options.carelessness=0.5",
     "training.threads=1",
-    "training.eval_episodes=192",
+    "training.eval_episodes=128",
     "training.warm_start.stop_at_success=null",
     "training.warm_start.evaluate_every=null",
     "training.warm_start.steps=70",
@@ -100,7 +100,7 @@ def row(way: str, runs: list[list[dict[str, Any]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--episodes", type=int, default=160, help="of a round")
+    parser.add_argument("--episodes", type=int, default=128, help="of a round")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--runs", metavar="DIR", help="folder of the runs; default: one that is removed")
     options = parser.parse_args()
