@@ -21,10 +21,21 @@ def test_the_mix_moves_from_one_distribution_to_the_other() -> None:
     assert mix == {"frontier": 0.125, "exploration": 0.375, "near_mastery": 0.0, "exploitation": 0.5}
 
 
-def test_shares_of_empty_levels_go_to_the_others() -> None:
+@pytest.mark.parametrize(
+    ("tasks", "expected"),
+    [
+        ([50, 50, 0, 0], [0.1, 0.9]),  # all that is missing is nearest to exploration
+        ([30, 30, 0, 40], [0.1, 0.7, 0.2]),  # not to what is solved already: there is less to learn
+        ([30, 0, 30, 40], [0.1, 0.7, 0.2]),
+        ([0, 30, 30, 40], [0.4, 0.4, 0.2]),
+        ([45, 44, 1, 10], [0.1, 0.66, 0.04, 0.2]),  # near_mastery may get 4 x 0.01; exploration has room for the rest
+        ([85, 4, 1, 10], [0.4, 0.16, 0.04, 0.4]),  # it has not, so both neighbours of the two take what is over
+    ],
+)
+def test_what_a_level_cannot_take_goes_to_the_nearest(tasks: list[int], expected: list[float]) -> None:
     mix = {"frontier": 0.1, "exploration": 0.3, "near_mastery": 0.4, "exploitation": 0.2}
-    found = shares(mix, {"frontier": 50, "exploration": 50, "near_mastery": 0, "exploitation": 0}, 4.0)
-    assert found == {"frontier": pytest.approx(0.25), "exploration": pytest.approx(0.75)}
+    found = shares(mix, dict(zip(LEVELS, tasks, strict=True)), 4.0)
+    assert list(found.values()) == pytest.approx(expected)
 
 
 def test_a_small_level_is_not_played_over_and_over() -> None:

@@ -24,22 +24,30 @@ def mixed(initial: Mapping[str, float], final: Mapping[str, float], progress: fl
 def shares(mix: Mapping[str, float], tasks: Mapping[str, int], oversampling: float) -> dict[str, float]:
     """Return level -> share of the draws, summing to 1, for the levels that have tasks.
 
-    The shares of empty levels go to the others in proportion. No level gets more than `oversampling` times its share of
-    the tasks, so that a level of one task is not played over and over; what is over goes to the others too. Where only
-    levels without a share have tasks, these are drawn as often as they have tasks. Empty where there are no tasks.
+    No level gets more than `oversampling` times its share of the tasks, so that a level of one task is not played over
+    and over. What is over, and the share of an empty level, goes to the nearest level with room; of two equally near
+    ones to the one nearer to a success of 1/2, since there is more to learn. Where only levels without a share have
+    tasks, these are drawn as often as they have tasks. Empty where there are no tasks.
     """
     total = sum(tasks.values())
     sizes = {level: count / total for level, count in tasks.items() if count}
-    open_levels = {level: mix[level] for level in sizes if mix.get(level, 0.0) > 0} or dict(sizes)
-    capped: dict[str, float] = {}
-    while open_levels:
-        scale = (1 - sum(capped.values())) / sum(open_levels.values())
-        over = {
-            n: oversampling * sizes[n] for n, share in open_levels.items() if share * scale > oversampling * sizes[n]
-        }
-        if not over:
-            return capped | {level: share * scale for level, share in open_levels.items()}
-        capped |= over
-        open_levels = {level: share for level, share in open_levels.items() if level not in over}
-    left = sum(capped.values())  # every level is at its cap: the caps decide
-    return {level: share / left for level, share in capped.items()}
+    if not any(mix.get(level, 0.0) > 0 for level in sizes):
+        return sizes
+    room = {level: oversampling * sizes[level] for level in sizes if mix.get(level, 0.0) > 0}
+    given, whole = dict.fromkeys(room, 0.0), sum(mix.values())
+    left = {level: share / whole for level, share in mix.items() if share > 0}
+    for wave in range(len(LEVELS)):  # each level keeps what it has room for before others hand theirs on
+        for level in left:
+            for other in _by_nearness(level)[: wave + 1]:
+                part = min(left[level], room.get(other, 0.0))
+                if part > 0:
+                    given[other], room[other], left[level] = given[other] + part, room[other] - part, left[level] - part
+    taken = sum(given.values())  # below 1 where every level is at its cap: the caps decide
+    return {level: share / taken for level, share in given.items()}
+
+
+def _by_nearness(level: str) -> list[str]:
+    """Return all levels, the nearest to `level` first."""
+    order = list(LEVELS)
+    middle, at = (len(order) - 1) / 2, order.index(level)
+    return sorted(order, key=lambda other: (abs(order.index(other) - at), abs(order.index(other) - middle)))

@@ -52,7 +52,7 @@ def test_what_is_always_or_never_solved_is_played_less_and_all_of_it_is_told(
     assert told["draws"] == sum(played.values()) / 4
     assert sum(level["tasks"] for level in told["levels"].values()) == COUNT
     assert sum(level["drawn"] or 0.0 for level in told["levels"].values()) == pytest.approx(1.0)
-    assert told["levels"]["parked"]["tasks"] == 1
+    assert told["levels"]["parked"]["tasks"] >= 1
     assert told["tasks_parked"] == sum(row["count/tasks_parked"] for row in rows) > 1, "it is tried again"
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["curriculum"] == told
     for row in rows:
@@ -107,9 +107,10 @@ def test_it_runs_ahead_of_the_learner(tmp_path: Path) -> None:
 def test_a_task_that_only_fails_is_set_aside(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     config.rollout.retries, config.algorithm.min_live_groups = 0, 0.0
+    config.curriculum.park_for = 20
     summary, _, played = run(config, environment=Letters(broken="3"))
     assert summary["curriculum"]["tasks_silent"] >= 1
-    assert played["3"] < min(played[name] for name in "1245")
+    assert played["3"] == 4 * 4, "once in each of four updates"
     assert summary["excluded"]["training"]["excluded"] == {"environment": played["3"]}
 
 
