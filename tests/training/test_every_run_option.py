@@ -133,6 +133,7 @@ VALUES: dict[str, list[Any]] = {
     "curriculum.final_distribution": [{"frontier": 1.0}],
     "curriculum.initial_distribution": [{"exploitation": 1.0}],
     "curriculum.schedule_start": [0.5],
+    "curriculum.min_attempts_per_task": [6],
     "logging.runs_dir": ["elsewhere"],
     "logging.wandb_project": ["mine"],
     "model.tiny.vocab_size": [300],
