@@ -9,6 +9,7 @@ import pytest
 
 from uirl.training.record import progress
 from uirl.training.record.progress import Activity, _Watch, percent, report_table, say, step_line
+from uirl.types import Failure, Trajectory
 
 
 def test_the_line_of_an_update_names_what_there_is() -> None:
@@ -91,10 +92,12 @@ async def test_episodes_are_counted_as_they_end_and_the_hook_stays() -> None:
 
     collector, kept = Collects(), []
     collector.on_finished = hook = kept.append
+    lost, won = Trajectory(failure=Failure("actor", "gone")), Trajectory()
     with progress.playing("an evaluation", collector, 2):  # type: ignore[arg-type]
-        collector.on_finished("one")
-        assert progress._watch.activities[-1].line(progress._watch.activities[-1].started) == (
-            "an evaluation: 1 of 2 episodes, 0 s"
-        )
-    assert kept == ["one"]
+        activity = progress._watch.activities[-1]
+        collector.on_finished(won)
+        assert activity.line(activity.started) == "an evaluation: 1 of 2 episodes, 0 s"
+        collector.on_finished(lost)  # and is played again
+        assert activity.line(activity.started) == "an evaluation: 1 of 2 episodes, 1 attempts failed, 0 s"
+    assert kept == [won, lost]
     assert collector.on_finished is hook

@@ -41,13 +41,16 @@ class Activity:
     def __init__(self, what: str, total: int | None) -> None:
         self.what, self.total = what, total
         self.done = 0
+        self.failed = 0
+        """Attempts that failed: an episode has several."""
         self.started = time.monotonic()
         self.waits_for: Callable[[], str] = str
         """Returns what it waits for, in words; empty: nothing in particular."""
 
     def line(self, now: float) -> str:
-        """Return 'evaluation: 96 of 256 episodes, 23 s; waits for ...'."""
+        """Return 'evaluation: 96 of 256 episodes, 3 attempts failed, 23 s; waits for ...'."""
         count = "" if self.total is None else f": {self.done} of {self.total} episodes"
+        count += f", {self.failed} attempts failed" if self.failed else ""
         waits_for = self.waits_for()
         return f"{self.what}{count}, {now - self.started:.0f} s" + (f"; waits for {waits_for}" if waits_for else "")
 
@@ -118,7 +121,10 @@ def playing(what: str, player: EpisodePlayer, total: int) -> Iterator[None]:
     with doing(what, total) as activity:
 
         def finished(trajectory: Trajectory) -> None:
-            activity.done += 1
+            if trajectory.failure is None:
+                activity.done += 1
+            else:
+                activity.failed += 1
             if hook is not None:
                 hook(trajectory)
 
