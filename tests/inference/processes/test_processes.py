@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import tiny_model
+from tests.inference.killing import check_a_kill, is_alive
 from tests.inference.prompts import prompts_for
 from uirl import ConfigStore
 from uirl.errors import CheckpointError, ContractError
@@ -25,19 +24,14 @@ from uirl.inference import (
     Message,
     Router,
     SamplingParams,
-    TransformersInferenceEngine,
     check_engine,
     recompute_with,
 )
-from uirl.inference.models.copying import copy_of
 from uirl.inference.processes.engine import EngineProcess
-from uirl.inference.processes.start import engine_processes
+from uirl.inference.processes.start import engine_processes, processes_of
 from uirl.inference.weight_files import WeightFiles
 
 pytestmark = pytest.mark.actors
-
-LONG = [SamplingParams(max_tokens=1500, seed=seed, temperature=100.0) for seed in (9, 11, 12, 18)]
-"""Replies of 636 to 1500 tokens, none with a draw so near to the next token that the batch's rounding decides it."""
 
 
 def config_of(tmp_path: Path, engines: int = 2) -> ConfigStore:
@@ -56,23 +50,6 @@ async def router(vlm: LoadedModel, tmp_path: Path) -> AsyncIterator[Router]:
     assert not list(tmp_path.glob("uirl-weights-*"))
 
 
-def processes_of(router: Router) -> list[EngineProcess]:
-    return [place.engine for place in router._places]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-async def until(holds) -> None:
-    async with asyncio.timeout(120):
-        while not holds():
-            await asyncio.sleep(0.01)
-
-
 async def test_they_keep_the_contract_of_an_engine(router: Router, vlm: LoadedModel) -> None:
     chat = ChatRenderer(vlm)
     report = await check_engine(
@@ -87,24 +64,7 @@ async def test_they_keep_the_contract_of_an_engine(router: Router, vlm: LoadedMo
 
 
 async def test_a_kill_costs_no_reply_and_the_next_process_has_the_newest_weights(router: Router) -> None:
-    trained = tiny_model(init_seed=5)
-    here = TransformersInferenceEngine(copy_of(trained))
-    asked = [GenerationRequest((10, 11, 12 + n), (), sampling, f"e{n}") for n, sampling in enumerate(LONG)]
-    await router.update_weights(trained.model.named_parameters(), 7)
-    expected = await asyncio.gather(*[here.generate(request) for request in asked])
-    first = processes_of(router)[0]
-    replies = [asyncio.ensure_future(router.generate(request)) for request in asked]
-    await until(lambda: router._places[0].running)
-    assert first.pid is not None
-    os.kill(first.pid, signal.SIGKILL)
-    replies = await asyncio.gather(*replies)
-    assert [reply.token_ids for reply in replies] == [reply.token_ids for reply in expected]
-    assert {reply.policy_version for reply in replies} == {7}
-    assert router.out or first.incarnation == 2
-    await until(lambda: not router.out and first.state == "running")
-    assert (first.incarnation, first.policy_version) == (2, 7)
-    again = await first.generate(asked[0])
-    assert (again.token_ids, again.policy_version) == (expected[0].token_ids, 7)
+    await check_a_kill(router)
 
 
 async def test_a_process_that_stands_still_is_replaced(tmp_path: Path, vlm: LoadedModel) -> None:
@@ -141,7 +101,7 @@ import asyncio, sys
 from uirl import ConfigStore
 from uirl.inference import GenerationRequest, SamplingParams
 from uirl.inference.models.loading import load_model
-from uirl.inference.processes.start import engine_processes
+from uirl.inference.processes.start import engine_processes, processes_of
 
 async def main():
     config = ConfigStore()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from tests.conftest import tiny_model
+from tests.inference.killing import check_a_kill, is_alive, until
 from tests.inference.prompts import prompts_for
 from uirl import ConfigStore
 from uirl.errors import ConfigError, ContractError, StorageError
@@ -22,20 +21,14 @@ from uirl.inference import (
     LoadedModel,
     Message,
     Router,
-    SamplingParams,
-    TransformersInferenceEngine,
     check_engine,
     recompute_with,
 )
-from uirl.inference.models.copying import copy_of
 from uirl.inference.ray.engines import engines_in_ray, ray_engines
 
 pytestmark = pytest.mark.actors
 STORE = 80 * 2**20
 """Bytes of Ray's store of objects."""
-
-LONG = [SamplingParams(max_tokens=1500, seed=seed, temperature=100.0) for seed in (9, 11, 12, 18)]
-"""Replies of 636 to 1500 tokens, none with a draw so near to the next token that the batch's rounding decides it."""
 
 
 @pytest.fixture(scope="module")
@@ -64,20 +57,6 @@ async def router(ray: Any, vlm: LoadedModel) -> AsyncIterator[Router]:
     await until(lambda: not any(pid and is_alive(pid) for pid in pids))
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-async def until(holds: Callable[[], Any]) -> None:
-    async with asyncio.timeout(120):
-        while not holds():
-            await asyncio.sleep(0.01)
-
-
 async def test_they_keep_the_contract_of_an_engine(router: Router, vlm: LoadedModel) -> None:
     chat = ChatRenderer(vlm)
     report = await check_engine(
@@ -91,22 +70,7 @@ async def test_they_keep_the_contract_of_an_engine(router: Router, vlm: LoadedMo
 
 
 async def test_a_kill_costs_no_reply_and_the_next_process_has_the_newest_weights(router: Router) -> None:
-    trained = tiny_model(init_seed=5)
-    here = TransformersInferenceEngine(copy_of(trained))
-    asked = [GenerationRequest((10, 11, 12 + n), (), sampling, f"e{n}") for n, sampling in enumerate(LONG)]
-    await router.update_weights(trained.model.named_parameters(), 7)
-    expected = await asyncio.gather(*[here.generate(request) for request in asked])
-    first: Any = router.engines[0]
-    replies = [asyncio.ensure_future(router.generate(request)) for request in asked]
-    await until(lambda: router._places[0].running)
-    os.kill(first.pid, signal.SIGKILL)
-    answered = await asyncio.gather(*replies)
-    assert [reply.token_ids for reply in answered] == [reply.token_ids for reply in expected]
-    assert {reply.policy_version for reply in answered} == {7}
-    await until(lambda: not router.out and first.state == "running")
-    assert (first.incarnation, first.policy_version) == (2, 7)
-    again = await first.generate(asked[0])
-    assert (again.token_ids, again.policy_version) == (expected[0].token_ids, 7)
+    await check_a_kill(router)
 
 
 async def test_the_store_holds_one_version_however_many_there_were(ray: Any, router: Router) -> None:

@@ -1,0 +1,52 @@
+"""An engine among several is killed in the middle of a reply, whatever started its process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import tiny_model
+from uirl.inference import GenerationRequest, Router, SamplingParams, TransformersInferenceEngine
+from uirl.inference.models.copying import copy_of
+from uirl.inference.processes.start import processes_of
+
+LONG = [SamplingParams(max_tokens=1500, seed=seed, temperature=100.0) for seed in (9, 11, 12, 18)]
+"""Replies of 636 to 1500 tokens, none with a draw so near to the next token that the batch's rounding decides it."""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    async with asyncio.timeout(120):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+async def check_a_kill(router: Router) -> None:
+    """The others answer what a killed engine was asked, and its next process has the newest weights."""
+    trained = tiny_model(init_seed=5)
+    here = TransformersInferenceEngine(copy_of(trained))
+    asked = [GenerationRequest((10, 11, 12 + n), (), sampling, f"e{n}") for n, sampling in enumerate(LONG)]
+    await router.update_weights(trained.model.named_parameters(), 7)
+    expected = await asyncio.gather(*[here.generate(request) for request in asked])
+    first = processes_of(router)[0]
+    replies = [asyncio.ensure_future(router.generate(request)) for request in asked]
+    await until(lambda: router._places[0].running)
+    assert first.pid is not None
+    os.kill(first.pid, signal.SIGKILL)
+    answered = await asyncio.gather(*replies)
+    assert [reply.token_ids for reply in answered] == [reply.token_ids for reply in expected]
+    assert {reply.policy_version for reply in answered} == {7}
+    await until(lambda: not router.out and first.state == "running")
+    assert (first.incarnation, first.policy_version) == (2, 7)
+    again = await first.generate(asked[0])
+    assert (again.token_ids, again.policy_version) == (expected[0].token_ids, 7)
