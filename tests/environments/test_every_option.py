@@ -82,6 +82,17 @@ CASES: dict[str, dict[str, Case]] = {
         "hide_instruction": case(True, shows="first"),
         "describe": case(True, shows="told"),
     },
+    "screen_suite": {
+        "size": case(112, shows="pictures"),
+        "slots": case(3, shows="pictures"),
+        "jitter": case(0, shows="pictures"),
+        "retries": case(2, shows="turns"),
+        "demonstrator": DEMONSTRATOR,
+        "carelessness": CARELESSNESS,
+        "blank_image": case(True, shows="pictures"),
+        "hide_instruction": case(True, shows="first"),
+        "describe": case(True, shows="told"),
+    },
     "guess_number": {
         "n": case(9, shows="first"),
         "guesses": case(5, shows="turns"),
@@ -124,6 +135,7 @@ CASES: dict[str, dict[str, Case]] = {
 
 BASES: dict[str, dict[str, Any]] = {
     "screen": {"size": 84},
+    "screen_suite": {"size": 84},
     "gymnasium": {"env": "FrozenLake-v1"},
     "miniwob": {"task": "click-color"},
     "data_entry": {"level": 1},
@@ -142,7 +154,7 @@ _CLICKS = ((25, 70), (80, 100), (40, 150), (130, 120))
 def stumble(env: Any, turn: int) -> Action:
     """An action of a policy that does not look."""
     name = type(env).__name__
-    if name == "ScreenEnvironment":
+    if name in ("ScreenEnvironment", "ScreenSuite"):
         return Action.of("click", x=0, y=0)
     if name == "MiniWobEnvironment":
         x, y = _CLICKS[turn % 4]

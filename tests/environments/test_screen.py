@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from uirl.environments import check_environment, scripted_success
-from uirl.environments.screen import ScreenEnvironment
+from uirl.environments.screen import ScreenEnvironment, ScreenSuite
 from uirl.environments.screen.drawing import draw
 from uirl.environments.screen.layout import Box, Grid
 from uirl.environments.screen.shapes import BACKGROUND, SIDE_BAR, TITLE_BAR, Colour
 from uirl.environments.screen.stages import COLOURS, ColourStage, ConfirmStage, DigitStage
 from uirl.errors import ConfigError
 from uirl.images import screenshot
-from uirl.types import Action, Observation, StepResult
+from uirl.types import Action, Observation, StepResult, Task
 
 OTHER = {"slots": 3, "size": 84, "buttons": 5, "palette": ["red", "green", "blue", "yellow", "cyan"], "retries": 2}
 
@@ -363,3 +363,42 @@ def test_wrong_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ScreenEnvironment(**options)
     assert words in str(caught.value)
+
+
+def test_every_task_of_the_suite_is_the_form_that_it_says() -> None:
+    suite = ScreenSuite(retries=1)
+    tasks = suite.tasks()
+    assert len(tasks) == len({task.id for task in tasks}) == 36
+    for task in tasks:
+        alone = ScreenEnvironment(**task.checks)
+        for seed in range(3):
+            assert (
+                screenshot(suite.reset(task, seed=seed).images[0]).hash
+                == screenshot(alone.reset(seed=seed).images[0]).hash
+            )
+            assert suite.expert_action() == alone.expert_action()
+        assert suite.max_turns >= alone.max_turns
+    report = check_environment(suite, episodes=36)
+    assert (report.seeded, report.expert_success) == (True, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        (Task("a", checks={"levle": 2}), "a form has no 'levle'; did you mean 'level'"),
+        (Task("a", goal="press red", checks={"level": 1}), "describes no form"),
+        (Task("a"), "describes no form; expected checks with level, buttons, palette"),
+        (Task("a", checks={"buttons": 9}), "buttons must not exceed"),
+        (Task("a", checks={"level": 7}), r"screen\.level: got 7"),
+    ],
+)
+def test_a_task_that_describes_no_form_is_refused(task: Task, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        ScreenSuite().reset(task, seed=0)
+
+
+def test_a_suite_does_not_read_what_its_tasks_say() -> None:
+    with pytest.raises(ConfigError, match="'screen_suite' has no option 'level'"):
+        ScreenSuite(level=2)
+    with pytest.raises(ConfigError, match="at least 2 slots"):
+        ScreenSuite(slots=1)

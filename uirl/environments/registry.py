@@ -13,6 +13,7 @@ from uirl.runtime.lazy import load_class
 
 ENVIRONMENTS = {
     "screen": "uirl.environments.screen:ScreenEnvironment",
+    "screen_suite": "uirl.environments.screen:ScreenSuite",
     "guess_number": "uirl.environments.text.guess_number:GuessNumberEnvironment",
     "simple_game": "uirl.environments.text.simple_game:SimpleGameEnvironment",
     "calculator": "uirl.environments.tool_use.calculator:CalculatorEnvironment",

@@ -8,5 +8,12 @@ from uirl.runtime.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from uirl.environments.screen.environment import ScreenEnvironment
+    from uirl.environments.screen.suite import ScreenSuite
 
-__getattr__, __all__ = lazy_exports(__name__, {"uirl.environments.screen.environment": "ScreenEnvironment"})
+__getattr__, __all__ = lazy_exports(
+    __name__,
+    {
+        "uirl.environments.screen.environment": "ScreenEnvironment",
+        "uirl.environments.screen.suite": "ScreenSuite",
+    },
+)

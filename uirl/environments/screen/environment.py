@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.options import ConfigurableEnvironment, OptionsLike
 from uirl.environments.screen.drawing import draw
 from uirl.environments.screen.layout import Grid
-from uirl.environments.screen.options import LEVELS, ScreenOptions
+from uirl.environments.screen.options import LEVELS, FormOptions, ScreenOptions
 from uirl.environments.screen.stages import ColourStage, ConfirmStage, DigitStage, Stage
 from uirl.environments.ui.actions import ActionSpace
 from uirl.types import Action, Observation, StepResult, ToolCall
@@ -31,13 +31,13 @@ class ScreenEnvironment(ConfigurableEnvironment):
     action_format = "json"
     runs_inline = True
 
-    options_class = ScreenOptions
-    options: ScreenOptions
+    options_class: ClassVar[type[FormOptions]] = ScreenOptions
+    options: FormOptions
 
     def __init__(self, config: Any = None, options: OptionsLike = None, **keys: Any) -> None:
         """Create a form to fill in. Options: see `ScreenOptions`."""
         super().__init__(config, options, **keys)
-        chosen = self.options
+        chosen = self._form = self._first_form()
         self.size, self.retries = chosen.size, chosen.retries
         self.max_turns = len(LEVELS[chosen.level]) + chosen.retries
         self.picture_size = (chosen.size, chosen.size)
@@ -105,8 +105,13 @@ class ScreenEnvironment(ConfigurableEnvironment):
         middle = self.size // self._grid.slots // 2
         return Action.of("click", x=middle, y=middle)
 
+    def _first_form(self) -> ScreenOptions:
+        """Return the form that is there before the first reset."""
+        assert isinstance(self.options, ScreenOptions)
+        return self.options
+
     def _begin(self, rng: random.Random) -> None:
-        self._stages = [self._create_stage(kind, rng) for kind in LEVELS[self.options.level]]
+        self._stages = [self._create_stage(kind, rng) for kind in LEVELS[self._form.level]]
         # All pages are drawn by now: what the demonstrator draws later cannot change them.
         self._rng = rng
         self._index = 0
@@ -115,7 +120,7 @@ class ScreenEnvironment(ConfigurableEnvironment):
 
     def _create_stage(self, kind: str, rng: random.Random) -> Stage:
         if kind == "colour":
-            return ColourStage.create(rng, self._grid, self.options.palette, self.options.buttons)
+            return ColourStage.create(rng, self._grid, self._form.palette, self._form.buttons)
         return DigitStage.create(rng, self._grid) if kind == "digit" else ConfirmStage.create(rng, self._grid)
 
     def _demonstrate(self) -> Action:

@@ -17,20 +17,12 @@ LEVELS = {1: ("colour",), 2: ("colour", "confirm"), 3: ("colour", "digit", "conf
 PIXELS_PER_SLOT = 28
 
 
-class ScreenOptions(DemonstratorOptions):
-    """A drawn form of one to three pages whose targets move."""
-
-    key = "screen"
+class FormOptions(DemonstratorOptions):
+    """What all drawn forms have in common."""
 
     size: int = 56
     """Width and height in pixels, at least 28 per slot; everything scales with it, and from about 100 pixels on buttons
     carry the name of their colour."""
-    level: Literal[1, 2, 3] = 2
-    """1: press a colour; 2: then press OK; 3: type a drawn digit between the two."""
-    palette: Names = ("red", "green", "blue", "yellow")
-    """Colours that buttons can have, each once."""
-    buttons: Count = 3
-    """Buttons on a page, of different colours."""
     slots: Count = 2
     """Places along each side of the form where something can stand."""
     jitter: Index = 2
@@ -50,9 +42,26 @@ class ScreenOptions(DemonstratorOptions):
     def _fits_the_grid(self) -> Self:
         if self.size < PIXELS_PER_SLOT * self.slots:
             raise ConfigError(
-                f"screen: size must be at least {PIXELS_PER_SLOT * self.slots} ({PIXELS_PER_SLOT} pixels per slot), "
-                f"got {self.size}"
+                f"{self.key}: size must be at least {PIXELS_PER_SLOT * self.slots} ({PIXELS_PER_SLOT} pixels per "
+                f"slot), got {self.size}"
             )
+        return self
+
+
+class ScreenOptions(FormOptions):
+    """A drawn form of one to three pages whose targets move."""
+
+    key = "screen"
+
+    level: Literal[1, 2, 3] = 2
+    """1: press a colour; 2: then press OK; 3: type a drawn digit between the two."""
+    palette: Names = ("red", "green", "blue", "yellow")
+    """Colours that buttons can have, each once."""
+    buttons: Count = 3
+    """Buttons on a page, of different colours."""
+
+    @model_validator(mode="after")
+    def _has_room_for_digits(self) -> Self:
         if self.level == 3 and self.slots < 2:
             raise ConfigError("screen: level 3 needs at least 2 slots per side, for the digit and its field, got 1")
         return self
@@ -70,4 +79,16 @@ class ScreenOptions(DemonstratorOptions):
             )
         if colours != len(self.palette):
             raise ConfigError(f"screen: the palette names a colour twice: {self.palette}")
+        return self
+
+
+class SuiteOptions(FormOptions):
+    """Drawn forms of mixed difficulty, a task each: pages, buttons and colours are those of the task."""
+
+    key = "screen_suite"
+
+    @model_validator(mode="after")
+    def _has_room_for_every_task(self) -> Self:
+        if self.slots < 2:
+            raise ConfigError("screen_suite: its forms need at least 2 slots per side, got 1")
         return self
