@@ -18,18 +18,15 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
 
-from uirl import BaseEnvironment, ConfigStore, RayPPOTrainer, ScreenEnvironment, Task, read_metrics
+from uirl import ConfigStore, RayPPOTrainer, read_metrics
 
-PALETTES = {
-    "primary": ["red", "green", "blue", "yellow"],
-    "secondary": ["purple", "cyan", "orange", "brown"],
-    "mixed": ["red", "purple", "yellow", "brown"],
-}
 SAMPLERS = ("uniform", "curriculum")
 GROUP, GROUPS = 8, 8
-MODEL = ["model.model_name=uirl/tiny-vlm", "inference.max_tokens=16", "inference.max_turns=3"]
+MODEL = [
+    *("model.model_name=uirl/tiny-vlm", "inference.max_tokens=16", "inference.max_turns=3"),
+    *("environment.name=screen_suite", "environment.options={demonstrator: careless, carelessness: 0.9}"),
+]
 WARM = [
     *("training.warm_start.enabled=true", "training.warm_start.steps=130", "training.warm_start.learning_rate=2.0e-3"),
     *("training.warm_start.evaluate_every=null", "training.warm_start.stop_at_success=null"),
@@ -44,45 +41,12 @@ RL = [
 ]
 
 
-class ScreenSuite(BaseEnvironment):
-    """Drawn screens; the task says how many pages, buttons and colours."""
-
-    action_format = ScreenEnvironment.action_format
-    runs_inline = True
-    demonstrator_may_fail = True
-    max_turns = 3
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._screen = ScreenEnvironment()
-
-    def tasks(self) -> list[Task]:
-        """Return the 36 tasks."""
-        return [
-            Task(f"{level} pages, {buttons} of {name}", checks={"level": level, "buttons": buttons, "palette": palette})
-            for level, buttons, (name, palette) in product((1, 2, 3), (1, 2, 3, 4), PALETTES.items())
-        ]
-
-    def reset(self, task: Task, seed: int | None = None) -> Any:
-        self._screen = ScreenEnvironment(options={"demonstrator": "careless", "carelessness": 0.9, **task.checks})
-        return self._screen.reset(seed=seed)
-
-    def step(self, action: Any) -> Any:
-        return self._screen.step(action)
-
-    def get_state_description(self) -> str:
-        return self._screen.get_state_description()
-
-    def expert_action(self) -> Any:
-        return self._screen.expert_action()
-
-
 def train(changes: Sequence[str], folder: Path, name: str) -> Path:
     """Train and return the run directory; what it prints stands in a file beside it."""
     where = [f"logging.runs_dir={folder}", f"logging.run_name={name}", "training.threads=1"]
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        trainer = RayPPOTrainer(ConfigStore().override([*MODEL, *changes, *where]), ScreenSuite())
+        trainer = RayPPOTrainer(ConfigStore().override([*MODEL, *changes, *where]))
         try:
             trainer.fit()
         finally:
