@@ -18,8 +18,8 @@ ASKED = [
     GenerationRequest((10, 11, 12 + n), (), SamplingParams(max_tokens=1500, temperature=0.0), f"e{n}")
     for n in (3, 5, 8, 9)
 ]
-"""Of `tiny_model(init_seed=5)` these have replies of 1500 tokens, in which the best token is always ahead of the next by
-4e-4 nats or more: the rounding of a batch, which another machine does in another way, decides none of them."""
+"""Of `tiny_model(init_seed=5)` these have replies of 1500 tokens, in which the best token is always ahead of the next
+by 4e-4 nats or more: the rounding of a batch, which another machine does in another way, decides none of them."""
 
 
 def is_alive(pid: int) -> bool:
