@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
@@ -41,12 +42,13 @@ class ScreenSuite(ScreenEnvironment):
         ]
 
     def reset(self, task: Task | None = None, *, seed: int | None = None) -> Observation:
-        """Return the first page of a form of the task. Raises ConfigError for a task that describes none."""
+        """Return the first page of a form of the task; None: of the default form of the screen. Raises ConfigError for
+        a task that describes none."""
         self._form = self._first_form() if task is None else self._form_of(task)
         return super().reset(seed=seed)
 
     def _first_form(self) -> ScreenOptions:
-        return self._form_of(self.tasks()[0])
+        return self._form_with({})
 
     def _form_of(self, task: Task) -> ScreenOptions:
         for name in task.checks:
@@ -57,5 +59,7 @@ class ScreenSuite(ScreenEnvironment):
                 f"task {task.id!r} describes no form; expected checks with {', '.join(_SAYS)} and no goal: the "
                 "instruction is drawn with the form"
             )
-        common = self.options.model_dump(exclude_unset=True)
-        return ScreenOptions.from_arguments({**common, **task.checks}, {})
+        return self._form_with(task.checks)
+
+    def _form_with(self, says: Mapping[str, Any]) -> ScreenOptions:
+        return ScreenOptions.from_arguments({**self.options.model_dump(exclude_unset=True), **says}, {})
