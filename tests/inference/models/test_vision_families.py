@@ -23,7 +23,7 @@ from uirl.inference import (
     recompute_with,
 )
 from uirl.inference.models.loading import wrap_model
-from uirl.inference.models.tiny import _image_processor, _text_config, _vision_config, build_tokenizer
+from uirl.inference.models.tiny import _text_config, _vision_config, build_tokenizer, image_processor
 from uirl.inference.models.vision import QWEN_FAMILY, STACKED_FAMILY, STACKED_TOWERS, VisionInputs, check_family
 
 FAMILIES = [*QWEN_FAMILY, *[f"{family} {tower}" for family in STACKED_FAMILY for tower in STACKED_TOWERS]]
@@ -49,7 +49,7 @@ def grid_model(family: str, tokenizer: Any) -> tuple[Any, Any]:
     ids = {f"{name}_token_id": token(word) for name, word in (tokens | marks).items()}
     kind = CLASSES[family]
     config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=vision, **ids)
-    return getattr(transformers, f"{kind}ForConditionalGeneration")(config), _image_processor(sizes)
+    return getattr(transformers, f"{kind}ForConditionalGeneration")(config), image_processor(sizes)
 
 
 def stacked_model(family: str, tower: str, tokenizer: Any) -> tuple[Any, Any]:

@@ -73,7 +73,7 @@ def build_tiny(name: str, sizes: Any, *, seed: int) -> tuple[Any, Any, Any | Non
         torch.manual_seed(seed)
         if name == "uirl/tiny-lm":
             return _language_model(tokenizer, sizes), tokenizer, None
-        return _vision_model(tokenizer, sizes), tokenizer, _image_processor(sizes)
+        return vision_model(tokenizer, sizes), tokenizer, image_processor(sizes)
 
 
 def build_tokenizer(vocab_size: int, *, calls: bool = False, words: Sequence[str] = ()) -> Any:
@@ -140,7 +140,9 @@ def _language_model(tokenizer: Any, sizes: Any) -> Any:
     return Qwen2ForCausalLM(Qwen2Config(**_text_sizes(tokenizer, sizes), tie_word_embeddings=True))
 
 
-def _vision_model(tokenizer: Any, sizes: Any) -> Any:
+def vision_model(tokenizer: Any, sizes: Any, **vision: Any) -> Any:
+    """Return a vision-language model of `sizes`, a `TinyConfig`, with random weights. `vision`: more keys of its vision
+    config."""
     import transformers
 
     classes = {
@@ -152,7 +154,7 @@ def _vision_model(tokenizer: Any, sizes: Any) -> Any:
     token = tokenizer.convert_tokens_to_ids
     config = config_class(
         text_config=_text_config(tokenizer, sizes),
-        vision_config=_vision_config(sizes),
+        vision_config=_vision_config(sizes) | vision,
         tie_word_embeddings=True,
         image_token_id=token("<|image_pad|>"),
         video_token_id=token("<|video_pad|>"),
@@ -208,7 +210,8 @@ def _vision_config(sizes: Any) -> dict[str, Any]:
     return common | {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
 
 
-def _image_processor(sizes: Any) -> Any:
+def image_processor(sizes: Any) -> Any:
+    """Return the image processor of a model of `sizes`."""
     from transformers import Qwen2VLImageProcessorPil
 
     cell = sizes.patch_size * sizes.merge_size
