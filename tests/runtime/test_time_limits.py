@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import inspect
 import threading
 
 import pytest
@@ -112,3 +113,15 @@ async def test_an_awaitable_that_resists_its_cancellation_is_not_waited_for() ->
     free.set()
     await ended.wait()
     assert await within(asyncio.sleep(0, "in time"), None) == "in time"
+
+
+async def test_a_call_that_is_given_up_before_it_began_is_closed() -> None:
+    async def call() -> None: ...
+
+    coroutine = call()
+    waiting = within(coroutine, 1.0)
+    waiting.send(None)  # as far as its first wait: nothing of the call has run
+    waiting.close()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED

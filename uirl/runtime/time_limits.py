@@ -63,6 +63,8 @@ async def within(awaitable: Awaitable[T], timeout: float | None) -> T:
     Raises `TimedOut` after `timeout` seconds (None: no limit), even where the awaitable resists cancellation.
     """
     task = asyncio.ensure_future(awaited(awaitable))
+    if asyncio.iscoroutine(awaitable):
+        task.add_done_callback(lambda _: awaitable.close())  # it was not begun where the task was cancelled at once
     try:
         done, _ = await asyncio.wait({task}, timeout=timeout)
     finally:
