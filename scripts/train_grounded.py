@@ -1,4 +1,4 @@
-"""Make the weights of a tiny vision-language model that sees, from synthetic screens: about an hour on two cores.
+"""Make the weights of a tiny vision-language model that sees, from synthetic screens: less than an hour on two cores.
 
     python scripts/train_grounded.py --out runs/grounded
     uirl train --config configs/miniwob_click.yaml model.local_path=runs/grounded

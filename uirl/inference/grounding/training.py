@@ -28,7 +28,7 @@ _POINTER = 64
 class Recipe:
     """How the weights are made. Nothing depends on the clock."""
 
-    steps: int = 4000
+    steps: int = 3000
     seed: int = 0
     pictures: int = 16
     """Pictures of one update, of all processes together."""
