@@ -70,7 +70,7 @@ def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, r
         "success before": percent(summary["success_before"]),
         "success after": percent(after.success, after.interval),
         **{f"control: {name}": percent(value) for name, value in summary["controls"].items()},
-        "reward": f"{summary['reward_before']} -> {summary['reward_after']}",
+        "reward": f"{_short(summary['reward_before'])} -> {_short(summary['reward_after'])}",
         "episodes": f"{summary['episodes']} in {summary['steps']} steps, {summary['train_seconds']:.0f} s",
         **excluded_rows({"training": training, "last evaluation": after.tally}),
         "ledger": state.ledger.words(),
@@ -123,3 +123,7 @@ def warn_of_excluded(tallies: Mapping[str, Tally]) -> None:
             f"MORE THAN {100 * NOTEWORTHY:.0f} % OF THE EPISODES ARE EXCLUDED, the numbers above leave them out. "
             f"{excluded}"
         )
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
