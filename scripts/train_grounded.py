@@ -85,7 +85,6 @@ def one_process(rank: int, recipe: Recipe, args: argparse.Namespace, meeting: st
         distributed.destroy_process_group()
     if rank:
         return
-    torch.set_num_threads(args.processes)
     loaded.model.to(torch.float16).to(torch.float32)  # measured as they are written
     kinds = accuracy(loaded, recipe.seed, batches=-(-args.screens // 20), size=min(20, args.screens))
     made = {"command": command, "processes": args.processes, "seconds": round(seconds), "recipe": asdict(recipe)}
