@@ -12,10 +12,9 @@ export TOKENIZERS_PARALLELISM := false
 train: setup browser
 	$(BIN)/uirl train configs/screen.yaml
 
-# four at a time, a file each: half of their time goes into waiting for processes, pages and servers; in the order of
-# tests/conftest.py, where the longest come first
+# four at a time, a file each: half of their time goes into waiting for processes, pages and servers
 test: setup browser sandbox check
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --dist loadfile
 
 # what takes long because it starts processes: actors beside the learner, runs on Ray, machines that are lost
 test-actors: setup browser sandbox
