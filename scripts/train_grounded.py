@@ -40,8 +40,8 @@ PACKAGES = ("torch", "transformers", "pillow", "matplotlib", "numpy")
 def main() -> None:
     """Train, measure, write."""
     args = arguments()
-    recipe = replace(Recipe(), steps=args.steps, seed=args.seed, bfloat16=not args.float32)
-    for name in ("steps", "processes", "screens"):
+    recipe = replace(Recipe(), looks=args.looks, steps=args.steps, seed=args.seed, bfloat16=not args.float32)
+    for name in ("looks", "steps", "processes", "screens"):
         if getattr(args, name) < 1:
             sys.exit(f"--{name} {getattr(args, name)}: expected at least 1")
     if recipe.pictures % args.processes:
@@ -60,7 +60,8 @@ def arguments() -> argparse.Namespace:
     """Return the options of the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/grounded"), help="folder that is written")
-    parser.add_argument("--steps", type=int, default=Recipe().steps, help="updates")
+    parser.add_argument("--looks", type=int, default=Recipe().looks, help="updates of the vision tower alone")
+    parser.add_argument("--steps", type=int, default=Recipe().steps, help="updates of the whole model after these")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2, help="one core each")
     parser.add_argument("--float32", action="store_true", help="for processors without bfloat16 products")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from transformers.models.qwen3_vl.modeling_qwen3_vl import apply_rotary_pos_emb_vision
 
-from uirl.inference.grounding.model import build_model, build_tokenizer
+from uirl.inference.grounding.model import _SIDES, build_model, build_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -42,3 +44,16 @@ def test_it_is_small_and_its_random_weights_follow_from_the_seed() -> None:
     again, _, _ = build_model(seed=1)
     assert 1e6 < sum(p.numel() for p in first.parameters()) < 3e6
     assert all((a == b).all() for a, b in zip(first.parameters(), again.parameters(), strict=True))
+
+
+def test_every_vision_head_begins_by_looking_at_a_neighbour() -> None:
+    visual = build_model(seed=0)[0].model.visual
+    places = torch.cartesian_prod(torch.arange(20), torch.arange(20))
+    angles = torch.cat([visual.rotary_pos_emb(places)] * 2, dim=-1)
+    for block, sides in zip(visual.blocks, _SIDES, strict=True):
+        query, key, _ = block.attn.qkv.bias.view(3, 1, block.attn.num_heads, block.attn.head_dim).expand(3, 400, -1, -1)
+        query, key = apply_rotary_pos_emb_vision(query, key, angles.cos(), angles.sin())
+        for head, (rows, columns) in enumerate(sides):
+            best = (query[:, head] @ key[:, head].T).argmax(-1)
+            for at in (5 * 20 + 7, 12 * 20 + 3):
+                assert (places[best[at]] - places[at]).tolist() == [rows, columns]

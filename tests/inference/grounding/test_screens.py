@@ -7,7 +7,9 @@ import subprocess
 import sys
 from random import Random
 
-from uirl.inference.grounding.lessons import HELD_OUT, SIGHTS, cell_of, lesson, sights
+from PIL import Image
+
+from uirl.inference.grounding.lessons import HELD_OUT, LETTERS, SIGHTS, cell_of, lesson, letters_of, sights
 from uirl.inference.grounding.screens import SIZES, Screen, screen
 from uirl.inference.grounding.widgets import KIND_NAMES
 
@@ -113,3 +115,9 @@ def test_letters_are_seen_where_they_stand() -> None:
 def test_the_cell_of_a_place_is_counted_row_by_row() -> None:
     one = screen(0, 0, (160, 208))  # 10 cells in a row
     assert [cell_of(one, place, 16) for place in ((0, 0), (15, 15), (16, 0), (0, 16), (159, 207))] == [0, 0, 1, 10, 129]
+
+
+def test_letters_are_in_the_patches_of_their_middles() -> None:
+    one = Screen(Image.new("RGB", (16, 16)), (), (("A", 3, 4), ("b", 12, 15), ("c", 99, 0), ("d", -1, 3)))
+    assert letters_of(one, 8).tolist() == [[1 + ord("A") - 33, 0], [0, 1 + ord("b") - 33]]
+    assert int(letters_of(screen(5, 0), 8).max()) <= LETTERS

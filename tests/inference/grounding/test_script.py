@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parents[3] / "scripts" / "train_grounded.py"
 
 def test_the_command_writes_a_model_and_its_card(tmp_path: Path) -> None:
     folder = tmp_path / "made"
-    options = ["--out", str(folder), "--steps", "2", "--screens", "2", "--seed", "3"]
+    options = ["--out", str(folder), "--looks", "2", "--steps", "2", "--screens", "2", "--seed", "3"]
     subprocess.run([sys.executable, str(SCRIPT), *options], check=True, timeout=300, stdout=subprocess.DEVNULL)
     card = json.loads((folder / "card.json").read_text())
     assert card["sha256"] == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()

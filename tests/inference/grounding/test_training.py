@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
@@ -15,12 +16,12 @@ from uirl.inference.grounding.model import build_model
 from uirl.inference.grounding.packing import Packer, last_hidden
 from uirl.inference.grounding.questions import Question, click
 from uirl.inference.grounding.screens import screen
-from uirl.inference.grounding.training import Recipe, Trainer, rate
+from uirl.inference.grounding.training import FIGURES, Recipe, Trainer, exact_attention, rate, train
 from uirl.inference.messages import Message
 from uirl.inference.models.chat import ChatRenderer
 from uirl.inference.models.loading import LoadedModel, hidden_states, pad_sequences, wrap_model
 
-SMALL = Recipe(steps=4, pictures=2, questions=2, warm_up=2, bfloat16=False)
+SMALL = Recipe(looks=4, steps=4, pictures=2, questions=2, warm_up=2, bfloat16=False)
 
 
 def model() -> LoadedModel:
@@ -66,12 +67,11 @@ def test_updates_repeat_and_the_loss_falls() -> None:
 
 
 def test_the_learning_rate_rises_and_falls_to_zero() -> None:
-    recipe = replace(SMALL, steps=102, warm_up=2)
     # 1/2, 1, then half a cosine over 100 updates: its middle is 0.5
-    assert [rate(recipe, n) for n in (0, 1, 2)] == [0.5, 1.0, 1.0]
-    assert rate(recipe, 52) == pytest.approx(0.5)
-    assert rate(recipe, 102) == pytest.approx(0.0)
-    assert rate(recipe, 27) == pytest.approx(0.5 + 0.5 * math.cos(math.pi / 4))
+    assert [rate(n, 102, 2) for n in (0, 1, 2)] == [0.5, 1.0, 1.0]
+    assert rate(52, 102, 2) == pytest.approx(0.5)
+    assert rate(102, 102, 2) == pytest.approx(0.0)
+    assert rate(27, 102, 2) == pytest.approx(0.5 + 0.5 * math.cos(math.pi / 4))
 
 
 def test_answers_are_greedy_and_end_where_the_model_ends_them() -> None:
@@ -83,3 +83,33 @@ def test_answers_are_greedy_and_end_where_the_model_ends_them() -> None:
     for number in range(25):
         trainer.learn(screens, asked, number)
     assert answers(loaded, screens, asked) == [click((12, 34))]
+
+
+def test_looking_moves_the_vision_tower_alone_and_repeats() -> None:
+    runs = []
+    for _ in range(2):
+        trainer = Trainer(model(), replace(SMALL, learning_rate=3e-3))
+        before = {name: p.clone() for name, p in trainer.loaded.model.named_parameters()}
+        runs.append([trainer.look(0)["sights"] for _ in range(4)])
+        moved = {name for name, p in trainer.loaded.model.named_parameters() if not torch.equal(p, before[name])}
+        assert moved
+        assert all(name.startswith("model.visual.") for name in moved)
+    assert runs[0] == runs[1]
+    assert runs[0][-1] < runs[0][0]
+
+
+def test_attention_in_float32_says_the_same_and_ends_with_the_training() -> None:
+    loaded = model()
+    screens, asked = lesson(0, 0, 2, 3)
+    packer = Packer(loaded)
+    packed = packer([s.picture for s in screens], [[packer.block(q.text, q.reply) for q in row] for row in asked])
+    with torch.no_grad():
+        usual = last_hidden(loaded, packed)
+        with exact_attention(loaded.model):
+            exact = last_hidden(loaded, packed)
+    torch.testing.assert_close(usual, exact, atol=1e-4, rtol=1e-4)
+    lines: list[str] = []
+    train(Trainer(loaded, SMALL), lines.append, every=2)
+    assert [next(iter(json.loads(line))) for line in lines] == ["look", "look", "step", "step"]
+    assert set(json.loads(lines[-1])) <= {"step", "seconds", *FIGURES}
+    assert loaded.model.config.text_config._attn_implementation == "sdpa"  # type: ignore[union-attr]

@@ -14,6 +14,8 @@ from uirl.inference.grounding.widgets import COLOURS, ICONS, KIND_NAMES, SHAPES
 HELD_OUT = 1_000_000_007
 """Added to the seed for screens that nothing is learned from."""
 _LETTERS = [chr(code) for code in range(33, 127)]
+LETTERS = len(_LETTERS)
+"""How many of the sights are letters; they come first."""
 SIGHTS = {name: i for i, name in enumerate((
     *(f"letter {c}" for c in _LETTERS), *(f"{k} here" for k in KIND_NAMES), *(f"{k} middle" for k in KIND_NAMES),
     *COLOURS, *SHAPES, *ICONS,
@@ -51,6 +53,17 @@ def sights(screen: Screen, side: int) -> Tensor:
             if name:
                 there[SIGHTS[name]] = 1
     return seen.flatten(0, 1)
+
+
+def letters_of(screen: Screen, side: int) -> Tensor:
+    """Return [rows, columns]: the number of the letter whose middle is in a patch of `side` x `side` pixels, from 1; 0
+    where there is none."""
+    columns, rows = screen.picture.width // side, screen.picture.height // side
+    letters = torch.zeros(rows, columns, dtype=torch.long)
+    for letter, x, y in screen.glyphs:
+        if 0 <= x < columns * side and 0 <= y < rows * side and letter in _LETTERS:
+            letters[y // side, x // side] = 1 + _LETTERS.index(letter)
+    return letters
 
 
 def cell_of(screen: Screen, place: tuple[int, int], side: int) -> int:

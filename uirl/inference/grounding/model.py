@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,14 @@ SIZES = TinyConfig(
 
 _PLACES = 20
 """Learned places along each side of a picture: one per patch of 160 pixels; other sizes are interpolated."""
+_SIDES = (
+    ((-1, 0), (1, 0), (0, -1), (0, 1)),
+    ((-1, -1), (-1, 1), (1, -1), (1, 1)),
+    ((0, -2), (0, 2), (-1, 0), (1, 0)),
+)
+"""Where the heads of each vision layer look in the beginning: rows and columns of patches away."""
+_SHARPNESS = 8.0
+"""What the best place has more than the others in the logits of a head, per frequency; at most twice as much."""
 _WORDS = (
     "Click click Press press Select select Choose choose Tap tap Focus focus Activate Switch on the a an to in of for "
     "beside next and button link heading title text word field input area list drop-down check box checkbox radio "
@@ -50,7 +59,27 @@ def build_model(*, seed: int) -> tuple[Any, Any, Any]:
         model = vision_model(tokenizer, SIZES, num_position_embeddings=_PLACES**2)
     with torch.no_grad():
         model.model.visual.pos_embed.weight.copy_(_waves(SIZES.vision_hidden_size))
+        for block, sides in zip(model.model.visual.blocks, _SIDES, strict=True):
+            _look_aside(block.attn, sides)
     return model, tokenizer, image_processor(SIZES)
+
+
+def _look_aside(attention: Any, sides: Sequence[tuple[int, int]]) -> None:
+    """Let each head of a vision layer begin by looking at the patch that lies `sides` (rows, columns) away, as the taps
+    of a convolution do (d'Ascoli et al. 2021, ConViT): a letter lies across patches.
+
+    Rotary embeddings turn the constant part of queries and keys by an angle per row and column, so that part alone
+    prefers one distance. Of the frequencies the two highest are used: the first is sharp, the second tells its periods
+    apart."""
+    half, quarter = attention.head_dim // 2, attention.head_dim // 4
+    size = math.sqrt(_SHARPNESS * math.sqrt(attention.head_dim))
+    bias = attention.qkv.bias.view(3, attention.num_heads, attention.head_dim)
+    for head, side in enumerate(sides):
+        for axis, away in enumerate(side):
+            for i in range(2):
+                angle, at = away * 10000 ** (-2 * i / half), axis * quarter + i
+                bias[0, head, at], bias[0, head, at + half] = size, 0.0
+                bias[1, head, at], bias[1, head, at + half] = size * math.cos(angle), -size * math.sin(angle)
 
 
 def _waves(width: int) -> torch.Tensor:

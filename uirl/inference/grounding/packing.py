@@ -14,6 +14,8 @@ from torch import Tensor
 from uirl.inference.models.loading import LoadedModel
 from uirl.inference.models.vision import GridPatches
 
+_ROUND = 32
+"""Rows are padded to a multiple of it: kernels are kept for each shape, and thousands of shapes fill the memory."""
 Block = tuple[Sequence[int], Sequence[int]]
 """Token ids of a question with the prompt for the reply, and of the reply."""
 
@@ -30,8 +32,8 @@ class Packed:
     """[B, 1, T, T], True where a row sees a column."""
     learned: Tensor
     """[B, T], True at the tokens of replies."""
-    asked: list[tuple[int, int]]
-    """Row and place of the last token of each question, in order."""
+    about: Tensor
+    """[B, T], number of the question that a token belongs to, counted over all rows; 0 outside of questions."""
     ends: list[tuple[int, int]]
     """Row and place of the last token of each block, in order."""
     cells: tuple[int, int]
@@ -59,6 +61,10 @@ class Packer:
         asked = self._tokenizer.encode(question + "<|assistant|>")
         return asked, self._tokenizer.encode(reply + "<|im_end|>") if reply else []
 
+    def vision(self, pictures: Sequence[Image]) -> dict[str, Tensor]:
+        """Return pictures as the model's forward takes them."""
+        return self._vision([self._patches(np.asarray(picture)) for picture in pictures])
+
     def __call__(self, pictures: Sequence[Image], blocks: Sequence[Sequence[Block]]) -> Packed:
         """Return a batch; `pictures` have one size, `blocks` are the questions about each."""
         encoded = [self._patches(np.asarray(picture)) for picture in pictures]
@@ -66,13 +72,14 @@ class Packer:
         rows, columns = high // self._merge, wide // self._merge
         head = [self._user, self._before, *[self._image] * (rows * columns), self._after]
         longest = len(head) + max(sum(len(q) + len(r) for q, r in row) for row in blocks)
+        longest = -(-longest // _ROUND) * _ROUND
         batch = len(pictures)
         ids = torch.full((batch, longest), self._pad)
         places = torch.zeros(3, batch, longest, dtype=torch.long)
         seen = torch.zeros(batch, longest, longest, dtype=torch.bool)
         learned = torch.zeros(batch, longest, dtype=torch.bool)
         n = len(head)
-        last_asked: list[tuple[int, int]] = []
+        about = torch.zeros(batch, longest, dtype=torch.long)
         ends: list[tuple[int, int]] = []
         causal = torch.ones(longest, longest, dtype=torch.bool).tril()
         ids[:, :n] = torch.tensor(head)
@@ -86,11 +93,11 @@ class Packer:
                 places[:, i, at:stop] = following + torch.arange(stop - at)
                 seen[i, at:stop, at:stop] = causal[: stop - at, : stop - at]
                 learned[i, at + len(asked) : stop] = True
-                last_asked.append((i, at + len(asked) - 1))
+                about[i, at:stop] = len(ends)
                 ends.append((i, stop - 1))
                 at = stop
         seen[:, :, :n] |= causal[:, :n]
-        return Packed(ids, places, seen[:, None], learned, last_asked, ends, (2, n - 1), self._vision(encoded))
+        return Packed(ids, places, seen[:, None], learned, about, ends, (2, n - 1), self._vision(encoded))
 
     def _head_positions(self, rows: int, columns: int) -> Tensor:
         """Return [3, n]: user, vision start, the picture's block, vision end, as `VisionInputs.positions` counts."""

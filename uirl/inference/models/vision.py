@@ -19,6 +19,8 @@ import torch
 
 from uirl.errors import AlignmentError, ContractError
 from uirl.images import Screenshot
+from uirl.inference.models.geometry import grid_transform, stacked_transform
+from uirl.types import PictureTransform
 
 QWEN_FAMILY = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 STACKED_FAMILY = ("llava", "vipllava")
@@ -36,6 +38,8 @@ class EncodedImage:
     """Qwen: (time, rows, columns) in patches; None for stacked images."""
     tokens: int
     """Placeholder tokens the image takes in the sequence."""
+    transform: PictureTransform | None = None
+    """What was done to the picture before it was cut into patches; None: not known."""
 
 
 class VisionInputs:
@@ -80,6 +84,10 @@ class VisionInputs:
                 encoded[key] = fresh
                 self._keep(key, fresh)
         return [encoded[image.hash] for image in images]
+
+    def transforms(self, images: Sequence[Screenshot]) -> tuple[PictureTransform | None, ...]:
+        """Return what was done to each picture before it was cut into patches; None: not known."""
+        return tuple(image.transform for image in self.encode(images))
 
     def forward_inputs(self, images: Sequence[Screenshot], device: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Return the keyword arguments for the model's forward; empty without images.
@@ -154,7 +162,13 @@ class VisionInputs:
         pictures = [image.open() for image in images]
         if not self.has_grid:
             pixels = self.processor(images=pictures, return_tensors="pt")["pixel_values"]
-            return [EncodedImage(pixels[i : i + 1], None, self._stacked_tokens) for i in range(len(images))]
+            fed = (int(pixels.shape[-1]), int(pixels.shape[-2]))
+            return [
+                EncodedImage(
+                    pixels[i : i + 1], None, self._stacked_tokens, stacked_transform(self.processor, picture.size, fed)
+                )
+                for i, picture in enumerate(pictures)
+            ]
         return [self._encode_grid(picture) for picture in pictures]
 
     def _encode_grid(self, picture: Any) -> EncodedImage:
@@ -164,7 +178,9 @@ class VisionInputs:
         else:
             output = self.processor(images=[picture], return_tensors="pt")
             pixels, (t, h, w) = output["pixel_values"], (int(n) for n in output["image_grid_thw"][0])
-        return EncodedImage(pixels, (t, h, w), t * h * w // self.merge**2)
+        side = self.processor.patch_size
+        transform = grid_transform(self.processor, picture.size, (w * side, h * side))
+        return EncodedImage(pixels, (t, h, w), t * h * w // self.merge**2, transform)
 
     def _keep(self, key: str, image: EncodedImage) -> None:
         with self._lock:
