@@ -150,6 +150,44 @@ class Failure:
     """Index of the turn in which it happened; None: before the first."""
 
 
+Box = tuple[int, int, int, int]
+"""Left, top, width, height in pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class PictureTransform:
+    """How the picture that a model was fed was made of the raw one: a part of it, resized, and a part of that."""
+
+    raw_size: tuple[int, int]
+    """Width and height in pixels, as all sizes here."""
+    resized: tuple[int, int]
+    """Of `source`, once it is resized."""
+    source: Box | None = None
+    """Part of the raw picture that is resized; what lies outside the picture has the colour `fill`. None: all of it."""
+    window: Box | None = None
+    """Part of the resized picture that is fed; what lies outside is black. None: all of it."""
+    resample: str = "bicubic"
+    """Name of the filter, as in `PIL.Image.Resampling`."""
+    fill: tuple[int, int, int] = (0, 0, 0)
+
+    @property
+    def fed_size(self) -> tuple[int, int]:
+        """Width and height of the picture that was fed."""
+        return self.resized if self.window is None else self.window[2:]
+
+    def to_fed(self, x: float, y: float) -> tuple[float, float]:
+        """Return where a point of the raw picture lies in the fed one; outside of it where it was cut off."""
+        left, top, width, height = self.source or (0, 0, *self.raw_size)
+        dx, dy = (self.window or (0, 0))[:2]
+        return (x - left) * self.resized[0] / width - dx, (y - top) * self.resized[1] / height - dy
+
+    def to_raw(self, x: float, y: float) -> tuple[float, float]:
+        """Return the inverse of `to_fed`."""
+        left, top, width, height = self.source or (0, 0, *self.raw_size)
+        dx, dy = (self.window or (0, 0))[:2]
+        return (x + dx) * width / self.resized[0] + left, (y + dy) * height / self.resized[1] + top
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One model call: what was fed, what was sampled, what came of it.
@@ -170,6 +208,9 @@ class Turn:
     """The history was rewritten before this turn (or this is the first): a new token sequence begins here."""
     context_images: tuple[str, ...] = ()
     """Hashes of the images whose placeholders stand in `context_ids`, in order."""
+    pictures: tuple[PictureTransform | None, ...] = ()
+    """What each of the `context_images` became before the model saw it, None where nobody knows; empty: not
+    recorded."""
     finish_reason: str = "stop"
     """Of the generation: 'stop', 'length' or 'abort'."""
     terminated: bool = False
@@ -183,6 +224,11 @@ class Turn:
             raise ValueError(
                 f"rollout_log_probs must align with response_ids: got {len(self.rollout_log_probs)}, expected "
                 f"{len(self.response_ids)}; does the engine return one for the stop token?"
+            )
+        if self.pictures and len(self.pictures) != len(self.context_images):
+            raise ValueError(
+                f"pictures must align with context_images: got {len(self.pictures)}, expected "
+                f"{len(self.context_images)} or 0"
             )
 
     @property
@@ -218,6 +264,10 @@ class Trajectory:
     """Numbers of this episode for the log: seconds, tokens, what the environment reported (`success`, ...)."""
     final: Observation | None = None
     """What stood there after the last turn: nobody acted on it, and verifiers look at it. None: not recorded."""
+    sampling: JSON | None = None
+    """How the policy was sampled (temperature, top_p, top_k, max_tokens, seed); None: no policy was, or nobody says."""
+    level: str | None = None
+    """Level of the task in the curriculum when it was drawn; None: there was none."""
 
     def __len__(self) -> int:
         return len(self.turns)

@@ -28,6 +28,7 @@ OTHERS: dict[str, Any] = {
     "low": 0.5,
     "high": 2.0,
     "cap": 2.0,
+    "spared": torch.tensor([1, 0]),
 }
 """What the functions need beside tensors of [B, T]."""
 NOT_ALIGNED = {"compute_entropy", "group_codes"}
@@ -44,7 +45,7 @@ def _tensors(function: Callable[..., Any]) -> list[str]:
     """The parameters that are tensors of [B, T]."""
     said = get_type_hints(function.__init__ if inspect.isclass(function) else inspect.unwrap(function))
     batched = [name for name, kind in said.items() if kind in (Tensor, Tensor | None) and name != "return"]
-    return [name for name in batched if name not in ("bootstrap_values", "denominator")]
+    return [name for name in batched if name not in ("bootstrap_values", "denominator", "spared")]
 
 
 def _arguments(function: Callable[..., Any]) -> dict[str, Any]:

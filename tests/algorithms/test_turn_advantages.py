@@ -3,7 +3,12 @@
 import pytest
 import torch
 
-from uirl.algorithms import compute_gigpo_advantage, compute_grpo_advantage, compute_turn_level_advantage
+from uirl.algorithms import (
+    compute_gigpo_advantage,
+    compute_grpo_advantage,
+    compute_turn_level_advantage,
+    spare_turns,
+)
 
 # Two trajectories of one group. Row 0: turn 0 (2 tokens), an observation, turn 1 (1 token).
 # Row 1: turn 0 (1 token), an observation, turn 1 (1 token), turn 2 (1 token).
@@ -125,3 +130,33 @@ def test_no_response_tokens():
     empty = torch.zeros(2, 5)
     advantages, _ = compute_turn_level_advantage(empty, empty, [0, 0], torch.full((2, 5), -1))
     assert (advantages == 0).all()
+
+
+class TestSpareTurns:
+    # two turns of two and one tokens; the column between them belongs to the environment
+    TURNS = torch.tensor([[0, 0, -1, 1, -1], [0, 0, -1, 1, -1]])
+    MASK = torch.tensor([[1, 1, 0, 1, 0], [1, 1, 0, 1, 0]])
+
+    def test_the_right_turns_of_a_failed_episode_lose_their_blame(self):
+        # GRPO of the rewards 1 and 0 without the deviation: +-0.5; row 1 failed in its second turn
+        advantages = torch.tensor([[0.5, 0.5, 0.0, 0.5, 0.0], [-0.5, -0.5, 0.0, -0.5, 0.0]])
+        spared = spare_turns(advantages, self.MASK, self.TURNS, torch.tensor([0, 1]))
+        assert spared.tolist() == [[0.5, 0.5, 0.0, 0.5, 0.0], [0.0, 0.0, 0.0, -0.5, 0.0]]
+
+    def test_praise_stays(self):
+        advantages = torch.tensor([[0.2, -0.3, 0.0, -0.1, 0.0]])
+        spared = spare_turns(advantages, self.MASK[:1], self.TURNS[:1], torch.tensor([2]))
+        assert spared.tolist() == torch.tensor([[0.2, 0.0, 0.0, 0.0, 0.0]]).tolist()
+
+    def test_none_spared_changes_nothing(self):
+        advantages = torch.tensor([[-1.0, 2.0, 0.0, -3.0, 0.0], [1.0, -1.0, 0.0, 0.0, 0.0]])
+        assert torch.equal(spare_turns(advantages, self.MASK, self.TURNS, torch.tensor([0, 0])), advantages)
+
+    def test_garbage_outside_the_mask_stays_out(self):
+        advantages, turns = torch.full((2, 5), -1.0), self.TURNS.masked_fill(self.MASK == 0, 0)
+        spared = spare_turns(advantages, self.MASK, turns, torch.tensor([1, 1]))
+        assert spared.tolist() == [[0.0, 0.0, -1.0, -1.0, -1.0]] * 2
+
+    def test_a_number_for_each_row(self):
+        with pytest.raises(ValueError, match=r"one number per row: got \(1,\), expected 2"):
+            spare_turns(torch.zeros(2, 5), self.MASK, self.TURNS, torch.tensor([1]))

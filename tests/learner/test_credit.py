@@ -7,6 +7,7 @@ from tests.learner.updates import TEXT, gradients_of_first_step, log_probs_of, m
 from tests.learner.worlds import make_config, sample_trajectories, weights_of, with_version
 from uirl.errors import ConfigError
 from uirl.learner import Learner, Policy
+from uirl.learner.credit import Credit
 
 
 class TestDeadGroups:
@@ -85,6 +86,20 @@ class TestDeadGroups:
         reward = self.live_only_in_group({0, 2})
         metrics = learner.update(sample_trajectories(learner.policy, images, n=8, reward=reward))
         assert metrics["live_groups"] == metrics["live_fraction"] == 0.5
+
+
+class TestSpared:
+    GRPO = (TEXT, "training.adv_estimator=grpo", "training.group_size=2", "training.minibatches=1")
+
+    def test_only_the_named_turns_of_the_named_trajectory_lose_their_blame(self, images, monkeypatch):
+        learner = make_learner(images, *self.GRPO, "algorithm.normalize_by_std=false")
+        seen = []
+        monkeypatch.setattr(Credit, "weighed", lambda credit, weights: seen.append(credit.advantages) or credit)
+        # of each pair the first fails
+        learner.update(sample_trajectories(learner.policy, images), spared={"trajectory-2": 1, "trajectory-3": 1})
+        blamed = [sorted(set(row.tolist()) - {0.0}) for row in seen[0]]
+        assert blamed == [[-1.0], [1.0], [-1.0], [1.0]]  # reward 1 per turn of two: totals 0 and 2
+        assert (seen[0][2] == 0).sum() > (seen[0][0] == 0).sum()
 
 
 class TestKL:

@@ -1,7 +1,18 @@
 """Trajectories for the tests of this folder."""
 
 from uirl.images import Screenshot
-from uirl.types import Action, Failure, Observation, Task, ToolCall, ToolResult, Trajectory, Turn, Verdict
+from uirl.types import (
+    Action,
+    Failure,
+    Observation,
+    PictureTransform,
+    Task,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    Verdict,
+)
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -24,13 +35,22 @@ def full_trajectory(id: str = "t-1") -> Trajectory:
         policy_version=4,
         starts_segment=True,
         context_images=(shots[0].hash, shots[1].hash),
+        pictures=(PictureTransform((4, 2), (28, 56), (-1, 0, 4, 4), (1, 2, 3, 4), "box", (9, 8, 7)), None),
         finish_reason="length",
         terminated=True,
         truncated=True,
         info={"a": [1, {"b": None}], "inf": float("inf")},
         tool_results=results[::-1],
     )
-    second = Turn(Observation("ok", shots[:1]), (5,), (6,), (-0.5,), starts_segment=False)
+    second = Turn(
+        Observation("ok", shots[:1]),
+        (5,),
+        (6,),
+        (-0.5,),
+        starts_segment=False,
+        context_images=(shots[0].hash, shots[0].hash),
+        pictures=(PictureTransform((4, 2), (4, 2)), PictureTransform((4, 2), (28, 14))),
+    )
     return Trajectory(
         id=id,
         task=Task("level/1", "screen", "press red", {"target": [3, 4]}, ("easy", "red"), 11),
@@ -42,6 +62,8 @@ def full_trajectory(id: str = "t-1") -> Trajectory:
         seed=12,
         metrics={"success": 1.0, "seconds": 0.1},
         final=Observation("done", (Screenshot(PNG + b"three"),), {"stage": 2}, results, "stage 2"),
+        sampling={"temperature": 0.7, "seed": 3},
+        level="frontier",
     )
 
 

@@ -21,7 +21,18 @@ from uirl.errors import StorageError
 from uirl.images import ImageStore, Screenshot
 from uirl.storage import TrajectoryStore
 from uirl.storage.records import decode_header, decode_turn, encode_header, encode_turn
-from uirl.types import Action, Failure, Observation, Task, ToolCall, ToolResult, Trajectory, Turn, Verdict
+from uirl.types import (
+    Action,
+    Failure,
+    Observation,
+    PictureTransform,
+    Task,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    Verdict,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,6 +50,16 @@ def test_every_field_comes_back_exactly(store):
     assert store.get("t-1") == stored
 
 
+def test_a_record_without_its_pictures_names_them(store):
+    stored = full_trajectory()
+    store.add(stored, step=3)
+    named = store.get("t-1", pictures=False)
+    shown = [image for turn in stored.turns for image in turn.observation.images]
+    assert shown
+    assert [image for turn in named.turns for image in turn.observation.images] == [image.hash for image in shown]
+    assert named.turns[0].context_ids == stored.turns[0].context_ids
+
+
 def test_the_example_above_leaves_no_field_at_its_default():
     made = full_trajectory()
     nouns = [
@@ -49,9 +70,10 @@ def test_the_example_above_leaves_no_field_at_its_default():
         made.turns[0].action,
         made.verdict,
         made.failure,
+        made.turns[0].pictures[0],
     ]
     nouns += [made.turns[0].action.tool_calls[0], made.turns[0].observation.tool_results[0]]
-    kinds = {Trajectory, Task, Turn, Observation, Action, Verdict, Failure, ToolCall, ToolResult}
+    kinds = {Trajectory, Task, Turn, Observation, Action, Verdict, Failure, ToolCall, ToolResult, PictureTransform}
     assert {type(noun) for noun in nouns} == kinds
     for noun in nouns:
         for field in dataclasses.fields(noun):
@@ -391,7 +413,7 @@ def test_other_files_and_other_versions_are_refused_and_left_alone(tmp_path):
     with sqlite3.connect(newer) as connection:
         connection.execute("PRAGMA user_version = 9")
     for read_only in (True, False):
-        with pytest.raises(StorageError, match="schema version 9, this version of uirl reads 1"):
+        with pytest.raises(StorageError, match="schema version 9, this version of uirl reads 1 to 2"):
             TrajectoryStore(newer, read_only=read_only)
 
 

@@ -59,7 +59,7 @@ from uirl.algorithms.policy_loss import (
 )
 from uirl.algorithms.registry import ALGORITHMS, AlgorithmSpec, get_algorithm
 from uirl.algorithms.scan import discounted_suffix_sum
-from uirl.algorithms.turns import compute_gigpo_advantage, compute_turn_level_advantage
+from uirl.algorithms.turns import compute_gigpo_advantage, compute_turn_level_advantage, spare_turns
 
 __all__ = [
     "ALGORITHMS",
@@ -111,6 +111,7 @@ __all__ = [
     "mismatch_log_weight",
     "mismatch_mask",
     "sequence_log_ratio",
+    "spare_turns",
     "token_log_ratio",
     "truncated_weight",
 ]

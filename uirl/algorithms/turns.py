@@ -104,6 +104,32 @@ def compute_gigpo_advantage(
     return turns.spread(episode.unsqueeze(1) + step_advantage_weight * step), turns.spread(turn_returns)
 
 
+@torch.no_grad()
+def spare_turns(advantages: Tensor, response_mask: Tensor, turn_ids: Tensor, spared: Tensor) -> Tensor:
+    """Return the advantages without blame for turns that were right: `max(advantage, 0)` before turn `spared`.
+
+    Args:
+        advantages: `[B, T]`, one whole trajectory per row.
+        response_mask: 0 and 1, `[B, T]`.
+        turn_ids: int64 `[B, T]`: the turn number, from 0, of each response token; ignored elsewhere.
+        spared: int64 `[B]`: how many turns of the row, from the first on, are known to be right; 0 changes nothing.
+
+    Returns:
+        `[B, T]`; advantages above 0, and those from turn `spared` on, are what they were.
+
+    Raises:
+        ValueError: Shapes that differ.
+
+    An advantage of the whole episode blames every turn of one that failed. Here those stay out of it that are known to
+    lead to a solved end (UI-Voyager 2603.24533 finds them by forks); what came after them carries all of the blame.
+    """
+    check_aligned(advantages=advantages, response_mask=response_mask, turn_ids=turn_ids)
+    if spared.shape != advantages.shape[:1]:
+        raise ValueError(f"spared must name one number per row: got {tuple(spared.shape)}, expected {len(advantages)}")
+    right = as_bool_mask(response_mask) & (turn_ids < spared.unsqueeze(1))
+    return torch.where(right, advantages.clamp(min=0.0), advantages)
+
+
 class _Turns:
     """A batch seen by turns `[B, K]`: rewards per turn, which turns exist, the way back to tokens."""
 

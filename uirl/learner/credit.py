@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from uirl.algorithms import AdvantageInputs, AdvantageOptions, AlgorithmSpec, KLController, apply_kl_penalty
+from uirl.algorithms import (
+    AdvantageInputs,
+    AdvantageOptions,
+    AlgorithmSpec,
+    KLController,
+    apply_kl_penalty,
+    spare_turns,
+)
 from uirl.errors import AlignmentError, ConfigError
 from uirl.learner.scoring import BatchScores
 from uirl.learner.settings import LearnerSettings
@@ -42,6 +49,13 @@ class Credit:
         So weighs the policy loss, which is proportional to the advantage; returns and denominators stay.
         """
         return self if weights is None else replace(self, advantages=self.advantages * weights)
+
+    def sparing(self, view: ResponseView, spared: Mapping[str, int]) -> Credit:
+        """Return the credit without blame for the first `spared` turns of some trajectories (`spare_turns`)."""
+        if not spared:
+            return self
+        turns = torch.tensor([spared.get(id, 0) for id in view.trajectory_ids])
+        return replace(self, advantages=spare_turns(self.advantages, view.mask, view.turn_ids, turns))
 
     def is_signal(self, settings: LearnerSettings) -> bool:
         """Return whether there is enough to learn from for a step."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from uirl.learner.batch import Batch, SampleBatches
 from uirl.learner.engine_gap import EngineGap
+from uirl.learner.figures import TokenPasses
 from uirl.learner.objective import Objective, require_finite
 from uirl.learner.optimizer import Optimizer
 from uirl.learner.policy import Policy
@@ -29,6 +30,8 @@ class UpdateSteps:
     version: int
     """Of the policy when the update begins."""
     metrics: Metrics
+    passes: TokenPasses | None = None
+    """Where to note what each pass says of the tokens; None: nobody asks."""
 
     def take(
         self, batches: SampleBatches, objective: Objective, minibatches: Iterable[list[int]], scale: float
@@ -56,6 +59,8 @@ class UpdateSteps:
                     values=rows.values is not None,
                     entropy_gradient=self.settings.training.entropy_coef > 0,
                 )
+                if self.passes is not None:
+                    self.passes.note(batch, members, scores)
                 samples = [batches.samples[i] for i in members]
                 if compare and scores.log_probs is not None:
                     self._compare_with_engine(scores.log_probs.detach(), batch, samples)

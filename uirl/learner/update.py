@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from uirl.algorithms import Algorithm, KLController
 from uirl.config import ConfigStore
@@ -10,6 +10,7 @@ from uirl.errors import AlignmentError, ConfigError
 from uirl.images import ImageStore
 from uirl.learner.batch import SampleBatches
 from uirl.learner.credit import Anchors, credit_of_update
+from uirl.learner.figures import OnLearned, TokenPasses, learned_tokens
 from uirl.learner.objective import Objective, UpdateTensors
 from uirl.learner.optimizer import Optimizer
 from uirl.learner.policy import Policy
@@ -73,25 +74,35 @@ class Learner:
 
     # -- one update --------------------------------------------------------------------------------------------
 
-    def update(self, samples: Sequence[Sample], *, anchors: Anchors | None = None) -> dict[str, float]:
+    def update(
+        self,
+        samples: Sequence[Sample],
+        *,
+        anchors: Anchors | None = None,
+        spared: Mapping[str, int] | None = None,
+        on_learned: OnLearned | None = None,
+    ) -> dict[str, float]:
         """Take one training step on `samples` (all segments of each trajectory); return its metrics.
 
         Old log-probs, values and reference; credit on whole trajectories; then `training.update_epochs` passes over
         `training.minibatches` minibatches of trajectories. No step is taken, and `version` stays, where no trajectory
         carries a signal or fewer groups than `algorithm.min_live_groups` do (`skipped` is then 1).
 
-        `anchors`: state keys per turn, for 'gigpo'. Raises AlignmentError where samples do not fit together or not
-        this policy, NonFiniteError where a loss or gradient is not finite.
+        `anchors`: state keys per turn, for 'gigpo'. `spared`: trajectory id -> how many of its turns, from the first
+        on, are not to blame (`spare_turns`). `on_learned` is told what was made of every token, once the steps are
+        taken. Raises AlignmentError where samples do not fit together or not this policy, NonFiniteError where a loss
+        or gradient is not finite.
         """
         view = response_view(samples)
         view.require_versions(self.version)
         self._freeze_reference()
         self.updates += 1
-        policy, settings = self.policy, self.settings
+        policy, settings, version = self.policy, self.settings, self.version
         batches = SampleBatches(policy.loaded, samples, self.images, settings.training.micro_batch_tokens)
         old = score_old(policy, settings, view, batches, self.version)
         reference = score_reference(policy, settings, view, batches)
         credit, credit_metrics = credit_of_update(settings, view, old, reference, self.kl, anchors)
+        credit = credit.sparing(view, spared or {})
         takes_step = credit.is_signal(settings)
         metrics = Metrics()
         weights, stale_metrics = stale_weights(settings, view, old, self.version)
@@ -99,6 +110,7 @@ class Learner:
         metrics.add("skipped", float(not takes_step))
         if settings.spec.loss == "policy":
             metrics.add("old_log_probs_recomputed", float(not old.from_engine))
+        passes = None if on_learned is None else TokenPasses(view.token_counts)
         if takes_step:
             schedule = MinibatchSchedule.of(settings, view, credit)
             objective = Objective.of(
@@ -107,9 +119,11 @@ class Learner:
             minibatches = schedule.minibatches(
                 settings.training.update_epochs, f"{settings.training.seed}/{self.updates}"
             )
-            steps = UpdateSteps(policy, self.use_optimizer("update"), settings, self.version, metrics)
+            steps = UpdateSteps(policy, self.use_optimizer("update"), settings, version, metrics, passes)
             steps.take(batches, objective, minibatches, schedule.scale)
             self.version += 1
+        if on_learned is not None and passes is not None:
+            on_learned(learned_tokens(view, credit, weights, old, passes), version)
         return {name: value for name, value in metrics.reduce().items() if value is not None}
 
     def use_optimizer(self, phase: str) -> Optimizer:

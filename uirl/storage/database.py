@@ -3,30 +3,62 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from uirl.errors import StorageError
 from uirl.runtime.files import storage_errors
 
-SCHEMA_VERSION = 1
-_APPLICATION_ID = 0x7569726C  # 'uirl'
+SCHEMA_VERSION = 2
+APPLICATION_ID = 0x7569726C
+"""'uirl': what SQLite's header says of a trajectory store."""
+
+_SINCE_2 = (
+    "CREATE INDEX trajectories_by_task ON trajectories (task_id)",
+    "CREATE INDEX trajectories_by_group ON trajectories (group_id)",
+    "CREATE TABLE origins (number INTEGER PRIMARY KEY, record TEXT NOT NULL UNIQUE)",
+    """CREATE TABLE learned (
+        trajectory INTEGER NOT NULL, step INTEGER NOT NULL, version INTEGER NOT NULL, advantages BLOB NOT NULL,
+        old_log_probs BLOB, log_probs BLOB, entropies BLOB, weights BLOB, PRIMARY KEY (trajectory, step))""",
+)
 
 _SCHEMA = (
     """CREATE TABLE trajectories (
         number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, step INTEGER NOT NULL, split TEXT NOT NULL,
         created REAL NOT NULL, task_id TEXT NOT NULL, environment TEXT NOT NULL, group_id TEXT NOT NULL,
-        stop_reason TEXT, reward REAL, success INTEGER, failure TEXT, turns INTEGER NOT NULL, record TEXT NOT NULL)""",
+        stop_reason TEXT, reward REAL, success INTEGER, failure TEXT, turns INTEGER NOT NULL, level TEXT,
+        verdict INTEGER, origin INTEGER, record TEXT NOT NULL)""",
     "CREATE INDEX trajectories_by_step ON trajectories (step)",
     """CREATE TABLE turns (
         trajectory INTEGER NOT NULL, position INTEGER NOT NULL, record TEXT NOT NULL, context_ids BLOB NOT NULL,
         response_ids BLOB NOT NULL, log_probs BLOB NOT NULL, PRIMARY KEY (trajectory, position))""",
     "CREATE TABLE images (hash TEXT PRIMARY KEY, step INTEGER NOT NULL, data BLOB NOT NULL)",
-    f"PRAGMA application_id = {_APPLICATION_ID}",
+    *_SINCE_2,
+    f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
-"""`images.step` is the earliest step whose trajectories show the image."""
+"""`images.step` is the earliest step whose trajectories show the image. `learned` has a row for each update that a
+trajectory took part in; its columns are those of `uirl.storage.learned`."""
+
+_FROM_1 = (
+    "ALTER TABLE trajectories ADD COLUMN level TEXT",
+    "ALTER TABLE trajectories ADD COLUMN verdict INTEGER",
+    "ALTER TABLE trajectories ADD COLUMN origin INTEGER",
+    "UPDATE trajectories SET verdict = verdict_in(record)",
+    *_SINCE_2,
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
+)
+"""What makes a file of version 1 one of this version."""
+
+_AS_2 = (
+    """CREATE TEMP VIEW trajectories AS SELECT number, id, step, split, created, task_id, environment, group_id,
+        stop_reason, reward, success, failure, turns, record, NULL AS level,
+        verdict_in(record) AS verdict, NULL AS origin FROM main.trajectories""",
+    *(statement.replace("CREATE TABLE", "CREATE TEMP TABLE") for statement in _SINCE_2 if "TABLE" in statement),
+)
+"""What a file of version 1 is read through where it may not be changed: it looks like one of this version."""
 
 _REMEDIES = {
     "SQLITE_FULL": "the disk is full: free some space or move the run, then continue with --resume",
@@ -54,7 +86,8 @@ def database_errors(what: str) -> Iterator[None]:
 def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
     """Return a connection to the store at `path`, which is created where it is missing (not with `read_only`).
 
-    Raises `StorageError` for a missing file, another kind of file, or another version of the schema.
+    A file of an earlier version of the schema is made one of this version, or with `read_only` is only read like one.
+    Raises `StorageError` for a missing file, another kind of file, or a version of the schema that is not known here.
     """
     if read_only and not path.is_file():
         raise StorageError(f"there is no trajectory store at {path}; expected runs/<name>/trajectories.sqlite")
@@ -85,6 +118,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, read_only: bool) -> None:
+    connection.create_function("verdict_in", 1, _verdict_in, deterministic=True)
     if not read_only:
         # A kill loses nothing that was committed; a power cut at most the newest commits, never the file.
         connection.execute("PRAGMA journal_mode = WAL")
@@ -92,13 +126,34 @@ def _prepare(connection: sqlite3.Connection, path: Path, read_only: bool) -> Non
         connection.execute(f"PRAGMA journal_size_limit = {64 << 20}")
         with transaction(connection):
             if not connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-                for statement in _SCHEMA:
-                    connection.execute(statement)
-    if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+                _execute(connection, _SCHEMA)
+            elif _numbers(connection) == (APPLICATION_ID, 1):
+                _execute(connection, _FROM_1)
+    application, version = _numbers(connection)
+    if application != APPLICATION_ID:
         raise StorageError(f"{path} is a database, but no trajectory store; choose another path")
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version != SCHEMA_VERSION:
+    if read_only and version == 1:
+        _execute(connection, _AS_2)
+    elif version != SCHEMA_VERSION:
         raise StorageError(
-            f"{path} has schema version {version}, this version of uirl reads {SCHEMA_VERSION}; read it with the uirl "
-            "that wrote it, or start a new run"
+            f"{path} has schema version {version}, this version of uirl reads 1 to {SCHEMA_VERSION}; read it with the "
+            "uirl that wrote it, or start a new run"
         )
+
+
+def _verdict_in(header: str) -> int | None:
+    """Return whether the verdict in the JSON of a header is that the trajectory passed; None: there is none. SQLite's
+    own functions do not read the NaN and Infinity that a header may hold."""
+    verdict = json.loads(header).get("verdict")
+    return None if verdict is None else int(verdict["passed"])
+
+
+def _numbers(connection: sqlite3.Connection) -> tuple[int, int]:
+    """Return (whose file it is, version of its schema)."""
+    one, other = (connection.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version"))
+    return one[0], other[0]
+
+
+def _execute(connection: sqlite3.Connection, statements: Iterable[str]) -> None:
+    for statement in statements:
+        connection.execute(statement)

@@ -34,6 +34,7 @@ def export_sft(
     tools: Sequence[Mapping[str, Any]] = (),
     each_reply: bool = False,
     view: Callable[[Trajectory], Trajectory] | None = None,
+    order: Callable[[TrajectorySummary], Any] | None = None,
 ) -> int:
     """Write examples to `path`, one JSON object per line, each with the same fields of the same types; return how many.
 
@@ -56,6 +57,7 @@ def export_sft(
         each_reply: False: one example per trajectory. True: one per reply, with `prompt` (all messages before it) and
             `completion` (the reply) in place of `messages`: trainers put the loss on the completion.
         view: What of a chosen trajectory is written, `Trajectory.prefix` of it for instance; None: the whole.
+        order: By what the chosen ones are sorted; None: as they were stored, which is as they ended.
 
     Raises:
         StorageError: A chosen trajectory was stored without its screenshots, or has a turn with tool calls but no
@@ -64,7 +66,8 @@ def export_sft(
     target = Path(path)
     folder = target.with_name(f"{target.stem}_images")
     shown = view or (lambda trajectory: trajectory)
-    chosen = [summary.id for summary in store.list() if where(summary)]
+    found = [summary for summary in store.list() if where(summary)]
+    chosen = [summary.id for summary in (found if order is None else sorted(found, key=order))]
     episodes = [one for name in chosen for one in _conversations(shown(store.get(name)), folder, system_prompt)]
     # loaders take the types of the fields from the first lines: a list of nothing would have none
     episodes.sort(key=lambda episode: not _images(episode.messages))

@@ -11,11 +11,22 @@ from typing import Any
 
 from uirl.errors import StorageError
 from uirl.runtime.limits import InputError, Limits, as_plain
-from uirl.types import Action, Failure, Observation, Task, ToolCall, ToolResult, Trajectory, Turn, Verdict
+from uirl.types import (
+    Action,
+    Failure,
+    Observation,
+    PictureTransform,
+    Task,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    Verdict,
+)
 
 _PACKED = ("context_ids", "response_ids", "rollout_log_probs")
 _HEADER_FIELDS = tuple(f.name for f in fields(Trajectory) if f.name not in ("turns", "final"))
-_TURN_FIELDS = tuple(f.name for f in fields(Turn) if f.name not in ("observation", "action", *_PACKED))
+_TURN_FIELDS = tuple(f.name for f in fields(Turn) if f.name not in ("observation", "action", "pictures", *_PACKED))
 _FIELDS: dict[type, tuple[str, ...]] = {
     kind: tuple(f.name for f in fields(kind)) for kind in (Task, Verdict, Failure, Action, ToolCall, ToolResult)
 }
@@ -58,6 +69,8 @@ def encode_turn(turn: Turn, images: Sequence[str], where: str) -> TurnRow:
     record = {name: plain(getattr(turn, name), f"{where}.{name}") for name in _TURN_FIELDS}
     record["observation"] = _encode_observation(turn.observation, images, f"{where}.observation")
     record["action"] = plain(turn.action, f"{where}.action")
+    if turn.pictures:
+        record["pictures"] = [_encode_transform(one) for one in turn.pictures]
     try:
         packed = (_pack_ids(turn.context_ids), _pack_ids(turn.response_ids), _pack_floats(turn.rollout_log_probs))
     except (TypeError, OverflowError) as error:
@@ -73,6 +86,26 @@ def _encode_observation(observation: Observation, images: Sequence[str], where: 
         "tool_results": plain(observation.tool_results, f"{where}.tool_results"),
         "state_key": observation.state_key,
     }
+
+
+def _encode_transform(transform: PictureTransform | None) -> list[Any] | None:
+    """Return [width, height] of the raw picture, then as much more of what was done to it as was not left out: a
+    picture that was fed as it is takes two numbers."""
+    if transform is None:
+        return None
+    values = [transform.resized, transform.source, transform.window, transform.resample, transform.fill]
+    usual = [transform.raw_size, None, None, "bicubic", (0, 0, 0)]
+    while values and values[-1] == usual[len(values) - 1]:
+        values.pop()
+    return [*transform.raw_size, *values]
+
+
+def _decode_transform(row: Sequence[Any] | None) -> PictureTransform | None:
+    if row is None:
+        return None
+    raw = (row[0], row[1])
+    values: list[Any] = [tuple(value) if isinstance(value, list) else value for value in row[2:]]
+    return PictureTransform(raw, *values) if values else PictureTransform(raw, raw)
 
 
 def _decode_observation(record: dict[str, Any], picture: Callable[[str], Any]) -> Observation:
@@ -98,6 +131,7 @@ def decode_turn(row: TurnRow, picture: Callable[[str], Any]) -> Turn:
     record["tool_results"] = _tool_results(record)
     action["tool_calls"] = tuple(ToolCall(**call) for call in action["tool_calls"])
     record["context_images"] = tuple(record["context_images"])
+    record["pictures"] = tuple(_decode_transform(one) for one in record.get("pictures", ()))
     response_ids = _unpack("i", row[2])
     return Turn(
         observation=_decode_observation(observation, picture),

@@ -2,70 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import threading
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from uirl.errors import StorageError
 from uirl.images import ImageStore, Screenshot, screenshot
 from uirl.storage.database import connect, database_errors, transaction
-from uirl.storage.records import TurnRow, decode_header, decode_turn, encode_header, encode_turn, with_verdict
+from uirl.storage.learned import KINDS, Learned, LearnedTokens, decode_learned, encode_learned
+from uirl.storage.records import (
+    TurnRow,
+    decode_header,
+    decode_turn,
+    encode_header,
+    encode_turn,
+    plain,
+    with_verdict,
+)
+from uirl.storage.summaries import COLUMNS, SUMMARY, TrajectorySummary, in_columns, summary_of
 from uirl.types import Trajectory, Turn, Verdict
 
 Rows = Sequence[tuple[Any, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class TrajectorySummary:
-    """One line about a stored trajectory, for lists and choices."""
-
-    id: str
-    step: int
-    """Update of the run that it was collected for."""
-    split: str
-    created: float
-    """When it was stored, in seconds since 1970."""
-    task_id: str
-    environment: str
-    group_id: str
-    stop_reason: str | None
-    reward: float | None
-    """Total reward; None: it was NaN."""
-    success: bool | None
-    """None: nobody said."""
-    failure: str | None
-    """Kind of the failure; None: the episode is evidence."""
-    turns: int
-
-    @staticmethod
-    def of(trajectory: Trajectory, step: int, split: str) -> TrajectorySummary:
-        """Return the line about a trajectory that is stored now."""
-        reward = trajectory.total_reward()
-        return TrajectorySummary(
-            id=trajectory.id,
-            step=step,
-            split=split,
-            created=time.time(),
-            task_id=trajectory.task.id,
-            environment=trajectory.task.environment,
-            group_id=trajectory.group_id,
-            stop_reason=trajectory.stop_reason,
-            reward=reward if reward == reward else None,
-            success=trajectory.success,
-            failure=trajectory.failure.kind if trajectory.failure else None,
-            turns=len(trajectory.turns),
-        )
-
-
-_COLUMNS = tuple(field.name for field in fields(TrajectorySummary))
-_IN_COLUMNS = attrgetter(*_COLUMNS)  # `astuple` would copy what is nested
-_SUMMARY = ", ".join(_COLUMNS)
 
 
 class TrajectoryStore:
@@ -75,7 +36,14 @@ class TrajectoryStore:
     process writes (any of its threads), any number read. What `add` or `add_many` has returned from survives a kill.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False, keep_images: bool = True) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        read_only: bool = False,
+        keep_images: bool = True,
+        origin: Mapping[str, Any] | None = None,
+    ) -> None:
         """Open the file at `path`.
 
         Args:
@@ -83,12 +51,15 @@ class TrajectoryStore:
             read_only: For a process that only reads; the file must exist.
             keep_images: Store the bytes of screenshots; false: their hashes alone, which then stand in the
                 observations that `get` returns.
+            origin: Where what is added now comes from, as plain data: versions of software, the model. None: nobody
+                says.
 
         Raises:
-            StorageError: The file cannot be opened, is something else, or has another schema version.
+            StorageError: The file cannot be opened, is something else, or was written by a later version.
         """
         self.path = Path(path)
         self._keep_images = keep_images
+        self._origin = None if origin is None else json.dumps(plain(origin, "the origin"), sort_keys=True)
         self._lock = threading.RLock()
         self._connection = connect(self.path, read_only=read_only)
 
@@ -119,23 +90,25 @@ class TrajectoryStore:
             summary = TrajectorySummary.of(trajectory, int(step), split)
             final = () if trajectory.final is None else trajectory.final.images
             named = _hashes(final, pictures, wanted, f"trajectory {trajectory.id}: final")
-            headers.append((*_IN_COLUMNS(summary), encode_header(trajectory, named)))
+            headers.append((*in_columns(summary), encode_header(trajectory, named)))
         with self._lock, database_errors(f"cannot store trajectories in {self.path}"):
             if self._keep_images:
                 self._find(wanted - pictures.keys(), pictures, images)
             self._write(headers, turns, pictures if self._keep_images else {}, int(step))
 
-    def get(self, id: str) -> Trajectory:
-        """Return the trajectory as it was stored. Raises `StorageError` for an unknown id."""
+    def get(self, id: str, *, pictures: bool = True) -> Trajectory:
+        """Return the trajectory as it was stored; with `pictures=False` the hashes of its pictures stand in their
+        place, so that a long episode of large ones costs no memory. Raises `StorageError` for an unknown id."""
+        picture: Callable[[str], Screenshot | str] = self._picture if pictures else str
         with self._lock, database_errors(f"cannot read {self.path}"):
             row = self._connection.execute("SELECT number, record FROM trajectories WHERE id = ?", (id,)).fetchone()
             if row is None:
-                raise StorageError(f"there is no trajectory {id!r} in {self.path}; list() shows what there is")
+                raise self._unknown(id)
             turns = self._connection.execute(
                 "SELECT record, context_ids, response_ids, log_probs FROM turns WHERE trajectory = ? ORDER BY position",
                 (row[0],),
             ).fetchall()
-            return decode_header(row[1], [decode_turn(turn, self._picture) for turn in turns], self._picture)
+            return decode_header(row[1], [decode_turn(turn, picture) for turn in turns], picture)
 
     def set_verdict(self, id: str, verdict: Verdict) -> None:
         """Replace the verdict of a stored trajectory, committed on return: judged later, it is found by what was found
@@ -143,11 +116,59 @@ class TrajectoryStore:
         with self._lock, database_errors(f"cannot store a verdict in {self.path}"), transaction(self._connection):
             row = self._connection.execute("SELECT record FROM trajectories WHERE id = ?", (id,)).fetchone()
             if row is None:
-                raise StorageError(f"there is no trajectory {id!r} in {self.path}; list() shows what there is")
+                raise self._unknown(id)
             self._connection.execute(
-                "UPDATE trajectories SET record = ?, success = ? WHERE id = ?",
-                (with_verdict(row[0], verdict), verdict.passed, id),
+                "UPDATE trajectories SET record = ?, success = ?, verdict = ? WHERE id = ?",
+                (with_verdict(row[0], verdict), verdict.passed, verdict.passed, id),
             )
+
+    def add_learned(self, learned: Iterable[LearnedTokens], *, step: int, version: int) -> None:
+        """Store what update `step` made of stored trajectories, all in one transaction, committed on return.
+
+        `version`: of the learner's weights when it began. Raises StorageError for a trajectory that is not stored.
+        """
+        rows = [(one.trajectory_id, (int(step), int(version), *encode_learned(one))) for one in learned]
+        places = ", ".join("?" * (2 + len(KINDS)))
+        query = f"INSERT OR REPLACE INTO learned SELECT number, {places} FROM trajectories WHERE id = ?"
+        what = f"cannot store the learner's figures in {self.path}"
+        with self._lock, database_errors(what), transaction(self._connection):
+            for id, values in rows:
+                if not self._connection.execute(query, (*values, id)).rowcount:
+                    raise self._unknown(id)
+
+    def learned(self, id: str) -> dict[int, Learned]:
+        """Return turn -> what the newest update that learned from the trajectory made of it; empty: none did, or its
+        figures were not kept. Raises StorageError for an unknown id."""
+        columns = ", ".join(KINDS)
+        with self._lock, database_errors(f"cannot read {self.path}"):
+            number = self._number(id)
+            row = self._connection.execute(
+                f"SELECT step, version, {columns} FROM learned WHERE trajectory = ? ORDER BY step DESC LIMIT 1",
+                (number,),
+            ).fetchone()
+            if row is None:
+                return {}
+            counts = self._connection.execute(
+                "SELECT length(response_ids) / 4 FROM turns WHERE trajectory = ? ORDER BY position", (number,)
+            ).fetchall()
+        return decode_learned(row[0], row[1], row[2:], [count for (count,) in counts])
+
+    def origin(self, id: str) -> dict[str, Any] | None:
+        """Return where a trajectory comes from (versions of software, the model); None: it was not recorded. Raises
+        StorageError for an unknown id."""
+        with self._lock, database_errors(f"cannot read {self.path}"):
+            row = self._connection.execute(
+                "SELECT record FROM origins WHERE number = (SELECT origin FROM trajectories WHERE number = ?)",
+                (self._number(id),),
+            ).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    def origins(self) -> Sequence[dict[str, Any]]:
+        """Return every origin of a trajectory in this store, the oldest first: a run that is resumed may have
+        several."""
+        with self._lock, database_errors(f"cannot read {self.path}"):
+            rows = self._connection.execute("SELECT record FROM origins ORDER BY number").fetchall()
+        return [json.loads(record) for (record,) in rows]
 
     def image(self, hash: str) -> bytes:
         """Return the encoded picture with this hash. Raises `StorageError` where it was not kept."""
@@ -167,17 +188,19 @@ class TrajectoryStore:
         success: bool | None = None,
         task_id: str | None = None,
         group_id: str | None = None,
+        level: str | None = None,
         limit: int | None = None,
         newest_first: bool = False,
     ) -> Sequence[TrajectorySummary]:
         """Return summaries of the trajectories that fit every condition given, in the order they were stored."""
-        where, values = _conditions(step=step, split=split, success=success, task_id=task_id, group_id=group_id)
+        where, values = _conditions(
+            step=step, split=split, success=success, task_id=task_id, group_id=group_id, level=level
+        )
         order = "DESC" if newest_first else "ASC"
-        query = f"SELECT {_SUMMARY} FROM trajectories{where} ORDER BY number {order} LIMIT ?"
+        query = f"SELECT {SUMMARY} FROM trajectories{where} ORDER BY number {order} LIMIT ?"
         with self._lock, database_errors(f"cannot read {self.path}"):
             rows = self._connection.execute(query, (*values, -1 if limit is None else limit)).fetchall()
-        summaries = [TrajectorySummary(*row) for row in rows]
-        return [one if one.success is None else replace(one, success=bool(one.success)) for one in summaries]
+        return [summary_of(row) for row in rows]
 
     def __iter__(self) -> Iterator[Trajectory]:
         """Return every trajectory, oldest first, one in memory at a time."""
@@ -191,11 +214,15 @@ class TrajectoryStore:
             return int(self._connection.execute(f"SELECT count(*) FROM trajectories{where}", values).fetchone()[0])
 
     def truncate_after(self, step: int) -> int:
-        """Remove the trajectories of later steps, with the images that only they show, and return how many: a run that
-        resumes after `step` collects them again."""
+        """Remove the trajectories of later steps, with the images that only they show and what later updates learned,
+        and return how many: a run that resumes after `step` collects them again."""
         with self._lock, database_errors(f"cannot remove trajectories from {self.path}"), transaction(self._connection):
             self._connection.execute(
                 "DELETE FROM turns WHERE trajectory IN (SELECT number FROM trajectories WHERE step > ?)", (step,)
+            )
+            self._connection.execute(
+                "DELETE FROM learned WHERE step > ? OR trajectory IN (SELECT number FROM trajectories WHERE step > ?)",
+                (step, step),
             )
             self._connection.execute("DELETE FROM images WHERE step > ?", (step,))
             return self._connection.execute("DELETE FROM trajectories WHERE step > ?", (step,)).rowcount
@@ -243,10 +270,10 @@ class TrajectoryStore:
         with transaction(self._connection):
             first = self._connection.execute("SELECT coalesce(max(number), 0) + 1 FROM trajectories").fetchone()[0]
             self._refuse_stored([row[0] for row in headers])
-            places = ", ".join("?" * (len(_COLUMNS) + 2))
+            places, origin = ", ".join("?" * (len(COLUMNS) + 3)), self._number_of_origin()
             self._connection.executemany(
-                f"INSERT INTO trajectories (number, {_SUMMARY}, record) VALUES ({places})",
-                [(first + i, *row) for i, row in enumerate(headers)],
+                f"INSERT INTO trajectories (number, origin, {SUMMARY}, record) VALUES ({places})",
+                [(first + i, origin, *row) for i, row in enumerate(headers)],
             )
             self._connection.executemany(
                 "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?)",
@@ -257,6 +284,22 @@ class TrajectoryStore:
                 "WHERE excluded.step < images.step",
                 [(hash, step, data) for hash, data in pictures.items()],
             )
+
+    def _number_of_origin(self) -> int | None:
+        if self._origin is None:
+            return None
+        self._connection.execute("INSERT OR IGNORE INTO origins (record) VALUES (?)", (self._origin,))
+        row = self._connection.execute("SELECT number FROM origins WHERE record = ?", (self._origin,)).fetchone()
+        return int(row[0])
+
+    def _number(self, id: str) -> int:
+        row = self._connection.execute("SELECT number FROM trajectories WHERE id = ?", (id,)).fetchone()
+        if row is None:
+            raise self._unknown(id)
+        return int(row[0])
+
+    def _unknown(self, id: str) -> StorageError:
+        return StorageError(f"there is no trajectory {id!r} in {self.path}; list() shows what there is")
 
     def _refuse_stored(self, ids: Sequence[str]) -> None:
         seen: set[str] = set()

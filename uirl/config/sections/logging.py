@@ -28,5 +28,7 @@ class LoggingConfig(Section):
     """Project there."""
     store_trajectories: bool = True
     """Keep every episode in the run directory: what was seen, sampled, decided, rewarded."""
+    store_learner_figures: bool = True
+    """Keep with them what every update made of their tokens: advantages, the learner's log-probs, entropies."""
     store_images: bool = True
     """Keep the screenshots with them, each once; false: only their hashes."""

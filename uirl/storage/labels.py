@@ -1,0 +1,218 @@
+"""What people say of a run's episodes: `labels.sqlite` in its folder, beside the record, which stays as it was."""
+
+from __future__ import annotations
+
+import csv
+import getpass
+import io
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from uirl.errors import StorageError
+from uirl.runtime.limits import InputError, clip, shown, whole_characters
+from uirl.storage.database import database_errors, transaction
+
+FILE = "labels.sqlite"
+SHEET = ("id", "passed", "error_step", "note", "by", "time")
+"""Columns of a sheet; the last two are written, and not read."""
+LONGEST_NOTE = 10_000
+_APPLICATION_ID = 0x7569726D  # 'uirm'
+_SCHEMA = (
+    """CREATE TABLE labels (
+        id TEXT PRIMARY KEY, passed INTEGER, error_step INTEGER, note TEXT NOT NULL, by TEXT NOT NULL,
+        time REAL NOT NULL)""",
+    f"PRAGMA application_id = {_APPLICATION_ID}",
+    "PRAGMA user_version = 1",
+)
+_WORDS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What a person says of one episode."""
+
+    passed: bool | None
+    """Whether the task was solved; None: not said."""
+    error_step: int | None = None
+    """Index of the first turn that was wrong; None: not said."""
+    note: str = ""
+    by: str = ""
+    """Who said it: the user that the viewer ran as."""
+    time: float = 0.0
+    """When, in seconds since 1970."""
+
+    @classmethod
+    def read(cls, value: Any) -> Self:
+        """Return the label of a JSON object with `passed`, `error_step` and `note`. Raises InputError that names the
+        first wrong field."""
+        if not isinstance(value, Mapping) or set(value) - {"passed", "error_step", "note", "by", "time"}:
+            raise InputError(f"got {shown(value)}, expected an object with passed, error_step and note")
+        passed, step, note = value.get("passed"), value.get("error_step"), value.get("note") or ""
+        if passed is not None and not isinstance(passed, bool):
+            raise InputError(f"got passed={shown(passed)}, expected true, false or null")
+        if step is not None and (type(step) is not int or not 0 <= step < 2**31):
+            raise InputError(f"got error_step={shown(step)}, expected the index of a turn, from 0, or null")
+        if not isinstance(note, str) or len(note) > LONGEST_NOTE:
+            raise InputError(f"got note={shown(note)}, expected a text of at most {LONGEST_NOTE} characters")
+        return cls(passed, step, whole_characters(note))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class LabelStore:
+    """Labels by id of the episode. The file is made with the first label; several processes may write it."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._version: tuple[int, int] | None = None
+
+    def all(self) -> dict[str, Label]:
+        """Return every label by the id of its episode."""
+        with self._lock, database_errors(f"cannot read {self.path}"):
+            connection = self._open(write=False)
+            rows = [] if connection is None else connection.execute(_SELECT).fetchall()
+        return {row[0]: _label(row[1:]) for row in rows}
+
+    def get(self, id: str) -> Label | None:
+        """Return the label of an episode; None: nobody said anything."""
+        with self._lock, database_errors(f"cannot read {self.path}"):
+            connection = self._open(write=False)
+            row = None if connection is None else connection.execute(f"{_SELECT} WHERE id = ?", (id,)).fetchone()
+        return None if row is None else _label(row[1:])
+
+    def set(self, id: str, label: Label) -> Label:
+        """Replace the label of an episode; return it with who and when."""
+        return self.set_many({id: label})[id]
+
+    def set_many(self, labels: Mapping[str, Label]) -> dict[str, Label]:
+        """Replace the labels of episodes, all or, on an error, none; return them with who and when."""
+        now, by = time.time(), _user()
+        signed = {id: Label(one.passed, one.error_step, one.note, by, now) for id, one in labels.items()}
+        rows = [(id, one.passed, one.error_step, one.note, one.by, one.time) for id, one in signed.items()]
+        with self._lock, database_errors(f"cannot write {self.path}"):
+            connection = self._open(write=True)
+            assert connection is not None
+            with transaction(connection):
+                connection.executemany("INSERT OR REPLACE INTO labels VALUES (?, ?, ?, ?, ?, ?)", rows)
+        return signed
+
+    def remove(self, id: str) -> bool:
+        """Remove the label of an episode; return whether there was one."""
+        with self._lock, database_errors(f"cannot write {self.path}"):
+            connection = self._open(write=False)
+            if connection is None:
+                return False
+            with transaction(connection):
+                return connection.execute("DELETE FROM labels WHERE id = ?", (id,)).rowcount > 0
+
+    def changed(self) -> bool:
+        """Return whether the labels may have changed since the last call, by whomever."""
+        with self._lock, database_errors(f"cannot read {self.path}"):
+            connection = self._open(write=False)
+            if connection is None:
+                version = (0, 0)
+            else:
+                version = (connection.execute("PRAGMA data_version").fetchone()[0], connection.total_changes)
+            previous, self._version = self._version, version
+            return previous != version
+
+    def close(self) -> None:
+        """Close the file. Calling it twice is fine."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _open(self, *, write: bool) -> sqlite3.Connection | None:
+        """Return the connection; None: there is no file, and nothing is to be written."""
+        if self._connection is not None:
+            return self._connection
+        if not write and not self.path.is_file():
+            return None
+        connection = sqlite3.connect(self.path, timeout=10, isolation_level=None, check_same_thread=False)
+        try:
+            if not connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+                with transaction(connection):
+                    for statement in _SCHEMA:
+                        connection.execute(statement)
+            if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+                raise StorageError(f"{self.path} holds no labels of uirl; move it away")
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        return connection
+
+
+_SELECT = "SELECT id, passed, error_step, note, by, time FROM labels"
+
+
+def write_sheet(labels: Mapping[str, Label]) -> str:
+    """Return labels as CSV with the columns of `SHEET`. A text that a spreadsheet would compute stands behind an
+    apostrophe."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(SHEET)
+    for id, label in sorted(labels.items()):
+        passed = "" if label.passed is None else str(label.passed).lower()
+        step = "" if label.error_step is None else label.error_step
+        writer.writerow([_inert(id), passed, step, _inert(label.note), _inert(label.by), f"{label.time:.3f}"])
+    return out.getvalue()
+
+
+def read_sheet(text: str) -> dict[str, Label]:
+    """Return the labels of a sheet with the columns `id`, `passed` (true, false, yes, no, 1, 0 or empty) and, where
+    they are there, `error_step` and `note`; a column `label` stands for `passed`. Raises InputError with the line."""
+    rows = csv.DictReader(io.StringIO(text.removeprefix("\ufeff")))
+    columns = set(rows.fieldnames or ())
+    if "id" not in columns or not columns & {"passed", "label"}:
+        raise InputError(f"got the columns {shown(sorted(columns))}, expected id and passed, as in {','.join(SHEET)}")
+    found = {}
+    try:
+        for row in rows:
+            found[_live(row["id"])] = _of_row(row, rows.line_num)
+    except csv.Error as error:
+        raise InputError(f"line {rows.line_num} is no CSV: {error}") from None
+    return found
+
+
+def _of_row(row: Mapping[str, Any], line: int) -> Label:
+    word = str(row.get("passed", row.get("label")) or "").strip().lower()
+    if word not in _WORDS or not row["id"]:
+        raise InputError(f"line {line}: got passed={clip(word)!r}, expected true, false or nothing, and an id")
+    step = str(row.get("error_step") or "").strip()
+    if step and not (step.isascii() and step.isdigit()):
+        raise InputError(f"line {line}: got error_step={clip(step)!r}, expected the index of a turn, from 0")
+    return Label.read(
+        {"passed": _WORDS[word], "error_step": int(step) if step else None, "note": _live(row.get("note"))}
+    )
+
+
+def _inert(text: str) -> str:
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r", "'") else text
+
+
+def _live(text: str | None) -> str:
+    return (text or "").removeprefix("'")
+
+
+def _label(row: Iterable[Any]) -> Label:
+    passed, *rest = row
+    return Label(None if passed is None else bool(passed), *rest)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user id without a name, as in containers
+        return str(os.getuid())
