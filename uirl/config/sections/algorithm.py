@@ -57,6 +57,17 @@ class AlgorithmConfig(Section):
     step_weight: NonNegative = 1.0
     """'gigpo': weight of the credit between turns that start from the same state, beside that between episodes. A state
     is what the agent sees, or what the environment's `state_key()` says."""
+    step_credit: Literal["off", "reward", "spare"] = "off"
+    """Credit for the right beginning of a failed episode, up to where it left the way of a solved one of its group:
+    'reward': its turns share `step_right`, and the first wrong turn gets -`step_wrong`, beside the rewards that there
+    are; 'spare': it is not blamed: negative advantages of its turns are 0."""
+    step_right: NonNegative = 0.5
+    """'reward': what the turns of an episode would get together if all were right; each gets an equal part of it."""
+    step_wrong: NonNegative = 0.0
+    """'reward': what the first wrong turn loses."""
+    step_certify: bool = True
+    """A beginning counts only if playing it again shows the same screens and the solved episode's way solves the task
+    from there. It costs a reset and the steps of an episode for each; false: equal screens are believed."""
     skip_dead_groups: bool = True
     """Estimators that compare within a group leave out groups whose episodes all have the same reward: they carry no
     signal, yet Adam steps on what is left of the batch in full size."""
