@@ -16,22 +16,23 @@ from uirl.errors import ConfigError
 from uirl.learner import latest_checkpoint, load_checkpoint, save_checkpoint
 from uirl.pipelines.beginnings import find_beginnings
 from uirl.pipelines.collection import collect, report_to, specs_of_round
+from uirl.pipelines.corrections import candidates, view_of
 from uirl.pipelines.data_card import as_markdown, data_card
 from uirl.pipelines.fine_tuning import Plan, Source, fine_tune
 from uirl.pipelines.round_folder import STEPS, RoundFolder, hash_of_weights
-from uirl.pipelines.selection import Example, Limits, Selection, candidate_of, select, to_plain
+from uirl.pipelines.selection import Limits, Selection, from_plain, select, to_plain
 from uirl.pipelines.variations import Failed, ModelProposer, Propose, Validate, validate_variations
 from uirl.rollout.episode import derive_seed
 from uirl.rollout.players import Order
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.files import write_atomically
-from uirl.storage import RunDirectory, TrajectoryStore, export_sft
+from uirl.storage import RunDirectory, TrajectoryStore, export_sft, origin_of
 from uirl.training.assembly import Assembly, assemble
 from uirl.training.channels.base import Channel
 from uirl.training.channels.choose import open_channel
 from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, require_evidence
 from uirl.training.interrupt import Interrupt
-from uirl.training.record.progress import percent, say
+from uirl.training.record.progress import doing, percent, say, tell_progress
 from uirl.training.resume import run_name_for
 from uirl.training.saving import SaveClock
 from uirl.training.tasks.curriculum import source_of
@@ -41,6 +42,8 @@ from uirl.verification.prefixes import FineGrainedTrajectoryAnalyzer
 from uirl.verification.setup import judge_of
 
 SUMMARY = "summary.json"
+KINDS = ("solved", "beginnings", "corrections")
+"""What of a round is learned from, in its facts."""
 
 
 class Evolution:
@@ -132,8 +135,10 @@ class Evolution:
         for step in STEPS if number else STEPS[3:]:
             if not folder.has(step):
                 started = time.monotonic()
-                facts = await steps[step](folder)
+                with doing(f"round {number}, {step.replace('_', '-')}"):
+                    facts = await steps[step](folder)
                 folder.finish(step, started, **facts)
+        tell_progress("round", number, self.config.evolve.rounds)
         say(_line(folder, self.config.evolve.rounds))
 
     async def _begin(self, folder: RoundFolder) -> dict[str, Any]:
@@ -172,7 +177,7 @@ class Evolution:
         if before is not None:
             source.load_state_dict(before["tasks"])
         specs = specs_of_round(source, groups, settings.group_size, starts)
-        with TrajectoryStore(folder.episodes) as store:
+        with self._episodes(folder) as store:
             async with open_channel(self._parts) as channel:
                 played = await collect(self._parts, channel, specs, store, folder.number)
             first = store.list(split="train")[:1]
@@ -189,7 +194,7 @@ class Evolution:
         if settings.prefixes == "off":
             return {"beginnings": {}}
         timeouts = (limits.step_timeout or float("inf"), limits.reset_timeout or float("inf"))
-        with TrajectoryStore(folder.episodes) as store:
+        with self._episodes(folder) as store:
             found = await find_beginnings(
                 store, self._analyzer, self._parts.environment, certify=settings.certify, timeouts=timeouts
             )
@@ -199,9 +204,9 @@ class Evolution:
         """Choose what is learned from, export it, and write its card."""
         settings = self.config.evolve
         with TrajectoryStore(folder.episodes, read_only=True) as store:
-            candidates = (candidate_of(store.get(one.id)) for one in store.list(split="train"))
+            found = candidates(store, self._analyzer.matcher, corrections=settings.corrections)
             limits = Limits(settings.per_instance, settings.task_share, settings.prefix_share)
-            chosen = select(candidates, limits, derive_seed(self.config.training.seed, "select", folder.number))
+            chosen = select(found, limits, derive_seed(self.config.training.seed, "select", folder.number))
             folder.write(folder.selection, [to_plain(one) for one in chosen.kept])
             self._export(folder, store, chosen)
             self._write_card(folder, store, chosen)
@@ -210,6 +215,7 @@ class Evolution:
         return {
             "solved": kept.count("solved"),
             "beginnings": kept.count("beginning"),
+            "corrections": kept.count("correction"),
             "left_out": dict(chosen.left_out),
         }
 
@@ -237,13 +243,17 @@ class Evolution:
         async with open_channel(self._parts) as channel:
             report = await self._measure(channel, folder.number)
         require_evidence(report.trajectories, "of the evaluation")
-        with TrajectoryStore(folder.episodes) as store:
+        with self._episodes(folder) as store:
             known = {one.id for one in store.list(split="test")}
             fresh = [one for one in report.trajectories if one.id not in known]
             store.add_many(fresh, step=folder.number, split="test", images=self._parts.images)
         return report.to_dict()
 
     # -- parts of it -------------------------------------------------------------------------------------------
+
+    def _episodes(self, folder: RoundFolder) -> TrajectoryStore:
+        """Return the episodes of a round, to be added to."""
+        return TrajectoryStore(folder.episodes, origin=origin_of(self.config))
 
     async def _measure(self, channel: Channel, number: int) -> EvaluationReport:
         training = self.config.training
@@ -257,16 +267,17 @@ class Evolution:
         )
 
     def _export(self, folder: RoundFolder, store: TrajectoryStore, chosen: Selection) -> None:
-        turns = {one.id: one.turns for one in chosen.kept}
+        kept = {one.id: one for one in chosen.kept}
         environment, prompt = self._parts.environment, self.config.inference.system_prompt
         told = environment.get_prompt_prefix() if prompt is None else prompt
         export_sft(
             store,
             folder.examples,
-            lambda summary: summary.id in turns,
+            lambda summary: summary.id in kept,
             system_prompt=told or None,
             tools=environment.tool_schemas(),
-            view=lambda trajectory: trajectory.prefix(turns[trajectory.id]),
+            view=lambda trajectory: view_of(store, kept[trajectory.id], trajectory),
+            order=lambda summary: summary.id,  # which one ended first differs after a kill
         )
         if self.config.evolve.parquet:
             from uirl.storage.parquet import to_parquet
@@ -308,13 +319,13 @@ class Evolution:
         return tasks
 
     def _starts(self, number: int, count: int) -> list[Trajectory]:
-        """Return at most `count` certified beginnings that a round has kept."""
+        """Return at most `count` certified beginnings that a round has kept; of a correction, what comes before it."""
         if number < 1 or count == 0:
             return []
         folder = self._folder(number)
-        lines = [line for line in folder.read(folder.selection) if line["kind"] == "beginning"]
+        kept = [one for one in map(from_plain, folder.read(folder.selection)) if one.kind != "solved"]
         with TrajectoryStore(folder.episodes, read_only=True) as store:
-            return [store.get(line["id"]).prefix(line["turns"]) for line in lines[:count]]
+            return [store.get(one.id).prefix(one.turns - (one.kind == "correction")) for one in kept[:count]]
 
     @contextmanager
     def _sources(self, rounds: range) -> Iterator[list[Source]]:
@@ -322,8 +333,7 @@ class Evolution:
             found = []
             for number in rounds:
                 folder = self._folder(number)
-                lines = folder.read(folder.selection) or []
-                examples = [Example(x["id"], x["turns"], x["kind"], x["task"], "") for x in lines]
+                examples = [from_plain(line) for line in folder.read(folder.selection) or []]
                 store = opened.enter_context(TrajectoryStore(folder.episodes, read_only=True))
                 found.append(Source(store, examples))
             yield found
@@ -362,7 +372,7 @@ class Evolution:
             facts = self._folder(number).facts()
             found, kept = facts["evaluate"], facts.get("select", {})
             row = {"round": number, "success": found["success"], "interval": found["interval"]}
-            rounds.append(row | {name: kept[name] for name in ("solved", "beginnings") if name in kept})
+            rounds.append(row | {name: kept[name] for name in KINDS if name in kept})
         summary = {"rounds": rounds, "checkpoint": str(self._checkpoint(self.config.evolve.rounds))}
         assert self._directory is not None
         self._directory.write_json(SUMMARY, summary)
@@ -384,5 +394,5 @@ def _line(folder: RoundFolder, rounds: int) -> str:
     played = facts["collect"]
     return (
         f"{told}  solved {played['solved']} of {played['episodes']}, kept {kept['solved']} and "
-        f"{kept['beginnings']} beginnings"
+        f"{kept['beginnings']} beginnings" + (f", {kept['corrections']} corrections" * (kept.get("corrections", 0) > 0))
     )
