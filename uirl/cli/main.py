@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uirl.cli import chaos, evolve, export, judge, serve, serve_model, verl
+from uirl.cli import chaos, evolve, export, judge, serve, serve_model, verl, view
 from uirl.cli.imports import make_importable
 from uirl.cli.options import add_config, count, read_config
 from uirl.errors import ConfigError, UirlError
@@ -102,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_command(commands)
     serve_model.add_command(commands)
     verl.add_command(commands)
+    view.add_command(commands)
     return parser
 
 
@@ -140,13 +141,15 @@ def _train(options: argparse.Namespace) -> int:
 
     with ctrl_c_heard():
         from uirl.training import RayPPOTrainer
+        from uirl.training.record.live import live_board
         from uirl.training.resume import run_name_for
 
         if path is not None:
             config.logging.run_name = run_name_for(config, Path(path).stem)
         trainer = RayPPOTrainer(config)
     try:
-        trainer.fit()
+        with live_board(f"{config.environment.label}  {config.training.adv_estimator}  {config.model.model_name}"):
+            trainer.fit()
     except KeyboardInterrupt:
         print(f"uirl: interrupted; {_how_to_go_on(trainer)}", file=sys.stderr, flush=True)
         if trainer.busy:

@@ -1,0 +1,101 @@
+"""The pages in real Chromium, over the real server on a port of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from uirl.environments.browser.page.page import Page
+from uirl.environments.browser.process import Chromium
+from uirl.viewer.access import Access
+from uirl.viewer.app import create_app
+from uirl.viewer.runs import Runs
+
+SECONDS = 30
+"""How long a page may take for anything before a test gives up; on an idle machine it takes a tenth of a second."""
+
+
+@contextlib.contextmanager
+def viewer(*paths: Path) -> Iterator[str]:
+    """Serve the runs under `paths`; yields the address."""
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        door.listen()
+        port = int(door.getsockname()[1])
+        app = create_app(Runs([str(path) for path in paths]), Access("127.0.0.1", port, None))
+        config = uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([door],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+class Tab:
+    """One page of the viewer."""
+
+    def __init__(self, page: Page, address: str) -> None:
+        self.page = page
+        self.address = address
+
+    async def goto(self, route: str = "", theme: str = "light") -> None:
+        """Open a page by its route ("#/run/..."), anew and in these colours."""
+        await self.page.goto(f"{self.address}/static/icon.svg")
+        await self.page.evaluate(f"localStorage.setItem('uirl-theme', '{theme}')")
+        await self.page.goto(f"{self.address}/{route}")
+        await self.until("document.querySelector('main') !== null && !document.querySelector('.busy')")
+
+    async def ask(self, expression: str, timeout: float | None = None) -> Any:
+        return await self.page.evaluate(expression, timeout=timeout)
+
+    async def until(self, condition: str) -> None:
+        """Wait until the JavaScript `condition` holds; fails with what the page shows where it never does."""
+        for _ in range(SECONDS * 20):
+            if await self.ask(f"Boolean({condition})"):
+                return
+            await asyncio.sleep(0.05)
+        shown = await self.ask("location.hash + ' ' + document.body.innerText.slice(0, 2000)")
+        raise AssertionError(f"never came true: {condition}\nthe page shows: {shown}")
+
+    async def text(self, selector: str) -> str:
+        """Return what is written in the first such element."""
+        return await self.ask(f"document.querySelector({json.dumps(selector)})?.innerText ?? null")
+
+    async def press(self, *keys: str) -> None:
+        for key in keys:
+            await self.page.press([key])
+
+    async def click(self, selector: str) -> None:
+        """Click into the middle of the first such element, as a person does."""
+        await self.ask(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})")
+        x, y, width, height = await self.box(selector)
+        await self.page.click(x + width / 2, y + height / 2)
+
+    async def box(self, selector: str) -> tuple[float, float, float, float]:
+        """Return left, top, width, height of the first such element, in pixels of the page."""
+        box = await self.ask(
+            f"(({{x, y, width, height}}) => [x, y, width, height])"
+            f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
+        )
+        return tuple(box)
+
+
+@contextlib.asynccontextmanager
+async def browsing(address: str, width: int = 1280, height: int = 900) -> AsyncIterator[Tab]:
+    """Open a page of that size that reaches nothing but the viewer."""
+    browser = Chromium(allow=[address], timeout=SECONDS)
+    try:
+        yield Tab(await browser.new_page(width, height), address)
+    finally:
+        await browser.close()

@@ -1,0 +1,80 @@
+"""A trajectory as a page, as a film and in a terminal: whole, and harmless."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from PIL import Image
+
+from tests.viewer.runs import make_run, passed, picture, trajectory, turn
+from uirl.cli.main import main
+from uirl.types import Action, Observation, ToolCall, ToolResult
+
+HOSTILE = "</pre></title><script>alert(1)</script>\"'><img src=x onerror=alert(1)>\ud800\x1b[2J\x07\u202e"
+
+
+@pytest.fixture
+def hostile(run):
+    wild = turn(shot=picture(), observation=Observation(HOSTILE, (picture(),)),
+                action=Action(HOSTILE, (ToolCall(HOSTILE, {"x": 3, "y": 4, "text": HOSTILE}),), HOSTILE, HOSTILE),
+                tool_results=(ToolResult(HOSTILE, {}, False, HOSTILE),))  # fmt: skip
+    return make_run(run.parent / "wild", [trajectory("t", [wild], verdict=passed(), final=Observation(HOSTILE))])
+
+
+def test_the_page_is_one_file_that_runs_nothing(client, hostile):
+    answer = client.get("/api/runs/wild/trajectories/t/export.html")
+    assert answer.status_code == 200
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert answer.headers["content-disposition"] == 'attachment; filename="t.html"'
+    page = answer.text
+    assert "<script" not in page
+    assert "<img" not in page
+    assert page.count("&lt;script&gt;") >= 4
+    assert set(re.findall(r'(?:href|src)="([^"]{0,10})', page)) == {"data:image"}
+    assert '<circle cx="3.5" cy="4.5"' in page
+
+
+def test_the_film_shows_every_turn(client):
+    answer = client.get("/api/runs/first/trajectories/a%2F1/export.gif?delay=50")
+    assert answer.headers["content-type"] == "image/gif"
+    film = Image.open(io.BytesIO(answer.content))
+    assert film.n_frames == 2
+    assert film.info["duration"] == 50
+    frame = film.convert("RGB")
+    red, green, blue = frame.getpixel((200, 150))  # 40 x 30 pixels, shown six times as large
+    assert (red > 200, green < 60, blue < 60) == (True, True, True)
+    nothing = client.get("/api/runs/first/trajectories/c/export.gif")
+    assert "no picture" in nothing.json()["error"]
+
+
+def test_a_terminal_obeys_nothing_that_is_printed(hostile, capsys):
+    assert main(["view", str(hostile), "--text"]) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "\u202e" not in printed
+    assert "\\x1b[2J" in printed
+    assert "verdict:" in printed
+
+
+def test_the_command_prints_the_newest_or_the_one_named(run, capsys):
+    assert main(["view", str(run.parent), "--text", "a/1"]) == 0
+    printed = capsys.readouterr().out
+    assert "press red" in printed
+    assert "I think" in printed
+    assert "passed (1) by rules, right up to turn 1: all there" in printed
+    assert main(["view", str(run), "--text"]) == 0
+    assert capsys.readouterr().out.startswith("c  task task")
+    assert main(["view", str(run), "--text", "none"]) == 2
+    assert "no trajectory 'none'" in capsys.readouterr().err
+    assert main(["view", str(run / "nothing")]) == 2
+
+
+def test_the_command_writes_pages_and_films(run, tmp_path, capsys):
+    for name in ("one.html", "one.gif"):
+        assert main(["view", str(run), "--id", "a/1", "--export", str(tmp_path / name)]) == 0
+    assert (tmp_path / "one.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "one.gif").read_bytes()[:3] == b"GIF"
+    assert main(["view", str(run), "--export", str(tmp_path / "one.pdf")]) == 2
+    assert "one.pdf" in capsys.readouterr().err

@@ -1,0 +1,259 @@
+"""The pages of `uirl view` in real Chromium, over runs that are on disk as a run leaves them."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from tests.viewer.browsing import SECONDS, Tab, browsing, viewer
+from tests.viewer.runs import make_run, passed, trajectory, turn
+from tests.viewer.screens import PHONE, SMALL, TARGET, WIDE, acted, clicked
+from uirl.storage.run_directory import RunDirectory
+from uirl.types import PictureTransform, Trajectory, Verdict
+
+AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
+HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
+
+
+CLICKS = {
+    "phone/0": (PHONE, (901, 2203)),
+    "wide/0": (WIDE, (20, 780)),
+    "wide/1": (WIDE, (1270, 9)),
+    "strange/0": (SMALL, (3, 50)),
+}
+
+
+FED = {
+    "phone/0": PictureTransform(PHONE, resized=(504, 1120)),
+    "wide/1": PictureTransform(WIDE, resized=(640, 400), window=(308, 0, 336, 196)),
+}
+"""What became of the pictures of these turns: made smaller, and smaller with only a window of it fed."""
+SECOND_SIZE = """(({naturalWidth, naturalHeight}) => [naturalWidth, naturalHeight])
+    (document.querySelector('.picture:nth-child(2) img'))"""
+
+
+def episodes() -> list[Trajectory]:
+    phone = [
+        replace(clicked(PHONE, 901, 2203), pictures=(FED["phone/0"],)),
+        acted("drag", PHONE, (540, 1800), x=540, y=1800, to_x=540, to_y=600),
+        acted("type", PHONE, (200, 300), text="Zürich"),
+    ]
+    wide = [clicked(WIDE, 20, 780), replace(clicked(WIDE, 1270, 9), pictures=(FED["wide/1"],))]
+    failed = Verdict(0.0, False, "the switch is still on", "judge", 1)
+    strange = [clicked(SMALL, 3, 50, reply=HOSTILE)]
+    return [
+        trajectory("phone", phone, verdict=passed()),
+        trajectory(
+            "wide",
+            wide,
+            success=False,
+            verdict=failed,
+        ),
+        trajectory("strange", strange, task=HOSTILE, success=False, stop_reason="max_turns"),
+        *[trajectory(f"more-{i}", [turn(f"reply {i}")], success=bool(i % 2)) for i in range(12)],
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "first", episodes())
+
+
+@pytest.fixture
+def address(run: Path) -> Iterator[str]:
+    with viewer(run) as served:
+        yield served
+
+
+def row(id: str) -> str:
+    """JavaScript: the row of an episode in the list."""
+    return f"[...document.querySelectorAll('tbody a')].find((a) => a.hash.includes('/t/{id}/'))"
+
+
+async def test_a_run_is_opened_from_the_list_of_runs_and_draws_its_metrics(address: str) -> None:
+    async with browsing(address) as tab:
+        await tab.goto()
+        assert "first" in await tab.text("tbody th")
+        await tab.click("tbody th a")
+        await tab.until("document.querySelectorAll('.chart canvas').length > 1")
+        titles = await tab.ask("[...document.querySelectorAll('.chart h2')].map((h) => h.innerText)")
+        assert {"Success", "Reward"} <= set(titles)
+        assert await tab.ask("document.querySelector('.plot').ariaLabel") == "Success, 3 points"
+        assert await tab.text(".legend b") == "0.5"
+
+
+async def test_a_chart_grows_while_rows_are_written(address: str, run: Path, tmp_path: Path) -> None:
+    growing = make_run(tmp_path / "growing", rows=2)
+    with viewer(growing) as served:
+        async with browsing(served) as tab:
+            await tab.goto("#/run/growing")
+            await tab.until("document.querySelector('.plot')?.ariaLabel === 'Success, 2 points'")
+            with RunDirectory.open(growing).metrics_path.open("a") as log:
+                log.write(json.dumps({"step": 3, "time": 1.0, "success": 0.875}) + "\n")
+            await tab.until("document.querySelector('.plot').ariaLabel === 'Success, 3 points'")
+            assert await tab.text(".legend b") == "0.875"
+
+
+async def test_trajectories_are_filtered_searched_and_sorted_and_the_address_says_so(address: str) -> None:
+    async with browsing(address) as tab:
+        await tab.goto("#/run/first/trajectories")
+        await tab.until("document.querySelectorAll('tbody tr').length === 15")
+        await tab.ask(
+            "(() => {const s = document.querySelector('select[name=success]'); s.value = 'false';"
+            "s.dispatchEvent(new Event('change', {bubbles: true}))})()"
+        )
+        await tab.until("document.querySelectorAll('tbody tr').length === 8")
+        assert "success=false" in await tab.ask("location.hash")
+        await tab.page.type("/")
+        await tab.page.type("reply 4")
+        await tab.until("document.querySelectorAll('tbody tr').length === 1")
+        assert await tab.ask(f"{row('more-4')} !== undefined")
+        await tab.goto("#/run/first/trajectories?sort=reward&order=asc&success=true")
+        assert await tab.ask("document.querySelector('[aria-sort=ascending]').innerText") == "reward ↑"
+        assert await tab.ask("document.querySelectorAll('tbody tr').length") == 7
+
+
+async def test_keys_open_an_episode_and_go_through_turns_and_neighbours(address: str) -> None:
+    async with browsing(address) as tab:
+        await tab.goto("#/run/first/trajectories?sort=number&order=asc")
+        await tab.press("j", "enter")
+        await tab.until("document.querySelector('.said h2')?.innerText === 'Turn 0'")
+        assert await tab.ask("location.hash") == "#/run/first/t/wide/0"
+        first = await tab.ask("document.querySelector('.picture img').src")
+        await tab.press("right")
+        await tab.until("document.querySelector('.said h2')?.innerText === 'Turn 1'")
+        assert await tab.ask("location.hash") == "#/run/first/t/wide/1"
+        assert await tab.ask("document.querySelector('.picture img').src") != first
+        await tab.press("left", "k")
+        await tab.until("location.hash === '#/run/first/t/phone/0'")
+        await tab.press("j", "j")
+        await tab.until("location.hash === '#/run/first/t/strange/0'")
+        await tab.page.type("?")
+        await tab.until("document.querySelector('dialog[open] .keys') !== null")
+        assert "label: passed" in await tab.text("dialog[open]")
+
+
+async def check_mark(tab: Tab, picture: str, size: tuple[int, int], place: tuple[float, float]) -> None:
+    """The cross on that picture stands in the middle of the pixel `place`, and the square of `TARGET` is under it."""
+    await tab.until(f"document.querySelector('{picture} img')?.naturalWidth > 0")
+    await tab.until(f"document.querySelector('{picture} .mark') !== null")
+    await tab.ask(f"document.querySelector('{picture}').scrollIntoView({{block: 'center'}})")
+    left, top, width, height = await tab.box(f"{picture} img")
+    x, y, w, h = await tab.box(f"{picture} .mark .ring")
+    middle = x + w / 2, y + h / 2
+    assert middle[0] == pytest.approx(left + (place[0] + 0.5) * width / size[0], abs=0.6)
+    assert middle[1] == pytest.approx(top + (place[1] + 0.5) * height / size[1], abs=0.6)
+    await tab.ask(f"document.querySelector('{picture} svg').style.visibility = 'hidden'")
+    shown = Image.open(io.BytesIO(await tab.page.screenshot())).convert("RGB")
+    assert shown.getpixel((int(middle[0]), int(middle[1]))) == pytest.approx(TARGET, abs=12)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+async def test_a_click_is_drawn_at_its_pixel(address: str, width: int) -> None:
+    async with browsing(address, width, 1400) as tab:
+        for id, (size, place) in CLICKS.items():
+            await tab.goto(f"#/run/first/t/{id}")
+            await check_mark(tab, ".picture", size, place)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+async def test_a_click_is_drawn_at_its_pixel_of_what_the_model_was_fed(address: str, width: int) -> None:
+    async with browsing(address, width, 1400) as tab:
+        for id, fed in FED.items():
+            size, (x, y) = CLICKS[id]
+            await tab.goto(f"#/run/first/t/{id}")
+            await check_mark(tab, ".picture", size, (x, y))
+            at = fed.to_fed(x + 0.5, y + 0.5)
+            await check_mark(tab, ".picture:nth-child(2)", fed.fed_size, (at[0] - 0.5, at[1] - 0.5))
+            assert tuple(await tab.ask(SECOND_SIZE)) == fed.fed_size
+
+
+async def test_a_drag_is_an_arrow_and_what_was_typed_is_written(address: str) -> None:
+    async with browsing(address) as tab:
+        await tab.goto("#/run/first/t/phone/1")
+        await tab.until("document.querySelector('.mark[data-kind=drag]') !== null")
+        ends = await tab.ask(
+            "['x1', 'y1', 'x2', 'y2'].map((name) => Number(document.querySelector('.mark line').getAttribute(name)))"
+        )
+        assert ends == [540.5, 1800.5, 540.5, 600.5]
+        await tab.press("right")
+        await tab.until("document.querySelector('.picture svg text')?.textContent === '⌨ Zürich'")
+
+
+async def test_labels_are_written_by_keys_and_stay(address: str) -> None:
+    label = f"{address}/api/runs/first/trajectories/wide"
+    async with browsing(address) as tab, httpx.AsyncClient(timeout=SECONDS) as client:
+
+        async def stored() -> Any:
+            return (await client.get(label)).json()["label"]
+
+        await tab.goto("#/run/first/t/wide/1")
+        await tab.press("l")
+        await tab.until("document.querySelector('.labels .good').ariaPressed === 'true'")
+        assert (await stored())["passed"] is True
+        await tab.press("e")
+        await tab.until("document.querySelector('.labels').innerText.includes('error in turn 1')")
+        assert {"passed": False, "error_step": 1}.items() <= (await stored()).items()
+        await tab.goto("#/run/first/t/wide/0")
+        assert "error in turn 1" in await tab.text(".labels")
+        assert await tab.ask("document.querySelectorAll('.strip li')[1].className") == "error"
+        await tab.press("u")
+        await tab.until("!document.querySelector('.labels').innerText.includes('error in turn 1')")
+        assert await stored() is None
+
+
+async def test_what_a_run_says_is_shown_as_text(address: str) -> None:
+    async with browsing(address) as tab:
+        for route in ("/trajectories", "/t/strange/0", "/trajectories?q=onerror"):
+            await tab.goto(f"#/run/first{route}")
+            await tab.until(f"document.body.innerText.includes({json.dumps(HOSTILE)})")
+            assert await tab.ask("window.hacked") is None
+            assert await tab.ask("document.querySelectorAll('img[src=x], main script').length") == 0
+
+
+async def test_the_pictures_of_the_next_turn_are_at_hand(address: str) -> None:
+    asked = "performance.getEntriesByType('resource').map((e) => e.name).filter((name) => name.includes('/images/'))"
+    async with browsing(address) as tab:
+        await tab.goto("#/run/first/t/phone/0")
+        await tab.until(f"{asked}.length >= 3")
+        before = await tab.ask(f"{asked}.length")
+        await tab.press("right")
+        await tab.until("document.querySelector('.said h2')?.innerText === 'Turn 1'")
+        assert await tab.ask(f"{asked}.length") == before
+
+
+ROUTES = ("", "#/run/first", "#/run/first/trajectories", "#/run/first/t/wide/1", "#/run/first/g/g")
+
+
+async def violations(tab: Tab) -> list[Any]:
+    """What axe-core finds serious or critical on the page: [rule, impact, element, what to do]."""
+    await tab.ask(f"{AXE};1")
+    found = await tab.ask(
+        "axe.run(document, {resultTypes: ['violations']}).then(({violations}) => violations.map("
+        "({id, impact, nodes}) => [id, impact, nodes[0].html.slice(0, 200), nodes[0].failureSummary]))",
+        SECONDS,
+    )
+    return [one for one in found if one[1] in ("serious", "critical")]
+
+
+async def test_the_pages_can_be_used_by_everyone(address: str) -> None:
+    async with browsing(address) as tab:
+        for route in ROUTES:
+            for theme in ("light", "dark"):
+                await tab.goto(route, theme)
+                assert await violations(tab) == [], f"{route} in {theme}"
+
+
+async def test_a_narrow_page_is_not_wider_than_the_screen(address: str) -> None:
+    async with browsing(address, 390, 844) as tab:
+        for route in ROUTES:
+            await tab.goto(route)
+            assert await tab.ask("document.documentElement.scrollWidth") <= 390, route

@@ -1,0 +1,175 @@
+"""Tokens with their figures, coordinates among them, and the heat patch."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import numpy as np
+import pytest
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models
+
+from tests.viewer.runs import make_run, picture, trajectory, turn
+from uirl.storage import LearnedTokens, TrajectoryStore
+from uirl.types import Action, Observation, PictureTransform, ToolCall
+from uirl.viewer.pictures import Fed
+from uirl.viewer.tokens import coordinates_of, heat_of
+from uirl.viewer.vocabulary import Vocabulary
+
+WORDS = ['{"x":', "4", "1", ',"y":', "15", "}"]
+CALL = (ToolCall("click", {"x": 41, "y": 15}),)
+
+
+def reply(words, call=CALL, log_probs=None):
+    ids = tuple(range(len(words)))
+    log_probs = tuple(log_probs or [-0.1] * len(words))
+    return turn(response_ids=ids, rollout_log_probs=log_probs, action=Action("".join(words), call))
+
+
+def found(words, call=CALL):
+    return [(one.axis, one.value, one.start, one.stop) for one in coordinates_of(reply(words, call), words)]
+
+
+def test_coordinates_stand_in_several_tokens_or_one():
+    assert found(WORDS) == [("x", 41, 1, 3), ("y", 15, 4, 5)]
+    x, y = coordinates_of(reply(WORDS, log_probs=[-9, -0.5, -0.25, -9, -1, -9]), WORDS)
+    assert x.probability == pytest.approx(math.exp(-0.75))  # 0.472
+    assert y.probability == pytest.approx(math.exp(-1))
+
+
+@pytest.mark.parametrize(
+    ("words", "places"),
+    [
+        (["at 41, 15 I see ", *WORDS], [("x", 41, 2, 4), ("y", 15, 5, 6)]),  # numbers of a thought are others
+        (['{"y":', "15", ',"x":', "41", "}"], [("x", 41, 3, 4), ("y", 15, 1, 2)]),
+        (["click(x=", "41", ", y=", "15", ")"], [("x", 41, 1, 2), ("y", 15, 3, 4)]),
+        (['"x":41.0,"y":15'], [("x", 41, 0, 1), ("y", 15, 0, 1)]),
+        (['"x":', "414", ',"y":', "151"], []),
+        (['"max":', "41", ',"y":', "15"], [("y", 15, 3, 4)]),
+    ],
+)
+def test_a_number_counts_where_its_name_stands_before_it(words, places):
+    assert found(words) == places
+
+
+def test_pairs_have_no_names():
+    call = (ToolCall("drag", {"start_coordinate": [7, 7], "end_coordinate": [7, 9]}),)
+    words = ["from [", "7", ", ", "7", "] to [", "7", ",", "9", "]"]
+    assert found(words, call) == [("x", 7, 1, 2), ("y", 7, 3, 4), ("x", 7, 5, 6), ("y", 9, 7, 8)]
+
+
+def test_without_text_or_log_probs_there_are_none():
+    assert coordinates_of(reply(WORDS), None) == []
+    assert coordinates_of(turn(rollout_log_probs=()), ["a", "b"]) == []
+
+
+def test_the_heat_patch_is_as_wide_as_its_probability_says():
+    # p = 0.5 for each: sigma = 1 / (sqrt(2 pi) 0.5) = 0.798
+    sure = coordinates_of(reply(WORDS, log_probs=[0, math.log(0.5), 0, 0, math.log(0.5), 0]), WORDS)
+    heat = heat_of(sure, Fed("h", (56, 56)), 0, None)
+    assert (heat["x"], heat["y"], heat["image"]) == (41, 15, 0)
+    assert heat["radius"] == pytest.approx(0.798, abs=1e-3)
+    assert heat["probability"] == pytest.approx(0.25)
+    on_grid = heat_of(sure, Fed("h", (999, 1998)), 0, 999)
+    assert on_grid["radius_y"] == pytest.approx(2 * on_grid["radius_x"])
+    unsure = coordinates_of(reply(WORDS, log_probs=[-9] * 6), WORDS)
+    assert heat_of(unsure, Fed("h", (56, 56)), 0, None)["radius"] <= 56
+    assert heat_of(sure, None, None, None) is None
+    assert heat_of([], Fed("h", (56, 56)), 0, None) is None
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = {letter: i for i, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    made = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    made.pre_tokenizer, made.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return made
+
+
+def test_a_character_of_several_tokens_stands_with_the_last(tokenizer, tmp_path):
+    place = tmp_path / "checkpoints" / "step_000001" / "policy"
+    place.mkdir(parents=True)
+    tokenizer.save(str(place / "tokenizer.json"))
+    ids = tokenizer.encode("né 漢 x").ids
+    words = Vocabulary(tmp_path).texts((), ids)
+    assert len(words) == len(ids)
+    assert "".join(words) == "né 漢 x"
+    assert words[:3] == ["n", "", "é"]
+    broken = tokenizer.encode("漢").ids[:2] + tokenizer.encode("ok").ids
+    assert Vocabulary(tmp_path).texts((), broken)[-1] == "k"
+    assert Vocabulary(tmp_path).texts((), [ids[0], 10**9, -1]) == ["n", "", ""]
+
+
+def test_a_run_without_a_tokenizer_shows_ids(tmp_path):
+    assert Vocabulary(tmp_path).texts((), [1]) is None
+    (tmp_path / "checkpoints" / "step_000001" / "policy").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step_000001" / "policy" / "tokenizer.json").write_text("{}")
+    assert Vocabulary(tmp_path).texts((), [1]) is None
+
+
+def test_tokens_are_answered_with_what_is_known(client, run, tokenizer):
+    words = ["a", "{", '"', "x", '"', ":", "5", "}"]
+    ids = tuple(tokenizer.token_to_id(word) for word in words)
+    act = Action('a{"x":5}', (ToolCall("click", {"x": 5, "y": 6}),))
+    one = turn(shot=picture(), context_ids=ids[:2], response_ids=ids, rollout_log_probs=(-0.5,) * 8, action=act)
+    made = make_run(
+        run.parent / "worded", [trajectory("t", [one, turn(context_ids=(), response_ids=(), rollout_log_probs=())])]
+    )
+    place = made / "checkpoints" / "step_000001" / "policy"
+    place.mkdir(parents=True)
+    tokenizer.save(str(place / "tokenizer.json"))
+    answer = client.get("/api/runs/worded/trajectories/t/tokens?turn=0").json()
+    assert [token["text"] for token in answer["tokens"]] == words
+    assert answer["tokens"][0]["log_prob"] == -0.5
+    assert answer["tokens"][0]["learner_log_prob"] is None
+    assert [(one["axis"], one["start"], one["stop"]) for one in answer["coordinates"]] == [("x", 6, 7)]
+    whole = client.get("/api/runs/worded/trajectories/t/tokens?turn=0&context=1").json()
+    assert [token["mask"] for token in whole["tokens"]] == [0, 0] + [1] * 8
+    assert whole["coordinates"][0]["start"] == 8
+    assert client.get("/api/runs/worded/trajectories/t/tokens?turn=1").json()["tokens"] == []
+    assert client.get("/api/runs/worded/trajectories/t/tokens?turn=2").status_code == 404
+
+
+def test_what_an_update_made_of_each_token_is_shown(client, run):
+    one, two = turn(rollout_log_probs=(-0.5, -0.25)), turn(rollout_log_probs=(-1.0, -2.0))
+    made = make_run(run.parent / "learned", [trajectory("t", [one, two]), trajectory("u")])
+    figures = LearnedTokens(
+        "t",
+        advantages=np.float32([1, 1, 1, 3]),
+        old_log_probs=np.float32([-0.5, -0.25, -1.5, -2.0]),
+        log_probs=np.float32([-0.5, -0.25, -1.0, -2.0]),
+        entropies=np.float32([0.1, 0.2, 0.3, 0.4]),
+    )
+    with TrajectoryStore(made / "trajectories.sqlite") as store:
+        store.add_learned([figures], step=5, version=4)
+    tokens = client.get("/api/runs/learned/trajectories/t/tokens?turn=1").json()["tokens"]
+    first = tokens[0]
+    assert first["ratio"] == pytest.approx(math.exp(0.5))  # -1.0 now, -1.5 when the update began
+    assert first["gap"] == pytest.approx(-0.5)  # the learner's -1.5, the engine's -1.0
+    assert (first["advantage"], tokens[1]["advantage"]) == (1, 3)
+    assert first["learner_log_prob"] == -1
+    assert first["entropy"] == pytest.approx(0.3, abs=1e-3)
+    assert first["weight"] is None
+    shown = client.get("/api/runs/learned/trajectories/t").json()
+    assert (shown["learned"], shown["learned_in"]) == (True, 5)
+    assert client.get("/api/runs/learned/trajectories/u").json()["learned"] is False
+    members = client.get("/api/runs/learned/groups/g").json()["members"]
+    assert [one["advantage"] for one in members] == [1.5, None]
+
+
+def test_a_turn_shows_the_picture_that_the_model_was_fed(client, run):
+    shot = picture(size=(80, 60))
+    half = PictureTransform((80, 60), (40, 30), window=(10, 0, 20, 30))
+    fed = turn("x", shot, pictures=(half,), starts_segment=True)
+    again = turn("y", observation=Observation("same", (shot,)), context_images=())  # fed by the turn before
+    make_run(run.parent / "fed", [trajectory("t", [fed, again])])
+    for shown in client.get("/api/runs/fed/trajectories/t").json()["turns"]:
+        (one,) = shown["fed"]
+        assert (one["raw_size"], one["fed_size"]) == ([80, 60], [20, 30])
+        # the middle of the pixel 5, 6 is 5.5, 6.5; half of it, less the window's 10, is -7.25, 3.25
+        assert shown["marks"][0]["fed"] == [-7.75, 2.75]
+        with Image.open(io.BytesIO(client.get(one["url"]).content)) as image:
+            assert image.size == (20, 30)

@@ -1,0 +1,67 @@
+"""`uirl view`: what the agents of runs did, in a browser."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from uirl.errors import ConfigError
+
+
+def add_command(commands: Any) -> None:
+    """Add the command to those of `uirl`."""
+    view = commands.add_parser("view", help="show runs in a browser: curves, episodes, pictures, tokens")
+    view.add_argument("runs", nargs="*", metavar="RUN", help="run directories, or folders of them (default: runs)")
+    view.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
+    view.add_argument("--port", type=int, default=8123, help="default 8123; 0: any free one")
+    view.add_argument("--token", metavar="TOKEN", help="what others must know; needed beyond this machine")
+    view.add_argument("--text", nargs="?", const="", metavar="ID", help="print a trajectory (default: the newest one)")
+    view.add_argument("--export", metavar="FILE", help="write a trajectory to FILE.html or FILE.gif; see --id")
+    view.add_argument("--id", metavar="ID", help="the trajectory to export (default: the newest one)")
+    view.set_defaults(run=_view)
+
+
+def _view(options: argparse.Namespace) -> int:
+    paths = options.runs or ["runs"]
+    for path in paths:
+        if not Path(path).exists():
+            raise ConfigError(f"there is nothing at {path}; expected a run directory, or a folder of them")
+    if options.text is not None:
+        return _print(paths, options.text or None)
+    if options.export is not None:
+        return _export(paths, Path(options.export), options.id)
+    from uirl.viewer.server import serve
+
+    # whoever waits for the line, a script or a test, must not wait for a buffer
+    announce = functools.partial(print, flush=True)
+    serve(paths, host=options.host, port=options.port, token=options.token, announce=announce)
+    return 0
+
+
+def _print(paths: Sequence[str], id: str | None) -> int:
+    from uirl.viewer.found import find_episode
+    from uirl.viewer.text import WIDTH, text_of
+
+    with find_episode(paths, id) as (_, episode):
+        width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+        for line in text_of(episode, width):
+            print(line)
+    return 0
+
+
+def _export(paths: Sequence[str], path: Path, id: str | None) -> int:
+    from uirl.runtime.files import write_atomically
+    from uirl.viewer.export import film_of, page_of
+    from uirl.viewer.found import find_episode
+
+    if path.suffix not in (".html", ".gif"):
+        raise ConfigError(f"got --export {path}, expected a name that ends in .html or .gif")
+    with find_episode(paths, id) as (run, episode):
+        data = film_of(episode, run.store) if path.suffix == ".gif" else b"".join(page_of(episode, run.store))
+        write_atomically(path, data)
+        print(f"{episode['id']} is in {path} ({len(data)} bytes)")
+    return 0

@@ -1,0 +1,310 @@
+"""The routes: what the pages ask for, as JSON, pictures, streams and files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from uirl.errors import UirlError
+from uirl.runtime.limits import InputError, shown
+from uirl.storage import clean_run_name
+from uirl.storage.labels import Label, read_sheet, write_sheet
+from uirl.viewer import live
+from uirl.viewer.access import Access, Guard
+from uirl.viewer.charts import charts_of
+from uirl.viewer.episode import episode, turn_tokens
+from uirl.viewer.export import DELAY, PAGE_POLICY, film_of, page_of
+from uirl.viewer.groups import group
+from uirl.viewer.pictures import Sizes, fed_pictures, fed_png, media_type
+from uirl.viewer.runs import Run, Runs, describe, read_object, read_text
+from uirl.viewer.search import answer, facets, line_of, read_question
+from uirl.viewer.tail import read_from
+
+STATIC = Path(__file__).parent / "static"
+BODY, SHEET = 1 << 16, 32 << 20
+"""Bytes of a label and of a sheet at most."""
+FOREVER = {"cache-control": "private, max-age=31536000, immutable"}
+FRESH = {"cache-control": "no-store"}
+
+
+class NotThere(UirlError):
+    """What a request names is not here: answered by 404."""
+
+
+def create_app(runs: Runs, access: Access) -> Any:
+    """Return the ASGI application over these runs, behind its guard."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        indexing = live.Indexing(runs)
+        indexing.start()
+        try:
+            yield
+        finally:
+            indexing.stop()
+            await run_in_threadpool(runs.close)
+
+    app = Starlette(routes=Api(runs).routes(), lifespan=lifespan)
+    app.add_exception_handler(NotThere, lambda _, error: _error(404, error))
+    app.add_exception_handler(InputError, lambda _, error: _error(400, error))
+    app.add_exception_handler(UirlError, lambda _, error: _error(404, error))
+    app.add_exception_handler(404, lambda _, error: _error(404, NotThere("there is no such page; expected /api/...")))
+    app.add_exception_handler(405, lambda _, error: _error(405, NotThere("this address does not take that method")))
+    return Guard(app, access)
+
+
+class Api:
+    """What each route answers. Sync methods run on threads: they read files."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+
+    def routes(self) -> list[BaseRoute]:
+        """Return the routes. Ids may hold slashes, so what stands behind them is matched first."""
+        one = "/api/runs/{run}/trajectories/{id:path}"
+        return [
+            Route("/api/runs", self.list_runs),
+            Route("/api/runs/{run}", self.show_run),
+            Route("/api/runs/{run}/metrics", self.metrics),
+            Route("/api/runs/{run}/metrics.csv", self.metrics_csv),
+            Route("/api/runs/{run}/events", self.events),
+            Route("/api/runs/{run}/facets", self.facets),
+            Route("/api/runs/{run}/labels.csv", self.labels, methods=["GET"]),
+            Route("/api/runs/{run}/labels.csv", self.import_labels, methods=["POST"]),
+            Route("/api/runs/{run}/images/{hash}", self.image),
+            Route("/api/runs/{run}/fed/{id:path}/{turn:int}/{place:int}.png", self.fed),
+            Route("/api/runs/{run}/trajectories", self.trajectories),
+            Route("/api/runs/{run}/groups/{group:path}", self.group),
+            Route(f"{one}/tokens", self.tokens),
+            Route(f"{one}/export.html", self.export_page),
+            Route(f"{one}/export.gif", self.export_film),
+            Route(f"{one}/label", self.put_label, methods=["PUT"]),
+            Route(f"{one}/label", self.remove_label, methods=["DELETE"]),
+            Route(one, self.trajectory),
+            Mount("/static", StaticFiles(directory=STATIC, check_dir=False)),
+            Route("/{path:path}", self.page),
+        ]
+
+    def page(self, request: Request) -> Response:
+        """Return the page itself; addresses below /api that no route has are errors."""
+        if request.url.path.startswith("/api/") or not (STATIC / "index.html").is_file():
+            raise NotThere(f"there is nothing at {shown(request.url.path)}")
+        return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
+
+    def list_runs(self, request: Request) -> Response:
+        return _json({"runs": [describe(run) for run in self._runs.all()]})
+
+    def show_run(self, request: Request) -> Response:
+        run = self._run(request)
+        return _json(
+            {
+                **describe(run),
+                "config": read_text(run.config_path),
+                "summary": read_object(run.directory.summary_path),
+                "versions": run.store.origins() if run.has_store else None,
+                "charts": charts_of(run.names.read()),
+            }
+        )
+
+    def metrics(self, request: Request) -> Response:
+        since = _whole(request, "since")
+        return _json(read_from(self._run(request).metrics_path, since).to_dict())
+
+    def metrics_csv(self, request: Request) -> Response:
+        run = self._run(request)
+        return live.csv_of(run)
+
+    async def events(self, request: Request) -> Response:
+        run = await run_in_threadpool(self._run, request)
+        return live.events(run, request, _whole(request, "since"))
+
+    def facets(self, request: Request) -> Response:
+        run = self._run(request)
+        return _json(facets(run.index) if run.has_store else {})
+
+    def trajectories(self, request: Request) -> Response:
+        run = self._run(request)
+        question = read_question(dict(request.query_params))
+        if not run.has_store:
+            return _json({"rows": [], "next": None, "count": 0, "indexed": {"done": 0, "total": 0}})
+        index = run.index
+        index.catch_up()
+        _, worded, total = index.size
+        found = answer(index, question) | {"indexed": {"done": worded, "total": total}}
+        if not question.conditions and question.words is None:
+            found["count"] = total  # whatever is indexed yet
+        return _json(found)
+
+    def trajectory(self, request: Request) -> Response:
+        run = self._run(request)
+        id = request.path_params["id"]
+        row = self._row(run, id)
+        return _json(episode(run, id, row["number"], row))
+
+    def tokens(self, request: Request) -> Response:
+        run, id = self._run(request), request.path_params["id"]
+        trajectory = run.store.get(id, pictures=False)
+        turn, context = _whole(request, "turn"), request.query_params.get("context", "0") == "1"
+        if turn >= len(trajectory.turns):
+            raise NotThere(f"got turn {turn}, the trajectory has {len(trajectory.turns)}")
+        return _json(turn_tokens(run, trajectory, turn, context=context))
+
+    def group(self, request: Request) -> Response:
+        run, name = self._run(request), request.path_params["group"]
+        found = group(run, name)
+        if found is None:
+            raise NotThere(f"there is no group {shown(name)} in the run {run.key}")
+        return _json(found)
+
+    def export_page(self, request: Request) -> Response:
+        run, id = self._run(request), request.path_params["id"]
+        row = self._row(run, id)
+        shown_episode = episode(run, id, row["number"], row)
+        headers = {**FRESH, "content-disposition": _attachment(id, "html"), "content-security-policy": PAGE_POLICY}
+        return StreamingResponse(
+            page_of(shown_episode, run.store), headers=headers, media_type="text/html; charset=utf-8"
+        )
+
+    def export_film(self, request: Request) -> Response:
+        run, id = self._run(request), request.path_params["id"]
+        row = self._row(run, id)
+        data = film_of(episode(run, id, row["number"], row), run.store, delay=_whole(request, "delay") or DELAY)
+        return Response(data, headers={**FRESH, "content-disposition": _attachment(id, "gif")}, media_type="image/gif")
+
+    def image(self, request: Request) -> Response:
+        run, hash = self._run(request), request.path_params["hash"]
+        data = run.store.image(hash)
+        return Response(data, headers=FOREVER, media_type=media_type(data))
+
+    def fed(self, request: Request) -> Response:
+        run, id = self._run(request), request.path_params["id"]
+        turn, place = request.path_params["turn"], request.path_params["place"]
+        trajectory = run.store.get(id, pictures=False)
+        if turn >= len(trajectory.turns):
+            raise NotThere(f"got turn {turn}, the trajectory has {len(trajectory.turns)}")
+        pictures = fed_pictures(trajectory, turn, Sizes(run.store))
+        if place >= len(pictures):
+            raise NotThere(f"got picture {place}, the turn has {len(pictures)}")
+        return Response(fed_png(run.store, pictures[place]), headers=FOREVER, media_type="image/png")
+
+    async def put_label(self, request: Request) -> Response:
+        body = await _body(request, BODY)
+        try:
+            given = json.loads(body)
+        except ValueError as error:
+            raise InputError(f"the label is no JSON: {error}; expected passed, error_step and note") from None
+        return await run_in_threadpool(self._set_label, request, Label.read(given))
+
+    def _set_label(self, request: Request, label: Label) -> Response:
+        run, id = self._run(request), request.path_params["id"]
+        _check_step(label, self._row(run, id)["turns"])
+        return _json(run.labels.set(id, label).to_dict())
+
+    def remove_label(self, request: Request) -> Response:
+        run, id = self._run(request), request.path_params["id"]
+        return _json({"removed": run.labels.remove(id)})
+
+    def labels(self, request: Request) -> Response:
+        run = self._run(request)
+        headers = {**FRESH, "content-disposition": f'attachment; filename="{run.key}-labels.csv"'}
+        return Response(
+            write_sheet(run.labels.all()).encode("utf-8", "replace"), headers=headers, media_type="text/csv"
+        )
+
+    async def import_labels(self, request: Request) -> Response:
+        body = await _body(request, SHEET)
+        try:
+            text = body.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"the sheet is no UTF-8: {error.reason} at byte {error.start}; save it as CSV UTF-8"
+            ) from None
+        return await run_in_threadpool(self._import, request, text)
+
+    def _import(self, request: Request, text: str) -> Response:
+        run = self._run(request)
+        found = read_sheet(text)
+        index = run.index
+        turns = {id: line["turns"] for id in found if (line := line_of(index, id)) is not None}
+        for id in turns:
+            _check_step(found[id], turns[id], f"{shown(id)}: ")
+        unknown = [id for id in found if id not in turns]
+        run.labels.set_many({id: label for id, label in found.items() if id in turns})
+        return _json({"read": len(found) - len(unknown), "unknown": unknown})
+
+    def _run(self, request: Request) -> Run:
+        run = self._runs.get(request.path_params["run"])
+        if run is None:
+            raise NotThere(f"there is no run {shown(request.path_params['run'])}; /api/runs lists them")
+        return run
+
+    def _row(self, run: Run, id: str) -> dict[str, Any]:
+        """Return the line of a trajectory. Raises NotThere for an unknown id."""
+        row = line_of(run.index, id)
+        if row is None:
+            raise NotThere(f"there is no trajectory {shown(id)} in the run {run.key}")
+        return row
+
+
+def _check_step(label: Label, turns: int, where: str = "") -> None:
+    if label.error_step is not None and label.error_step >= turns:
+        raise InputError(f"{where}got error_step={label.error_step}, the trajectory has {turns} turns, counted from 0")
+
+
+def _attachment(id: str, ending: str) -> str:
+    return f'attachment; filename="{clean_run_name(id)[:80]}.{ending}"'
+
+
+def _whole(request: Request, name: str) -> int:
+    text = request.query_params.get(name, "0")
+    if not text.isascii() or not text.isdigit() or len(text) > 16:
+        raise InputError(f"got {name}={shown(text)}, expected a whole number")
+    return int(text)
+
+
+async def _body(request: Request, most: int) -> bytes:
+    parts = bytearray()
+    async for part in request.stream():
+        parts += part
+        if len(parts) > most:
+            raise InputError(f"got more than {most} bytes; expected fewer")
+    return bytes(parts)
+
+
+def _json(value: Any) -> Response:
+    """Return JSON in ASCII: half a surrogate pair has no UTF-8, and NaN, which a record may hold, no JSON (null)."""
+    try:
+        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        text = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+    return Response(text.encode("ascii"), headers=FRESH, media_type="application/json")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _error(status: int, error: Exception) -> Response:
+    answer = _json({"error": str(error)})
+    answer.status_code = status
+    return answer
+
+
+Handler = Callable[[Request], Response]

@@ -1,0 +1,223 @@
+"""One trajectory as the page shows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from uirl.config import ConfigStore
+from uirl.errors import ConfigError, StorageError
+from uirl.storage.labels import Label
+from uirl.types import Observation, Task, ToolResult, Trajectory, Turn, Verdict
+from uirl.viewer.flags import flags_of_reply
+from uirl.viewer.marks import GRID, Mark, marks_of
+from uirl.viewer.pictures import Fed, Sizes, fed_pictures
+from uirl.viewer.runs import Run
+from uirl.viewer.search import neighbours
+from uirl.viewer.tokens import coordinates_of, heat_of, tokens_of
+
+JUDGEMENTS = "judgements"
+"""Folder of a run with what `uirl judge` said."""
+LARGEST = 64 << 20
+"""Bytes of a file of judgements that is looked through."""
+
+
+def episode(run: Run, id: str, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return everything about a trajectory but its tokens. `number`, `row`: its place and its line in the index.
+
+    Raises StorageError for an unknown id.
+    """
+    trajectory = run.store.get(id, pictures=False)
+    sizes, grid = Sizes(run.store), grid_of(run)
+    label = run.labels.get(id)
+    previous, following = neighbours(run.index, number)
+    return {
+        **{name: row[name] for name in ("id", "number", "step", "split", "created", "level", "flags")},
+        "previous": previous,
+        "next": following,
+        "task": _task(trajectory.task, trajectory.seed),
+        "group_id": trajectory.group_id,
+        "stop_reason": trajectory.stop_reason,
+        "failure": None if trajectory.failure is None else asdict(trajectory.failure),
+        "reward": trajectory.total_reward(),
+        "success": trajectory.success,
+        "metrics": trajectory.metrics,
+        "verdict": _verdict(trajectory.verdict),
+        "verdict_evidence": _evidence(run.folder, trajectory),
+        "label": _label(label),
+        **_origin(run, trajectory),
+        "turns": [_turn(run.key, trajectory, i, sizes, grid) for i in range(len(trajectory.turns))],
+        "final": None if trajectory.final is None else _seen(trajectory.final),
+    }
+
+
+def turn_tokens(run: Run, trajectory: Trajectory, index: int, *, context: bool = False) -> dict[str, Any]:
+    """Return the tokens of a turn, its coordinates among them, and the heat patch of the first place. `context`: the
+    tokens that it was fed stand first."""
+    turn = trajectory.turns[index]
+    texts = run.vocabulary.texts
+    figures = run.store.learned(trajectory.id).get(index)
+    tokens = tokens_of(trajectory, index, texts, figures, context=context)
+    coordinates = coordinates_of(turn, texts(turn.context_ids, turn.response_ids))
+    fed = fed_pictures(trajectory, index, Sizes(run.store))
+    at = _seen_last(turn, fed)
+    heat = heat_of(coordinates, None if at is None else fed[at], at, grid_of(run))
+    moved = len(tokens) - len(turn.response_ids)
+    places = [{**one.to_dict(), "start": one.start + moved, "stop": one.stop + moved} for one in coordinates]
+    return {"turn": index, "tokens": tokens, "coordinates": places, "heat": heat}
+
+
+def grid_of(run: Run) -> int | None:
+    """Return the largest coordinate of the run's actions where they are shares of the picture; None: they are pixels.
+    Phones of MobileWorld speak MAI-UI's grid."""
+    try:
+        environment = ConfigStore.from_yaml(run.config_path).environment
+    except (ConfigError, OSError):
+        return None
+    on_grid = environment.name == "mobile_world" or environment.options.get("coordinates") == "grid_999"
+    return GRID if on_grid else None
+
+
+def marks_of_turn(turn: Turn, fed: list[Fed], grid: int | None) -> list[dict[str, Any]]:
+    """Return the marks of a turn, on the last picture that it saw."""
+    at = _seen_last(turn, fed)
+    picture = None if at is None else fed[at]
+    calls = [(call.name, call.arguments) for call in turn.action.tool_calls]
+    marks = marks_of(calls, None if picture is None else picture.raw_size, grid)
+    return [_mark(mark, at, picture) for mark in marks]
+
+
+def _seen_last(turn: Turn, fed: list[Fed]) -> int | None:
+    """Return which of the fed pictures is the last one that the turn was shown, what actions point at; None: none."""
+    shown = turn.observation.images[-1] if turn.observation.images else None
+    return next((i for i in reversed(range(len(fed))) if fed[i].hash == shown), None)
+
+
+def _mark(mark: Mark, at: int | None, picture: Fed | None) -> dict[str, Any]:
+    raw = [value for place in mark.places for value in place]
+    fed = [] if picture is None else [value for place in picture.to_fed(mark.places) for value in place]
+    return {"kind": mark.kind, "raw": raw or None, "fed": fed or None, "image": at, "text": mark.text}
+
+
+def _turn(key: str, trajectory: Trajectory, index: int, sizes: Sizes, grid: int | None) -> dict[str, Any]:
+    turn = trajectory.turns[index]
+    fed = fed_pictures(trajectory, index, sizes)
+    return {
+        "index": index,
+        "observation": _seen(turn.observation),
+        "fed": [_fed(key, trajectory.id, index, i, one) for i, one in enumerate(fed)],
+        "thought": turn.action.thought,
+        "reply": turn.action.text,
+        "action_text": without_thought(turn.action.text, turn.action.thought),
+        "calls": list(_calls(turn)),
+        "parse_error": turn.action.parse_error,
+        "reward": turn.reward,
+        "finish_reason": turn.finish_reason,
+        "terminated": turn.terminated,
+        "truncated": turn.truncated,
+        "policy_version": turn.policy_version,
+        "starts_segment": turn.starts_segment,
+        "marks": marks_of_turn(turn, fed, grid),
+        "flags": flags_of_reply(turn.action.text),
+        "context_tokens": len(turn.context_ids),
+        "response_tokens": len(turn.response_ids),
+        "info": turn.info,
+    }
+
+
+def without_thought(text: str, thought: str) -> str:
+    """Return what a reply says beside its thought."""
+    before, found, behind = text.partition(thought) if thought else (text, "", "")
+    return f"{before.rstrip()}\n{behind.lstrip()}".strip() if found else text
+
+
+def _calls(turn: Turn) -> Iterator[dict[str, Any]]:
+    """Return the calls of a turn with what came back: by their ids or, without ids, in order."""
+    left = list(turn.tool_results)
+    for call in turn.action.tool_calls:
+        fits = [one for one in left if (one.id == call.id if call.id else one.name == call.name)]
+        result: ToolResult | None = fits[0] if fits else None
+        if result is not None:
+            left.remove(result)
+        yield {
+            "name": call.name,
+            "arguments": call.arguments,
+            "result": None if result is None else result.text,
+            "success": None if result is None else result.success,
+            "seconds": None if result is None else result.seconds,
+        }
+
+
+def _seen(observation: Observation) -> dict[str, Any]:
+    results = [
+        {"name": one.name, "arguments": one.arguments, "success": one.success, "text": one.text, "seconds": one.seconds}
+        for one in observation.tool_results
+    ]
+    shown = {"text": observation.text, "images": list(observation.images), "tool_results": results}
+    return shown | {"info": observation.info}
+
+
+def _fed(key: str, id: str, turn: int, place: int, fed: Fed) -> dict[str, Any]:
+    # kept by browsers for ever, so another picture at this place must have another address
+    url = f"/api/runs/{key}/fed/{quote(id, safe='')}/{turn}/{place}.png?of={fed.hash[:12]}"
+    transform = None if fed.transform is None else asdict(fed.transform)
+    return {"hash": fed.hash, "raw_size": fed.raw_size, "fed_size": fed.fed_size, "transform": transform, "url": url}
+
+
+def _task(task: Task, seed: int | None) -> dict[str, Any]:
+    said = asdict(task)
+    return said | {"seed": seed if task.seed is None else task.seed}
+
+
+def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
+    return None if verdict is None else asdict(verdict)
+
+
+def _label(label: Label | None) -> dict[str, Any] | None:
+    return None if label is None else label.to_dict()
+
+
+def _origin(run: Run, trajectory: Trajectory) -> dict[str, Any]:
+    versions = {turn.policy_version for turn in trajectory.turns}
+    origin = run.store.origin(trajectory.id)
+    model = ((origin or {}).get("model") or {}).get("name")
+    newest = next(iter(run.store.learned(trajectory.id).values()), None)
+    return {
+        "sampling": trajectory.sampling,
+        "policy": {"model": model, "version": max(versions, default=None), "versions": sorted(versions)},
+        "origin": origin,
+        "learned": newest is not None,
+        "learned_in": None if newest is None else newest.step,
+    }
+
+
+def _evidence(folder: Path, trajectory: Trajectory) -> dict[str, Any] | None:
+    """Return what the verdict rests on: the numbers of the rules and the judge, and what `uirl judge` said later."""
+    numbers = {name: value for name, value in trajectory.metrics.items() if name.startswith("verification/")}
+    later = [found for path in _files(folder / JUDGEMENTS) if (found := _judgement(path, trajectory.id)) is not None]
+    return {"metrics": numbers, "judgements": later} if numbers or later else None
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.glob("*.jsonl"), key=lambda path: path.stat().st_mtime, reverse=True)[:8]
+    except OSError:
+        return []
+
+
+def _judgement(path: Path, id: str) -> dict[str, Any] | None:
+    wanted = json.dumps(id).encode()
+    try:
+        if path.stat().st_size > LARGEST:
+            return None
+        with path.open("rb") as file:
+            for line in file:
+                if wanted in line and (found := json.loads(line)).get("id") == id:
+                    return {"file": path.name, **found}
+    except (OSError, ValueError, AttributeError, StorageError):
+        return None
+    return None

@@ -1,0 +1,260 @@
+"""One trajectory as a file to send: a page without scripts with its pictures inside, or a film."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from PIL import Image, ImageDraw, ImageFont
+
+from uirl.errors import StorageError
+from uirl.images import Screenshot
+from uirl.runtime.limits import InputError, whole_characters
+from uirl.storage import TrajectoryStore
+
+PAGE_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; sandbox"
+"""Of the page: whatever the episode holds, no script runs and nothing is loaded."""
+PAGE_SIDE, FILM_SIDE = 1280, 720
+"""Longest side of the pictures, in pixels."""
+DELAY = 1200
+"""Milliseconds of one picture of the film."""
+MOST_FRAMES = 200
+LINES = 3
+"""Lines of words below a picture of the film."""
+_MARK = (230, 40, 60)
+
+_STYLE = """
+:root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif }
+body { max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
+section { border-top: 1px solid #8886; padding: 1rem 0; display: grid; gap: 1rem;
+  grid-template-columns: minmax(0, 26rem) minmax(0, 1fr) }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; font: 13px/1.45 ui-monospace, monospace }
+h2 { font-size: 1rem; margin: 0 0 .5rem } h3 { font-size: .8rem; margin: .8rem 0 .2rem; opacity: .7; font-weight: 600 }
+svg { width: 100%; height: auto; border: 1px solid #8886; display: block; margin-bottom: .5rem }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem } dd { margin: 0 } dt { opacity: .7 }
+@media (max-width: 40rem) { section { grid-template-columns: minmax(0, 1fr) } }
+"""
+
+
+def page_of(episode: Mapping[str, Any], store: TrajectoryStore) -> Iterator[bytes]:
+    """Return the page of an episode (`episode.episode`) in pieces, a turn each: its pictures need not be in memory
+    together. Everything that the episode says is escaped."""
+    title = _text(f"{episode['task']['id']} · {episode['id']}")
+    yield (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f'<meta http-equiv="Content-Security-Policy" content="{PAGE_POLICY.removesuffix("; sandbox")}">'
+        f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>{_head(episode)}"
+    ).encode()
+    for turn in episode["turns"]:
+        yield _section(turn, store).encode()
+    if episode["final"] is not None:
+        last = {"observation": episode["final"], "marks": []}
+        words = f"<div><h2>At the end</h2>{_seen(last)}</div>"
+        yield f"<section><div>{_pictures(last, store)}</div>{words}</section>".encode()
+    yield b"</body></html>\n"
+
+
+def film_of(episode: Mapping[str, Any], store: TrajectoryStore, *, delay: int = DELAY) -> bytes:
+    """Return an animated GIF: a picture per turn with its marks, the action below; at most `MOST_FRAMES`.
+
+    `delay`: milliseconds of one picture. Raises InputError where the episode shows no picture that was kept.
+    """
+    frames = list(_frames(episode, store))
+    if not frames:
+        raise InputError("the episode shows no picture that was kept; export it as a page instead")
+    width, height = (max(frame.size[i] for frame in frames) for i in (0, 1))
+    same = [_on_canvas(frame, width, height).quantize(128, dither=Image.Dither.NONE) for frame in frames]
+    out = io.BytesIO()
+    pause = max(20, min(delay, 10_000))
+    durations = [pause] * (len(same) - 1) + [2 * pause]
+    same[0].save(out, format="GIF", save_all=True, append_images=same[1:], duration=durations, loop=0, optimize=False)
+    return out.getvalue()
+
+
+# -- the page --------------------------------------------------------------------------------------------------------
+
+
+def _head(episode: Mapping[str, Any]) -> str:
+    verdict, label = episode["verdict"] or {}, episode["label"] or {}
+    rows = {
+        "goal": episode["task"]["goal"],
+        "step": episode["step"],
+        "split": episode["split"],
+        "success": episode["success"],
+        "reward": f"{episode['reward']:g}",
+        "ended by": episode["stop_reason"],
+        "failure": _joined(episode["failure"]),
+        "verdict": None if not verdict else f"{verdict['score']} by {verdict['verifier']}: {verdict['reason']}",
+        "right beginning": verdict.get("correct_prefix"),
+        "label": None if not label else f"passed: {label['passed']}, error at {label['error_step']} {label['note']}",
+        "sampling": _joined(episode["sampling"]),
+        "policy": _joined(episode["policy"]),
+    }
+    lines = [
+        f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in rows.items() if value not in (None, "")
+    ]
+    return f"<dl>{''.join(lines)}</dl>"
+
+
+def _section(turn: Mapping[str, Any], store: TrajectoryStore) -> str:
+    parts = [
+        ("thought", turn["thought"]),
+        ("action", turn["action_text"]),
+        ("could not be read", turn["parse_error"]),
+        *((f"result of {call['name']}", call["result"]) for call in turn["calls"]),
+    ]
+    told = "".join(f"<h3>{_text(name)}</h3><pre>{_text(value)}</pre>" for name, value in parts if value)
+    head = (
+        f"Turn {turn['index']} · reward {turn['reward']:g}{' · ' + ', '.join(turn['flags']) if turn['flags'] else ''}"
+    )
+    body = f"<div>{_pictures(turn, store)}</div><div><h2>{_text(head)}</h2>{_seen(turn)}{told}</div>"
+    return f'<section id="turn-{int(turn["index"])}">{body}</section>'
+
+
+def _seen(turn: Mapping[str, Any]) -> str:
+    seen = turn["observation"]
+    told = [(f"tool {one['name']}", one["text"]) for one in seen["tool_results"]] + [("saw", seen["text"])]
+    return "".join(f"<h3>{_text(name)}</h3><pre>{_text(value)}</pre>" for name, value in told if value)
+
+
+def _pictures(turn: Mapping[str, Any], store: TrajectoryStore) -> str:
+    hashes = turn["observation"]["images"]
+    drawn = []
+    for place, hash in enumerate(hashes):
+        picture = _open(store, hash)
+        if picture is None:
+            drawn.append("<p>a picture that was not kept</p>")
+            continue
+        width, height = picture.size
+        marks = _svg(turn["marks"], max(width, height)) if place == len(hashes) - 1 else ""
+        drawn.append(
+            f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="what the agent saw"><image width="{width}" '
+            f'height="{height}" href="{_data(picture)}"/>{marks}</svg>'
+        )
+    return "".join(drawn)
+
+
+def _svg(marks: Sequence[Mapping[str, Any]], side: int) -> str:
+    radius, stroke = max(4.0, side / 60), max(1.0, side / 300)
+    drawn = []
+    for mark in marks:
+        raw = mark["raw"]
+        if raw is None:
+            continue
+        x, y = raw[0] + 0.5, raw[1] + 0.5  # the middle of the pixel
+        drawn.append(f'<circle cx="{x:g}" cy="{y:g}" r="{radius:g}"/>')
+        if len(raw) == 4:
+            drawn.append(f'<line x1="{x:g}" y1="{y:g}" x2="{raw[2] + 0.5:g}" y2="{raw[3] + 0.5:g}"/>')
+        if mark["text"]:
+            drawn.append(f"<title>{_text(mark['kind'])} {_text(mark['text'])}</title>")
+    return f'<g fill="none" stroke="rgb{_MARK}" stroke-width="{stroke:g}">{"".join(drawn)}</g>'
+
+
+def _data(picture: Image.Image) -> str:
+    out = io.BytesIO()
+    shrunk = _shrunk(picture, PAGE_SIDE)
+    if shrunk.width * shrunk.height <= 300 * 300:
+        shrunk.save(out, format="PNG")
+        kind = "png"
+    else:
+        shrunk.save(out, format="JPEG", quality=85)
+        kind = "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(out.getvalue()).decode()}"
+
+
+def _text(value: Any) -> str:
+    return escape(whole_characters(value if isinstance(value, str) else str(value)))
+
+
+def _joined(value: Mapping[str, Any] | None) -> str | None:
+    return None if value is None else ", ".join(f"{name} {item}" for name, item in value.items() if item is not None)
+
+
+# -- the film --------------------------------------------------------------------------------------------------------
+
+
+def _frames(episode: Mapping[str, Any], store: TrajectoryStore) -> Iterator[Image.Image]:
+    turns = [*episode["turns"]]
+    if episode["final"] is not None:
+        turns.append(
+            {"observation": episode["final"], "marks": [], "index": len(turns), "calls": [], "action_text": ""}
+        )
+    for turn in turns[:MOST_FRAMES]:
+        images = turn["observation"]["images"]
+        picture = _open(store, images[-1]) if images else None
+        if picture is not None:
+            yield _frame(picture, turn, f"{turn['index'] + 1} / {len(turns)}")
+
+
+def _frame(picture: Image.Image, turn: Mapping[str, Any], counter: str) -> Image.Image:
+    whole, shown = picture.size, _enlarged(_shrunk(picture, FILM_SIDE))
+    scale = shown.width / whole[0], shown.height / whole[1]
+    font = ImageFont.load_default(size=13)
+    line = 17
+    frame = Image.new("RGB", (shown.width, shown.height + LINES * line + 8), (20, 22, 26))
+    frame.paste(shown, (0, 0))
+    draw = ImageDraw.Draw(frame)
+    for mark in turn["marks"]:
+        if mark["raw"] is not None:
+            points = [((v + 0.5) * scale[i % 2]) for i, v in enumerate(mark["raw"])]
+            _draw_mark(draw, points, max(8.0, max(shown.size) / 35))
+    said = [_call(call) for call in turn["calls"]] or [turn["action_text"]]
+    words = _wrapped(f"{counter}  {' '.join(said)}", max(20, shown.width // 7))[:LINES]
+    for number, text in enumerate(words):
+        draw.text((6, shown.height + 4 + number * line), text, fill=(235, 235, 235), font=font)
+    return frame
+
+
+def _draw_mark(draw: ImageDraw.ImageDraw, points: Sequence[float], radius: float) -> None:
+    x, y = points[:2]
+    draw.ellipse((x - radius, y - radius, x + radius, y + radius), outline=_MARK, width=3)
+    draw.ellipse((x - 2, y - 2, x + 2, y + 2), fill=_MARK)
+    if len(points) == 4:
+        draw.line(tuple(points), fill=_MARK, width=3)
+
+
+def _call(call: Mapping[str, Any]) -> str:
+    return f"{call['name']} {json.dumps(call['arguments'], ensure_ascii=False)}"
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    flat = " ".join(whole_characters(text).split())
+    printable = "".join(c if c.isprintable() else "\ufffd" for c in flat)
+    return [printable[i : i + width] for i in range(0, len(printable), width)] or [""]
+
+
+def _on_canvas(frame: Image.Image, width: int, height: int) -> Image.Image:
+    canvas = Image.new("RGB", (width, height), (20, 22, 26))
+    canvas.paste(frame, (0, 0))
+    return canvas
+
+
+# -- pictures --------------------------------------------------------------------------------------------------------
+
+
+def _open(store: TrajectoryStore, hash: str) -> Image.Image | None:
+    """Return a picture of the store; None: it was not kept, or is none."""
+    try:
+        return Screenshot(store.image(hash), hash).open()
+    except (StorageError, InputError):
+        return None
+
+
+def _shrunk(picture: Image.Image, side: int) -> Image.Image:
+    shrunk = picture.copy()
+    shrunk.thumbnail((side, side))
+    return shrunk
+
+
+def _enlarged(picture: Image.Image, least: int = 240) -> Image.Image:
+    """Return a small picture in whole multiples: a screen of 56 pixels has room for no words."""
+    times = -(-least // max(picture.size))
+    return (
+        picture
+        if times < 2
+        else picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)
+    )

@@ -1,0 +1,203 @@
+"""The siblings of a group side by side: aligned by what they saw, with the turns at which failed ones left the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from uirl.errors import StorageError
+from uirl.images import Screenshot
+from uirl.runtime.limits import InputError
+from uirl.storage import Learned, TrajectoryStore
+from uirl.types import Observation, Trajectory
+from uirl.verification.fork import ForkFinder, screens_of_turns
+from uirl.verification.similarity import ScreenMatch, ScreenMatcher, difference_hash
+from uirl.viewer.runs import Run
+
+MOST_MEMBERS = 64
+MOST_TURNS = 200
+"""Turns of one member that are aligned."""
+Same = Callable[[Observation, Observation], bool]
+
+
+class Screens(ForkFinder):
+    """Compares what siblings saw, like `ForkFinder`, with an answer at once for most pairs: equal hashes are the same
+    picture, and perceptual hashes far apart are not. Those are kept in the index of the run."""
+
+    def __init__(self, run: Run) -> None:
+        match = ScreenMatch()
+        super().__init__(ScreenMatcher(match), run.store.image)
+        self._store, self._index, self._distance = run.store, run.index, match.hash_distance
+        self._known: dict[tuple[Any, ...], bool] = {}
+
+    def same(self, a: Observation, b: Observation) -> bool:
+        if a.state_key is None or b.state_key is None:
+            if a.text != b.text or len(a.images) != len(b.images):
+                return False
+            if any(self._apart(x, y) for x, y in zip(a.images, b.images, strict=True)):
+                return False
+        pair = (id(a), id(b))
+        if pair not in self._known:
+            self._known[pair] = super().same(a, b)
+        return self._known[pair]
+
+    def hash(self, picture: str) -> int | None:
+        """Return the perceptual hash of a picture; None: it was not kept, or is none."""
+        found = self._index.perceptual(picture)
+        if found is None:
+            found = _perceptual(self._store, picture)
+            self._index.keep_perceptual(picture, found)
+        return found if found >= 0 else None
+
+    def _apart(self, a: str, b: str) -> bool:
+        if a == b:
+            return False
+        first, second = self.hash(a), self.hash(b)
+        return first is None or second is None or (first ^ second).bit_count() > self._distance
+
+
+def _perceptual(store: TrajectoryStore, picture: str) -> int:
+    try:
+        return difference_hash(Screenshot(store.image(picture), picture).open())
+    except (StorageError, InputError):
+        return -1
+
+
+def group(run: Run, group_id: str) -> dict[str, Any] | None:
+    """Return the members of a group with their turns, the columns in which equal screens stand, and where failed
+    members left the way of successful ones; None: there is no such group."""
+    rows = run.store.list(group_id=group_id, limit=MOST_MEMBERS)
+    if not rows:
+        return None
+    members = [run.store.get(row.id, pictures=False) for row in rows]
+    screens = Screens(run)
+    seen = [screens_of_turns(one)[:MOST_TURNS] for one in members]
+    places = align(seen, screens.same)
+    forks = find_forks(members, screens, places)
+    width = 1 + max((column for one in places for column in one), default=-1)
+    columns: list[dict[str, int | None]] = [dict.fromkeys(one.id for one in members) for _ in range(width)]
+    for one, mine in zip(members, places, strict=True):
+        for index, column in enumerate(mine):
+            columns[column][one.id] = index
+    first = min((fork["column"] for fork in forks), default=None)
+    pairs = [[fork["failed"], fork["successful"]] for fork in forks]
+    return {
+        "group_id": group_id,
+        "task_id": members[0].task.id,
+        "members": [_member(run, one, screens) for one in members],
+        "fork": None if first is None else {"step": first, "pairs": pairs},
+        "forks": forks,
+        "columns": [{"screens": column} for column in columns],
+    }
+
+
+def align(seen: Sequence[Sequence[Observation]], same: Same) -> list[list[int]]:
+    """Return for each member the column of each of its screens, growing from left to right.
+
+    Members are laid upon the columns of those before them, so that as many screens as possible stand in a column of the
+    same screen (longest common subsequence); a screen that no column has makes one of its own.
+    """
+    columns: list[Observation] = []
+    places: list[list[int]] = []
+    for screens in seen:
+        matched = _common(screens, columns, same)
+        merged: list[tuple[int | None, int | None]] = []
+        at = 0
+        for index in range(len(screens)):
+            column = matched.get(index)
+            if column is not None:
+                merged += [(None, left) for left in range(at, column)]
+                merged.append((index, column))
+                at = column + 1
+            else:
+                merged.append((index, None))
+        merged += [(None, left) for left in range(at, len(columns))]
+        moved = {old: new for new, (_, old) in enumerate(merged) if old is not None}
+        places = [[moved[column] for column in mine] for mine in places]
+        places.append([new for new, (index, _) in enumerate(merged) if index is not None])
+        columns = [columns[old] if old is not None else screens[index or 0] for index, old in merged]
+    return places
+
+
+def _common(screens: Sequence[Observation], columns: Sequence[Observation], same: Same) -> dict[int, int]:
+    """Return index of a screen -> column of the same screen, in order, as many as can be. Of equally many the earliest
+    screens count: siblings begin together."""
+    n, m = len(screens), len(columns)
+    best = [[0] * (m + 1) for _ in range(n + 1)]
+    equal = [[same(a, b) for b in columns] for a in screens]
+    for i in reversed(range(n)):
+        for j in reversed(range(m)):
+            best[i][j] = best[i + 1][j + 1] + 1 if equal[i][j] else max(best[i + 1][j], best[i][j + 1])
+    found, i, j = {}, 0, 0
+    while i < n and j < m:
+        if equal[i][j]:
+            found[i] = j
+            i, j = i + 1, j + 1
+        elif best[i + 1][j] >= best[i][j + 1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def find_forks(
+    members: Sequence[Trajectory], finder: ForkFinder, places: Sequence[Sequence[int]]
+) -> list[dict[str, Any]]:
+    """Return where each failed member left the way of a successful one: `at` and `other` are the turns of both,
+    `column` is where they stand."""
+    evidence = [one for one in members if one.failure is None]
+    successes = [one for one in evidence if one.success is True]
+    forks = []
+    for one, mine in zip(members, places, strict=True):
+        if one.success is not False or one.failure is not None:
+            continue
+        fork = finder.find(one, successes)
+        if fork is not None and fork.at < len(mine):
+            forks.append(
+                {
+                    "failed": one.id,
+                    "successful": fork.successful,
+                    "at": fork.at,
+                    "other": fork.other,
+                    "column": mine[fork.at],
+                }
+            )
+    return forks
+
+
+def _member(run: Run, one: Trajectory, screens: Screens) -> dict[str, Any]:
+    label = run.labels.get(one.id)
+    return {
+        "id": one.id,
+        "success": one.success,
+        "reward": one.total_reward(),
+        "advantage": _advantage(run.store.learned(one.id)),
+        "verdict": None if one.verdict is None else asdict(one.verdict),
+        "failure": None if one.failure is None else asdict(one.failure),
+        "stop_reason": one.stop_reason,
+        "label": None if label is None else label.to_dict(),
+        "turns": [
+            _turn(turn.observation, i, screens, turn.action.text, turn.reward) for i, turn in enumerate(one.turns)
+        ],
+        "final": None if one.final is None else _turn(one.final, len(one.turns), screens, "", 0.0),
+    }
+
+
+def _advantage(learned: Mapping[int, Learned]) -> float | None:
+    """Return the mean advantage of the tokens of an episode; None: no update computed any."""
+    values = [value for turn in learned.values() for value in turn.advantages]
+    return math.fsum(values) / len(values) if values else None
+
+
+def _turn(seen: Observation, index: int, screens: Screens, text: str, reward: float) -> dict[str, Any]:
+    shown = screens.hash(seen.images[-1]) if seen.images else None
+    return {
+        "index": index,
+        "hash": None if shown is None else f"{shown:016x}",
+        "action_text": text,
+        "observation_text": seen.text,
+        "images": list(seen.images),
+        "reward": reward,
+    }

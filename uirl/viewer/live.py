@@ -1,0 +1,122 @@
+"""What goes on while a page is open: new rows as events, and the index that follows a run."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from uirl.errors import StorageError
+from uirl.viewer.runs import Run, Runs
+from uirl.viewer.tail import read_from
+
+EVERY = 1.0
+"""Seconds between looks at the files of a run."""
+COMMENT = 15.0
+"""Seconds after which a stream without news says that it is there."""
+SLICE, PAUSE = 0.2, 0.05
+"""Seconds that the index is built without a pause, and of the pause: questions come first."""
+
+
+class Indexing:
+    """A thread that keeps the indices of the runs that somebody looked at up to date."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="uirl-view-index", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, and wait for the end."""
+        self._stopped.set()
+        self._thread.join(10)
+
+    def _follow(self) -> None:
+        while not self._stopped.is_set():
+            busy = [self._work_on(run) for run in self._runs.opened()]
+            self._stopped.wait(PAUSE if any(busy) else EVERY)
+
+    def _work_on(self, run: Run) -> bool:
+        """Bring one index further; return whether there is more to do."""
+        try:
+            index = run.index
+            index.catch_up(SLICE)
+            return index.read_words(SLICE)
+        except StorageError:
+            return False  # gone, locked or being replaced: the page that asks is told, and the next look tries again
+
+
+def events(run: Run, request: Request, since: int) -> Response:
+    """Return the stream of a run's news: `metrics` {"next", "rows"}, `restart` {}, `trajectories` {"count"}."""
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return StreamingResponse(_news(run, request, since), headers=headers, media_type="text/event-stream")
+
+
+async def _news(run: Run, request: Request, since: int) -> AsyncIterator[bytes]:
+    place, count, said = since, -1, time.monotonic()
+    yield b"retry: 2000\n\n"
+    while not await request.is_disconnected():
+        piece = await run_in_threadpool(read_from, run.metrics_path, place)
+        news = b""
+        if piece.restart:
+            news += _event("restart", {})
+        elif piece.rows:
+            news += _event("metrics", piece.to_dict())
+        place = piece.next
+        now = await run_in_threadpool(_count, run)
+        if now != count:
+            news += _event("trajectories", {"count": now})
+            count = now
+        if not news and time.monotonic() - said > COMMENT:
+            news = b": still here\n\n"
+        if news:
+            said = time.monotonic()
+            yield news
+        if not piece.rows:
+            await asyncio.sleep(EVERY)
+
+
+def _count(run: Run) -> int:
+    try:
+        return run.index.total if run.has_store else 0
+    except StorageError:
+        return 0
+
+
+def _event(name: str, data: Any) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode("ascii")
+
+
+def csv_of(run: Run) -> Response:
+    """Return all rows as CSV, piece by piece, a column for each name that the run has."""
+    columns = ["step", "time", *run.names.read()]
+
+    def lines() -> Iterator[bytes]:
+        place = 0
+        yield (",".join(_quoted(name) for name in columns) + "\r\n").encode()
+        while (piece := read_from(run.metrics_path, place)).rows:
+            out = io.StringIO()
+            writer = csv.DictWriter(out, columns, restval="", extrasaction="ignore")
+            writer.writerows(piece.rows)
+            yield out.getvalue().encode("utf-8", "replace")
+            place = piece.next
+
+    headers = {"cache-control": "no-store", "content-disposition": f'attachment; filename="{run.key}-metrics.csv"'}
+    return StreamingResponse(lines(), headers=headers, media_type="text/csv")
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"' if set(name) & set(',"\r\n') else name

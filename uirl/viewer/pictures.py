@@ -1,0 +1,100 @@
+"""Pictures of an episode: what the environment showed, and what the model was fed."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from uirl.errors import StorageError
+from uirl.images import Screenshot
+from uirl.runtime.limits import InputError
+from uirl.storage import TrajectoryStore, fed_picture
+from uirl.types import PictureTransform, Trajectory
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """One picture of a turn, and what became of it on the way into the model."""
+
+    hash: str
+    raw_size: Size | None
+    """None: the picture was not kept, or is none."""
+    transform: PictureTransform | None = None
+    """None: nobody recorded it, and the picture is shown as it was."""
+
+    @property
+    def fed_size(self) -> Size | None:
+        return self.raw_size if self.transform is None else self.transform.fed_size
+
+    def to_fed(self, places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+        """Return pixels of the raw picture as pixels of the fed one: the place of their middles."""
+        if self.transform is None:
+            return list(places)
+        moved = [self.transform.to_fed(x + 0.5, y + 0.5) for x, y in places]
+        return [(x - 0.5, y - 0.5) for x, y in moved]
+
+
+class Sizes:
+    """Sizes of the pictures of one store, each header read once."""
+
+    def __init__(self, store: TrajectoryStore) -> None:
+        self._store = store
+        self._known: dict[str, Size | None] = {}
+
+    def of(self, hash: str) -> Size | None:
+        """Return width and height; None: the picture was not kept, or is none."""
+        if hash not in self._known:
+            try:
+                self._known[hash] = Screenshot(self._store.image(hash), hash).read_size()
+            except (StorageError, InputError):
+                self._known[hash] = None
+        return self._known[hash]
+
+
+def fed_pictures(trajectory: Trajectory, index: int, sizes: Sizes) -> list[Fed]:
+    """Return the pictures that the turn `index` put before the model: those whose placeholders stand in its context;
+    of a turn without any those that were shown, as an earlier turn may have fed them already."""
+    turn = trajectory.turns[index]
+    hashes = turn.context_images or tuple(turn.observation.images)
+    known = _transforms(trajectory, index)
+    return [Fed(hash, sizes.of(hash), known.get(hash)) for hash in hashes]
+
+
+def _transforms(trajectory: Trajectory, index: int) -> dict[str, PictureTransform | None]:
+    """Return what is recorded of the way into the model of the pictures that it had before it in a turn: back to where
+    the turn's segment begins."""
+    known: dict[str, PictureTransform | None] = {}
+    for turn in reversed(trajectory.turns[: index + 1]):
+        for hash, transform in zip(turn.context_images, turn.pictures, strict=False):
+            known.setdefault(hash, transform)
+        if turn.starts_segment:
+            break
+    return known
+
+
+def fed_png(store: TrajectoryStore, fed: Fed) -> bytes:
+    """Return the picture that the model was fed as a PNG. Raises StorageError where the raw one was not kept, and
+    InputError where it cannot be decoded, or is not the one that was fed."""
+    data = store.image(fed.hash)
+    if fed.transform is None and data[:4] == b"\x89PNG":
+        return data
+    picture = Screenshot(data, fed.hash).open()
+    if fed.transform is not None:
+        try:
+            picture = fed_picture(picture, fed.transform)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+    out = io.BytesIO()
+    picture.convert("RGB").save(out, format="PNG", compress_level=1)
+    return out.getvalue()
+
+
+def media_type(data: bytes) -> str:
+    """Return the kind of an encoded picture by its first bytes; what is none of ours is data that no browser runs."""
+    kinds = ((b"\x89PNG", "image/png"), (b"\xff\xd8\xff", "image/jpeg"))
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    return next((kind for begin, kind in kinds if data.startswith(begin)), "application/octet-stream")

@@ -1,0 +1,76 @@
+// Numbers and times for people. What is not known is a dash, never a zero.
+
+export const NONE = "–";
+
+/** A number in about four digits: 0.5139, 12.35, 1 204, 3.2e-7. */
+export function number(value, digits = 4) {
+  if (value === null || value === undefined || Number.isNaN(value)) return NONE;
+  if (typeof value !== "number") return String(value);
+  const size = Math.abs(value);
+  if (value === 0) return "0";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+  if (size < 1e-3 || size >= 1e9) return minus(value.toExponential(Math.max(digits - 2, 0)));
+  if (Number.isInteger(value)) return minus(grouped(value));
+  if (size >= 10 ** digits) return minus(grouped(Math.round(value)));
+  return minus(String(Number(value.toPrecision(digits))));
+}
+
+function grouped(value) {
+  return String(value).replace(/\B(?=(\d{3})+$)/g, "\u2009");
+}
+
+function minus(text) {
+  return text.replace(/^-/, "−").replace("e-", "e−");
+}
+
+/** A share as a percentage. */
+export function percent(value) {
+  return value === null || value === undefined ? NONE : `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`;
+}
+
+/** Seconds since 1970 (or an ISO date) as a local date and time. */
+export function date(seconds) {
+  const when = moment(seconds);
+  return when === null ? NONE : when.toLocaleString("sv-SE", { dateStyle: "short", timeStyle: "medium" });
+}
+
+function moment(value) {
+  if (value === null || value === undefined) return null;
+  const when = new Date(typeof value === "number" ? value * 1000 : value);
+  return Number.isNaN(when.getTime()) ? null : when;
+}
+
+/** How long ago something was: "12 s ago". */
+export function ago(seconds, now = Date.now()) {
+  const when = moment(seconds);
+  return when === null ? NONE : `${duration(Math.max(now - when.getTime(), 0) / 1000)} ago`;
+}
+
+/** Seconds in the two largest units: "2 h 5 min". */
+export function duration(seconds) {
+  if (seconds < 60) return `${Math.round(seconds)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+  return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds % 86400) / 3600)} h`;
+}
+
+/** An id in few characters, enough to tell neighbours apart: the beginning of a random one, the end of a long name. */
+export function short(id) {
+  const text = String(id);
+  if (/^[0-9a-f]{32}$/.test(text)) return text.slice(0, 8);
+  return text.length > 22 ? `…${text.slice(-21)}` : text;
+}
+
+/** Anything as text: a text as it is, the rest as indented JSON. */
+export function plain(value) {
+  return typeof value === "string" ? value : (JSON.stringify(value, null, 1) ?? String(value));
+}
+
+/** The address where it is one that a click may follow (http, https); else null. */
+export function safeLink(address) {
+  try {
+    return ["http:", "https:"].includes(new URL(address).protocol) ? address : null;
+  } catch {
+    return null;
+  }
+}

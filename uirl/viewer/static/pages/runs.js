@@ -1,0 +1,156 @@
+// All runs: one row each, with what can be said at a glance; marked ones are laid over each other.
+
+import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { useData } from "../lib/api.js";
+import { useKeys } from "../lib/keys.js";
+import { ago, date, number, percent, safeLink } from "../lib/format.js";
+import { go, href } from "../lib/router.js";
+import { Busy, Chip, Empty, Problem } from "../parts/basic.js";
+
+const REFRESH_SECONDS = 5;
+
+/** The list of runs, asked again every few seconds while the page is looked at. */
+export function useRuns(seconds = REFRESH_SECONDS) {
+  const asked = useData("/api/runs");
+  useEffect(() => {
+    const timer = setInterval(() => document.hidden || asked.reload(), 1000 * seconds);
+    return () => clearInterval(timer);
+  }, []);
+  return asked;
+}
+
+/** A bar for a share, with its number. */
+export function Share({ value }) {
+  if (value === null || value === undefined)
+    return html`
+      <span class="dim">–</span>
+    `;
+  return html`
+    <span class="share">
+      <meter min="0" max="1" value=${value} aria-label="success"></meter>
+      ${percent(value)}
+    </span>
+  `;
+}
+
+export function LiveDot({ live }) {
+  return live
+    ? html`
+        <span class="live">
+          <i aria-hidden="true"></i>
+          live
+        </span>
+      `
+    : html`
+        <span class="dim">ended</span>
+      `;
+}
+
+function Row({ run, at, marked, mark }) {
+  const served = safeLink(run.serve_url);
+  return html`
+    <tr aria-current=${at ? "true" : undefined}>
+      <td><input type="checkbox" checked=${marked} onChange=${mark} aria-label=${`compare ${run.name}`} /></td>
+      <th scope="row">
+        <a href=${href.run(run.key)}><bdi>${run.name}</bdi></a>
+        <span class="path" title=${run.path}><bdi>${run.path}</bdi></span>
+      </th>
+      <td>
+        <${LiveDot} live=${run.live} />
+        ${
+          run.problem &&
+          html`
+            <${Chip} tone="warn" title=${run.problem}>⚠ problem<//>
+          `
+        }
+        ${
+          served &&
+          html`
+            <a class="chip" href=${served} target="_blank" rel="noopener noreferrer">screens ↗</a>
+          `
+        }
+      </td>
+      <td class="n">
+        <span class="tag">step</span>
+        ${number(run.steps)}
+      </td>
+      <td class="n">
+        <a href=${href.trajectories(run.key)}>
+          ${number(run.trajectories)}
+          <span class="tag">trajectories</span>
+        </a>
+      </td>
+      <td><${Share} value=${run.success} /></td>
+      <td class="dim" title=${date(run.updated)}>${ago(run.updated)}</td>
+      <td class="dim wide">${date(run.created)}</td>
+    </tr>
+  `;
+}
+
+function Head() {
+  return html`
+    <thead>
+      <tr>
+        <th><span class="hidden">compare</span></th>
+        <th scope="col">run</th>
+        <th scope="col">state</th>
+        <th scope="col" class="n">steps</th>
+        <th scope="col" class="n">trajectories</th>
+        <th scope="col">success</th>
+        <th scope="col">updated</th>
+        <th scope="col" class="wide">begun</th>
+      </tr>
+    </thead>
+  `;
+}
+
+export function Runs() {
+  const { data, error, reload } = useRuns();
+  const [marked, setMarked] = useState([]);
+  const [at, setAt] = useState(0);
+  const runs = data?.runs ?? [];
+  const move = (by) => setAt((old) => Math.max(0, Math.min(old + by, runs.length - 1)));
+  const compare = () => marked.length && go(href.compare(marked));
+  const mark = (key) => setMarked((old) => (old.includes(key) ? old.filter((one) => one !== key) : [...old, key]));
+  useKeys([
+    { key: "j", text: "next run", run: () => move(1) },
+    { key: "k", text: "previous run", run: () => move(-1) },
+    { key: "Enter", text: "open the run", run: () => runs[at] && go(href.run(runs[at].key)) },
+    { key: "x", text: "mark the run for comparison", run: () => runs[at] && mark(runs[at].key) },
+    { key: "c", text: "compare the marked runs", run: compare },
+  ]);
+  if (data === null && error)
+    return html`
+      <${Problem} error=${error} retry=${reload} />
+    `;
+  if (data === null)
+    return html`
+      <${Busy} what="Looking for runs" />
+    `;
+  if (runs.length === 0)
+    return html`
+      <main class="page"><${Empty}>No run here yet: uirl train configs/screen.yaml begins one.<//></main>
+    `;
+  const row = (run, i) => html`
+    <${Row} key=${run.key} run=${run} at=${i === at} marked=${marked.includes(run.key)} mark=${() => mark(run.key)} />
+  `;
+  return html`
+    <main class="page">
+      <div class="bar">
+        <h1>Runs</h1>
+        <${Chip} tone="quiet">${runs.length}<//>
+        <span class="grow"></span>
+        <button disabled=${marked.length < 2} onClick=${compare}>
+          Compare ${marked.length > 1 ? marked.length : ""}
+        </button>
+      </div>
+      <${Problem} error=${error} />
+      <div class="scroll" tabindex="0" role="region" aria-label="runs">
+        <table class="list runs">
+          <${Head} />
+          <tbody>${runs.map(row)}</tbody>
+        </table>
+      </div>
+    </main>
+  `;
+}
