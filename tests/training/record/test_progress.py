@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from uirl.training.record import progress
+from uirl.training.record.board import Board
 from uirl.training.record.progress import Activity, _Watch, percent, report_table, say, step_line
 from uirl.types import Failure, Trajectory
 
@@ -65,17 +66,39 @@ def test_what_is_waited_for_is_named() -> None:
 
 def test_silence_is_ended_by_what_goes_on_and_how_far_it_is() -> None:
     watch = _Watch()
-    watch.last_words = 100.0
+    watch.last_words, watch.busy_since = 100.0, 95.0
     assert watch.look(200.0) is None, "nothing goes on"
     outer, inner = Activity("update 3", None), Activity("evaluation test", 256)
     outer.started, inner.started, inner.done = 95.0, 104.0, 96
     watch.activities = [outer, inner]
-    assert watch.look(113.9) is None, "it began less than ten seconds ago"
+    assert watch.look(109.9) is None
     assert watch.look(127.0) == "evaluation test: 96 of 256 episodes, 23 s"
     watch.last_words = 120.0
     assert watch.look(127.0) is None
     watch.activities = [outer]
     assert watch.look(130.0) == "update 3, 35 s"
+    watch.board = Board()
+    assert watch.look(130.0) is None, "a board shows it all the time"
+
+
+def test_many_short_pieces_of_work_are_heard_of_and_a_pause_is_no_work() -> None:
+    watch = _Watch()
+    watch.last_words = watch.busy_since = 0.0
+    for second in range(100, 125):
+        piece = Activity(f"step {second}", None)
+        piece.started = float(second)
+        watch.begin(piece)
+        if second < 110:
+            assert watch.look(second + 0.5) is None, "work began at 100, after nothing"
+        else:
+            assert watch.look(second + 0.5) == f"step {second}, 0 s"
+        watch.end(piece)
+        watch.last_end = second + 0.9
+
+
+def test_control_characters_are_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    say("a page \x1b[2J\x9b1A said\r \u202e\udc80, and café ✓ 你\non")
+    assert capsys.readouterr().out == "a page \\x1b[2J\\x9b1A said\\r \\u202e\\udc80, and café ✓ 你\non\n"
 
 
 def test_a_silent_piece_of_work_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,17 @@ def episode(name: str) -> Trajectory:
     return Trajectory(id=name, group_id=name, turns=[Turn(Observation("look"), reward=1.0)])
 
 
+def test_where_a_run_can_be_watched_is_found_in_its_folder_while_that_is_so(tmp_path: Path) -> None:
+    record = opened(tmp_path, None, resume=False)
+    views = ["http://a/view", "http://b/view"]
+    record.link(views)
+    assert record.directory.read_json("serve.json") == {"url": views[0], "urls": views}
+    record.link([])
+    record.link([])
+    assert not (record.path / "serve.json").exists()
+    record.close()
+
+
 @pytest.fixture
 def left(tmp_path: Path) -> Path:
     """Where a run left two steps of its warm start and three updates, an episode for each and one before them."""

@@ -5,34 +5,51 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
 
 from uirl.rollout.collector import EpisodePlayer
+from uirl.training.record.board import Board
 from uirl.types import Trajectory
 
-_console = Console(highlight=False)
+console = Console(highlight=False)
+"""Where everything is said."""
 
 SILENCE = 10.0
 """Seconds after which a person is told what is being waited for."""
+_TURNS_TEXT_ROUND = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+PAUSE = 1.0
+"""Pieces of work with a shorter pause between them are one stretch of work."""
 
 
 def say(message: str) -> None:
-    """Print one line."""
+    """Print one line. Control characters are shown and not obeyed: a message may quote a page, a policy, a process."""
     _watch.last_words = time.monotonic()
-    _console.print(message, markup=False, soft_wrap=True)
+    console.print(visible(message), markup=False, soft_wrap=True)
+
+
+def visible(text: str) -> str:
+    """Return the text with its control characters as '\\x1b', but for line ends and tabs."""
+    if text.isprintable():
+        return text
+    return "".join(c.encode("unicode_escape").decode() if _is_control(c) else c for c in text)
+
+
+def _is_control(c: str) -> bool:
+    return c not in "\n\t" and (unicodedata.category(c) in ("Cc", "Cs") or c in _TURNS_TEXT_ROUND)
 
 
 @contextlib.contextmanager
 def lines_on_stderr(wanted: bool) -> Iterator[None]:
     """Return a context in which lines go to stderr, if `wanted`: stdout is for what a program reads."""
-    _console.stderr = wanted
+    console.stderr = wanted
     try:
         yield
     finally:
-        _console.stderr = False
+        console.stderr = False
 
 
 class Activity:
@@ -59,14 +76,20 @@ class _Watch:
     """Says what is going on where nothing was said for a while; on a thread, since the work may block every loop."""
 
     def __init__(self) -> None:
-        self.last_words = time.monotonic()
+        self.last_words = self.busy_since = time.monotonic()
+        self.last_end = -PAUSE
         self.activities: list[Activity] = []
+        self.board: Board | None = None
+        """Where what goes on is shown all the time; None: it is said."""
+        self.stop_board: Callable[[], None] = _nothing
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._idle = threading.Event()
 
     def begin(self, activity: Activity) -> None:
         with self._lock:
+            if not self.activities and activity.started - self.last_end > PAUSE:
+                self.busy_since = activity.started
             self.activities.append(activity)
             if self._thread is None:
                 self._idle = threading.Event()
@@ -77,6 +100,7 @@ class _Watch:
         """Stop saying that; the thread is gone with the last activity."""
         with self._lock:
             self.activities.remove(activity)
+            self.last_end = time.monotonic()
             if self.activities or self._thread is None:
                 return
             thread, self._thread = self._thread, None
@@ -84,11 +108,11 @@ class _Watch:
         thread.join()
 
     def look(self, now: float) -> str | None:
-        """Return the line to say now: about the newest activity, once nothing was said for `SILENCE` seconds; else
-        None."""
+        """Return the line to say now: about the newest activity, once nothing was said for `SILENCE` seconds of work,
+        be it one long piece or many short ones; else None."""
         with self._lock:
             current = self.activities[-1] if self.activities else None
-        if current is None or now - max(self.last_words, current.started) < SILENCE:
+        if current is None or self.board is not None or now - max(self.last_words, self.busy_since) < SILENCE:
             return None
         return current.line(now)
 
@@ -99,7 +123,51 @@ class _Watch:
                 say(line)
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 _watch = _Watch()
+
+
+def current_activity() -> str | None:
+    """Return what goes on, and for how long; None: nothing in particular."""
+    with _watch._lock:
+        current = _watch.activities[-1] if _watch.activities else None
+    return None if current is None else visible(current.line(time.monotonic()))
+
+
+@contextlib.contextmanager
+def shown_on(board: Board, stop: Callable[[], None]) -> Iterator[None]:
+    """Return a context in which progress is shown on `board`, in the place of lines; `stop` leaves it as it is then."""
+    _watch.board, _watch.stop_board = board, stop
+    try:
+        yield
+    finally:
+        _watch.board, _watch.stop_board = None, _nothing
+
+
+def leave_board() -> None:
+    """Leave the board as it is now, if there is one: what is said from now on stands below it."""
+    stop, _watch.board, _watch.stop_board = _watch.stop_board, None, _nothing
+    stop()
+
+
+def tell_progress(what: str, done: int, total: int) -> None:
+    """Show how far a stretch of work is, where there is a board."""
+    if _watch.board is not None:
+        _watch.board.advance(what, done, total)
+
+
+def tell_step(step: int, steps: int, row: Mapping[str, Any], *, line: bool, limit: float | None = None) -> None:
+    """Tell the numbers of an update. `line`: it is time for a line; `limit`: seconds after which the run ends in any
+    case, None: never."""
+    board = _watch.board
+    if board is not None:
+        board.advance("step", step, steps, limit=limit, spent=row["time/elapsed"])
+        board.add(step, row, line=line)
+    elif line:
+        say(step_line(step, steps, row))
 
 
 @contextlib.contextmanager

@@ -11,8 +11,9 @@ from typing import Any
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError, JudgeFailure
 from uirl.images import ImageStore
+from uirl.learner.figures import OnLearned
 from uirl.metrics import Metrics, MetricsLogger, TensorBoardTracker, Tracker, WandbTracker, read_metrics
-from uirl.storage import RunDirectory, TrajectoryStore
+from uirl.storage import RunDirectory, TrajectoryStore, origin_of
 from uirl.training.record.curve import draw_curve
 from uirl.training.record.progress import say
 from uirl.training.record.run_state import RunState
@@ -27,6 +28,9 @@ from uirl.training.resume import (
 from uirl.types import Trajectory
 from uirl.verification.client import cause_of
 from uirl.verification.hybrid import ASKED, JUDGE, NO_ANSWER, RULE, SAVED
+
+SERVE = "serve.json"
+"""File of a run directory: the pages on which environment servers show what is played."""
 
 
 class RunRecord:
@@ -76,6 +80,13 @@ class RunRecord:
     def curve_path(self) -> Path:
         return self.directory.plot_path("learning_curve")
 
+    def link(self, live_views: Sequence[str]) -> None:
+        """Write down where people can watch the episodes of the run, for `uirl view`; empty: nowhere."""
+        if live_views:
+            self.directory.write_json(SERVE, {"url": live_views[0], "urls": list(live_views)})
+        else:
+            (self.path / SERVE).unlink(missing_ok=True)
+
     def start(self, state: RunState | None) -> None:
         """Open store and log for a run that goes on from `state` (that of a checkpoint; None: from the start).
 
@@ -102,13 +113,23 @@ class RunRecord:
         )
         if self._config.logging.store_trajectories:
             keep = self._config.logging.store_images
-            self._store = TrajectoryStore(self.directory.trajectories_path, keep_images=keep)
+            self._store = TrajectoryStore(
+                self.directory.trajectories_path, keep_images=keep, origin=origin_of(self._config)
+            )
             self._store.truncate_after(kept)  # without a checkpoint even the evaluation of step 0 is played again
 
     def add(self, trajectories: Sequence[Trajectory], *, step: int, split: str) -> None:
         """Write episodes down; on return they survive a kill."""
         if self._store is not None:
             self._store.add_many(trajectories, step=step, split=split, images=self._images)
+
+    def keeper(self, step: int) -> OnLearned | None:
+        """Return who writes down what update `step` makes of every token; None: nobody does. It may be called on
+        another thread."""
+        store = self._store if self._config.logging.store_learner_figures else None
+        if store is None:
+            return None
+        return lambda learned, version: store.add_learned(learned, step=step, version=version)
 
     def forget_after(self, step: int) -> None:
         """Drop the episodes of later steps: they are played again."""

@@ -1,0 +1,115 @@
+"""What a board shows: as many columns as fit, curves, how long it takes; None and missing numbers are no zeros."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from uirl.training.record import board as module
+from uirl.training.record.board import Board, Progress, clock, sparkline
+
+
+def row(step: int, **more: Any) -> dict[str, Any]:
+    numbers = {"success": step / 10, "reward": step / 5, "turns": 3.2, "entropy": 1.25, "approx_kl": 0.003}
+    return numbers | {"time/collect": 1.5, "time/update": 0.5, "tokens_per_second": 1234.4} | more
+
+
+def drawn(board: Board, width: int = 100, height: int = 30, activity: str | None = None, **options: Any) -> list[str]:
+    return [line.plain for line in board.lines(activity, width, height, **options)]
+
+
+def filled(steps: int = 10) -> Board:
+    board = Board("screen  grpo")
+    for step in range(1, steps + 1):
+        board.advance("step", step, 40)
+        board.add(step, row(step))
+    return board
+
+
+def test_a_sparkline_goes_from_low_to_high() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0, 1], 8, plain=True) == "_@"
+    assert sparkline([0.5, 0.5], 8) == "▁▁"
+    assert sparkline([0.5, 0.5], 8, low=0, high=1) == "▅▅"  # 0.5 x 7 = 3.5, rounded to the even 4
+    assert sparkline([0, 0, 1, 1], 2) == "▁█"  # means of two each
+    assert sparkline([2.0, -1.0], 2, low=0, high=1) == "█▁"
+    assert sparkline([], 8) == sparkline([1.0], 0) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(7.9, "0:07"), (247, "4:07"), (3847, "1:04:07"), (2 * 86400 + 11047, "2 d 3:04")]
+)
+def test_times_are_read_like_a_clock(seconds: float, words: str) -> None:
+    assert clock(seconds) == words
+
+
+def test_the_rest_takes_as_long_as_the_newest_steps_say_or_until_the_limit() -> None:
+    progress = Progress("step", 0, 40)
+    progress.advance(0, now=100.0)
+    assert progress.remaining(now=100.0) is None, "nothing is known of its pace"
+    progress.advance(4, now=108.0)
+    assert progress.remaining(now=108.0) == 72.0  # 36 steps of 2 s
+    assert progress.remaining(now=118.0) == 62.0
+    progress.limit, progress.spent = 50.0, 20.0
+    assert progress.remaining(now=118.0) == 20.0  # 30 s were left 10 s ago
+    progress.advance(40, now=200.0)
+    assert progress.remaining(now=200.0) is None
+
+
+def test_a_wide_board_shows_everything() -> None:
+    lines = drawn(filled(), activity="episodes of update 11: 3 of 64 episodes, 1 s")
+    assert lines[0] == "screen  grpo"
+    assert "step 10/40" in lines[1]
+    assert "ETA" in lines[1]
+    assert lines[2].split() == ["step", "success", "reward", "turns", "entropy", "kl", "tok/s", "s"]
+    assert lines[3].split() == ["3", "0.300", "0.600", "3.2", "1.2", "0.003", "1234", "2.0"]
+    assert len(lines[3:11]) == module.ROWS
+    assert lines[10].split()[0] == "10"
+    assert lines[11].split() == ["success", sparkline([i / 10 for i in range(1, 11)], 80, low=0, high=1), "1.000"]
+    assert lines[12].endswith("episodes of update 11: 3 of 64 episodes, 1 s")
+
+
+@pytest.mark.parametrize("width", [12, 20, 40, 60, 80, 200])
+@pytest.mark.parametrize("height", [1, 4, 8, 30])
+@pytest.mark.parametrize("plain", [False, True])
+def test_no_line_is_wider_and_no_board_higher_than_the_terminal(width: int, height: int, plain: bool) -> None:
+    lines = drawn(filled(), width, height, "an activity with a long name " * 9, plain=plain)
+    assert 1 <= len(lines) <= height
+    assert max(map(len, lines)) <= width
+    assert not plain or all(line.isascii() for line in lines)
+
+
+def test_a_narrow_board_keeps_what_counts() -> None:
+    assert drawn(filled(), 26)[2].split() == ["step", "success", "reward"]
+
+
+def test_what_was_not_measured_is_a_dash_and_a_column_of_nothing_is_left_out() -> None:
+    board = Board()
+    board.add(1, {"success": None, "reward": 0.5, "eval/success": float("nan")})
+    board.add(2, {"success": 0.25, "reward": 0.75, "count/failed_episodes": 0.0})
+    lines = drawn(board)
+    assert lines[0].split() == ["step", "success", "reward", "s"]
+    assert lines[1].split() == ["1", "-", "0.500", "0.0"]
+    board.add(3, {"count/failed_episodes": 2.0})
+    assert "FAILED" in drawn(board)[0]
+
+
+def test_another_stretch_of_work_begins_at_its_own_pace() -> None:
+    board = Board()
+    board.advance("warm start", 30, 40)
+    board.advance("step", 1, 200)
+    assert board.progress is not None
+    assert (board.progress.what, board.progress.remaining(0.0)) == ("step", None)
+
+
+def test_what_is_over_says_nothing_of_what_goes_on() -> None:
+    board = filled()
+    board.over = True
+    assert not any("saving" in line for line in drawn(board, activity="saving"))
+
+
+def test_a_run_of_a_week_keeps_no_more_than_it_shows() -> None:
+    board = filled(10_000)
+    assert len(board.rows) == module.ROWS
+    assert len(board.curves["success"]) == module.KEPT
