@@ -1,10 +1,11 @@
 """Curriculum beside uniform sampling on a suite of drawn screens: episodes to the same mean success.
 
-    python benchmarks/curriculum.py [--seeds 0,1,2] [--updates 48] [section.key=value ...]
+    python benchmarks/curriculum.py [--seeds 0,1,2] [--updates 48] [--samplers NAME ...] [section.key=value ...]
 
 One policy for 36 tasks of mixed difficulty: one, two or three pages, one to four buttons, three palettes. It is warmed
-up once, by a demonstrator who presses any button on most pages; both samplers begin there, with the same seeds. The
-curves are held-out success, the mean over all tasks, each equally often.
+up once, by a demonstrator who presses any button on most pages; all samplers begin there, with the same seeds.
+'curriculum, the middle' gives nine tenths of the draws to the two levels around a success of 1/2. The curves are
+held-out success, the mean over all tasks, each equally often, on the same instances.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ from pathlib import Path
 
 from uirl import ConfigStore, RayPPOTrainer, read_metrics
 
-SAMPLERS = ("uniform", "curriculum")
+MIDDLE = "{frontier: 0.05, exploration: 0.5, near_mastery: 0.4, exploitation: 0.05}"
+SAMPLERS = {
+    "uniform": ["curriculum.enabled=false"],
+    "curriculum": ["curriculum.enabled=true"],
+    "curriculum, the middle": [
+        *("curriculum.enabled=true", f"curriculum.initial_distribution={MIDDLE}"),
+    ],
+}
+"""Name -> its changes; what is compared with comes first."""
 GROUP, GROUPS = 8, 8
 MODEL = [
     *("model.model_name=uirl/tiny-vlm", "inference.max_tokens=16", "inference.max_turns=3"),
@@ -65,9 +74,10 @@ def curve_of(run: Path) -> list[tuple[int, float]]:
 
 
 def live_share(run: Path) -> float:
-    """Return the share of a run's groups in which rewards differed."""
-    rows = read_metrics(run / "metrics.jsonl")
-    return statistics.mean(row["live_groups"] for row in rows if row.get("live_groups") is not None)
+    """Return the share of the groups that a run played in which rewards differed, those that were replaced included."""
+    rows = [row for row in read_metrics(run / "metrics.jsonl") if row.get("live_groups") is not None]
+    played = sum(GROUPS + row["count/replaced_groups"] for row in rows)
+    return float(sum(GROUPS * row["live_groups"] for row in rows) / played)
 
 
 def smoothed(curve: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -83,27 +93,37 @@ def episodes_to(curve: Sequence[tuple[int, float]], target: float) -> float | No
     return None
 
 
-def table(curves: Mapping[str, Mapping[int, list[tuple[int, float]]]], target: float, folder: Path) -> list[str]:
-    """Return the lines of the table: of each seed the episodes to `target`, their ratio, success at the end (mean of
-    the last three evaluations) and the share of groups with something to learn."""
-    lines = [
-        "| seed | uniform | curriculum | ratio | at the end: uniform | curriculum | live: uniform | curriculum |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for seed in curves["uniform"]:
-        reached = [episodes_to(smoothed(curves[name][seed]), target) for name in SAMPLERS]
-        ratio = f"{reached[1] / reached[0]:.2f}" if reached[0] and reached[1] else "-"
-        ends = [f"{statistics.mean(y for _, y in curves[name][seed][-3:]):.3f}" for name in SAMPLERS]
-        counts = ["not reached" if count is None else f"{count:.0f}" for count in reached]
-        live = [f"{live_share(folder / f'{name}-{seed}'):.2f}" for name in SAMPLERS]
-        lines.append("| " + " | ".join([str(seed), *counts, ratio, *ends, *live]) + " |")
+def rows(curves: Mapping[str, Mapping[int, list[tuple[int, float]]]], target: float, folder: Path) -> list[str]:
+    """Return the lines of the table. Of each sampler: the episodes to `target` of every seed and, over the seeds, their
+    ratio to those of the first sampler, the success at the end (mean of the last three evaluations) and the share of
+    groups with something to learn."""
+    first = next(iter(curves))
+    reached = {
+        name: {seed: episodes_to(smoothed(curve), target) for seed, curve in of_seeds.items()}
+        for name, of_seeds in curves.items()
+    }
+    lines = [f"| sampler | episodes to {target:.2f} | beside {first} | at the end | live |", "|---|---|---|---|---|"]
+    for name, of_seeds in reached.items():
+        pairs = [(count, reached[first][seed]) for seed, count in of_seeds.items()]
+        ratios = [count / other for count, other in pairs if count and other]
+        whole = f"{statistics.mean(ratios):.2f} ({', '.join(f'{ratio:.2f}' for ratio in ratios)})" if ratios else "-"
+        counts = ", ".join("not reached" if count is None else f"{count:.0f}" for count in of_seeds.values())
+        ends = [statistics.mean(y for _, y in curve[-3:]) for curve in curves[name].values()]
+        live = statistics.mean(live_share(folder / run_name(name, seed)) for seed in of_seeds)
+        at_end = f"{statistics.mean(ends):.3f} ({', '.join(f'{end:.3f}' for end in ends)})"
+        lines.append(f"| {name} | {counts} | {whole} | {at_end} | {live:.2f} |")
     return lines
+
+
+def run_name(sampler: str, seed: int) -> str:
+    return f"{sampler.replace(', ', '-').replace(' ', '-')}-{seed}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", default="0,1,2", help="numbers, separated by commas")
     parser.add_argument("--updates", type=int, default=48)
+    parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS), choices=SAMPLERS)
     parser.add_argument("--folder", type=Path, help="keep the runs here; those that are there are read")
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_intermixed_args()
@@ -114,20 +134,19 @@ def main() -> None:
         if not (warm / "summary.json").is_file():
             warm = train([*RL, *WARM], folder, "warm")
         start = warm / "checkpoints" / "step_000000" / "policy"
-        curves: dict[str, dict[int, list[tuple[int, float]]]] = {name: {} for name in SAMPLERS}
-        for seed, name in product(map(int, options.seeds.split(",")), SAMPLERS):
+        curves: dict[str, dict[int, list[tuple[int, float]]]] = {name: {} for name in options.samplers}
+        for seed, name in product(map(int, options.seeds.split(",")), options.samplers):
             changes = [f"training.seed={seed}", f"training.num_iters_per_epoch={options.updates}"]
-            changes += [f"model.local_path={start}", f"curriculum.enabled={str(name == 'curriculum').lower()}"]
-            run = folder / f"{name}-{seed}"
+            changes += [f"model.local_path={start}", *SAMPLERS[name]]
+            run = folder / run_name(name, seed)
             if not (run / "summary.json").is_file():
                 run = train([*RL, *changes, *options.overrides], folder, run.name)
             curves[name][seed] = curve_of(run)
             print(f"{name} {seed}: " + " ".join(f"{at}:{y:.3f}" for at, y in curves[name][seed]), flush=True)
-        ends = [statistics.mean(y for _, y in curve[-3:]) for curve in curves["uniform"].values()]
+        ends = [statistics.mean(y for _, y in curve[-3:]) for curve in curves[options.samplers[0]].values()]
         print(f"`{' '.join(['python', 'benchmarks/curriculum.py', *options.overrides])}`\n")
         for target in sorted({round(min(ends), 2), round(min(ends) - 0.05, 2)}):
-            print(f"episodes to a mean success of {target:.2f}:\n")
-            print("\n".join(table(curves, target, folder)) + "\n")
+            print("\n".join(rows(curves, target, folder)) + "\n")
 
 
 if __name__ == "__main__":

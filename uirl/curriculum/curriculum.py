@@ -65,6 +65,8 @@ class TaskCurriculum:
         self._rates = 0.0
         """Sum of the success rates of the `_tried` tasks."""
         self._tally, self._total = Tally(), Tally()
+        self.drawn_level: str | None = None
+        """Level of the newest task that was drawn, when it was: one of `LEVELS`, 'new' or 'parked'; None: none was."""
 
     @classmethod
     def from_config(cls, config: CurriculumConfig, *, seed: int) -> TaskCurriculum:
@@ -104,6 +106,7 @@ class TaskCurriculum:
         name = self._queues.first(place)
         assert name is not None
         self._tally.draw(place)
+        self.drawn_level = place
         evidence = self._evidence.setdefault(name, Evidence(step=self._step))
         evidence.unanswered += evidence.heard != self._heard
         evidence.heard = self._heard
