@@ -34,6 +34,18 @@ def test_tensorboard_reads_what_was_written_and_a_resume_replaces_later_steps(tm
     assert scalars(tmp_path / "tb") == {"loss": [(1, 0.5), (2, 7.0)]}
 
 
+def test_the_tenth_file_of_a_second_is_read_after_the_ninth(tmp_path, monkeypatch):
+    from tensorboard.summary.writer import event_file_writer
+
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(9))
+    for last, loss in ((None, 1.0), (1, 2.0)):
+        tracker = TensorBoardTracker(tmp_path, resume_after=last)
+        for step in range((last or 0) + 1, 4):
+            tracker.log(step, {"loss": loss})
+        tracker.close()
+    assert scalars(tmp_path) == {"loss": [(1, 1.0), (2, 2.0), (3, 2.0)]}
+
+
 def test_the_steps_of_a_phase_are_an_axis_of_their_own(tmp_path):
     path, board = tmp_path / "m.jsonl", tmp_path / "tb"
     with MetricsLogger(path, trackers=[TensorBoardTracker(board)]) as logger:

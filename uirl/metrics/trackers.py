@@ -40,8 +40,8 @@ class TensorBoardTracker:
         except ImportError as error:
             raise ImportError("logging.tensorboard=true needs a package: pip install tensorboard") from error
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        self._open, self._folder = EventFileWriter, Path(folder)
-        self._writers = {"": EventFileWriter(os.fspath(folder))}
+        self._write_to, self._folder = EventFileWriter, Path(folder)
+        self._writers = {"": self._open(self._folder)}
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         for phase, last in {"": resume_after, **(phase_after or {})}.items():
             if last is not None:
@@ -61,8 +61,15 @@ class TensorBoardTracker:
     def _writer(self, phase: str) -> Any:
         """Return the writer of a phase, which is a run of its own in TensorBoard: a resume drops rows by step."""
         if phase not in self._writers:
-            self._writers[phase] = self._open(os.fspath(self._folder / phase))
+            self._writers[phase] = self._open(self._folder / phase)
         return self._writers[phase]
+
+    def _open(self, folder: Path) -> Any:
+        """Return a writer to a new file, which begins in a second of its own: TensorBoard reads files by their names,
+        in which the second comes first, and then a number of which 10 stands before 9."""
+        while any(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
+            time.sleep(0.02)
+        return self._write_to(os.fspath(folder))
 
 
 class WandbTracker:
