@@ -12,9 +12,9 @@ export TOKENIZERS_PARALLELISM := false
 train: setup browser
 	$(BIN)/uirl train configs/screen.yaml
 
-# four at a time, a file each: half of their time goes into waiting for processes, pages and servers
+# four at a time, a file each, the longest first (tests/conftest.py): half of their time goes into waiting for processes, pages and servers
 test: setup browser sandbox check
-	$(BIN)/python -m pytest -n 4 --dist loadfile
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 # what takes long because it starts processes: actors beside the learner, runs on Ray, machines that are lost
 test-actors: setup browser sandbox

@@ -22,7 +22,7 @@ PARTS = {
     "environments", "tools", "parsers", "inference", "verification", "algorithms", "curriculum", "storage"
 }  # fmt: skip
 BETWEEN_PARTS = {("environments", "tools"), ("environments", "parsers"), ("verification", "inference")}
-UPPER = [{"rollout", "learner"}, {"serving", "training"}, {"integrations"}, {"pipelines"}, {"cli"}]
+UPPER = [{"rollout", "learner"}, {"serving", "training"}, {"integrations"}, {"pipelines", "viewer"}, {"cli"}]
 FACADES = {"__init__", "__main__"}
 """Files of `uirl/` itself that belong to no layer: the public names and the command."""
 OPTIONAL: dict[str, str | tuple[str, ...]] = {
@@ -41,7 +41,7 @@ OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "ray": ("inference/ray", "training/chaos", "integrations"),
     "verl": "integrations",
     "fastapi": ("environments/remote", "serving"),
-    "uvicorn": ("environments/remote", "serving"),
+    "uvicorn": ("environments/remote", "serving", "viewer"),
 }
 """Optional package -> where it may be imported."""
 LONGEST, ALMOST_ALL, FILE, PARAMETERS = 80, 40, 400, 10
@@ -62,7 +62,7 @@ def allowed(layer: str) -> set[str]:
     if layer in PARTS:
         return GROUND | SHARED | {b for a, b in BETWEEN_PARTS if a == layer}
     if layer == "viewer":
-        return GROUND | SHARED | {"storage"}
+        return GROUND | SHARED | {"storage", "verification"}
     below = GROUND | SHARED | PARTS
     for level in UPPER:
         if layer in level:

@@ -14,6 +14,7 @@ READER = {
     "training.kl_coef=0.5": "training.use_kl_in_reward=true",
     "algorithm.normalize_by_std=false": "training.adv_estimator=turn_level",
     "algorithm.max_resamples=2": "training.adv_estimator=rloo",
+    "algorithm.step_credit=spare": "training.adv_estimator=rloo",
     "algorithm.kl_type=k2": "algorithm.kl_loss_coef=0.1",
     "algorithm.mismatch_range=[0.5, 2]": "training.adv_estimator=grpo",
     "algorithm.tis_level=sequence": "algorithm.tis_cap=2",
@@ -30,6 +31,7 @@ READER = {
     "actors.close_after=3": "training.group_size=4",
     "logging.wandb_project=mine": "logging.wandb=true",
     "logging.store_images=false": "logging.store_trajectories=true",
+    "logging.store_learner_figures=false": "logging.store_trajectories=true",
 }
 WITHOUT = [
     "training.adv_estimator=rejection_sampling",

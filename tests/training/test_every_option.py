@@ -34,7 +34,8 @@ _OF_CREDIT = (
 )
 OF_OPTIMIZER = [f"training.{name}" for name in _OF_OPTIMIZER]
 OF_CREDIT = [f"training.{name}" for name in _OF_CREDIT]
-OF_CREDIT += [f"algorithm.{name}" for name in AlgorithmConfig.model_fields if name != "max_resamples"]
+OF_TRAINER = ("max_resamples", "step_credit", "step_right", "step_wrong", "step_certify")
+OF_CREDIT += [f"algorithm.{name}" for name in AlgorithmConfig.model_fields if name not in OF_TRAINER]
 READERS: dict[str, list[str]] = {
     "training.kl_coef": ["training.use_kl_in_reward=true"],
     "algorithm.kl_target": ["training.use_kl_in_reward=true"],

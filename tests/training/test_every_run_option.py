@@ -41,6 +41,10 @@ ELSEWHERE = {
     "actors.engines": "tests/inference/processes",
     "actors.swap": "tests/inference/embedded/test_swap.py",
     "actors.keep_cache": "tests/inference/embedded/test_swap.py",
+    **dict.fromkeys(
+        (f"algorithm.{name}" for name in ("step_credit", "step_right", "step_wrong", "step_certify")),
+        "tests/training/test_step_credit.py",
+    ),
     "checkpoint.resume": "tests/training/test_loop.py resumes killed runs",
     "checkpoint.from_step": "tests/training/test_resume.py goes back",
     "checkpoint.save_seconds": "tests/training/test_resume.py waits by a clock of its own",
@@ -228,7 +232,8 @@ def episodes_of(path: Path) -> Any:
     if not path.exists():
         return None
     with contextlib.closing(TrajectoryStore(path, read_only=True)) as store:
-        played = [(t.id, t.seed, t.stop_reason, [(u.observation, u.context_ids, u.response_ids) for u in t.turns])
+        played = [(t.id, t.seed, t.stop_reason, [(u.observation, u.context_ids, u.response_ids) for u in t.turns],
+                   sorted(store.learned(t.id)))
                   for t in store]  # fmt: skip
     return sorted(played, key=lambda one: one[0])
 

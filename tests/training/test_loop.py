@@ -90,7 +90,7 @@ def test_the_states_that_gigpo_compares_are_those_of_the_stored_trajectories(tmp
     config.training.warm_start.enabled = False
     trainer = RayPPOTrainer(config)
     update, given = trainer.learner.update, {}
-    trainer.learner.update = lambda samples, anchors: given.update(anchors) or update(samples, anchors=anchors)
+    trainer.learner.update = lambda samples, anchors, **_: given.update(anchors) or update(samples, anchors=anchors)
     trainer.fit(num_epochs=1, num_iters_per_epoch=1)
     trainer.cleanup()
     store = TrajectoryStore(tmp_path / "run" / "trajectories.sqlite", read_only=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 
+from uirl.algorithms import compute_grpo_advantage
 from uirl.verification.quality import Channel, Confusion, JudgeQuality, answers_that_matter
 
 HAND = Confusion(true_accepts=40, false_accepts=10, false_rejects=20, true_rejects=30)
@@ -53,6 +55,23 @@ def test_the_channel_by_hand() -> None:
     assert Channel.of(HAND) == Channel(40.5 / 61, 10.5 / 41)
     assert Channel.of(Confusion(true_accepts=9, true_rejects=99)) is None  # too few solved ones
     assert Channel.of(Confusion(50, 50, 50, 50)) is None  # says nothing
+
+
+def test_where_the_judge_scores_a_whole_group_the_correction_changes_no_normalised_advantage() -> None:
+    """(r - f) / (t - f) is the same line for all members; mean and deviation take it away."""
+    channel, mask = Channel(0.8, 0.2), torch.ones(4, 1)
+    said = torch.tensor([[1.0], [0.0], [0.0], [1.0]])
+    corrected = said.clone().apply_(channel.corrected)
+    raw, _ = compute_grpo_advantage(said, mask, ["g"] * 4)
+    torch.testing.assert_close(compute_grpo_advantage(corrected, mask, ["g"] * 4)[0], raw, atol=1e-5, rtol=1e-5)
+    # without the deviation it is 1 / (t - f) times as large
+    centred, _ = compute_grpo_advantage(said, mask, ["g"] * 4, normalize_by_std=False)
+    other, _ = compute_grpo_advantage(corrected, mask, ["g"] * 4, normalize_by_std=False)
+    torch.testing.assert_close(other, centred / 0.6)
+    # where a rule decides a member, they differ
+    mixed = torch.cat([said[:1], corrected[1:]])
+    first, _ = compute_grpo_advantage(mixed, mask, ["g"] * 4)
+    assert not torch.allclose(first, raw)
 
 
 def test_a_judge_is_believed_until_its_interval_lies_below_the_limit() -> None:

@@ -14,6 +14,7 @@ from tests.verification.scripted_judge import ScriptedJudge, verdict
 from uirl import ConfigStore, RayPPOTrainer, RunDirectory, TrajectoryStore, read_metrics
 from uirl.cli.main import main
 from uirl.errors import ConfigError, RolloutFailure
+from uirl.storage.labels import Label, LabelStore
 from uirl.verification.hybrid import JUDGE, RULE
 
 RUN = [
@@ -100,6 +101,16 @@ def test_a_run_is_rewarded_by_its_verifier_and_judged_again(
     labels.write_text("id,label\n" + "".join(f"{e.id},{'yes' if e.metrics[JUDGE] else 'no'}\n" for e in episodes))
     assert main(["judge-report", str(run), "--json", "--labels", str(labels)]) == 0
     assert json.loads(capsys.readouterr().out)["agreement"] == 1.0  # people have the last word
+    marked = LabelStore(run / "labels.sqlite")  # what people say in `uirl view`
+    marked.set_many({e.id: Label(passed=not e.metrics[JUDGE]) for e in episodes[:-1]})
+    marked.set(episodes[-1].id, Label(passed=None, note="not sure"))
+    marked.close()
+    assert main(["judge-report", str(run), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["from_labels"] == len(episodes) - 1
+    assert report["true_accepts"] + report["true_rejects"] <= 1
+    assert main(["judge-report", str(run), "--json", "--labels", str(labels)]) == 0
+    assert json.loads(capsys.readouterr().out)["agreement"] == 1.0  # a file that is named comes first
     assert main(["judge-report", str(run)]) == 0
     text = capsys.readouterr().out
     assert text.index("precision of accepts") < text.index("kappa") < text.index("agreement")

@@ -30,13 +30,15 @@ def _run(options: argparse.Namespace) -> int:
             raise ConfigError(f"{path} is a run; go on with it by --resume, or name a config file to begin another")
         config.logging.runs_dir, config.logging.run_name = str(Path(path).resolve().parent), Path(path).resolve().name
     from uirl.pipelines import Evolution
+    from uirl.training.record.live import live_board
     from uirl.training.resume import run_name_for
 
     if path is not None:
         config.logging.run_name = run_name_for(config, f"{Path(path).stem}-evolve" if Path(path).is_file() else "")
     evolution = Evolution(config)
     try:
-        summary = evolution.run()
+        with live_board(f"{config.environment.label}  evolve  {config.model.model_name}"):
+            summary = evolution.run()
     except KeyboardInterrupt:
         print("uirl: interrupted; --resume goes on, with what is finished", file=sys.stderr, flush=True)
         return 130
@@ -51,7 +53,8 @@ def _tell(path: Path, summary: dict[str, Any]) -> None:
 
     rows: dict[str, object] = {}
     for row in summary["rounds"]:
-        kept = f"  ({row['solved']} solved, {row['beginnings']} beginnings)" if "solved" in row else ""
+        kinds = [f"{row[kind]} {kind}" for kind in ("solved", "beginnings", "corrections") if kind in row]
+        kept = f"  ({', '.join(kinds)})" if kinds else ""
         interval = None if row["interval"] is None else tuple(row["interval"])
         rows[f"round {row['round']}"] = f"{percent(row['success'], interval)}{kept}"
     report_table(str(path), {**rows, "checkpoint": summary["checkpoint"]})

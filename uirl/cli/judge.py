@@ -27,7 +27,11 @@ def add_command(commands: Any) -> None:
     judge.set_defaults(run=_judge)
     report = commands.add_parser("judge-report", help="how good the judge of a run is, with intervals")
     report.add_argument("path", metavar="RUN", help="run directory")
-    report.add_argument("--labels", metavar="FILE", help="JSON (id -> true) or CSV (id,label) of what people say")
+    report.add_argument(
+        "--labels",
+        metavar="FILE",
+        help="JSON (id -> true) or CSV (id,label) of what people say, before what they said in uirl view",
+    )
     report.add_argument("--judgements", metavar="FILE", help="what `uirl judge` wrote; default: the newest")
     report.add_argument("--json", action="store_true", help="print the whole report as JSON")
     report.set_defaults(run=_report)

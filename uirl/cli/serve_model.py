@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     """Serve until interrupted; return 0."""
     key = _api_key(options.api_key_env)
     policy, config = _load(options.model, options.backend, options.overrides)
-    store = _open_store(options.record)
+    store = _open_store(options.record, config, options.model)
     try:
         asyncio.run(_serve(options, key, policy, config, store))
     finally:
@@ -131,16 +131,16 @@ def _api_key(name: str | None) -> str | None:
     return key
 
 
-def _open_store(record: str | None) -> TrajectoryStore | None:
+def _open_store(record: str | None, config: ConfigStore, model: str) -> TrajectoryStore | None:
     if record is None:
         return None
-    from uirl.storage import TrajectoryStore
+    from uirl.storage import TrajectoryStore, origin_of
 
     path = Path(record)
     if path.suffix not in (".sqlite", ".db"):
         path.mkdir(parents=True, exist_ok=True)
         path = path / "trajectories.sqlite"
-    return TrajectoryStore(path)
+    return TrajectoryStore(path, origin=origin_of(config, served=model))
 
 
 def _recorder(store: TrajectoryStore | None, images: Any) -> Callable[[Trajectory], None] | None:

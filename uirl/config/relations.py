@@ -183,6 +183,11 @@ def _run(config: ConfigTree) -> Iterator[str]:
                 f"evolve.{key}={getattr(evolve, key)} asks the judge's model, and verification.judge names none; name "
                 f"one, or set evolve.{key}={'fork' if key == 'prefixes' else 0}"
             )
+    if evolve.corrections and evolve.prefixes == "off":
+        yield (
+            "evolve.corrections=true with evolve.prefixes=off: a correction stands at a fork, which nobody looks for; "
+            "set evolve.prefixes=fork"
+        )
     if evolve.variations > 0 and not config.verification.enabled:
         yield (
             f"evolve.variations={evolve.variations} with verification.enabled=false: whether a new task was solved is "

@@ -135,6 +135,15 @@ READ: dict[str, tuple[Condition, str]] = {
     "algorithm.whiten_advantages": (_estimators("gae", "reinforce_plus_plus"), "by gae and reinforce_plus_plus"),
     "algorithm.normalize_by_std": (_estimators("grpo", "turn_level", "gigpo"), "by grpo, turn_level and gigpo"),
     "algorithm.step_weight": (_estimators("gigpo"), "by gigpo"),
+    "algorithm.step_credit": _GROUPS,
+    **dict.fromkeys(
+        ("algorithm.step_right", "algorithm.step_wrong"),
+        (lambda config: config.algorithm.step_credit == "reward", "where algorithm.step_credit is reward"),
+    ),
+    "algorithm.step_certify": (
+        lambda config: config.algorithm.step_credit != "off",
+        "where algorithm.step_credit is not off",
+    ),
     "algorithm.reward_threshold": (_estimators("rejection_sampling"), "by rejection_sampling"),
     "algorithm.skip_dead_groups": _GROUPS,
     "algorithm.min_live_groups": _GROUPS,
@@ -177,9 +186,9 @@ READ: dict[str, tuple[Condition, str]] = {
         lambda config: not _built_in(config),
         "for a checkpoint: the built-in models bring no code",
     ),
-    "logging.store_images": (
-        lambda config: config.logging.store_trajectories,
-        "where logging.store_trajectories is true",
+    **dict.fromkeys(
+        ("logging.store_images", "logging.store_learner_figures"),
+        (lambda config: config.logging.store_trajectories, "where logging.store_trajectories is true"),
     ),
     "logging.wandb_project": (lambda config: config.logging.wandb, "where logging.wandb is true"),
     "actors.engines": (

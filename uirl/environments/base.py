@@ -103,6 +103,11 @@ class BaseEnvironment(ABC):
         `async def`, and is not followed by a step. Asked where `scored_at_end` is set. None: not known."""
         return None
 
+    def live_views(self) -> Sequence[str]:
+        """Return the addresses of pages on which people can watch its episodes while they are played; empty: there are
+        none."""
+        return ()
+
     def controls(self) -> Mapping[str, BaseEnvironment | Action | str]:
         """Return name -> variant of this environment in which a policy that uses what it should must fail (a blank
         picture, no instruction), or an action that, repeated, must fail. Evaluated beside a trained policy."""

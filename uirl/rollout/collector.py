@@ -154,7 +154,7 @@ class Collector:
 def not_begun(spec: EpisodeSpec, error: RolloutFailure) -> Trajectory:
     """Return the record of an attempt at an episode of which nothing was played."""
     failure = Failure(error.kind, str(error))
-    return Trajectory(spec.trajectory_id, spec.task, [], "failure", spec.group_id, failure=failure)
+    return Trajectory(spec.trajectory_id, spec.task, [], "failure", spec.group_id, failure=failure, level=spec.level)
 
 
 def options_of(config: ConfigStore, reward_fn: RewardFunction | None = None) -> EpisodeOptions:
@@ -165,4 +165,5 @@ def options_of(config: ConfigStore, reward_fn: RewardFunction | None = None) -> 
         window=ContextWindow(rollout.max_images, rollout.token_budget, rollout.image_block),
         reward_fn=reward_fn,
         system_prompt=config.inference.system_prompt,
+        fed_as_learner=config.inference.backend != "openai",
     )

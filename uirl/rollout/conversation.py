@@ -9,7 +9,7 @@ from uirl.errors import ConfigError, did_you_mean
 from uirl.images import Screenshot
 from uirl.inference.messages import Message
 from uirl.inference.models.chat import ChatRenderer
-from uirl.types import Observation
+from uirl.types import Observation, PictureTransform
 
 DROPPED_PICTURE = "(earlier picture)"
 
@@ -64,6 +64,8 @@ class Context:
     starts_segment: bool
     messages: tuple[Message, ...] = ()
     """The same prompt as messages, for servers that take no token ids."""
+    pictures: tuple[PictureTransform | None, ...] = ()
+    """What became of each of `new_images` before the model saw it; None: not known."""
 
 
 class Conversation:
@@ -107,9 +109,7 @@ class Conversation:
                 self._ids += added
                 images = tuple(image for m in new for image in m.images)
                 self._images += images
-                return Context(
-                    tuple(self._ids), tuple(self._images), tuple(added), images, False, tuple(self._messages)
-                )
+                return self._shown(tuple(added), images, starts_segment=False)
         return self._rewritten()
 
     def reply(self, ids: Sequence[int], text: str, *, ended: bool) -> None:
@@ -124,7 +124,18 @@ class Conversation:
             ids = self._chat.whole(self._messages)
         self._ids = ids
         self._images = [image for m in self._messages for image in m.images]
-        return Context(tuple(ids), tuple(self._images), tuple(ids), tuple(self._images), True, tuple(self._messages))
+        return self._shown(tuple(ids), tuple(self._images), starts_segment=True)
+
+    def _shown(self, new_ids: tuple[int, ...], new_images: tuple[Screenshot, ...], *, starts_segment: bool) -> Context:
+        return Context(
+            prompt_ids=tuple(self._ids),
+            images=tuple(self._images),
+            new_ids=new_ids,
+            new_images=new_images,
+            starts_segment=starts_segment,
+            messages=tuple(self._messages),
+            pictures=self._chat.transforms(new_images),  # now, while the pictures are still encoded
+        )
 
     def _fits(self, length: int) -> bool:
         return self._window.token_budget is None or length <= self._window.token_budget

@@ -6,6 +6,7 @@ import hashlib
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import (
@@ -36,6 +37,8 @@ class EpisodeSpec:
     """Makes the policy's draws; every member has its own. None: not repeatable."""
     trajectory_id: str
     group_id: str = ""
+    level: str | None = None
+    """Level of the task in the curriculum when it was drawn; None: there is none."""
     start: tuple[Turn, ...] = ()
     """Turns of an earlier episode of the same instance that are played first, reply for reply (`ReplayAgent`): the
     policy goes on behind them."""
@@ -63,6 +66,9 @@ class EpisodeOptions:
     """Replaces the environment's own prompt prefix; None: the environment's."""
     opening: str = ""
     """Comes before the text of the first observation."""
+    fed_as_learner: bool = True
+    """What reads pictures for the policy makes of them what the learner's processor does, so that the record can say
+    it; false: somebody else's server does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,11 @@ class Response:
 
 class Agent(ABC):
     """Whoever takes the decisions in an episode."""
+
+    @property
+    def sampling(self) -> SamplingParams | None:
+        """How it samples from the policy; None: it does not."""
+        return None
 
     @abstractmethod
     async def act(self, context: Context, session: EnvironmentSession, seed: int | None, max_tokens: int) -> Response:
@@ -95,6 +106,10 @@ class EngineAgent(Agent):
     ) -> None:
         self._engine, self._sampling, self._session_id = engine, sampling, session_id
         self._for_training = for_training
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self._sampling
 
     async def act(self, context: Context, session: EnvironmentSession, seed: int | None, max_tokens: int) -> Response:
         sampling = replace(self._sampling, seed=seed, max_tokens=min(self._sampling.max_tokens, max_tokens))
@@ -156,7 +171,8 @@ async def run_episode(
     broken contract does.
     """
     options = options or EpisodeOptions()
-    episode = Episode(session, parser, spec, images, options.limits)
+    episode = Episode(session, parser, spec, images, options.limits, fed_as_learner=options.fed_as_learner)
+    episode.record.sampling = _sampling_of(agent, spec)
     conversation = Conversation(chat, options.window, style_of(session.env.message_style))
     try:
         observation = await episode.begin()
@@ -227,12 +243,17 @@ class Episode:
         spec: EpisodeSpec,
         images: ImageStore,
         limits: EpisodeLimits,
+        *,
+        fed_as_learner: bool = True,
     ) -> None:
         self.session, self.limits = session, limits
         self.observation = Observation()
         """What the agent sees now."""
-        self.record = Trajectory(spec.trajectory_id, spec.task, group_id=spec.group_id, seed=spec.environment_seed)
+        self.record = Trajectory(
+            spec.trajectory_id, spec.task, group_id=spec.group_id, seed=spec.environment_seed, level=spec.level
+        )
         self._parser, self._spec, self._images = parser, spec, images
+        self._fed_as_learner = fed_as_learner
         self._started = time.perf_counter()
         self._max_turns = min(limits.max_turns, session.env.max_turns or limits.max_turns)
 
@@ -335,6 +356,7 @@ class Episode:
             policy_version=response.policy_version,
             starts_segment=context.starts_segment if context else not self.record.turns,
             context_images=tuple(image.hash for image in context.new_images) if context else (),
+            pictures=context.pictures if context and self._fed_as_learner else (),
             finish_reason=response.finish_reason,
             terminated=result.terminated,
             truncated=result.truncated,
@@ -348,6 +370,15 @@ class Episode:
         if self.limits.max_seconds is not None and time.perf_counter() - self._started > self.limits.max_seconds:
             return "wall_time"
         return None
+
+
+def _sampling_of(agent: Agent, spec: EpisodeSpec) -> dict[str, Any] | None:
+    """Return what the record says of how the policy is sampled; None: nobody samples from it."""
+    sampling = agent.sampling
+    if sampling is None:
+        return None
+    named = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
+    return {**named, "seed": spec.sampling_seed}
 
 
 def _by_hash(observation: Observation) -> Observation:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from uirl.environments.session import EnvironmentSession
+from uirl.inference.base import SamplingParams
 from uirl.rollout.conversation import Context
 from uirl.rollout.episode import Agent, Response
 from uirl.types import Observation, StepResult, Trajectory, Turn
@@ -80,6 +81,10 @@ class ReplayAgent(Agent):
 
     def __init__(self, turns: Sequence[Turn], then: Agent) -> None:
         self._turns, self._then, self._said = list(turns), then, 0
+
+    @property
+    def sampling(self) -> SamplingParams | None:
+        return self._then.sampling
 
     async def act(self, context: Context, session: EnvironmentSession, seed: int | None, max_tokens: int) -> Response:
         if self._said == len(self._turns):

@@ -17,7 +17,7 @@ from uirl.inference.messages import Message
 from uirl.inference.models.chat import ChatRenderer
 from uirl.serving.protocol.messages import WireMessage, assistant_key
 from uirl.serving.replies import Reply
-from uirl.types import Observation, ToolResult, Turn
+from uirl.types import Observation, PictureTransform, ToolResult, Turn
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +35,8 @@ class Exchange:
     """The engine's name for the cache that ends with this reply."""
     sent: bool = True
     """False: the client never saw this reply, it got the next one (`tool_choice`)."""
+    pictures: tuple[PictureTransform | None, ...] = ()
+    """What became of each of `new_images` before the model saw it; empty: nobody says."""
     followers: int = 0
     """How many calls went on from here."""
 
@@ -59,6 +61,10 @@ class Exchange:
         """Return the pictures of the whole sequence."""
         return tuple(shot for e in self.line() for shot in e.new_images)
 
+    def transforms(self) -> tuple[PictureTransform | None, ...]:
+        """Return what became of each of these pictures."""
+        return tuple(one for e in self.line() for one in e.pictures)
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -74,6 +80,8 @@ class Prompt:
     observation: Observation
     key: str
     """Of everything the client sent, tools included."""
+    pictures: tuple[PictureTransform | None, ...] = ()
+    """What becomes of each of `new_images` before the model sees it; None: not known."""
     new_messages: tuple[Mapping[str, Any], ...] = ()
     """The new messages (role, text, number of pictures) where `observation` does not tell them apart; else empty."""
 
@@ -98,11 +106,13 @@ class Transcript:
         shots = tuple(shot for m in new for shot in m.message.images)
         if parent is None:
             ids = tuple(chat.whole(whole))
-            return Prompt(ids, shots, whole, None, ids, shots, _observation(new), keys[-1], _new_messages(new, whole))
+            fed, said = chat.transforms(shots), _new_messages(new, whole)
+            return Prompt(ids, shots, whole, None, ids, shots, _observation(new), keys[-1], fed, said)
         added = tuple(chat.following([m.message for m in new], after_end=parent.reply.ended))
         images, added_messages = parent.images() + shots, _new_messages(new, whole[covered:])
+        fed = chat.transforms(shots)
         return Prompt(
-            parent.ids() + added, images, whole, parent, added, shots, _observation(new), keys[-1], added_messages
+            parent.ids() + added, images, whole, parent, added, shots, _observation(new), keys[-1], fed, added_messages
         )
 
     def token_prompt(self, ids: tuple[int, ...], text: str, messages: tuple[Message, ...] = ()) -> Prompt:
@@ -125,7 +135,9 @@ class Transcript:
         new_ids = (*prompt.new_ids, *reply.opening_ids)
         # what an export needs beside the observation: who said what
         info |= {"messages": [dict(one) for one in prompt.new_messages]} if prompt.new_messages else {}
-        exchange = Exchange(parent, new_ids, prompt.new_images, prompt.observation, reply, info, cache_id, sent)
+        exchange = Exchange(
+            parent, new_ids, prompt.new_images, prompt.observation, reply, info, cache_id, sent, prompt.pictures
+        )
         self.exchanges.append(exchange)
         if not sent:
             return
@@ -203,6 +215,7 @@ def _turn(exchange: Exchange, results: tuple[ToolResult, ...], *, starts: bool) 
         policy_version=generation.policy_version,
         starts_segment=starts,
         context_images=tuple(shot.hash for shot in images),
+        pictures=(*(parent.transforms() if parent is not None else ()), *exchange.pictures),
         finish_reason=generation.finish_reason,
         info=exchange.info | after,
         tool_results=results,

@@ -20,6 +20,7 @@ from uirl.learner import Learner, Policy
 from uirl.peers.pictures import SharedImageStore, SharedPictures
 from uirl.rollout.collector import Collector, options_of
 from uirl.rollout.reward import RewardFunction
+from uirl.training.record.progress import doing
 from uirl.training.tasks.reach import require_shared_instances, require_tasks_arrive
 from uirl.training.tasks.task_sets import TaskSets, task_sets
 from uirl.verification.hybrid import HybridVerifier
@@ -100,7 +101,7 @@ def assemble(
         raise ConfigError(
             "got a reward_fn and verification.enabled=true, which each give the reward of an episode; leave one out"
         )
-    policy = policy or Policy.from_config(config)
+    policy = policy or _policy_of(config)
     images = _images_of(config)
     learner = Learner(policy, config, images)
     chat = ChatRenderer(policy.loaded, environment.tool_schemas())
@@ -118,6 +119,11 @@ def assemble(
         eval_collector=Collector.from_config(config, evaluation, chat, images, options=options),
         verifier=verifier,
     )
+
+
+def _policy_of(config: ConfigStore) -> Policy:
+    with doing(f"loading {config.model.local_path or config.model.model_name}"):
+        return Policy.from_config(config)
 
 
 def _images_of(config: ConfigStore) -> ImageStore:

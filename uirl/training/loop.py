@@ -29,7 +29,7 @@ from uirl.training.interrupt import Interrupt, Interrupted
 from uirl.training.learning import Learning
 from uirl.training.record.history import fold_row
 from uirl.training.record.ledger import LEDGER
-from uirl.training.record.progress import doing, percent, say, step_line
+from uirl.training.record.progress import doing, percent, say, tell_step
 from uirl.training.record.record import RunRecord, row_of
 from uirl.training.record.run_state import RunState
 from uirl.training.resume import checkpoint_to_continue, naming_the_way_back
@@ -89,7 +89,7 @@ class RLTrainer:
         self._closed = False
         self._channel: Channel | None = None
         """Of the `fit` under way."""
-        self._learning = Learning(self._parts.learner, config)
+        self._learning = Learning(self._parts)
         self.metrics_history: list[dict[str, Any]] = []
         """One row per epoch: its number and of every metric the mean over those of its updates that have it.
         `policy_loss` is None where no update of the epoch took a step."""
@@ -208,7 +208,7 @@ class RLTrainer:
         collection = await self._collect(flow)
         collected = time.perf_counter()
         with doing(f"update {self._state.step + 1}"):
-            update = await self._learning.update(collection.learned)
+            update = await self._learning.update(collection.learned, self._open_record().keeper(self._state.step + 1))
             updated = time.perf_counter()
             await self._publish(flow.channel)
         flow.book(collection, update)
@@ -244,8 +244,9 @@ class RLTrainer:
         return collection
 
     async def _publish(self, channel: Channel) -> None:
-        weights, adapter = self.learner.policy.update_for(self._parts.engine)
-        await channel.publish(weights, self.learner.version, adapter=adapter)
+        with doing("the engine gets the weights"):
+            weights, adapter = self.learner.policy.update_for(self._parts.engine)
+            await channel.publish(weights, self.learner.version, adapter=adapter)
 
     async def _begin(self, channel: Channel) -> None:
         """Run the warm start and the evaluation before reinforcement learning, as far as no checkpoint holds them."""
@@ -259,9 +260,8 @@ class RLTrainer:
         episodes = self.config.training.eval_episodes
         before = await self._interrupt.give_up(self._evaluate(episodes, "test", label="before"))
         state.before = before.to_dict()
-        say(
-            f"before reinforcement learning: success {percent(before.success, before.interval)}, reward {before.reward}"
-        )
+        success = percent(before.success, before.interval)
+        say(f"before reinforcement learning: success {success}, reward {before.reward}")
         if before.failures:
             say(f"{before.failures} of these episodes failed. The first, {before.first_failure}")
         self._save()
@@ -297,10 +297,9 @@ class RLTrainer:
             state.held_out = report.success
         written = self._open_record().log(step, row)
         self._open_record().directory.write_json(LEDGER, state.ledger.report())
-        state.counts = fold_row(self.metrics_history, state.counts, written)
-        state.pending = None
-        if step % self.config.logging.print_every == 0 or state.stop_reason(training, goal) is not None:
-            say(step_line(step, goal, written))
+        state.counts, state.pending = fold_row(self.metrics_history, state.counts, written), None
+        line = step % self.config.logging.print_every == 0 or state.stop_reason(training, goal) is not None
+        tell_step(step, goal, written, line=line, limit=training.max_seconds)
         interval = self.config.checkpoint.save_interval
         if (interval is not None and step % (interval * per_epoch) == 0) or self._clock.due():
             self._save()
@@ -362,6 +361,7 @@ class RLTrainer:
                     elif record.directory.metrics_path.exists():
                         say(f"run {record.path.name} ended before its first checkpoint, so it begins again")
                 record.start(self._state if self._restored else None)
+                record.link(self._parts.environment.live_views())
                 if not self._parts.tasks.of_environment:
                     tasks = [asdict(task) for task in self._parts.tasks.evaluation]
                     record.directory.write_json(EVAL_TASKS, tasks)
@@ -372,8 +372,8 @@ class RLTrainer:
         return self._record
 
     def _extra(self) -> dict[str, Any]:
-        state = copy.deepcopy(self._state.to_dict())
-        return {"state": state, "tasks": self.tasks.state_dict(), "history": self.metrics_history}
+        state, tasks = copy.deepcopy(self._state.to_dict()), self.tasks.state_dict()
+        return {"state": state, "tasks": tasks, "history": self.metrics_history}
 
     def _save(self) -> Path:
         """Save the run as it is and return the checkpoint; where one holds that already, that."""

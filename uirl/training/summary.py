@@ -8,7 +8,7 @@ from typing import Any
 from uirl.config import ConfigStore
 from uirl.learner import Policy
 from uirl.training.evaluation.evaluation import EvaluationReport
-from uirl.training.record.progress import percent, report_table, say
+from uirl.training.record.progress import leave_board, percent, report_table, say
 from uirl.training.record.record import RunRecord
 from uirl.training.record.run_state import RunState
 from uirl.training.record.tally import NOTEWORTHY, Tally, kinds
@@ -64,6 +64,7 @@ def summary_of_finished(state: RunState, record: RunRecord, reason: str | None) 
 
 def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, record: RunRecord) -> None:
     """Print the summary, and last that many episodes are no evidence, where that is so."""
+    leave_board()
     training = state.tally
     checkpoint = record.checkpoints / f"step_{summary['steps']:06d}"
     rows = {

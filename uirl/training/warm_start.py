@@ -20,7 +20,7 @@ from uirl.training.assembly import Assembly
 from uirl.training.channels.base import Channel
 from uirl.training.evaluation.evaluation import evaluate_episodes, require_evidence
 from uirl.training.interrupt import Interrupt
-from uirl.training.record.progress import doing, playing, say
+from uirl.training.record.progress import doing, playing, say, tell_progress
 from uirl.training.tasks.sources import UniformTasks
 from uirl.types import Sample, Trajectory
 
@@ -167,10 +167,11 @@ class WarmStart:
         at, settings = self._at, self._settings
         if at.row is None:
             batch = await self._interrupt.give_up(self._demonstrations.batch(settings.batch_size))
-            with doing(f"step {at.step + 1} of the warm start"):
+            with doing(f"step {at.step + 1} of {settings.steps} of the warm start"):
                 at.row = plain_row(self._parts.learner.supervised(batch))
             at.row["demonstrations"] = self._demonstrations.episodes
             at.step += 1
+            tell_progress("warm start", at.step, settings.steps)
         if settings.evaluate_every is not None and at.step % settings.evaluate_every == 0:
             at.success = await self._interrupt.give_up(self._evaluate())
             at.row["success"] = at.success

@@ -6,27 +6,27 @@ both together, and `quality.py` what is known of the judge; `prefixes.py` how fa
 judge or by `fork.py`, which compares screens (`similarity.py`).
 """
 
-from uirl.verification.hybrid import HybridOptions, HybridVerifier, Verification
-from uirl.verification.judge import Judge, JudgeOptions, JudgeVerdict
-from uirl.verification.outcome import Finding, Outcome
-from uirl.verification.prefixes import FineGrainedTrajectoryAnalyzer, PrefixFinding
-from uirl.verification.quality import Channel, Confusion, JudgeQuality
-from uirl.verification.rules import RuleBook, read_rule
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Channel",
-    "Confusion",
-    "Finding",
-    "FineGrainedTrajectoryAnalyzer",
-    "HybridOptions",
-    "HybridVerifier",
-    "Judge",
-    "JudgeOptions",
-    "JudgeQuality",
-    "JudgeVerdict",
-    "Outcome",
-    "PrefixFinding",
-    "RuleBook",
-    "Verification",
-    "read_rule",
-]
+from uirl.runtime.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from uirl.verification.hybrid import HybridOptions, HybridVerifier, Verification
+    from uirl.verification.judge import Judge, JudgeOptions, JudgeVerdict
+    from uirl.verification.outcome import Finding, Outcome
+    from uirl.verification.prefixes import FineGrainedTrajectoryAnalyzer, PrefixFinding
+    from uirl.verification.quality import Channel, Confusion, JudgeQuality
+    from uirl.verification.rules import RuleBook, read_rule
+
+# comparing screens needs neither a judge nor torch, which the judge's client loads
+__getattr__, __all__ = lazy_exports(
+    __name__,
+    {
+        "uirl.verification.hybrid": "HybridOptions HybridVerifier Verification",
+        "uirl.verification.judge": "Judge JudgeOptions JudgeVerdict",
+        "uirl.verification.outcome": "Finding Outcome",
+        "uirl.verification.prefixes": "FineGrainedTrajectoryAnalyzer PrefixFinding",
+        "uirl.verification.quality": "Channel Confusion JudgeQuality",
+        "uirl.verification.rules": "RuleBook read_rule",
+    },
+)

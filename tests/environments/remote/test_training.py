@@ -28,6 +28,10 @@ def test_a_run_on_a_server_equals_the_run_at_home(tmp_path: Path) -> None:
         ):
             where = [f"logging.runs_dir={tmp_path}", f"logging.run_name={name}", f"environment.name={environment}"]
             assert main(["train", *quick, *where, f"environment.options={json.dumps(given)}"]) == 0
+            watched = tmp_path / name / "serve.json"
+            assert watched.exists() == (name == "away")
+            if watched.exists():
+                assert json.loads(watched.read_text()) == {"url": f"{served.url}/view", "urls": [f"{served.url}/view"]}
             summaries.append(json.loads((tmp_path / name / "summary.json").read_text()))
         assert served.active == 0
         assert served.sessions.counters.count("uirl_calls_total", method="step") > 40

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -212,8 +213,9 @@ def test_an_actor_that_is_killed_or_frozen_costs_its_attempts_alone(
     tmp_path: Path, start: Callable[..., Run], blow: signal.Signals
 ) -> None:
     run = start(own(tmp_path, seconds=1.0), actors={"processes": 2, "silence": 6.0})
-    run.until(lambda: run.plays() and "before reinforcement" in run.text(), "training episodes")
-    family, victim = run.family(), run.actors()[0]
+    run.until(lambda: run.plays() and "[actor-" in run.text().partition("before reinforcement")[2], "training episodes")
+    family, playing = run.family(), re.findall(r"\[(actor-\d)\] step", run.text())[-1]
+    (victim,) = (actor for actor in run.actors() if actor["name"] == playing)
     os.kill(victim["pid"], blow)
     assert run.ends() == 0, run.text()
     ledger = run.ledger()

@@ -90,7 +90,7 @@ def test_every_row_of_the_metrics_is_counted() -> None:
 
 
 def episode(id: str, group: str, failure: str | None = None, split: str = "train") -> TrajectorySummary:
-    return TrajectorySummary(id, 1, split, 0.0, "t", "screen", group, "terminated", 1.0, True, failure, 2)
+    return TrajectorySummary(id, 1, split, 0.0, "t", "screen", group, "terminated", 1.0, True, failure, 2, None, None)
 
 
 def test_groups_below_their_floor_are_counted_over_all_updates() -> None:

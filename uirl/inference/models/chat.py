@@ -26,6 +26,7 @@ from uirl.inference.models.control_tokens import ControlTokens
 from uirl.inference.models.loading import LoadedModel
 from uirl.inference.models.templates import TEMPLATES
 from uirl.runtime.bounded_cache import BoundedCache
+from uirl.types import PictureTransform
 
 _PROBE_REPLY = f"ok{secrets.randbits(128)}"
 """Nothing that is said later holds it: where it stands, the reply ends."""
@@ -97,6 +98,10 @@ class ChatRenderer:
     def beginning(self, reply: str, control_words: Sequence[str] = ()) -> list[int]:
         """Return the ids of the beginning of a reply; `control_words` as for `demonstration`."""
         return self.controls.encode(self.controls.hide_reply(reply, control_words))
+
+    def transforms(self, images: Sequence[Screenshot]) -> tuple[PictureTransform | None, ...]:
+        """Return what became of each picture before the model saw it; None: not known."""
+        return self._loaded.vision_for(images).transforms(images) if images else ()
 
     def check_sampled(self, ids: Sequence[int]) -> None:
         """Check the ids of a reply; see `LoadedModel.check_sampled`."""

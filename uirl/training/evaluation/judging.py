@@ -16,6 +16,7 @@ from uirl.errors import ConfigError, JudgeFailure
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.files import storage_errors
 from uirl.storage import RunDirectory, TrajectoryStore, clean_run_name, free_run_name
+from uirl.storage.labels import FILE, LabelStore
 from uirl.verification.client import cause_of
 from uirl.verification.evidence import Evidence
 from uirl.verification.hybrid import JUDGE, RULE, HybridVerifier, Verification
@@ -156,13 +157,16 @@ def _judged(evidence: Evidence, result: Verification | JudgeFailure) -> Judged:
 
 def read_labels(path: str | os.PathLike[str]) -> dict[str, bool]:
     """Return episode id -> whether a person says that it solved its task, of a JSON object or a CSV file with the
-    columns `id` and `label` (1, 0, true, false, yes, no). Raises ConfigError."""
+    columns `id` and `label` (1, 0, true, false, yes, no), or of a sheet that `uirl view` wrote, whose column `passed`
+    may be empty. Raises ConfigError."""
     try:
         text = Path(path).read_text(encoding="utf-8")
         if text.lstrip().startswith("{"):
             pairs = list(json.loads(text).items())
         else:
-            pairs = [(row["id"], row["label"]) for row in csv.DictReader(text.splitlines())]
+            rows = list(csv.DictReader(text.splitlines()))
+            name = "passed" if rows and "label" not in rows[0] else "label"
+            pairs = [(row["id"], row[name]) for row in rows if name == "label" or row[name]]
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             f"cannot read labels from {path}: {type(error).__name__}: {error}; expected a JSON object, id -> true or "
@@ -184,6 +188,7 @@ def report_on_judge(
 ) -> dict[str, Any]:
     """Return how good the judge of a run is: against human labels where there are some, else against decisive rules.
 
+    People's labels are those that they gave in `uirl view` (`labels.sqlite` in the run) and, before them, `labels`.
     `judgements`: a file that `judge_run` wrote; None: the newest one of the run or, where there is none, what the judge
     said while the run was going. Raises ConfigError and StorageError where there is nothing of either.
     """
@@ -191,6 +196,7 @@ def report_on_judge(
     source = judgements or _newest(directory.path / FOLDER)
     said = _of_file(source) if source is not None else _of_store(directory)
     config = ConfigStore.from_yaml(directory.config_path)
+    labels = labels_of(directory) | dict(labels or {})
     quality = JudgeQuality(limit=config.verification.precision_limit)
     counts = {"accepts_without_truth": 0, "rejects_without_truth": 0, "no_answer": 0, "from_labels": 0}
     causes: dict[str, int] = {}
@@ -200,7 +206,7 @@ def report_on_judge(
         if one.judge is None:
             counts["no_answer"] += bool(one.failure)
             continue
-        label = None if labels is None else labels.get(one.id)
+        label = labels.get(one.id)
         truth = one.rule if label is None else label
         counts["from_labels"] += label is not None
         if truth is None:
@@ -214,6 +220,15 @@ def report_on_judge(
             "precision says nothing: declare a rule decisive, or give labels"
         )
     return report
+
+
+def labels_of(directory: RunDirectory) -> dict[str, bool]:
+    """Return episode id -> whether a person said in `uirl view` that it solved its task."""
+    store = LabelStore(directory.path / FILE)
+    try:
+        return {id: label.passed for id, label in store.all().items() if label.passed is not None}
+    finally:
+        store.close()
 
 
 def _newest(folder: Path) -> Path | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from uirl.rollout.players import Order
 from uirl.rollout.reward import RewardFunction
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.folders import number_of
-from uirl.storage import TrajectoryStore, free_run_name, run_of
+from uirl.storage import TrajectoryStore, free_run_name, origin_of, run_of
 from uirl.training.assembly import assemble
 from uirl.training.channels.choose import local_channel, open_channel
 from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, require_evidence
@@ -76,7 +76,7 @@ def measure(
         finally:
             await parts.close()
 
-    with _store(record) as store:
+    with _store(record, origin_of(config, checkpoint=str(folder))) as store:
 
         def keep(trajectory: Trajectory) -> None:
             if store is not None:
@@ -91,13 +91,13 @@ def measure(
 
 
 @contextlib.contextmanager
-def _store(record: str | Path | None) -> Iterator[TrajectoryStore | None]:
+def _store(record: str | Path | None, origin: Mapping[str, Any]) -> Iterator[TrajectoryStore | None]:
     if record is None:
         yield None
         return
     if Path(record).exists():
         raise StorageError(f"{record} exists already; choose another file for the episodes of this evaluation")
-    with TrajectoryStore(record) as store:
+    with TrajectoryStore(record, origin=origin) as store:
         yield store
 
 

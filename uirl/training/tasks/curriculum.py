@@ -20,7 +20,8 @@ Signal = Callable[[Sequence[Trajectory]], bool | None]
 class Curriculum(Protocol):
     """What a curriculum must offer. More is used where it has it: `state_dict` and `load_state_dict` go into
     checkpoints, `register_tasks(ids)` is told the tasks, `update_group(task, outcomes, step=, signal=)` hears of whole
-    groups in the place of `update_success_rate`, `take_metrics` and `report` go into metrics and summary."""
+    groups in the place of `update_success_rate`, `take_metrics` and `report` go into metrics and summary, `drawn_level`
+    (where the newest task was drawn from) into the record of its episodes."""
 
     def sample_task(self) -> str:
         """Return the id of the task to play next."""
@@ -108,6 +109,10 @@ class CurriculumTasks(UniformTasks):
                 f"{did_you_mean(str(name), self._by_id)}"
             )
         return self._by_id[name]
+
+    def _level(self) -> str | None:
+        level = getattr(self._curriculum, "drawn_level", None)
+        return None if level is None else str(level)
 
 
 def source_of(config: ConfigStore, tasks: Sequence[Task], curriculum: Curriculum | None = None) -> TaskSource:

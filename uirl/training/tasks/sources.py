@@ -81,7 +81,7 @@ class UniformTasks:
 
     def _group(self, size: int) -> list[EpisodeSpec]:
         at, self._position = self._position, self._position + 1
-        task = self._task(at)
+        task, level = self._task(at), self._level()
         instance = task.seed if task.seed is not None else derive_seed(self._instances, self._split, "instance", at)
         group = f"{self._label}-{at:06d}"
         return [
@@ -91,9 +91,14 @@ class UniformTasks:
                 sampling_seed=derive_seed(self._seed, self._split, "draws", at, member),
                 trajectory_id=f"{group}-{member}",
                 group_id=group,
+                level=level,
             )
             for member in range(size)
         ]
+
+    def _level(self) -> str | None:
+        """Return the level at which the newest task was drawn; None: tasks have none."""
+        return None
 
     def _task(self, at: int) -> Task:
         number, index = divmod(at, len(self._tasks))

@@ -107,6 +107,10 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         tasks = self._ask("/v1/tasks", lambda value: TaskList.read(value, "answer")).tasks
         return None if tasks is None else [task.to_task() for task in tasks]
 
+    def live_views(self) -> Sequence[str]:
+        """Return the page of each server, asking none."""
+        return [f"{server.url.rstrip('/')}/view" for server in self.pool.servers]
+
     def controls(self) -> dict[str, BaseEnvironment | Action | str]:
         """Return the controls of the served environment: actions as they are, variants as sessions of that variant."""
         controls: dict[str, BaseEnvironment | Action | str] = {}

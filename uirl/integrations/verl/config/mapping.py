@@ -256,6 +256,7 @@ ELSEWHERE: dict[str, str] = {
 OWN_SERVERS = "verl starts its own rollout servers"
 WITHOUT_EFFECT: dict[str, str] = {
     "evolve": "rounds of fine-tuning are `uirl evolve`, with our learner",
+    "logging.store_learner_figures": "verl's learner does not hand over its figures token by token",
     "model.device": "verl places models on the devices of its resource pool (trainer.device)",
     **dict.fromkeys(("inference.server_url", "inference.server_model", "inference.api_key_env"), OWN_SERVERS),
     **dict.fromkeys(("inference.request_timeout", "inference.request_retries", "inference.weights_dir"), OWN_SERVERS),
@@ -267,6 +268,10 @@ WITHOUT_EFFECT: dict[str, str] = {
     "training.warm_start": "run it with the local trainer first and continue its checkpoint under verl",
     "algorithm.whiten_advantages": "verl always whitens the advantages of gae and reinforce_plus_plus",
     "algorithm.step_weight": "belongs to gigpo, which does not run under verl",
+    **dict.fromkeys(
+        ("algorithm.step_credit", "algorithm.step_right", "algorithm.step_wrong", "algorithm.step_certify"),
+        "verl assigns credit where the episodes of a group are tokens alone",
+    ),
     "algorithm.min_live_groups": "verl keeps groups without a signal, or refills the batch (algorithm.max_resamples)",
     "algorithm.mismatch_range": "verl masks by algorithm.rollout_correction.rollout_rs and its thresholds; set those",
     "algorithm.tis_level": "verl's rollout_is=sequence weighs by a product, not by a geometric mean",

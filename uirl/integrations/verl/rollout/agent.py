@@ -10,7 +10,7 @@ from ray.exceptions import RayError
 from uirl.environments.session import EnvironmentSession
 from uirl.errors import ConfigError, EngineFailure
 from uirl.images import Screenshot
-from uirl.inference.base import max_reply_tokens
+from uirl.inference.base import SamplingParams, max_reply_tokens
 from uirl.rollout.conversation import Context
 from uirl.rollout.episode import Agent, Response
 
@@ -48,6 +48,16 @@ class ServerAgent(Agent):
         self._max_tokens, self._end_ids, self._seeded = max_tokens, frozenset(end_ids), seeded
         self.versions: list[int] = []
         """Global steps of the weights that sampled, one or two per reply."""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        said = self._sampling
+        return SamplingParams(
+            max_tokens=self._max_tokens,
+            temperature=float(said.get("temperature", 1.0)),
+            top_p=float(said.get("top_p", 1.0)),
+            top_k=max(0, int(said.get("top_k", 0))),  # -1 is verl's word for no limit
+        )
 
     async def act(self, context: Context, session: EnvironmentSession, seed: int | None, max_tokens: int) -> Response:
         if self._max_context is not None:

@@ -130,8 +130,8 @@ def spec_of(row: Mapping[str, Any]) -> EpisodeSpec:
     """Return the episode of a row.
 
     `extra_info` may hold `environment` (a name; left out: the run's own), `task` (an id or the fields of a `Task`),
-    `seed` (of the instance), `draws` (of the sampling), `group`; `session_id` is the member that verl's V1 trainer
-    plays.
+    `seed` (of the instance), `draws` (of the sampling), `group`, `level` (of the curriculum); `session_id` is the
+    member that verl's V1 trainer plays.
     """
     info = extra_info(row)
     task = _task(info)
@@ -148,6 +148,7 @@ def spec_of(row: Mapping[str, Any]) -> EpisodeSpec:
         sampling_seed=None if draws is None else derive_seed(int(draws), str(member)),
         trajectory_id=f"{group}-{member}",
         group_id=group,
+        level=info.get("level"),
     )
 
 

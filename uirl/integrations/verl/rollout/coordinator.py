@@ -19,7 +19,7 @@ from uirl.errors import ConfigError
 from uirl.images import ImageStore, Screenshot
 from uirl.integrations.verl.config.llm import llm_variables
 from uirl.rollout.reward import RewardFunction
-from uirl.storage import RunDirectory, TrajectoryStore
+from uirl.storage import RunDirectory, TrajectoryStore, origin_of
 from uirl.types import Task, Trajectory
 
 
@@ -124,7 +124,8 @@ class RunCoordinator:
         logging = self._config.logging
         if self._directory is not None and logging.store_trajectories:
             path = RunDirectory(self._directory).trajectories_path
-            self._store = TrajectoryStore(path, keep_images=logging.store_images)
+            origin = origin_of(self._config, ("verl", "ray"))
+            self._store = TrajectoryStore(path, keep_images=logging.store_images, origin=origin)
             self._store.truncate_after(-1 if resume_after is None else resume_after)
             self._evaluated = {summary.group_id for summary in self._store.list() if summary.split != "train"}
 

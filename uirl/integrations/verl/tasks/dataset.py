@@ -106,6 +106,7 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
                 "draws": spec.sampling_seed,
                 "group": spec.group_id,
                 "split": self.split,
+                "level": spec.level,
             },
             # verl counts the rows of a batch by its tensors
             "dummy_tensor": torch.tensor([0], dtype=torch.uint8),
