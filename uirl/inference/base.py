@@ -70,7 +70,7 @@ class Generation:
     """'stop': an end token; 'length': `max_tokens` or the context limit; 'abort'."""
     policy_version: int
     cached_tokens: int = 0
-    """Prompt tokens that came from the kept KV cache."""
+    """Prompt tokens that came from the KV cache: of an earlier turn, or of another request with the same prompt."""
 
     def __post_init__(self) -> None:
         """Raise EngineFailure for what nobody can have sampled: servers are programs of others, and a NaN among the

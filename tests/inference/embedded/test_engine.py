@@ -11,6 +11,7 @@ import torch
 from tests.conftest import tiny_model
 from tests.inference.pictures import picture
 from tests.inference.prompts import prompts_for
+from uirl.config import LoraConfig
 from uirl.errors import ContractError, EngineFailure
 from uirl.inference import (
     ChatRenderer,
@@ -24,6 +25,7 @@ from uirl.inference import (
 )
 from uirl.inference.embedded import scheduler
 from uirl.inference.models.loading import hidden_states, pad_sequences, project
+from uirl.learner.policy import Policy
 
 
 @pytest.mark.parametrize("architecture", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "lm"])
@@ -231,3 +233,111 @@ async def test_what_a_reply_may_take_costs_nothing_before_it_takes_it(
     assert [tokens[:150] for tokens, _ in bounded[:3]] == [tokens for tokens, _ in expected[:3]]
     monkeypatch.setattr(scheduler, "AHEAD", 4)
     assert await talk(TransformersInferenceEngine(lm, max_context=200), 150) == expected
+
+
+async def answers(engine: TransformersInferenceEngine, requests: list[GenerationRequest]) -> list:
+    return await asyncio.gather(*[engine.generate(request) for request in requests])
+
+
+@pytest.fixture
+def group(vlm: LoadedModel) -> list[GenerationRequest]:
+    """Sixteen members with one prompt and one picture, each with a seed and sampling parameters of its own."""
+    shot = picture(1, (112, 84))
+    ids = tuple(ChatRenderer(vlm).whole([Message("user", "press the red button", (shot,))]))
+    return [
+        GenerationRequest(
+            ids, (shot,), SamplingParams(3 + n % 5, temperature=0.5 + n / 8, top_k=n, seed=n), f"member-{n}"
+        )
+        for n in range(16)
+    ]
+
+
+def expect_alike(made: list, alone: list) -> None:
+    for one, other in zip(made, alone, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.log_probs == pytest.approx(other.log_probs, abs=1e-4)
+
+
+async def test_a_group_feeds_its_prompt_and_its_picture_once(
+    vlm: LoadedModel, group: list[GenerationRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = await answers(TransformersInferenceEngine(vlm, kv_cache=False), group)
+    engine = TransformersInferenceEngine(vlm)
+    fed = []
+    forward = engine._runner._forward
+
+    def counted(ids, positions, masks, images):
+        fed.extend(images)
+        return forward(ids, positions, masks, images)
+
+    monkeypatch.setattr(engine._runner, "_forward", counted)
+    made = await answers(engine, group)
+    assert (len(fed), engine.stats()["prefill_tokens"]) == (1, len(group[0].prompt_ids))
+    assert sorted(one.cached_tokens for one in made) == [0, *[len(group[0].prompt_ids)] * 15]
+    expect_alike(made, alone)
+
+
+async def test_a_group_whose_members_come_late_is_answered_alike(
+    vlm: LoadedModel, group: list[GenerationRequest]
+) -> None:
+    alone = await answers(TransformersInferenceEngine(vlm, kv_cache=False), group)
+    engine = TransformersInferenceEngine(vlm)
+    tasks = []
+    for number, request in enumerate(group):
+        tasks.append(asyncio.ensure_future(engine.generate(request)))
+        for _ in range(number % 3):
+            await asyncio.sleep(0)
+    made = await asyncio.gather(*tasks)
+    expect_alike(made, alone)
+    assert engine.stats()["prefill_tokens"] < 2 * len(group[0].prompt_ids) + 16
+    second = [
+        replace(request, prompt_ids=(*request.prompt_ids, *one.token_ids, 30, 31, 32))
+        for request, one in zip(group, made, strict=True)
+    ]
+    expect_alike(await answers(engine, second), await answers(TransformersInferenceEngine(vlm, kv_cache=False), second))
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_members_do_not_need_the_one_that_fed_their_prompt(
+    vlm: LoadedModel, group: list[GenerationRequest], waits: bool
+) -> None:
+    alone = await answers(TransformersInferenceEngine(vlm, kv_cache=False), group)
+    engine = TransformersInferenceEngine(vlm)
+    endless = replace(group[0], session_id=None, sampling=SamplingParams(500, temperature=100.0, seed=99))
+    first = asyncio.ensure_future(engine.generate(endless))
+    while not (engine._scheduler.waiting if waits else engine._scheduler.running):
+        await asyncio.sleep(0)
+    members = [asyncio.ensure_future(engine.generate(request)) for request in group]
+    while not (waits or len(engine._scheduler.running) > 1):
+        await asyncio.sleep(0)
+    first.cancel()
+    expect_alike(await asyncio.gather(*members), alone)
+
+
+@pytest.mark.parametrize("keep_cache", [False, True])
+async def test_no_prompt_is_shared_across_weights(
+    vlm: LoadedModel, group: list[GenerationRequest], keep_cache: bool
+) -> None:
+    trained = tiny_model(init_seed=5)
+    engine = TransformersInferenceEngine(tiny_model(), keep_cache=keep_cache)
+    early = asyncio.ensure_future(
+        engine.generate(replace(group[0], sampling=SamplingParams(40, seed=1, temperature=50.0)))
+    )
+    await answers(engine, group[1:4])
+    await engine.update_weights(trained.model.named_parameters(), version=1)
+    late = await answers(engine, group[4:])
+    await early
+    expect_alike(late, await answers(TransformersInferenceEngine(trained, kv_cache=False), group[4:]))
+
+
+async def test_a_group_of_a_policy_with_adapters_shares_what_the_adapters_made(group: list[GenerationRequest]) -> None:
+    policy = Policy(tiny_model(), lora_config=LoraConfig(r=4))
+    with torch.no_grad():
+        for name, parameter in policy.named_trainable():
+            if "lora_B" in name:
+                parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(1))
+    engine = TransformersInferenceEngine(policy.loaded, shared=True)
+    expect_alike(
+        await answers(engine, group), await answers(TransformersInferenceEngine(policy.loaded, kv_cache=False), group)
+    )
+    assert engine.stats()["prefill_tokens"] == len(group[0].prompt_ids)

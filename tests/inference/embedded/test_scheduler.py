@@ -218,6 +218,9 @@ class FakeCache:
     def move(self, moves: dict[int, int]) -> None:
         self.rows |= {to: self.rows.get(source, []) for source, to in moves.items()}
 
+    def copy(self, copies: dict[int, tuple[int, int]]) -> None:
+        self.rows |= {to: self.rows[source][:tokens] for to, (source, tokens) in copies.items()}
+
     def feed(self, sequence: SequenceState, tokens: list[int]) -> None:
         self.rows[sequence.row] = self.rows.get(sequence.row, [])[: sequence.cached] + tokens
         sequence.cached += len(tokens)
@@ -227,14 +230,17 @@ class FakeCache:
 def test_every_sequence_always_finds_its_own_tokens_in_its_row(seed: int) -> None:
     rng = random.Random(seed)
     one, cache = scheduler(running=rng.randint(4, 12), prefill=60), FakeCache()
-    histories: dict[str, list[int]] = {f"s{i}": [10 + i] for i in range(9)}
-    idle, reused = list(histories), 0
+    # three to a group: the same prompt at first, and again whenever an episode begins anew
+    histories: dict[str, list[int]] = {f"s{i}": [10 + i // 3] * 5 for i in range(9)}
+    idle, reused, copied, twins = list(histories), 0, 0, 0
 
     def feed(sequences: list[SequenceState]) -> None:
         for sequence in sequences:
             ids = [*sequence.request.prompt_ids, *sequence.tokens]
             assert cache.rows.get(sequence.row, [])[: sequence.cached] == ids[: sequence.cached]
             cache.feed(sequence, ids[sequence.cached :])
+
+    def draw(sequences: list[SequenceState]) -> None:
         tokens = [END if rng.random() < 0.1 else rng.randint(2, 9) for _ in sequences]
         finished = one.append(sequences, tokens, [0.0] * len(tokens))
         cache.move(finished.moves)
@@ -248,13 +254,102 @@ def test_every_sequence_always_finds_its_own_tokens_in_its_row(seed: int) -> Non
         while idle and rng.random() < 0.5:
             session = idle.pop(rng.randrange(len(idle)))
             history = histories[session]
-            if rng.random() < 0.1 or len(history) > 40:  # it is rewritten
-                history = [*history[:2], 99]
-            ids = (*history, rng.randint(40, 60))
+            if len(history) > 25:  # another episode
+                one.release(session)
+                ids = tuple(history[:5])
+            elif rng.random() < 0.1:  # it is rewritten
+                ids = (*history[:2], 99, rng.randint(40, 60))
+            else:
+                ids = (*history, rng.randint(40, 60)) if len(history) > 5 else tuple(history)
             one.add(GenerationRequest(ids, (), SamplingParams(max_tokens=rng.randint(1, 9)), session))
         if (admission := one.admit(0)) is not None:
             cache.move(admission.moves)
-            reused += sum(sequence.reused for sequence in admission.sequences)
-            feed(admission.sequences)
+            cache.copy(admission.copies)
+            fed = [sequence for sequence in admission.sequences if sequence.twin is None]
+            copied += len(admission.copies)
+            twins += len(admission.sequences) - len(fed)
+            reused += sum(sequence.reused for sequence in fed)
+            feed(fed)
+            cache.copy({s.row: (s.twin.row, s.cached) for s in admission.sequences if s.twin is not None})
+            feed([sequence for sequence in admission.sequences if sequence.twin is not None])
+            draw(admission.sequences)
         feed(one.running)
-    assert reused > 0
+        draw(one.running)
+    assert min(reused, copied + twins) > 0
+
+
+def test_one_prompt_is_fed_once_for_all_that_are_admitted_with_it() -> None:
+    one = scheduler(running=8, prefill=5)
+    members = [one.add(request(10, 11, 12, 13, session=f"s{i}")) for i in range(3)]
+    other = one.add(request(10, 11, 12, 14))
+    assert [s.twin for s in prefilled(one)] == [None, members[0], members[0]], "one prompt counts once in the budget"
+    assert [s.reused for s in members] == [0, 4, 4]
+    assert prefilled(one) == [other]
+    assert other.twin is None
+
+
+def test_who_comes_later_copies_the_row_of_one_with_its_prompt() -> None:
+    one = scheduler(running=8)
+    first = one.add(request(10, 11, 12, session="first"))
+    prefilled(one)
+    second = one.add(request(10, 11, 12, session="second"))
+    admission = one.admit(0)
+    assert admission is not None
+    assert (admission.copies, second.cached, second.uncached) == ({second.row: (first.row, 2)}, 2, 1)
+
+
+def test_a_row_is_copied_from_one_that_runs_or_is_kept_at_a_later_turn() -> None:
+    one = scheduler(running=8)
+    play(one, request(10, 11, 12, session="first"), 20, END)
+    play(one, request(10, 11, 12, 20, 1, 30, session="first"), 21, END)
+    late = one.add(request(10, 11, 12, session="late"))
+    admission = one.admit(0)
+    assert admission is not None
+    ((to, (source, tokens)),) = admission.copies.items()
+    assert (to, tokens, late.cached) == (late.row, 2, 2)
+    assert source != to
+    assert one.kept_sessions == ["first"]
+
+
+def test_no_row_of_other_weights_is_copied() -> None:
+    for drop in (True, False):
+        one = scheduler(running=8)
+        play(one, request(10, 11, 12, session="kept"), 20, END)
+        running = one.add(request(10, 11, 12, 13))
+        prefilled(one)
+        one.stop_sharing()
+        if drop:
+            one.forget_rows()
+        late = [one.add(request(10, 11, 12)), one.add(request(10, 11, 12, 13))]
+        admission = one.admit(1)
+        assert admission is not None
+        assert (admission.copies, [s.cached for s in late]) == ({}, [0, 0])
+        # a turn that goes on from an old row may not be copied either
+        if not drop:
+            again = one.add(request(10, 11, 12, 20, 1, 30, session="kept"))
+            prefilled(one)
+            assert (again.cached > 0, again.shares) == (True, False)
+        assert not running.shares
+
+
+def test_another_picture_is_another_prompt() -> None:
+    one = scheduler(running=8, image_spans=spans)
+    shown = [replace(request(10, 9, 9, 9, 11, session=f"s{n}"), images=(picture(n),)) for n in (1, 2, 1)]
+    first, other, same = (one.add(each) for each in shown)
+    prefilled(one)
+    assert [s.twin for s in (first, other, same)] == [None, None, first]
+    late = one.add(replace(shown[1], session_id="late"))
+    admission = one.admit(0)
+    assert admission is not None
+    assert admission.copies == {late.row: (other.row, 4)}
+
+
+def test_nothing_is_shared_where_no_rows_are_kept() -> None:
+    one = scheduler(running=8, keep_rows=False)
+    members = [one.add(request(10, 11, 12)) for _ in range(2)]
+    prefilled(one)
+    members.append(one.add(request(10, 11, 12)))
+    admission = one.admit(0)
+    assert admission is not None
+    assert [s.twin for s in members] == [None] * 3
+    assert (admission.copies, members[2].cached) == ({}, 0)

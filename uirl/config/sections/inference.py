@@ -50,7 +50,8 @@ class InferenceConfig(Section):
     max_context: Count | None = None
     """Maximum number of tokens of prompt and response together; None: what the model's positions allow."""
     kv_cache: bool = True
-    """Keep an episode's attention cache between its turns, so that only new tokens are computed."""
+    """Keep an episode's attention cache between its turns, so that only new tokens are computed; and compute a prompt
+    that several requests have (a group's first turn, pictures included) once."""
     system_prompt: str | None = None
     """First message of every conversation; None: the environment's `get_prompt_prefix()`."""
     seed: int | None = None

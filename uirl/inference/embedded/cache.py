@@ -29,7 +29,7 @@ class SlotCache(Cache):
         self._values: list[Tensor] = []
         self._rows = 0
         self._length = 0
-        self._read = slice(0, 0)
+        self._read: slice | Tensor = slice(0, 0)
         self._write_rows = torch.empty(0, dtype=torch.long)
         self._write_columns = torch.empty(0, dtype=torch.long)
         self._valid: Tensor | None = None
@@ -49,11 +49,11 @@ class SlotCache(Cache):
                 if old.shape[0] < rows or old.shape[2] < length:
                     tensors[i] = self._grown(old)
 
-    def aim(self, read: slice, rows: Tensor, columns: Tensor, valid: Tensor | None, span: int) -> None:
+    def aim(self, read: slice | Tensor, rows: Tensor, columns: Tensor, valid: Tensor | None, span: int) -> None:
         """Say where the next forward writes: token j of the valid tokens goes to (rows[j], columns[j]), both [tokens].
 
-        `read` selects the batch's rows, `span` the columns it sees, `valid` [B, n] the tokens that are not padding
-        (None: all).
+        `read` selects the batch's rows (a slice: read without a copy), `span` the columns it sees, `valid` [B, n] the
+        tokens that are not padding (None: all).
         """
         self._read, self._write_rows, self._write_columns = read, rows, columns
         self._valid, self._span = valid, span
@@ -84,11 +84,22 @@ class SlotCache(Cache):
             for tensor in tensors:
                 tensor[target] = tensor[source]
 
+    def copy(self, copies: Mapping[int, tuple[int, int]]) -> None:
+        """Let rows begin as others do, {to: (from, tokens)}; no row is both."""
+        if not copies:
+            return
+        target = torch.tensor(list(copies), device=self._device)
+        source = torch.tensor([row for row, _ in copies.values()], device=self._device)
+        longest = max(tokens for _, tokens in copies.values())
+        for tensors in (self._keys, self._values):
+            for tensor in tensors:
+                tensor[target, :, :longest] = tensor[source, :, :longest]
+
     def _store(self, pool: Tensor, states: Tensor) -> Tensor:
         by_token = states.transpose(1, 2)
         new = by_token[self._valid] if self._valid is not None else by_token[:, 0]
         pool[self._write_rows, :, self._write_columns] = new
-        return pool[self._read][:, :, : self._span]
+        return pool[:, :, : self._span][self._read]
 
     def _fresh(self, states: Tensor) -> Tensor:
         shape = (self._rows, states.shape[1], self._length, states.shape[3])

@@ -124,6 +124,7 @@ class TransformersInferenceEngine(InferenceEngine):
                 if weights is not None:
                     self._runner.load_weights(weights)
                 self.policy_version = version
+                self._scheduler.stop_sharing()
                 if not self.keep_cache:
                     self._scheduler.forget_rows()
             finally:

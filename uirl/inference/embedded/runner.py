@@ -59,9 +59,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def place(self, admission: Admission) -> None:
-        """Make room for sequences that begin to run, and move kept rows as the scheduler says."""
+        """Make room for sequences that begin to run, and move and copy rows as the scheduler says."""
         self._cache.reserve(_round_up(admission.rows, 16), _round_up(admission.length, 64))
         self.move(admission.moves)
+        self._cache.copy(admission.copies)
 
     @torch.inference_mode()
     def move(self, moves: Mapping[int, int]) -> None:
@@ -73,16 +74,20 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prefill(self, admitted: Sequence[SequenceState]) -> Sampled:
-        """Feed the prompt tokens that are not cached yet, left-padded to one block [B, n]; draw the first tokens."""
+        """Feed the prompt tokens that are not cached yet, left-padded to one block [B, n]; draw the first tokens.
+
+        What twins share is fed once.
+        """
         started = time.perf_counter()
-        counts = [sequence.uncached for sequence in admitted]
-        width, span = max(counts), max(len(s.request.prompt_ids) for s in admitted)
-        ids = np.full((len(admitted), width), self.loaded.end_ids[0])
-        positions = np.zeros((self.loaded.axes, len(admitted), width), np.int64)
-        columns = np.zeros((len(admitted), width), np.int64)
-        valid = np.zeros((len(admitted), width), bool)
+        fed = [sequence for sequence in admitted if sequence.twin is None]
+        counts = [sequence.uncached for sequence in fed]
+        width, span = max(counts), max(len(s.request.prompt_ids) for s in fed)
+        ids = np.full((len(fed), width), self.loaded.end_ids[0])
+        positions = np.zeros((self.loaded.axes, len(fed), width), np.int64)
+        columns = np.zeros((len(fed), width), np.int64)
+        valid = np.zeros((len(fed), width), bool)
         images: list[Screenshot] = []
-        for i, (sequence, n) in enumerate(zip(admitted, counts, strict=True)):
+        for i, (sequence, n) in enumerate(zip(fed, counts, strict=True)):
             prompt = sequence.request.prompt_ids
             whole, sequence.next_position = self.loaded.positions(prompt, sequence.request.images)
             ids[i, width - n :] = prompt[sequence.cached :]
@@ -92,12 +97,14 @@ class ModelRunner:
             images += self._uncached_images(sequence)
             sequence.cached = len(prompt)
         device = self.loaded.device
-        rows = torch.tensor([s.row for s in admitted], device=device)
+        rows = torch.tensor([s.row for s in fed], device=device)
         at, mask = torch.from_numpy(columns).to(device), torch.from_numpy(valid).to(device)
-        # the admitted rows stand side by side: read without a copy
-        block = slice(admitted[0].row, admitted[-1].row + 1)
+        together = fed[-1].row - fed[0].row == len(fed) - 1
+        block = slice(fed[0].row, fed[-1].row + 1) if together else rows
         self._cache.aim(block, rows[:, None].expand_as(at)[mask], at[mask], mask, span)
         logits = self._forward(ids, positions, self._spans.masks(at, span), images)
+        if len(fed) < len(admitted):
+            logits = logits[self._share(fed, admitted)]
         self._counters.add("prefill_tokens", sum(counts))
         self._counters.add("reused_tokens", sum(s.reused for s in admitted))
         self._counters.add("prefill_seconds", time.perf_counter() - started)
@@ -126,6 +133,15 @@ class ModelRunner:
         self._counters.add("decode_steps", 1)
         self._counters.add("decode_seconds", time.perf_counter() - started)
         return self._draw(running, self._batch, logits)
+
+    def _share(self, fed: Sequence[SequenceState], admitted: Sequence[SequenceState]) -> list[int]:
+        """Copy to each twin what was fed in its place; return which of the `fed` speaks for each of the `admitted`."""
+        self._cache.copy({s.row: (s.twin.row, s.cached) for s in admitted if s.twin is not None})
+        place = {sequence: i for i, sequence in enumerate(fed)}
+        for sequence in admitted:
+            if sequence.twin is not None:
+                sequence.next_position = sequence.twin.next_position
+        return [place[sequence.twin or sequence] for sequence in admitted]
 
     def _uncached_images(self, sequence: SequenceState) -> Sequence[Screenshot]:
         """Return the pictures whose placeholders are not in the row yet."""

@@ -5,6 +5,9 @@ rows [0, running) of the cache. Behind them stand kept rows: what a finished tur
 episode. Nothing that runs is ever preempted, since the cache grows with the replies; where rows run out, kept ones are
 evicted, the oldest first.
 
+A prompt is fed once while its row is there. Requests with one prompt (a group's first turn, the branches of a fork)
+that are admitted together share what the first of them feeds; one that comes later copies the row of another.
+
 A scheduler of our own serves any HuggingFace model and keeps an episode's cache between its turns;
 `benchmarks/engines.py` compares it with `generate` and with vLLM.
 """
@@ -52,7 +55,9 @@ class SequenceState:
     cached: int = 0
     """Leading tokens whose keys and values are in the row."""
     reused: int = 0
-    """Of these, the tokens that an earlier turn left there."""
+    """Of these, the tokens that an earlier turn left there, or that were copied from another row."""
+    twin: SequenceState | None = None
+    """Admitted with it and fed the same prompt: its row and its logits are copied."""
     next_position: int = 0
     """Rotary position of the next token; pictures make it differ from the number of tokens."""
     tokens: list[int] = field(default_factory=list)
@@ -62,9 +67,21 @@ class SequenceState:
     aborted: bool = False
     stale: bool = False
     """The weights changed while it ran: its row serves no other turn."""
+    shares: bool = True
+    """All of its row was computed by the weights that sample now: others may copy it."""
+    prompt: int = field(init=False)
+    """A hash of its prompt, pictures included."""
+    opening: int = field(init=False)
+    """The same of the first prompt that its row begins with."""
 
     def __post_init__(self) -> None:
         self.uniforms = random.Random(self.request.sampling.seed)
+        self.prompt = self.opening = hash((self.request.prompt_ids, self.images))
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Hashes of the pictures of its prompt."""
+        return tuple(image.hash for image in self.request.images)
 
     @property
     def uncached(self) -> int:
@@ -80,6 +97,8 @@ class Admission:
     """In the order of their rows, which follow those that run already."""
     moves: dict[int, int]
     """Rows that change places, {from: to}, all at once."""
+    copies: dict[int, tuple[int, int]]
+    """Rows that begin as another one does, once the moves are done: {to: (from, tokens)}."""
     rows: int
     """Rows that are in use afterwards."""
     length: int
@@ -97,20 +116,29 @@ class Finished:
 
 
 @dataclass(slots=True)
-class _KeptRow:
-    """What a finished turn left in its row."""
+class _FilledRow:
+    """What a turn left in its row, or has there so far."""
 
     row: int
     ids: tuple[int, ...]
     images: tuple[str, ...]
     """Hashes of the pictures, in order."""
+    prompts: tuple[int, int]
+    """`opening` and `prompt` of the sequence that filled it."""
+    shares: bool
+
+    @classmethod
+    def of(cls, sequence: SequenceState) -> _FilledRow:
+        ids = (sequence.request.prompt_ids + tuple(sequence.tokens))[: sequence.cached]
+        return cls(sequence.row, ids, sequence.images, (sequence.opening, sequence.prompt), sequence.shares)
 
 
 class Scheduler:
     """Admits waiting requests, follows the running ones, and keeps the rows of episodes between their turns.
 
     `end_ids`: tokens that end every reply. `keep_rows`: a finished turn leaves its row to the next turn of its
-    session. `image_spans`: where the pictures of a prompt stand; None for a text model.
+    session, and a row may be copied to others with the same prompt. `image_spans`: where the pictures of a prompt
+    stand; None for a text model.
     """
 
     def __init__(
@@ -129,7 +157,7 @@ class Scheduler:
         """True: waiting requests are not admitted."""
         self._end_ids = frozenset(end_ids)
         self._keep_rows, self._image_spans = keep_rows, image_spans
-        self._kept: OrderedDict[str, _KeptRow] = OrderedDict()
+        self._kept: OrderedDict[str, _FilledRow] = OrderedDict()
 
     @property
     def has_work(self) -> bool:
@@ -163,6 +191,11 @@ class Scheduler:
         for sequence in self.running:
             sequence.stale = True
 
+    def stop_sharing(self) -> None:
+        """Let no row that is there now be copied: other weights sample from here on."""
+        for each in (*self.running, *self._kept.values()):
+            each.shares = False
+
     def clear(self) -> list[SequenceState]:
         """Empty everything; return what was waiting or running."""
         sequences = [*self.waiting, *self.running]
@@ -183,6 +216,10 @@ class Scheduler:
         if not admitted:
             return None
         first = len(self.running)
+        if self._keep_rows:
+            self._pair(admitted)
+        # twins behind the others: what is fed stands side by side
+        admitted.sort(key=lambda s: s.twin is not None)
         kept = [self._kept.pop(s.request.session_id or "", None) for s in admitted]
         while self._kept and first + len(admitted) + len(self._kept) > self.limits.max_running:
             self._kept.popitem(last=False)
@@ -191,27 +228,66 @@ class Scheduler:
         for sequence, row, left in zip(admitted, rows, kept, strict=True):
             sequence.row, sequence.policy_version = row, policy_version
             if left is not None:
-                sequence.cached = sequence.reused = self._reusable(left, sequence.request)
+                self._take_over(sequence, left)
         for row, other in others.items():
             other.row = moves.get(row, row)
+        copies = self._copies(admitted) if self._keep_rows else {}
         admitted.sort(key=lambda s: s.row)
         self.running += admitted
         longest = max(len(s.request.prompt_ids) + min(s.request.sampling.max_tokens, AHEAD) for s in admitted)
         used = max(len(self.running), 1 + max((each.row for each in self._kept.values()), default=0))
-        return Admission(admitted, moves, used, min(longest, self.limits.max_context))
+        return Admission(admitted, moves, copies, used, min(longest, self.limits.max_context))
 
     def _within_budget(self) -> list[SequenceState]:
-        """Take requests from the queue, in order."""
+        """Take requests from the queue, in order. A prompt that several of them have counts once."""
         taken: list[SequenceState] = []
+        prompts: set[int] = set()
         tokens = 0
         while self.waiting and len(self.running) + len(taken) < self.limits.max_running:
-            tokens += len(self.waiting[0].request.prompt_ids)
+            following = self.waiting[0]
+            if not self._keep_rows or following.prompt not in prompts:
+                tokens += len(following.request.prompt_ids)
             if taken and tokens > self.limits.max_prefill_tokens:
                 break
+            prompts.add(following.prompt)
             taken.append(self.waiting.popleft())
         return taken
 
-    def _reusable(self, kept: _KeptRow, request: GenerationRequest) -> int:
+    def _pair(self, admitted: Sequence[SequenceState]) -> None:
+        """Give each sequence without a row of its own the first one that was admitted with the same prompt."""
+        first: dict[int, SequenceState] = {}
+        for sequence in admitted:
+            if sequence.request.session_id in self._kept:
+                continue
+            other = first.setdefault(sequence.prompt, sequence)
+            same = (other.request.prompt_ids, other.images) == (sequence.request.prompt_ids, sequence.images)
+            if other is not sequence and same:
+                sequence.twin = other
+                sequence.cached = sequence.reused = len(sequence.request.prompt_ids)
+
+    def _take_over(self, sequence: SequenceState, left: _FilledRow) -> None:
+        """Let a sequence begin with what an earlier turn left in its row."""
+        sequence.cached = sequence.reused = self._reusable(left, sequence.request)
+        if sequence.cached:
+            sequence.opening, sequence.shares = left.prompts[0], left.shares
+
+    def _copies(self, admitted: Sequence[SequenceState]) -> dict[int, tuple[int, int]]:
+        """Let sequences that have nothing yet begin with a copy of a row that begins with their prompt; return
+        {to: (from, tokens)}."""
+        fresh = [sequence for sequence in admitted if not sequence.cached]
+        if not fresh:
+            return {}
+        filled = [each for each in (*map(_FilledRow.of, self.running), *self._kept.values()) if each.shares]
+        by_prompt = {prompt: each for each in filled for prompt in each.prompts}
+        copies = {}
+        for sequence in fresh:
+            other = by_prompt.get(sequence.prompt)
+            sequence.cached = sequence.reused = self._reusable(other, sequence.request) if other else 0
+            if other is not None and sequence.cached:
+                copies[sequence.row] = (other.row, sequence.cached)
+        return copies
+
+    def _reusable(self, kept: _FilledRow, request: GenerationRequest) -> int:
         """Return how many leading tokens of a row serve the request: at most all but the last, never a part of a
         picture, and no picture that is another one now."""
         ids = request.prompt_ids
@@ -259,6 +335,5 @@ class Scheduler:
         for sequence, reason in finished:
             request = sequence.request
             if self._keep_rows and request.session_id and reason != "abort" and not sequence.stale:
-                ids = (request.prompt_ids + tuple(sequence.tokens))[: sequence.cached]
-                self._kept[request.session_id] = _KeptRow(sequence.row, ids, tuple(s.hash for s in request.images))
+                self._kept[request.session_id] = _FilledRow.of(sequence)
         return moves
