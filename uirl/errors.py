@@ -5,7 +5,7 @@
 | the model's own mistake: bad JSON, unknown action, click outside | the model, in the next observation | the episode goes on |
 | the model's own length: turns, tokens, a context that is full | `stop_reason` | the episode ends and is learned from |
 | `EnvironmentFailure`, `EngineFailure`, `ActorFailure`, `JudgeFailure`, `EpisodeTimeout` | the trajectory's `failure` | the episode is excluded from every advantage, its group is repaired |
-| `ConfigError`, `ContractError`, `CheckpointError`, `StorageError`, `AlignmentError`, `NonFiniteError`, `LedgerError` | the person | the run stops and names the place; what was written stays readable |
+| `ConfigError`, `ContractError`, `CheckpointError`, `StorageError`, `AlignmentError`, `NonFiniteError`, `OutOfMemory`, `LedgerError` | the person | the run stops and names the place; what was written stays readable |
 | `ProcessLost` | the person | the run stops and says which process; it continues from its last checkpoint |
 
 A failure is never a reward of zero. docs/failures.md lists what raises which, and who can cause it.
@@ -55,6 +55,10 @@ class StorageError(UirlError):
 
 class NonFiniteError(UirlError):
     """A loss, a gradient or a log-prob is NaN or infinite; the step was refused."""
+
+
+class OutOfMemory(UirlError):
+    """Something does not fit in memory, and nothing smaller is left to try."""
 
 
 class ProcessLost(UirlError):

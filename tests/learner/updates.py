@@ -20,9 +20,7 @@ def make_learner(images: ImageStore, *overrides: str, algorithm=None) -> Learner
 
 def log_probs_of(learner: Learner, samples) -> torch.Tensor:
     """Those of the learner's weights now, [N, R]."""
-    batches = SampleBatches(
-        learner.policy.loaded, samples, learner.images, learner.settings.training.micro_batch_tokens
-    )
+    batches = SampleBatches(learner.policy.loaded, samples, learner.images, learner.room)
     scores = score_samples(learner.policy, 1.0, response_view(samples), batches, log_probs=True, values=False)
     assert scores.log_probs is not None
     return scores.log_probs

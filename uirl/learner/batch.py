@@ -17,6 +17,7 @@ from torch import Tensor
 from uirl.errors import AlignmentError
 from uirl.images import ImageStore, Screenshot
 from uirl.inference.models.loading import LoadedModel, pad_sequences
+from uirl.learner.room import MicroBatchRoom
 from uirl.types import Sample
 
 
@@ -108,8 +109,7 @@ class SampleBatches:
     loaded: LoadedModel
     samples: Sequence[Sample]
     images: ImageStore
-    token_budget: int
-    """Padded tokens [B x T] of one micro-batch, at most."""
+    room: MicroBatchRoom
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -117,8 +117,9 @@ class SampleBatches:
     def of(self, chosen: Sequence[int]) -> Iterator[tuple[Batch, list[int]]]:
         """Yield (batch, indices of its samples) for every micro-batch of the samples `chosen`."""
         subset = [self.samples[i] for i in chosen]
-        for group in micro_batches(subset, self.token_budget):
+        for group in micro_batches(subset, self.room.tokens):
             members = [chosen[i] for i in group]
+            self.room.rows, self.room.width = len(group), len(subset[group[0]].token_ids)
             yield collate(self.loaded, [self.samples[i] for i in members], self.images), members
 
 

@@ -78,14 +78,18 @@ def score_samples(
     if not (log_probs or values):
         return BatchScores()
     token_log_probs, token_values, final_values = ([torch.empty(0)] * len(batches) for _ in range(3))
-    for batch, members in batches.of(range(len(batches))):
-        scores = policy.log_probs_and_values(batch, temperature, log_probs=log_probs, values=values)
-        counts = batch.response_mask.sum(1).tolist()
-        if scores.log_probs is not None:
-            _place(token_log_probs, members, batch.flatten(scores.log_probs).cpu().split(counts))
-        if scores.values is not None and scores.final_values is not None:
-            _place(token_values, members, batch.flatten(scores.values).cpu().split(counts))
-            _place(final_values, members, scores.final_values.cpu().split(1))
+
+    def score() -> None:
+        for batch, members in batches.of(range(len(batches))):
+            scores = policy.log_probs_and_values(batch, temperature, log_probs=log_probs, values=values)
+            counts = batch.response_mask.sum(1).tolist()
+            if scores.log_probs is not None:
+                _place(token_log_probs, members, batch.flatten(scores.log_probs).cpu().split(counts))
+            if scores.values is not None and scores.final_values is not None:
+                _place(token_values, members, batch.flatten(scores.values).cpu().split(counts))
+                _place(final_values, members, scores.final_values.cpu().split(1))
+
+    batches.room.within_memory(score)
     return BatchScores(
         log_probs=view.spread(torch.cat(token_log_probs)) if log_probs else None,
         values=view.spread(torch.cat(token_values)) if values else None,

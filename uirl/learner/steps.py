@@ -48,40 +48,55 @@ class UpdateSteps:
         self, batches: SampleBatches, chosen: Sequence[int], objective: Objective, scale: float, *, compare: bool
     ) -> None:
         """Take one step on the chosen samples. `compare`: measure the gap between engine and learner."""
-        losses: dict[str, float] = {}
         with training(self.policy, self.optimizer):
-            for batch, members in batches.of(chosen):
-                rows = objective.rows(batch, members)
-                scores = self.policy.log_probs_and_values(
-                    batch,
-                    self.settings.temperature,
-                    entropy=True,
-                    values=rows.values is not None,
-                    entropy_gradient=self.settings.training.entropy_coef > 0,
-                )
-                if self.passes is not None:
-                    self.passes.note(batch, members, scores)
-                samples = [batches.samples[i] for i in members]
-                if compare and scores.log_probs is not None:
-                    self._compare_with_engine(scores.log_probs.detach(), batch, samples)
-                terms = objective.terms(scores, rows, batch.response_mask)
-                for term in terms:
-                    require_finite(term.name, term.loss, samples)
-                    losses[term.name] = losses.get(term.name, 0.0) + term.loss.item()
-                    self.metrics.add_all(term.metrics, term.tokens)
-                torch.stack([term.weight * term.loss for term in terms]).sum().backward()
+            losses, figures = batches.room.within_memory(
+                lambda: self._accumulate(batches, chosen, objective, compare=compare)
+            )
+            self.metrics.merge(figures)
             self.metrics.add_all(self.optimizer.step(scale))
         # the entropy itself is already a metric, as a mean per token
         self.metrics.add_all({name: loss for name, loss in losses.items() if name != "entropy_loss"})
 
-    def _compare_with_engine(self, log_probs: Tensor, batch: Batch, samples: Sequence[Sample]) -> None:
+    def _accumulate(
+        self, batches: SampleBatches, chosen: Sequence[int], objective: Objective, *, compare: bool
+    ) -> tuple[dict[str, float], Metrics]:
+        """Leave the gradient of the chosen samples in the optimizer, and nothing of an earlier attempt; return their
+        losses and what was measured."""
+        self.optimizer.zero_grad()
+        losses: dict[str, float] = {}
+        figures = Metrics()
+        for batch, members in batches.of(chosen):
+            rows = objective.rows(batch, members)
+            scores = self.policy.log_probs_and_values(
+                batch,
+                self.settings.temperature,
+                entropy=True,
+                values=rows.values is not None,
+                entropy_gradient=self.settings.training.entropy_coef > 0,
+            )
+            if self.passes is not None:
+                self.passes.note(batch, members, scores)
+            samples = [batches.samples[i] for i in members]
+            if compare and scores.log_probs is not None:
+                self._compare_with_engine(scores.log_probs.detach(), batch, samples, figures)
+            terms = objective.terms(scores, rows, batch.response_mask)
+            for term in terms:
+                require_finite(term.name, term.loss, samples)
+                losses[term.name] = losses.get(term.name, 0.0) + term.loss.item()
+                figures.add_all(term.metrics, term.tokens)
+            torch.stack([term.weight * term.loss for term in terms]).sum().backward()
+        return losses, figures
+
+    def _compare_with_engine(
+        self, log_probs: Tensor, batch: Batch, samples: Sequence[Sample], figures: Metrics
+    ) -> None:
         """Measure |learner - engine| on tokens of the learner's own version. Raises AlignmentError where they cannot be
         the same tokens under the same weights."""
         gap = EngineGap.of(log_probs, batch, [sample.policy_version == self.version for sample in samples])
         if not gap.tokens:
             return
-        self.metrics.add("log_prob_gap_max", float(gap.nats.max()))
-        self.metrics.add("log_prob_gap_mean", float(gap.nats.sum()) / gap.tokens, gap.tokens)
+        figures.add("log_prob_gap_max", float(gap.nats.max()))
+        figures.add("log_prob_gap_mean", float(gap.nats.sum()) / gap.tokens, gap.tokens)
         if self.settings.gap_limits is not None:
             gap.require(self.settings.gap_limits, samples, self.policy.loaded.dtype)
 
@@ -89,8 +104,10 @@ class UpdateSteps:
 def imitate(policy: Policy, optimizer: Optimizer, batches: SampleBatches) -> dict[str, float]:
     """Take one step on the mean negative log-likelihood of all response tokens, in nats; return its metrics."""
     tokens = sum(sum(sample.response_mask) for sample in batches.samples)
-    total = 0.0
-    with training(policy, optimizer):
+
+    def accumulate() -> float:
+        optimizer.zero_grad()
+        total = 0.0
         for batch, members in batches.of(range(len(batches))):
             log_probs = policy.log_probs_and_values(batch).log_probs
             assert log_probs is not None
@@ -98,6 +115,10 @@ def imitate(policy: Policy, optimizer: Optimizer, batches: SampleBatches) -> dic
             require_finite("negative log-likelihood", loss, [batches.samples[i] for i in members])
             loss.backward()
             total += loss.item()
+        return total
+
+    with training(policy, optimizer):
+        total = batches.room.within_memory(accumulate)
         metrics = optimizer.step()
     return {"loss": total, "tokens": float(tokens), "sequences": float(len(batches))} | metrics
 

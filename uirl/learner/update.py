@@ -14,6 +14,7 @@ from uirl.learner.figures import OnLearned, TokenPasses, learned_tokens
 from uirl.learner.objective import Objective, UpdateTensors
 from uirl.learner.optimizer import Optimizer
 from uirl.learner.policy import Policy
+from uirl.learner.room import MicroBatchRoom
 from uirl.learner.schedule import MinibatchSchedule
 from uirl.learner.scoring import score_old, score_reference
 from uirl.learner.settings import LearnerSettings
@@ -41,6 +42,7 @@ class Learner:
         self.settings = LearnerSettings.of(config, algorithm)
         if self.settings.spec.needs_critic and policy.value_head is None:
             raise ConfigError("this estimator needs a critic; make the policy with critic=True")
+        self.room = MicroBatchRoom(config.training.micro_batch_tokens)
         self.version = 0
         self.updates = 0
         """Calls of `update`, those that took no step included. Seeds the order of the minibatches."""
@@ -67,7 +69,7 @@ class Learner:
         """
         if not any(any(sample.response_mask) for sample in samples):
             raise AlignmentError("no samples: got an empty list, expected at least one demonstration")
-        batches = SampleBatches(self.policy.loaded, samples, self.images, self.settings.training.micro_batch_tokens)
+        batches = SampleBatches(self.policy.loaded, samples, self.images, self.room)
         metrics = imitate(self.policy, self.use_optimizer("supervised"), batches)
         self.version += 1
         return metrics
@@ -98,7 +100,7 @@ class Learner:
         self._freeze_reference()
         self.updates += 1
         policy, settings, version = self.policy, self.settings, self.version
-        batches = SampleBatches(policy.loaded, samples, self.images, settings.training.micro_batch_tokens)
+        batches = SampleBatches(policy.loaded, samples, self.images, self.room)
         old = score_old(policy, settings, view, batches, self.version)
         reference = score_reference(policy, settings, view, batches)
         credit, credit_metrics = credit_of_update(settings, view, old, reference, self.kl, anchors)

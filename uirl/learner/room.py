@@ -1,0 +1,76 @@
+"""How large a micro-batch may be: what the config says, until memory runs out."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from uirl.errors import OutOfMemory
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+REMEDY = (
+    "set model.gradient_checkpointing=true, show smaller or fewer pictures (rollout.max_images), shorten the context "
+    "(inference.max_context, rollout.token_budget), train adapters alone (model.use_lora=true), or take a smaller model"
+)
+
+
+@dataclass(slots=True)
+class MicroBatchRoom:
+    """Padded tokens of one forward and backward pass. One object serves all updates of a learner, so that what did not
+    fit once is not tried again."""
+
+    tokens: int
+    """Rows x longest row, at most; a longer sample is alone."""
+    rows: int = 0
+    """Samples of the newest micro-batch."""
+    width: int = 0
+    """Tokens of its longest row."""
+
+    def within_memory(self, attempt: Callable[[], T]) -> T:
+        """Return what `attempt` returns. Where memory runs out in it, halve the micro-batch and call it again, from its
+        beginning: it must forget what an earlier call left half done. Raises OutOfMemory once a micro-batch is one
+        sample."""
+        while True:
+            try:
+                return attempt()
+            except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
+                if not is_out_of_memory(error):
+                    raise
+                reason = str(error).partition("\n")[0]
+            # behind the handler, whose traceback holds the tensors of the failed pass
+            self._halve(reason)
+
+    def _halve(self, reason: str) -> None:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if self.rows <= 1:
+            raise OutOfMemory(
+                f"memory ran out in the learner on one sequence of {self.width} tokens, the smallest micro-batch: "
+                f"{reason}. Expected room for it; {REMEDY}. `uirl plan` computes what fits"
+            )
+        self.tokens = self.rows * self.width // 2
+        _LOG.warning(
+            "memory ran out in the learner on a micro-batch of %d x %d tokens; from now on one has at most %d. The "
+            "gradient stays the same; training.micro_batch_tokens=%d avoids the failed attempt (%s)",
+            self.rows,
+            self.width,
+            self.tokens,
+            self.tokens,
+            reason,
+        )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory of a GPU or of the machine ran out."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    # the allocator of the CPU raises a plain RuntimeError
+    words = str(error)
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in words and "memory" in words
