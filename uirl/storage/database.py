@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from uirl.errors import StorageError
 from uirl.runtime.files import storage_errors
@@ -72,6 +73,37 @@ _REMEDIES = {
 }
 
 
+def in_column(text: str) -> str:
+    """Return `text` as a column has it: half of a surrogate pair, which UTF-8 has not, as its escape (`\\ud800`).
+
+    Models and pages say such halves. The JSON of a record holds them as they are; a column is what is searched.
+    """
+    if text.isascii():
+        return text
+    joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")  # as JSON reads them
+    return joined.encode("utf-8", "backslashreplace").decode()
+
+
+class Connection(sqlite3.Connection):
+    """A connection that takes any text as a value, by `in_column`."""
+
+    snapshot = False
+    """Whether it shows the file as it was when it was opened: its folder cannot be written, so that readers and a
+    writer cannot tell each other of anything."""
+
+    def execute(self, query: str, values: Any = (), /) -> sqlite3.Cursor:
+        """Execute one statement."""
+        return super().execute(query, _in_columns(values))
+
+    def executemany(self, query: str, rows: Iterable[Any], /) -> sqlite3.Cursor:
+        """Execute one statement for every row."""
+        return super().executemany(query, map(_in_columns, rows))
+
+
+def _in_columns(values: Sequence[Any]) -> Sequence[Any]:
+    return [in_column(value) if isinstance(value, str) else value for value in values]
+
+
 @contextlib.contextmanager
 def database_errors(what: str) -> Iterator[None]:
     """Turn an error of SQLite in the context into a `StorageError` that says what failed and what to do."""
@@ -83,10 +115,11 @@ def database_errors(what: str) -> Iterator[None]:
         raise StorageError(f"{what}: {error}; {remedy}. What was stored before is still readable") from error
 
 
-def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
+def connect(path: Path, *, read_only: bool) -> Connection:
     """Return a connection to the store at `path`, which is created where it is missing (not with `read_only`).
 
     A file of an earlier version of the schema is made one of this version, or with `read_only` is only read like one.
+    With `read_only` a file in a folder that cannot be written is read as it is at that moment (`snapshot`).
     Raises `StorageError` for a missing file, another kind of file, or a version of the schema that is not known here.
     """
     if read_only and not path.is_file():
@@ -94,13 +127,36 @@ def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
     with storage_errors(f"cannot create {path.parent}"):
         path.parent.mkdir(parents=True, exist_ok=True)
     with database_errors(f"cannot open the trajectory store {path}"):
-        address = path.absolute().as_uri() + ("?mode=ro" if read_only else "")
-        connection = sqlite3.connect(address, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
+        if not read_only:
+            return _opened(path, "", read_only=False)
         try:
-            _prepare(connection, path, read_only)
-        except BaseException:
-            connection.close()
-            raise
+            return _opened(path, "?mode=ro", read_only=True)
+        except sqlite3.OperationalError as error:
+            if not error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
+                raise
+            return _opened(path, _alone(path), read_only=True)
+
+
+def _alone(path: Path) -> str:
+    """Return how to open a file whose folder cannot be written (a mount that is read-only): SQLite then cannot make
+    the files by which processes share a log. With a log it is read without locks, its index kept in memory."""
+    log = Path(f"{path}-wal")
+    return "?mode=ro&vfs=unix-none" if log.is_file() and log.stat().st_size else "?mode=ro&immutable=1"
+
+
+def _opened(path: Path, how: str, *, read_only: bool) -> Connection:
+    address = path.absolute().as_uri() + how
+    connection = sqlite3.connect(
+        address, uri=True, timeout=30, isolation_level=None, check_same_thread=False, factory=Connection
+    )
+    try:
+        if "vfs" in how:
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+        connection.snapshot = how not in ("", "?mode=ro")
+        _prepare(connection, path, read_only)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

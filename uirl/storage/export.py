@@ -14,6 +14,7 @@ from uirl.errors import StorageError
 from uirl.images import Screenshot
 from uirl.runtime.files import write_atomically
 from uirl.runtime.limits import whole_characters
+from uirl.storage.database import in_column
 from uirl.storage.trajectories import TrajectoryStore, TrajectorySummary
 from uirl.types import Trajectory, Turn
 
@@ -112,7 +113,8 @@ _Example = Mapping[str, Sequence[_Message]]
 def _conversations(trajectory: Trajectory, folder: Path, system_prompt: str | None) -> list[_Conversation]:
     """Return the conversations of a trajectory: one, or one per segment of a recorded agent (`info["call"]`), which may
     have branched or rewritten what was said; a reply that its client never saw is in none."""
-    head = {"id": trajectory.id, "task": trajectory.task.id, "reward": trajectory.total_reward()}
+    names = {"id": in_column(trajectory.id), "task": in_column(trajectory.task.id)}
+    head = {**names, "reward": trajectory.total_reward()}
     begin = [] if system_prompt is None else [_Message("system", system_prompt)]
     turns = trajectory.turns
     recorded = all("call" in turn.info for turn in turns)

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from uirl.errors import StorageError
 from uirl.runtime.limits import InputError, clip, shown, whole_characters
-from uirl.storage.database import database_errors, transaction
+from uirl.storage.database import Connection, database_errors, transaction
 
 FILE = "labels.sqlite"
 SHEET = ("id", "passed", "error_step", "note", "by", "time")
@@ -74,7 +74,9 @@ class LabelStore:
         self.path = Path(path)
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
-        self._version: tuple[int, int] | None = None
+        self._file: tuple[int, int] | None = None
+        """Device and number of the file that is open."""
+        self._version: tuple[tuple[int, int] | None, int, int] | None = None
 
     def all(self) -> dict[str, Label]:
         """Return every label by the id of its episode."""
@@ -120,9 +122,10 @@ class LabelStore:
         with self._lock, database_errors(f"cannot read {self.path}"):
             connection = self._open(write=False)
             if connection is None:
-                version = (0, 0)
+                version: tuple[tuple[int, int] | None, int, int] = (None, 0, 0)
             else:
-                version = (connection.execute("PRAGMA data_version").fetchone()[0], connection.total_changes)
+                number = connection.execute("PRAGMA data_version").fetchone()[0]
+                version = (self._file, number, connection.total_changes)
             previous, self._version = self._version, version
             return previous != version
 
@@ -134,24 +137,43 @@ class LabelStore:
                 self._connection = None
 
     def _open(self, *, write: bool) -> sqlite3.Connection | None:
-        """Return the connection; None: there is no file, and nothing is to be written."""
+        """Return the connection; None: there is no file, and nothing is to be written. A file that was replaced, or
+        removed with its run, is opened anew: what is written to one that is gone would be lost."""
+        there = self._there()
+        if self._connection is not None and there != self._file:
+            self.close()
         if self._connection is not None:
             return self._connection
-        if not write and not self.path.is_file():
+        if not write and there is None:
             return None
-        connection = sqlite3.connect(self.path, timeout=10, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(
+            self.path, timeout=10, isolation_level=None, check_same_thread=False, factory=Connection
+        )
         try:
-            if not connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+            if not _is_made(connection):
                 with transaction(connection):
-                    for statement in _SCHEMA:
-                        connection.execute(statement)
+                    if not _is_made(connection):  # another process may have been first
+                        for statement in _SCHEMA:
+                            connection.execute(statement)
             if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
                 raise StorageError(f"{self.path} holds no labels of uirl; move it away")
         except BaseException:
             connection.close()
             raise
-        self._connection = connection
+        self._connection, self._file = connection, self._there()
         return connection
+
+    def _there(self) -> tuple[int, int] | None:
+        """Return which file is at the path now; None: none."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino
+
+
+def _is_made(connection: sqlite3.Connection) -> bool:
+    return bool(connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
 
 
 _SELECT = "SELECT id, passed, error_step, note, by, time FROM labels"

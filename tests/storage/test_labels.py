@@ -1,0 +1,61 @@
+"""Labels of people: a file that several processes write, that is replaced or removed while it is open."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from uirl.errors import StorageError
+from uirl.storage import labels as module
+from uirl.storage.labels import Label, LabelStore, read_sheet, write_sheet
+
+
+def test_labels_of_a_run_that_was_replaced_are_of_the_new_run(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    labels = LabelStore(run / "labels.sqlite")
+    labels.set("a", Label(True))
+    assert labels.changed()
+    assert not labels.changed()
+    shutil.rmtree(run)
+    assert labels.all() == {}
+    assert labels.changed()
+    with pytest.raises(StorageError, match="cannot write"):
+        labels.set("a", Label(False))  # not into the file that is gone, where nobody would find it
+    run.mkdir()
+    labels.set("b", Label(False))
+    with_another = LabelStore(run / "labels.sqlite")
+    assert list(with_another.all()) == ["b"]
+    with_another.close()
+    labels.close()
+
+
+def test_half_a_pair_in_an_id_finds_its_label(tmp_path):
+    labels = LabelStore(tmp_path / "labels.sqlite")
+    labels.set("id \ud800", Label(True, 2, "note"))
+    assert labels.get("id \ud800").error_step == 2
+    sheet = write_sheet(labels.all())
+    assert list(read_sheet(sheet.encode().decode())) == ["id \\ud800"]
+    assert labels.remove("id \\ud800")
+    labels.close()
+
+
+def test_another_process_may_make_the_file_first(tmp_path, monkeypatch):
+    mine, other = (LabelStore(tmp_path / "labels.sqlite") for _ in range(2))
+    look = module._is_made
+    looks = []
+
+    def look_while_another_makes_it(connection):
+        made = look(connection)
+        looks.append(made)
+        if len(looks) == 1:
+            other.set("theirs", Label(True))
+        return made
+
+    monkeypatch.setattr(module, "_is_made", look_while_another_makes_it)
+    mine.set("mine", Label(True))
+    assert looks[0] is False
+    assert sorted(mine.all()) == ["mine", "theirs"]
+    mine.close()
+    other.close()
