@@ -10,6 +10,7 @@ from uirl.config.unused import unused_settings
 
 BUILT_IN_VLM = "uirl/tiny-vlm"
 BUILT_IN = (BUILT_IN_VLM, "uirl/tiny-lm")
+GROUNDED = "uirl/tiny-vlm-grounded"
 
 
 def broken_relations(config: ConfigTree) -> list[str]:
@@ -207,6 +208,16 @@ def _model(config: ConfigTree) -> Iterator[str]:
             "embedded engine keeps the model on one device; use vllm or sglang, or 1"
         )
     tiny = config.model.tiny
+    if config.model.model_name == GROUNDED and config.model.local_path is None and tiny != type(tiny)():
+        changed = ", ".join(
+            f"model.tiny.{name}"
+            for name in type(tiny).model_fields
+            if getattr(tiny, name) != getattr(type(tiny)(), name)
+        )
+        yield (
+            f"{changed} with model.model_name={GROUNDED}: its weights come along, and its sizes and its tokenizer are "
+            f"theirs; leave {changed} out, or take model.model_name={BUILT_IN_VLM}"
+        )
     if config.model.model_name in BUILT_IN and tiny.hidden_size % (2 * tiny.num_heads):
         yield (
             f"model.tiny.hidden_size={tiny.hidden_size} with num_heads={tiny.num_heads}: every head needs an even, "

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from uirl.errors import ContractError
 from uirl.inference.base import Weights
 from uirl.inference.http import HTTPClient
-from uirl.inference.models.loading import LoadedModel
-from uirl.inference.models.tiny import TINY_MODELS
+from uirl.inference.models.loading import BUILT_IN_MODELS, LoadedModel
 from uirl.inference.weight_files import WeightFiles, plain_parameters
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def model_folder(config: ConfigStore, loaded: LoadedModel, files: WeightFiles, *
     Raises ContractError for a model that exists nowhere else and was loaded without weights.
     """
     name = config.model.local_path or config.model.model_name
-    if loaded.name == name and name not in TINY_MODELS:
+    if loaded.name == name and name not in BUILT_IN_MODELS:
         return name
     if loaded.device.type == "meta":
         raise ContractError(f"{loaded.name} was loaded without weights, and {program} cannot find them under {name!r}")

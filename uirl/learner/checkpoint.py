@@ -27,8 +27,7 @@ from torch import Tensor
 
 from uirl.config import ConfigStore
 from uirl.errors import CheckpointError, ConfigError
-from uirl.inference.models.loading import LoadedModel, load_model
-from uirl.inference.models.tiny import TINY_MODELS
+from uirl.inference.models.loading import BUILT_IN_MODELS, LoadedModel, load_model
 from uirl.learner import lora
 from uirl.learner.optimizer import Optimizer
 from uirl.learner.policy import Policy
@@ -201,7 +200,7 @@ def export_peft(folder: str | Path, policy: Policy) -> Path:
     if policy.lora_config is None:
         raise CheckpointError("this policy has no adapters (model.use_lora was false); export its weights: --to hf")
     target, name = Path(folder).resolve(), policy.loaded.name
-    built_in = name in TINY_MODELS
+    built_in = name in BUILT_IN_MODELS
     with whole_folder(target) as work:
         lora.save_adapter(work, policy.model, policy.lora_config, base=str(target / "base") if built_in else name)
         if built_in:

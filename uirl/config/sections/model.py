@@ -68,8 +68,9 @@ class ModelConfig(Section):
     key: ClassVar[str] = "model"
 
     model_name: str = "uirl/tiny-vlm"
-    """'uirl/tiny-vlm' (vision and text) or 'uirl/tiny-lm' (text): built locally with random weights. Anything else: a
-    HuggingFace id or a folder."""
+    """'uirl/tiny-vlm' (vision and text) or 'uirl/tiny-lm' (text): built locally with random weights.
+    'uirl/tiny-vlm-grounded': the same kind of model with weights that come along, which sees and clicks what an
+    instruction names. Anything else: a HuggingFace id or a folder."""
     local_path: PathText | None = None
     """Folder to load instead of `model_name`; None: load `model_name`."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"

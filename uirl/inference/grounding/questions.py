@@ -66,7 +66,7 @@ def questions(screen: Screen, rng: Random, count: int) -> list[Question]:
         if asked:
             text, meant = rng.choice(asked)
             out.append(Question(text, click(thing.middle), thing.kind, thing.middle, tuple(t.box for t in meant)))
-        if len(out) < count and rng.random() < 0.3 and thing.label and thing.kind != "cell":
+        if len(out) < count and rng.random() < 0.1 and thing.label and thing.kind != "cell":
             out.append(reading(thing, rng))
     rng.shuffle(out)
     return out

@@ -4,7 +4,7 @@ engine and learner share, so that their log-probs agree by construction."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,13 @@ from torch import Tensor, nn
 from uirl.errors import CheckpointError, ConfigError, ContractError, EngineFailure
 from uirl.images import Screenshot
 from uirl.inference.models.attention import AttentionSpans, attention_spans
+from uirl.inference.models.shipped import SHIPPED, shipped_folder
 from uirl.inference.models.templates import TEMPLATES
 from uirl.inference.models.tiny import TINY_MODELS, build_tiny
 from uirl.inference.models.vision import QWEN_FAMILY, VisionInputs, check_family
 
+BUILT_IN_MODELS = (*TINY_MODELS, *SHIPPED)
+"""Names that no other program knows."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _PLACEHOLDER_KEYS = (
     "image_token_id",
@@ -131,20 +134,22 @@ class LoadedModel:
 def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedModel:
     """Return the model that a `ModelConfig` describes, on its device, in evaluation mode.
 
-    `model_name` is a built-in tiny model ('uirl/tiny-vlm', 'uirl/tiny-lm'; random weights from `seed`), a HF id or a
-    folder; `local_path`, where set, is read instead. Raises ConfigError for an unknown name, CheckpointError for a
-    folder that cannot be read.
+    `model_name` is a built-in tiny model ('uirl/tiny-vlm', 'uirl/tiny-lm': random weights from `seed`;
+    'uirl/tiny-vlm-grounded': weights that come along), a HF id or a folder; `local_path`, where set, is read instead.
+    Raises ConfigError for an unknown name, CheckpointError for a folder that cannot be read.
 
     `weights=False`: the module of a checkpoint stays on the meta device and takes no memory, for a process that talks
     to the model in tokens and leaves the forward pass to others. A built-in model has its weights nowhere else and
     gets them all the same.
     """
     device = _device(config.device)
-    if _built_in(config):
+    _check_name(config)
+    if _is(config, TINY_MODELS):
         init = config.tiny.init_seed if config.tiny.init_seed is not None else seed
         model, tokenizer, processor = build_tiny(config.model_name, config.tiny, seed=init)
         weights = True
     else:
+        weights = weights or _is(config, SHIPPED)
         model, tokenizer, processor = _load_pretrained(config, weights=weights)
     if weights:
         model.to(device=device, dtype=DTYPES[config.dtype])
@@ -156,13 +161,14 @@ def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedMod
     return loaded
 
 
-def _built_in(config: Any) -> bool:
-    """Return whether the config names a built-in model. Raises ConfigError for a built-in name that does not exist."""
-    if config.local_path is not None or not config.model_name.startswith("uirl/"):
-        return False
-    if config.model_name not in TINY_MODELS:
-        raise ConfigError(f"no built-in model {config.model_name!r}; expected one of {', '.join(TINY_MODELS)}")
-    return True
+def _is(config: Any, names: Collection[str]) -> bool:
+    return config.local_path is None and config.model_name in names
+
+
+def _check_name(config: Any) -> None:
+    """Raise ConfigError for a built-in name that does not exist."""
+    if config.local_path is None and config.model_name.startswith("uirl/") and not _is(config, BUILT_IN_MODELS):
+        raise ConfigError(f"no built-in model {config.model_name!r}; expected one of {', '.join(BUILT_IN_MODELS)}")
 
 
 def wrap_model(model: Any, tokenizer: Any, image_processor: Any | None, *, name: str) -> LoadedModel:
@@ -254,7 +260,7 @@ def check_head(loaded: LoadedModel) -> None:
 def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | None]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
-    path = config.local_path or config.model_name
+    path = config.local_path or str(shipped_folder(config.model_name) or config.model_name)
     if (config.local_path or path.startswith(("/", ".", "~"))) and not Path(path).exists():
         raise CheckpointError(
             f"there is no folder {path!r}; expected one with config.json, model.safetensors and a tokenizer"

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from uirl.errors import ContractError
 from uirl.inference.base import Weights
-from uirl.inference.models.loading import LoadedModel
-from uirl.inference.models.tiny import TINY_MODELS
+from uirl.inference.models.loading import BUILT_IN_MODELS, LoadedModel
 from uirl.inference.processes.engine import EngineProcess
 from uirl.inference.ray.cluster import RayCluster, demand_of, import_ray
 from uirl.inference.ray.tenant import Needs, Tenant, first_line
@@ -48,7 +47,7 @@ def ray_engines(config: ConfigStore, loaded: LoadedModel) -> Router:
     plain["actors"] = {name: whole["actors"][name] for name in ("swap", "keep_cache")}
     plain["model"]["device"] = "cuda" if settings.engine_gpus > 0 else "cpu"
     folder = config.model.local_path
-    if folder is None and loaded.name not in TINY_MODELS and os.path.isdir(loaded.name):
+    if folder is None and loaded.name not in BUILT_IN_MODELS and os.path.isdir(loaded.name):
         folder = loaded.name
     if folder is not None:
         plain["model"]["local_path"] = os.path.abspath(folder)
