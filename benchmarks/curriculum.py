@@ -1,9 +1,12 @@
-"""Curriculum beside uniform sampling on a suite of drawn screens: episodes to the same mean success.
+"""Curriculum beside uniform sampling, one policy for a suite of tasks: episodes to the same mean success.
 
-    python benchmarks/curriculum.py [--seeds 0,1,2] [--updates 48] [--samplers NAME ...] [section.key=value ...]
+    python benchmarks/curriculum.py [--suite screens|pages] [--seeds 0,1,2] [--updates 48] [--samplers NAME ...]
+      [section.key=value ...]
 
-One policy for 36 tasks of mixed difficulty: one, two or three pages, one to four buttons, three palettes. It is warmed
-up once, by a demonstrator who presses any button on most pages; all samplers begin there, with the same seeds.
+`screens`: 36 drawn forms of mixed difficulty: one, two or three pages, one to four buttons, three palettes. The policy
+is warmed up once, by a demonstrator who presses any button on most pages. `pages`: sixteen pages of MiniWoB++ in
+Chromium, one click each; the policy begins as `uirl/tiny-vlm-grounded`. All samplers begin with the same weights and
+seeds.
 'curriculum, the middle' gives nine tenths of the draws to the two levels around a success of 1/2. The curves are
 held-out success, the mean over all tasks, each equally often, on the same instances.
 """
@@ -32,10 +35,23 @@ SAMPLERS = {
 }
 """Name -> its changes; what is compared with comes first."""
 GROUP, GROUPS = 8, 8
-MODEL = [
-    *("model.model_name=uirl/tiny-vlm", "inference.max_tokens=16", "inference.max_turns=3"),
-    *("environment.name=screen_suite", "environment.options={demonstrator: careless, carelessness: 0.9}"),
-]
+PAGES = (
+    *("click-test", "click-test-2", "click-test-transfer", "click-button", "click-link", "click-dialog"),
+    *("click-dialog-2", "click-tab", "click-color", "click-widget", "focus-text", "focus-text-2", "click-shape"),
+    *("grid-coordinate", "unicode-test", "identify-shape"),
+)
+SUITES = {
+    "screens": [
+        *("model.model_name=uirl/tiny-vlm", "inference.max_tokens=16", "inference.max_turns=3"),
+        *("environment.name=screen_suite", "environment.options={demonstrator: careless, carelessness: 0.9}"),
+    ],
+    "pages": [
+        *("model.model_name=uirl/tiny-vlm-grounded", "inference.max_tokens=16", "inference.max_turns=1"),
+        *("inference.system_prompt=''", "environment.name=miniwob"),
+        "environment.options={task: [" + ", ".join(PAGES) + "], crop: area, max_turns: 1, reward: success}",
+    ],
+}
+"""Name -> its tasks and the policy that begins."""
 WARM = [
     *("training.warm_start.enabled=true", "training.warm_start.steps=130", "training.warm_start.learning_rate=2.0e-3"),
     *("training.warm_start.evaluate_every=null", "training.warm_start.stop_at_success=null"),
@@ -55,7 +71,7 @@ def train(changes: Sequence[str], folder: Path, name: str) -> Path:
     where = [f"logging.runs_dir={folder}", f"logging.run_name={name}", "training.threads=1"]
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        trainer = RayPPOTrainer(ConfigStore().override([*MODEL, *changes, *where]))
+        trainer = RayPPOTrainer(ConfigStore().override([*changes, *where]))
         try:
             trainer.fit()
         finally:
@@ -63,6 +79,15 @@ def train(changes: Sequence[str], folder: Path, name: str) -> Path:
     (folder / f"{name}.log").write_text(said.getvalue())
     assert trainer.run_path is not None
     return trainer.run_path
+
+
+def warmed_up(folder: Path) -> list[str]:
+    """Return the changes with which a run on the screens begins where the warm start ended, which is made where it is
+    not there."""
+    shared, warm = [*SUITES["screens"], *RL], folder / "warm"
+    if not (warm / "summary.json").is_file():
+        warm = train([*shared, *WARM], folder, "warm")
+    return [*shared, f"model.local_path={warm / 'checkpoints' / 'step_000000' / 'policy'}"]
 
 
 def curve_of(run: Path) -> list[tuple[int, float]]:
@@ -121,6 +146,7 @@ def run_name(sampler: str, seed: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--suite", default="screens", choices=SUITES)
     parser.add_argument("--seeds", default="0,1,2", help="numbers, separated by commas")
     parser.add_argument("--updates", type=int, default=48)
     parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS), choices=SAMPLERS)
@@ -130,21 +156,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        warm = folder / "warm"
-        if not (warm / "summary.json").is_file():
-            warm = train([*RL, *WARM], folder, "warm")
-        start = warm / "checkpoints" / "step_000000" / "policy"
+        shared = warmed_up(folder) if options.suite == "screens" else [*SUITES["pages"], *RL]
         curves: dict[str, dict[int, list[tuple[int, float]]]] = {name: {} for name in options.samplers}
         for seed, name in product(map(int, options.seeds.split(",")), options.samplers):
             changes = [f"training.seed={seed}", f"training.num_iters_per_epoch={options.updates}"]
-            changes += [f"model.local_path={start}", *SAMPLERS[name]]
             run = folder / run_name(name, seed)
             if not (run / "summary.json").is_file():
-                run = train([*RL, *changes, *options.overrides], folder, run.name)
+                run = train([*shared, *changes, *SAMPLERS[name], *options.overrides], folder, run.name)
             curves[name][seed] = curve_of(run)
             print(f"{name} {seed}: " + " ".join(f"{at}:{y:.3f}" for at, y in curves[name][seed]), flush=True)
         ends = [statistics.mean(y for _, y in curve[-3:]) for curve in curves[options.samplers[0]].values()]
-        print(f"`{' '.join(['python', 'benchmarks/curriculum.py', *options.overrides])}`\n")
+        print(f"`{' '.join(['python', 'benchmarks/curriculum.py', '--suite', options.suite, *options.overrides])}`\n")
         for target in sorted({round(min(ends), 2), round(min(ends) - 0.05, 2)}):
             print("\n".join(rows(curves, target, folder)) + "\n")
 

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
-from benchmarks.curriculum import RL, WARM, curve_of, train
+from benchmarks.curriculum import curve_of, train, warmed_up
 from uirl import read_metrics
 from uirl.environments.screen.suite import ScreenSuite
 
@@ -62,18 +62,15 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tasks = folder / "tasks.json"
         tasks.write_text(json.dumps([asdict(task) for task in ScreenSuite().tasks() if task.checks["level"] > 1]))
-        warm = folder / "warm"
-        if not (warm / "summary.json").is_file():
-            warm = train([*RL, *WARM], folder, "warm")
-        start = warm / "checkpoints" / "step_000000" / "policy"
+        shared = warmed_up(folder)
         found: dict[str, list[Path]] = {way: [] for way in options.ways}
         for seed, way in product(options.seeds, options.ways):
             run = folder / f"{way.replace(' ', '-')}-{seed}"
             if not (run / "summary.json").is_file():
                 own = [f"training.seed={seed}", f"training.num_iters_per_epoch={options.updates}", *WAYS[way]]
                 own += [f"training.eval_every={options.updates // 2}", "training.eval_episodes=192"]
-                own += [f"environment.tasks={tasks}", f"model.local_path={start}"]
-                run = train([*RL, *own, *options.overrides], folder, run.name)
+                own += [f"environment.tasks={tasks}"]
+                run = train([*shared, *own, *options.overrides], folder, run.name)
             found[way].append(run)
             print(f"{way} {seed}: " + " ".join(f"{at}:{y:.3f}" for at, y in curve_of(run)), flush=True)
         print("\n| credit | held-out success, mean of the run | at the end | seeds | beginnings found | refused |")
