@@ -62,6 +62,14 @@ def test_any_choice_of_trajectories(store, tmp_path):
     assert lines(tmp_path / "x.jsonl") == []
 
 
+def test_lines_stand_in_the_order_that_is_asked_for(store, tmp_path):
+    store.add_many([episode("b"), episode("c"), episode("a")], step=1)
+    export_sft(store, tmp_path / "stored.jsonl")
+    export_sft(store, tmp_path / "by_id.jsonl", order=lambda row: row.id)
+    assert [line["id"] for line in lines(tmp_path / "stored.jsonl")] == ["b", "c", "a"]
+    assert [line["id"] for line in lines(tmp_path / "by_id.jsonl")] == ["a", "b", "c"]
+
+
 def test_texts_alone_are_strings_in_the_order_of_the_conversation(store, tmp_path):
     call = '<tool_call>\n{"name": "look", "arguments": {"key": "fig"}}\n</tool_call>'
     made = episode("a")
