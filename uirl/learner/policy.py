@@ -20,6 +20,7 @@ from uirl.config import ConfigStore, ModelConfig
 from uirl.errors import ContractError
 from uirl.images import Screenshot
 from uirl.inference.base import InferenceEngine, Weights
+from uirl.inference.models.features import vision_is_frozen
 from uirl.inference.models.loading import LoadedModel, hidden_states, load_model, project
 from uirl.learner import lora
 from uirl.learner.batch import Batch
@@ -71,6 +72,8 @@ class Policy:
             lora.add_adapters(loaded.model, lora_config, seed=seed)
         if gradient_checkpointing:
             loaded.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        loaded.features.kept = loaded.vision is not None and vision_is_frozen(loaded.model)
+        loaded.features.clear()
         _drop_nothing(loaded.model)
         # not `self.train(False)`, which trusts the flag of the model: adapters come in training mode
         loaded.model.eval()

@@ -23,17 +23,27 @@ class BoundedCache(Generic[T]):
 
     def get(self, key: Hashable, make: Callable[[], T], size: Callable[[T], int]) -> T:
         """Return the value of `key`, from `make` where it is not kept. `size`: bytes of key and value."""
+        kept = self.find(key)
+        if kept is not None:
+            return kept
+        value = make()
+        self.put(key, value, size(value))
+        return value
+
+    def find(self, key: Hashable) -> T | None:
+        """Return the value of `key`; None where it is not kept."""
         with self._lock:
             entry = self._entries.get(key)
-            if entry is not None:
-                self._entries.move_to_end(key)
-                return entry[0]
-        value = make()
-        count = size(value)
-        if count * 8 <= self._max_bytes:
+            if entry is None:
+                return None
+            self._entries.move_to_end(key)
+            return entry[0]
+
+    def put(self, key: Hashable, value: T, size: int) -> None:
+        """Keep the value of `key`, which takes `size` bytes, if that is not too much."""
+        if size * 8 <= self._max_bytes:
             with self._lock:
-                self._put(key, value, count)
-        return value
+                self._put(key, value, size)
 
     def _put(self, key: Hashable, value: T, count: int) -> None:
         old = self._entries.pop(key, None)

@@ -54,6 +54,7 @@ class ModelRunner:
                 if expected != tensor.shape:
                     raise ContractError(f"{name}: got shape {tuple(tensor.shape)}, expected {tuple(expected)}")
                 parameters[name].copy_(tensor)
+        self.loaded.features.clear()  # the weights may be those of another vision side
 
     # -- rows --------------------------------------------------------------------------------------------------
 

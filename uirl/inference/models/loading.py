@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from uirl.errors import CheckpointError, ConfigError, ContractError, EngineFailure
 from uirl.images import Screenshot
 from uirl.inference.models.attention import AttentionSpans, attention_spans
+from uirl.inference.models.features import PictureFeatures
 from uirl.inference.models.shipped import SHIPPED, shipped_folder
 from uirl.inference.models.templates import TEMPLATES
 from uirl.inference.models.tiny import TINY_MODELS, build_tiny
@@ -52,6 +53,8 @@ class LoadedModel:
     name: str
     spans: AttentionSpans | None = None
     """What its layers see, once an embedded engine has proved it; None: nobody has asked (`proven_spans`)."""
+    features: PictureFeatures = field(default_factory=PictureFeatures)
+    """What the vision side made of pictures. Copies with the same vision weights share it."""
 
     @property
     def config(self) -> Any:
@@ -203,7 +206,8 @@ def hidden_states(
     if backbone is loaded.model:  # Llama 4 names another base model than it has
         backbone = loaded.model.model
     kwargs.setdefault("use_cache", False)
-    output = backbone(input_ids=input_ids, position_ids=positions, **loaded.pixel_inputs(images), **kwargs)
+    inputs = {"input_ids": input_ids, "position_ids": positions, **kwargs}
+    output = loaded.features.forward(loaded, backbone, images, **inputs)
     return output.last_hidden_state
 
 
