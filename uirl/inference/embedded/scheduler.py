@@ -193,8 +193,10 @@ class Scheduler:
 
     def stop_sharing(self) -> None:
         """Let no row that is there now be copied: other weights sample from here on."""
-        for each in (*self.running, *self._kept.values()):
-            each.shares = False
+        for sequence in self.running:
+            sequence.shares = False
+        for row in self._kept.values():
+            row.shares = False
 
     def clear(self) -> list[SequenceState]:
         """Empty everything; return what was waiting or running."""
