@@ -184,6 +184,7 @@ async def run_episode(
             conversation.add(Message("system", prefix))
         while episode.record.stop_reason is None:
             conversation.observe(observation)
+            await chat.prepare(observation.images)
             observation = await play_turn(episode, conversation, agent, chat)
         episode.keep_final()
         if options.reward_fn is not None:

@@ -103,6 +103,11 @@ class ChatRenderer:
         """Return what became of each picture before the model saw it; None: not known."""
         return self._loaded.vision_for(images).transforms(images) if images else ()
 
+    async def prepare(self, images: Sequence[Screenshot]) -> None:
+        """Have large pictures encoded aside, so that rendering them stops no other episode."""
+        if images and self._loaded.vision is not None:
+            await self._loaded.vision.prepare(images)
+
     def check_sampled(self, ids: Sequence[int]) -> None:
         """Check the ids of a reply; see `LoadedModel.check_sampled`."""
         self._loaded.check_sampled(ids)
@@ -137,7 +142,7 @@ class ChatRenderer:
                 "drops pictures, or writes placeholders of its own"
             )
         try:
-            encoded = vision.encode(images)
+            encoded = vision.describe(images)
         except (ValueError, ArithmeticError) as error:  # cut off, or a shape that the image processor cannot take
             raise EnvironmentFailure(f"a picture cannot be shown to {self._loaded.name}: {error}") from error
         out: list[int] = []

@@ -8,10 +8,8 @@ that token ids stay ours.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,20 +18,24 @@ import torch
 from uirl.errors import AlignmentError, ContractError
 from uirl.images import Screenshot
 from uirl.inference.models.geometry import grid_transform, stacked_transform
+from uirl.inference.models.packing import PackedPixels, pack_pixels
+from uirl.inference.models.picture_cache import KEPT_BYTES, PictureCache
 from uirl.types import PictureTransform
 
 QWEN_FAMILY = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 STACKED_FAMILY = ("llava", "vipllava")
 STACKED_TOWERS = ("clip_vision_model", "siglip_vision_model")
 """Vision towers that make one row of features from a picture of a fixed size."""
+PACKED_FROM = 2**20
+"""Bytes of pixels from which on they are kept packed: it costs time at every use, and small ones are many."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
     """One image after the processor."""
 
-    pixels: torch.Tensor
-    """Qwen: [patches, values]; stacked: [1, C, H, W]."""
+    stored: torch.Tensor | PackedPixels | None
+    """What `pixels` are made of; None: they were dropped."""
     grid: tuple[int, int, int] | None
     """Qwen: (time, rows, columns) in patches; None for stacked images."""
     tokens: int
@@ -41,12 +43,23 @@ class EncodedImage:
     transform: PictureTransform | None = None
     """What was done to the picture before it was cut into patches; None: not known."""
 
+    @property
+    def pixels(self) -> torch.Tensor:
+        """Qwen: [patches, values]; stacked: [1, C, H, W]."""
+        assert self.stored is not None
+        return self.stored.unpack() if isinstance(self.stored, PackedPixels) else self.stored
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that its pixels hold."""
+        return 0 if self.stored is None else self.stored.nbytes
+
 
 class VisionInputs:
     """The picture side of one model. Encoded images are kept by content hash, so that the learner reuses what the
     engine already processed. Threads may share it."""
 
-    def __init__(self, model_config: Any, image_processor: Any, *, cache_bytes: int = 256 * 1024**2) -> None:
+    def __init__(self, model_config: Any, image_processor: Any, *, cache_bytes: int = KEPT_BYTES) -> None:
         check_family(model_config)
         self.processor = image_processor
         self.has_grid = model_config.model_type in QWEN_FAMILY
@@ -57,37 +70,32 @@ class VisionInputs:
         self.merge: int = int(getattr(vision, "spatial_merge_size", 1))
         self._stacked_tokens = 0 if self.has_grid else _stacked_tokens(model_config)
         self._patches = GridPatches.of(image_processor) if self.has_grid else None
-        self._cache: OrderedDict[str, EncodedImage] = OrderedDict()
-        self._cache_bytes = cache_bytes
-        self._held = 0
-        self._lock = threading.Lock()
+        self._cache = PictureCache(
+            lambda images: self._process(images),
+            pack=self._pack,
+            bare=lambda image: replace(image, stored=None),
+            max_bytes=cache_bytes,
+        )
 
     def keep_at_most(self, cache_bytes: int) -> None:
         """Keep so many bytes of encoded images, and always the newest: for whoever only counts their tokens."""
-        with self._lock:
-            self._cache_bytes = cache_bytes
-            self._shrink()
+        self._cache.keep_at_most(cache_bytes)
+
+    async def prepare(self, images: Sequence[Screenshot]) -> None:
+        """Encode large pictures aside, so that what follows finds them encoded."""
+        await self._cache.prepare(images)
 
     def encode(self, images: Sequence[Screenshot]) -> list[EncodedImage]:
         """Return the encoded images, in order; those not yet cached go through the processor together."""
-        encoded: dict[str, EncodedImage] = {}
-        missing: dict[str, Screenshot] = {}
-        with self._lock:
-            for image in images:
-                if image.hash in self._cache:
-                    encoded[image.hash] = self._cache[image.hash]
-                    self._cache.move_to_end(image.hash)
-                else:
-                    missing[image.hash] = image
-        if missing:
-            for key, fresh in zip(missing, self._process(list(missing.values())), strict=True):
-                encoded[key] = fresh
-                self._keep(key, fresh)
-        return [encoded[image.hash] for image in images]
+        return self._cache.encode(images)
+
+    def describe(self, images: Sequence[Screenshot]) -> list[EncodedImage]:
+        """Return the same without their pixels, which may have been dropped since."""
+        return self._cache.describe(images)
 
     def transforms(self, images: Sequence[Screenshot]) -> tuple[PictureTransform | None, ...]:
         """Return what was done to each picture before it was cut into patches; None: not known."""
-        return tuple(image.transform for image in self.encode(images))
+        return tuple(image.transform for image in self.describe(images))
 
     def forward_inputs(self, images: Sequence[Screenshot], device: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Return the keyword arguments for the model's forward; empty without images.
@@ -107,7 +115,7 @@ class VisionInputs:
         """Return the places [start, end) of each image's placeholders in `ids`. Raises AlignmentError where they are
         not all there, or not side by side."""
         places = np.flatnonzero(np.asarray(ids) == self.image_token_id)
-        sizes = [image.tokens for image in self.encode(images)]
+        sizes = [image.tokens for image in self.describe(images)]
         if len(places) != sum(sizes):
             raise AlignmentError(
                 f"placeholder tokens do not match the images: got {len(places)} in the sequence, expected "
@@ -143,7 +151,7 @@ class VisionInputs:
             return np.broadcast_to(np.arange(len(ids)), (self.axes, len(ids))), len(ids)
         out = np.empty((3, len(ids)), np.int64)
         at = position = 0
-        for image, (start, end) in zip(self.encode(images), spans, strict=True):
+        for image, (start, end) in zip(self.describe(images), spans, strict=True):
             out[:, at:start] = np.arange(position, position + start - at)
             position += start - at
             _, height, width = image.grid  # type: ignore[misc]
@@ -182,18 +190,11 @@ class VisionInputs:
         transform = grid_transform(self.processor, picture.size, (w * side, h * side))
         return EncodedImage(pixels, (t, h, w), t * h * w // self.merge**2, transform)
 
-    def _keep(self, key: str, image: EncodedImage) -> None:
-        with self._lock:
-            if key in self._cache:  # another thread encoded the same picture meanwhile
-                return
-            self._cache[key] = image
-            self._held += image.pixels.numel() * image.pixels.element_size()
-            self._shrink()
-
-    def _shrink(self) -> None:
-        while self._held > self._cache_bytes and len(self._cache) > 1:
-            _, old = self._cache.popitem(last=False)
-            self._held -= old.pixels.numel() * old.pixels.element_size()
+    def _pack(self, image: EncodedImage) -> EncodedImage:
+        """Return the image as it is kept: a large one as bytes, where it comes back exactly."""
+        if image.bytes < PACKED_FROM or not isinstance(image.stored, torch.Tensor):
+            return image
+        return replace(image, stored=pack_pixels(image.stored, self.processor) or image.stored)
 
 
 def check_family(model_config: Any) -> None:

@@ -156,7 +156,7 @@ def resized_as_learner(shot: Screenshot, vision: VisionInputs) -> Image:
     image = shot.open()
     if not vision.has_grid:
         return image
-    _, rows, columns = vision.encode([shot])[0].grid  # type: ignore[misc]
+    _, rows, columns = vision.describe([shot])[0].grid  # type: ignore[misc]
     side = vision.processor.patch_size
     size = (columns * side, rows * side)
     return image if image.size == size else image.resize(size, resample=vision.processor.resample)

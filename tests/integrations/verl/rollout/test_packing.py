@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from uirl import ConfigStore, load_model
-from uirl.integrations.verl.rollout.packing import PIXELS, PackedInputs, PackedPixels, pack_pixels
+from uirl.inference.models.packing import PackedPixels, pack_pixels
+from uirl.integrations.verl.rollout.packing import PIXELS, PackedInputs
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,129 @@
+"""What an image processor made of pictures, by their content: each goes through it once.
+
+How many tokens a picture takes, and where, is asked long after its pixels were fed; it is small and kept apart from the
+pixels, of which the newest stay. Large ones are kept as one byte per number (`uirl.inference.models.packing`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, Protocol, TypeVar
+
+from uirl.images import Screenshot
+from uirl.runtime.bounded_cache import BoundedCache
+
+KEPT_BYTES = 2 * 2**30
+"""Bytes of pixels that are kept: those of 270 screens of 1080 x 2400."""
+KNOWN_BYTES = 64 * 2**20
+ASIDE = 256 * 1024
+"""Pixels from which on a picture is encoded in a thread of its own: smaller ones cost less than the way there."""
+_THREADS = ThreadPoolExecutor(2, thread_name_prefix="pictures")
+
+
+class Encoded(Protocol):
+    """A picture after the processor."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that it holds."""
+        ...
+
+
+T = TypeVar("T", bound=Encoded)
+
+
+class PictureCache(Generic[T]):
+    """Encoded pictures by hash. Threads may share it; none encodes what another is encoding.
+
+    `process`: encodes pictures, in order. `pack`: makes of an encoded picture the one that is kept. `bare`: the same
+    without its pixels.
+    """
+
+    def __init__(
+        self,
+        process: Callable[[list[Screenshot]], list[T]],
+        *,
+        pack: Callable[[T], T],
+        bare: Callable[[T], T],
+        max_bytes: int = KEPT_BYTES,
+    ) -> None:
+        self._process, self._pack, self._bare = process, pack, bare
+        self._max_bytes, self._held = max_bytes, 0
+        self._kept: OrderedDict[str, T] = OrderedDict()
+        self._known: BoundedCache[T] = BoundedCache(KNOWN_BYTES)
+        self._under_way: dict[str, threading.Event] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep_at_most(self, max_bytes: int) -> None:
+        """Keep so many bytes of pixels, and always the newest."""
+        with self._lock:
+            self._max_bytes = max_bytes
+            self._shrink()
+
+    def encode(self, images: Sequence[Screenshot]) -> list[T]:
+        """Return the encoded pictures, in order; those that are not kept go through the processor together."""
+        found: dict[str, T] = {}
+        mine: dict[str, Screenshot] = {}
+        others: dict[str, threading.Event] = {}
+        with self._lock:
+            for image in images:
+                if image.hash in self._kept:
+                    found[image.hash] = self._kept[image.hash]
+                    self._kept.move_to_end(image.hash)
+                elif image.hash in self._under_way:
+                    others[image.hash] = self._under_way[image.hash]
+                else:
+                    mine[image.hash] = image
+            self._under_way |= {hash: threading.Event() for hash in mine}
+        try:
+            if mine:
+                for hash, fresh in zip(mine, self._process(list(mine.values())), strict=True):
+                    found[hash] = self._keep(hash, fresh)
+        finally:
+            with self._lock:
+                for hash in mine:
+                    self._under_way.pop(hash).set()
+        for event in others.values():
+            event.wait()
+        if others:  # kept now, unless the other thread failed or pixels are kept for less than a moment
+            late = {image.hash: image for image in images if image.hash in others}
+            found |= dict(zip(late, self.encode(list(late.values())), strict=True))
+        return [found[image.hash] for image in images]
+
+    def describe(self, images: Sequence[Screenshot]) -> list[T]:
+        """Return the encoded pictures without their pixels, in order: known long after these were dropped."""
+        found = [self._known.find(image.hash) for image in images]
+        missing = [image for image, known in zip(images, found, strict=True) if known is None]
+        fresh = iter(self.encode(missing) if missing else ())
+        return [next(fresh) if known is None else known for known in found]
+
+    async def prepare(self, images: Sequence[Screenshot]) -> None:
+        """Encode large pictures that are not known yet in a thread. What is wrong with one, `encode` says again."""
+        unknown = [image for image in images if self._known.find(image.hash) is None]
+        try:
+            large = [image for image in unknown if image.read_size()[0] * image.read_size()[1] >= ASIDE]
+            if large:
+                await asyncio.get_running_loop().run_in_executor(_THREADS, self.encode, large)
+        except (ValueError, ArithmeticError):
+            return
+
+    def _keep(self, hash: str, image: T) -> T:
+        kept = self._pack(image)
+        self._known.put(hash, self._bare(image), 256)
+        with self._lock:
+            self._kept[hash] = kept
+            self._held += kept.bytes
+            self._shrink()
+        return kept
+
+    def _shrink(self) -> None:
+        while self._held > self._max_bytes and len(self._kept) > 1:
+            _, old = self._kept.popitem(last=False)
+            self._held -= old.bytes
