@@ -80,11 +80,11 @@ def main() -> None:
     for name, call in work.items():
         print(f"{name}: {seconds(call) * 1000:.0f} ms of CPU")
     shown = sum(min(turn + 1, options.max_images) for turn in range(options.turns))
-    for block in range(1, options.max_images + 1):
-        rows = rows_of_episode(options.turns, options.max_images, block)
+    for kept in range(options.max_images, 0, -1):
+        rows = rows_of_episode(options.turns, options.max_images, kept)
         count = options.episodes * sum(rows)
         print(
-            f"{options.episodes} episodes, blocks of {block}: {len(rows)} sequences and {sum(rows)} pictures each; "
+            f"{options.episodes} episodes, {kept} kept: {len(rows)} sequences and {sum(rows)} pictures each; "
             f"{count * raw / 1e9:.0f} GB as float32, {count * small / 1e9:.0f} GB packed"
         )
     requests = options.episodes * shown

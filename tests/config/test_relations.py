@@ -31,11 +31,11 @@ REFUSED = {
         ["rollout.token_budget=100", "inference.max_tokens=99"],
     ),
     "inference.max_context=10 leaves no room": (["inference.max_context=10"], ["inference.max_context=1000"]),
-    "cannot be dropped at once from a window of that size": (
-        ["rollout.image_block=3", "rollout.max_images=2"],
-        ["rollout.image_block=2", "rollout.max_images=2"],
+    "cannot stay in a window of that size": (
+        ["rollout.keep_images=3", "rollout.max_images=2"],
+        ["rollout.keep_images=2", "rollout.max_images=2"],
     ),
-    "rollout.image_block=2 with rollout.max_images=None": (["rollout.image_block=2"], ["rollout.image_block=1"]),
+    "rollout.keep_images=2 with rollout.max_images=None": (["rollout.keep_images=2"], ["rollout.keep_images=null"]),
     "the first reply ends the episode": (
         ["inference.multi_turn=false", "rollout.max_turns=2"],
         ["inference.multi_turn=false", "rollout.max_turns=1"],

@@ -52,15 +52,15 @@ def pictures_of(chat: ChatRenderer, window: ContextWindow, count: int) -> list[l
     return stretches
 
 
-def test_dropped_in_blocks_each_picture_stands_in_one_stretch(vlm_chat: ChatRenderer) -> None:
+def test_dropped_in_steps_each_picture_stands_in_one_stretch(vlm_chat: ChatRenderer) -> None:
     one = pictures_of(vlm_chat, ContextWindow(max_images=2), 5)
     assert one == [SHOTS[:2], SHOTS[1:3], SHOTS[2:4], SHOTS[3:5]]
-    block = pictures_of(vlm_chat, ContextWindow(max_images=2, image_block=2), 5)
+    block = pictures_of(vlm_chat, ContextWindow(max_images=2, keep_images=1), 5)
     assert block == [SHOTS[:2], SHOTS[2:4], SHOTS[4:5]]
 
 
-def test_a_block_takes_no_picture_of_the_newest_message(vlm_chat: ChatRenderer) -> None:
-    context = grow(vlm_chat, ContextWindow(max_images=3, image_block=3), [SHOTS[:3], SHOTS[3:5]])
+def test_a_step_takes_no_picture_of_the_newest_message(vlm_chat: ChatRenderer) -> None:
+    context = grow(vlm_chat, ContextWindow(max_images=3, keep_images=1), [SHOTS[:3], SHOTS[3:5]])
     assert context.images == tuple(SHOTS[3:5])
 
 

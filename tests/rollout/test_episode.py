@@ -12,9 +12,12 @@ from tests.inference.pictures import picture
 from tests.rollout.worlds import Countdown, Fragile, collector, play_with, scripted, specs
 from uirl.errors import AlignmentError, ContractError, JudgeFailure
 from uirl.inference import ScriptedInferenceEngine, TransformersInferenceEngine
+from uirl.inference.models.vision import VisionInputs
+from uirl.learner import Policy, collate
 from uirl.rollout import ContextWindow, EpisodeLimits, ExpertAgent, derive_seed, samples_of
 from uirl.rollout.reward import _WARNED, apply_reward
 from uirl.types import Action, Failure, Observation, Trajectory, Turn
+from uirl.viewer.pictures import Sizes, fed_pictures
 
 
 async def test_the_record_is_what_the_engine_saw(lm) -> None:
@@ -88,6 +91,46 @@ async def test_the_image_window_starts_segments(vlm, images: int) -> None:
     assert [sample.segment for sample in samples] == list(range(len(samples)))
     assert sum(sum(sample.rewards) for sample in samples) == 4.0
     assert [sample.ends_episode for sample in samples][-1] is True
+
+
+async def test_a_window_that_drops_in_steps_makes_few_samples_of_few_encodings(vlm) -> None:
+    vision = VisionInputs(vlm.config, vlm.vision.processor)
+    encoded: list[str] = []
+    process = vision._process
+    vision._process = lambda images: encoded.extend(image.hash for image in images) or process(images)
+    model = replace(vlm, vision=vision)
+    engine = scripted(model, "yes")
+    window = ContextWindow(max_images=5, keep_images=3)
+    runner = collector(model, Countdown(length=12, pictures=True), window=window, limits=EpisodeLimits(max_turns=12))
+    (record,) = await runner.collect(specs(1), play_with(engine))
+    shown = [len(request.images) for request in engine.requests]
+    assert shown == [1, 2, 3, 4, 5, 3, 4, 5, 3, 4, 5, 3]
+    samples = samples_of(record)
+    assert [len(sample.images) for sample in samples] == [5, 5, 5, 3]
+    # the record, the samples, servers that take messages and the viewer show what the engine was fed
+    fed: list[str] = []
+    of_samples = dict(zip([4, 7, 10, 11], samples, strict=True))
+    for number, (turn, request) in enumerate(zip(record.turns, engine.requests, strict=True)):
+        fed = [*([] if turn.starts_segment else fed), *turn.context_images]
+        assert [image.hash for image in request.images] == fed
+        assert [image.hash for message in request.messages for image in message.images] == fed
+        assert [each.hash for each in fed_pictures(record, number, NoSizes())] == list(turn.context_images)
+        if number in of_samples:
+            assert list(of_samples[number].images) == fed
+    policy = Policy(model)
+    for _ in range(2):
+        policy.log_probs_and_values(collate(model, samples, runner.images))
+    assert len(encoded) == len(set(encoded)) == 12
+
+
+class NoSizes(Sizes):
+    """The viewer's sizes of pictures, without a store."""
+
+    def __init__(self) -> None:
+        pass
+
+    def of(self, hash: str) -> None:
+        return None
 
 
 async def test_the_token_budget_keeps_the_opening_and_the_newest(lm) -> None:

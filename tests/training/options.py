@@ -79,7 +79,7 @@ VALUES: dict[str, list[Any]] = {
     "model.tiny.merge_size": [4],
     "model.tiny.patch_size": [7],
     "model.tiny.words": [["1-4"]],
-    "rollout.image_block": [2],
+    "rollout.keep_images": [1],
     "rollout.max_images": [1],
     "rollout.max_seconds": [1e-6],
     "rollout.max_tokens": [15],

@@ -38,7 +38,7 @@ def test_the_collector_has_the_limits_of_the_config(tmp_path: Path) -> None:
         rollout__max_tokens=300,
         rollout__max_seconds=5.0,
         rollout__max_images=2,
-        rollout__image_block=2,
+        rollout__keep_images=1,
         rollout__token_budget=200,
         rollout__parallel=3,
         rollout__retries=4,
@@ -50,7 +50,7 @@ def test_the_collector_has_the_limits_of_the_config(tmp_path: Path) -> None:
     for collector in (parts.collector, parts.eval_collector, parts.collector.for_variant(Countdown())):
         limits, window = collector.options.limits, collector.options.window
         assert (limits.max_turns, limits.max_tokens, limits.max_seconds) == (6, 300, 5.0)
-        assert (window.max_images, window.token_budget, window.image_block) == (2, 200, 2)
+        assert (window.max_images, window.token_budget, window.keep_images) == (2, 200, 1)
         assert (collector.retries, collector.step_timeout, collector.reset_timeout) == (4, 1.5, 2.5)
         assert collector.options.system_prompt == "Be brief."
         assert collector.images is parts.images is parts.learner.images

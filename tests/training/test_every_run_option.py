@@ -123,7 +123,7 @@ READERS: dict[str, list[str]] = {
     "logging.store_images": SCREEN,
     "model.lora.vision": [*LORA, *VLM],
     "rollout.max_images": SCREEN,
-    "rollout.image_block": [*SCREEN, "rollout.max_images=2"],
+    "rollout.keep_images": [*SCREEN, "rollout.max_images=2"],
     "training.stop_at_success": ["training.eval_every=1"],
     "training.eval_every": ["training.num_iters_per_epoch=2"],
     **dict.fromkeys((f"model.lora.{name}" for name in ("r", "lora_alpha", "lora_dropout", "target")), LORA),

@@ -92,11 +92,11 @@ def _rollouts(config: ConfigTree) -> Iterator[str]:
                 f"{key}={limit} leaves no room for a prompt beside a response of inference.max_tokens={response}; "
                 "raise the one or lower the other"
             )
-    block, limit = config.rollout.image_block, config.rollout.max_images
-    if block > 1 and (limit is None or block > limit):
+    kept, limit = config.rollout.keep_images, config.rollout.max_images
+    if kept is not None and (limit is None or kept > limit):
         yield (
-            f"rollout.image_block={block} with rollout.max_images={limit}: so many screenshots cannot be dropped at "
-            "once from a window of that size; use a block of at most max_images"
+            f"rollout.keep_images={kept} with rollout.max_images={limit}: so many screenshots cannot stay in a window "
+            "of that size; expected at most max_images, which must be set"
         )
     turns = config.rollout.max_turns
     if not config.inference.multi_turn and turns is not None and turns > 1:

@@ -162,7 +162,7 @@ def options_of(config: ConfigStore, reward_fn: RewardFunction | None = None) -> 
     rollout = config.rollout
     return EpisodeOptions(
         limits=EpisodeLimits(config.turn_limit, rollout.max_tokens, rollout.max_seconds),
-        window=ContextWindow(rollout.max_images, rollout.token_budget, rollout.image_block),
+        window=ContextWindow(rollout.max_images, rollout.token_budget, rollout.keep_images),
         reward_fn=reward_fn,
         system_prompt=config.inference.system_prompt,
         fed_as_learner=config.inference.backend != "openai",

@@ -22,9 +22,9 @@ class ContextWindow:
     """The newest so many pictures stay; older ones become a few words, or what the style says. None: all."""
     token_budget: int | None = None
     """Prompt tokens at most; the oldest exchanges after the first message are left out. None: all."""
-    image_block: int = 1
-    """Once there are more than `max_images`, so many places become free at once, as far as the pictures of the newest
-    message leave them: fewer rewritings of the history."""
+    keep_images: int | None = None
+    """Once there are more than `max_images`, the newest so many stay, and those of the newest message as far as
+    `max_images` allows: fewer rewritings of the history. None: `max_images`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Conversation:
         shown = sum(len(m.images) for m in self._messages)
         changed = shown > limit
         newest = next((len(m.images) for m in reversed(self._messages) if m.images), 0)
-        kept = max(limit - self._window.image_block + 1, min(limit, newest))
+        kept = max(self._window.keep_images or limit, min(limit, newest))
         excess = shown - kept if changed else 0
         left: list[Message] = []
         for message in self._messages:

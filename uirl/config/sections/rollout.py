@@ -25,10 +25,10 @@ class RolloutConfig(Section):
     max_images: Count | None = None
     """A generation sees the newest `max_images` screenshots; None: all. Dropping an image rewrites the history, and
     the trajectory becomes several training sequences."""
-    image_block: Count = 1
-    """Of more than `max_images` screenshots so many are dropped at once, and a generation sees between
-    `max_images - image_block + 1` and `max_images`. More than 1: fewer and longer training sequences; with 3 of 3 an
-    episode of 16 turns is 6 instead of 14, and each picture stands in one of them instead of three."""
+    keep_images: Count | None = None
+    """Once there are more than `max_images` screenshots, the newest so many stay, and a generation sees between
+    `keep_images` and `max_images`; None: `max_images`. Fewer: fewer training sequences, in which each picture stands
+    less often. 12 turns are 4 sequences with 18 pictures at `max_images: 5, keep_images: 3`, else 8 with 40."""
     token_budget: Count | None = None
     """Maximum number of history tokens that a generation sees; the oldest turns are dropped first; None: no limit."""
     retries: Index = 2

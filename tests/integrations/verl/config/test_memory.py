@@ -108,11 +108,11 @@ def test_a_screenshot_is_as_large_as_verl_and_our_workers_keep_it() -> None:
     assert packed.codes.nbytes == memory.packed_pixels(vision, patches)
 
 
-@pytest.mark.parametrize(("most", "block"), [(None, 1), (1, 1), (3, 1), (3, 2), (3, 3), (5, 3)])
+@pytest.mark.parametrize(("most", "kept"), [(None, None), (1, 1), (3, None), (3, 2), (3, 1), (5, 3)])
 def test_sequences_hold_as_many_pictures_as_the_window_leaves(
-    vlm_chat: ChatRenderer, most: int | None, block: int
+    vlm_chat: ChatRenderer, most: int | None, kept: int | None
 ) -> None:
-    talk = Conversation(vlm_chat, ContextWindow(most, image_block=block))
+    talk = Conversation(vlm_chat, ContextWindow(most, keep_images=kept))
     rows: list[int] = []
     for turn in range(9):
         talk.observe(Observation("look", (ImageStore().put(picture(turn)),)))
@@ -121,16 +121,16 @@ def test_sequences_hold_as_many_pictures_as_the_window_leaves(
             rows.append(0)
         rows[-1] += len(context.new_images)
         talk.reply(vlm_chat.demonstration("yes"), "yes", ended=True)
-    assert memory.rows_of_episode(9, most, block) == rows
+    assert memory.rows_of_episode(9, most, kept) == rows
 
 
 def test_a_budget_of_tokens_bounds_the_pictures_of_a_sequence() -> None:
     """Replies of up to 50 tokens: two or three pictures of 100 fit into 300, and three of four turns are most."""
     sizes = {"picture_tokens": 100, "reply_tokens": 50}
-    assert memory.rows_within_budget(9, None, 1, budget=300, **sizes) == [3] * 7
-    assert memory.rows_within_budget(4, None, 1, budget=300, **sizes) == [2, 2, 2]
-    assert memory.rows_within_budget(9, 2, 2, budget=10_000, **sizes) == memory.rows_of_episode(9, 2, 2)
-    assert memory.rows_within_budget(3, 2, 1, budget=1, **sizes) == [1, 1, 1]
+    assert memory.rows_within_budget(9, None, None, budget=300, **sizes) == [3] * 7
+    assert memory.rows_within_budget(4, None, None, budget=300, **sizes) == [2, 2, 2]
+    assert memory.rows_within_budget(9, 2, 1, budget=10_000, **sizes) == memory.rows_of_episode(9, 2, 1)
+    assert memory.rows_within_budget(3, 2, 2, budget=1, **sizes) == [1, 1, 1]
 
 
 def test_states_are_sixteen_bytes_in_all_and_adapters_alone_have_them() -> None:

@@ -142,7 +142,7 @@ def test_gpus_that_cannot_share_the_heads_are_refused(
 def test_pictures_within_a_budget_of_tokens_count_in_every_sequence(tmp_path: Path) -> None:
     """Two of 1196 tokens fit: after the first, each of 16 turns begins a sequence of two."""
     bytes_of_one = 512 * 26 * 46 * 4 * 3 * 14**2
-    all_of_them = ("uirl.rollout.max_images=null", "uirl.rollout.image_block=1")
+    all_of_them = ("uirl.rollout.max_images=null", "uirl.rollout.keep_images=null")
     windowed = moment(plan(FILE, tmp_path, *all_of_them, "uirl.rollout.token_budget=2600"), "learning")[
         "pictures of an update"
     ]

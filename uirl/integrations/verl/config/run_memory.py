@@ -230,7 +230,7 @@ class RunMemory:
         return memory.rows_within_budget(
             turns,
             rollout.max_images,
-            rollout.image_block,
+            rollout.keep_images,
             budget=min(rollout.token_budget or room, room),
             picture_tokens=tokens,
             reply_tokens=reply,

@@ -120,7 +120,7 @@ class RolloutContext:
                 f"inference.max_tokens={self.store.inference.max_tokens} leaves no room for a prompt in sequences of "
                 f"{limit} tokens (data.max_prompt_length + data.max_response_length); raise one of them"
             )
-        window = ContextWindow(rollout.max_images, min(rollout.token_budget or budget, budget), rollout.image_block)
+        window = ContextWindow(rollout.max_images, min(rollout.token_budget or budget, budget), rollout.keep_images)
         return EpisodeLimits(self.store.turn_limit, rollout.max_tokens, rollout.max_seconds), window
 
 
