@@ -63,6 +63,11 @@ class TrajectoryStore:
         self._lock = threading.RLock()
         self._connection = connect(self.path, read_only=read_only)
 
+    @property
+    def snapshot(self) -> bool:
+        """Whether this is the store as it was when it was opened, since its folder cannot be written."""
+        return self._connection.snapshot
+
     def add(self, trajectory: Trajectory, *, step: int, split: str = "train", images: ImageStore | None = None) -> None:
         """Store one trajectory, committed on return. See `add_many`."""
         self.add_many([trajectory], step=step, split=split, images=images)
@@ -108,7 +113,13 @@ class TrajectoryStore:
                 "SELECT record, context_ids, response_ids, log_probs FROM turns WHERE trajectory = ? ORDER BY position",
                 (row[0],),
             ).fetchall()
-            return decode_header(row[1], [decode_turn(turn, picture) for turn in turns], picture)
+            try:
+                return decode_header(row[1], [decode_turn(turn, picture) for turn in turns], picture)
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                raise StorageError(
+                    f"the record of trajectory {id!r} in {self.path} is damaged ({type(error).__name__}: {error}); "
+                    "the others are still readable"
+                ) from error
 
     def set_verdict(self, id: str, verdict: Verdict) -> None:
         """Replace the verdict of a stored trajectory, committed on return: judged later, it is found by what was found

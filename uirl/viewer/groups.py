@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from uirl.errors import StorageError
@@ -71,7 +71,7 @@ def group(run: Run, group_id: str) -> dict[str, Any] | None:
     rows = run.store.list(group_id=group_id, limit=MOST_MEMBERS)
     if not rows:
         return None
-    members = [run.store.get(row.id, pictures=False) for row in rows]
+    members = [replace(run.store.get(row.id, pictures=False), id=row.id) for row in rows]  # a name that links take
     screens = Screens(run)
     seen = [screens_of_turns(one)[:MOST_TURNS] for one in members]
     places = align(seen, screens.same)
@@ -84,8 +84,8 @@ def group(run: Run, group_id: str) -> dict[str, Any] | None:
     first = min((fork["column"] for fork in forks), default=None)
     pairs = [[fork["failed"], fork["successful"]] for fork in forks]
     return {
-        "group_id": group_id,
-        "task_id": members[0].task.id,
+        "group_id": rows[0].group_id,
+        "task_id": rows[0].task_id,
         "members": [_member(run, one, screens) for one in members],
         "fork": None if first is None else {"step": first, "pairs": pairs},
         "forks": forks,

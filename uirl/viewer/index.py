@@ -14,14 +14,14 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from uirl.storage.database import connect, database_errors
+from uirl.storage.database import Connection, connect, database_errors, transaction
 from uirl.viewer.flags import flags_of
 
-VERSION = 1
+VERSION = 2
 COPIED = (
     *("number", "id", "step", "split", "created", "task_id", "environment", "group_id", "stop_reason", "reward"),
     *("success", "failure", "turns", "level", "verdict"),
@@ -30,18 +30,23 @@ ROWS = 5000
 """Rows that are copied in one read."""
 EPISODES = 100
 """Episodes whose words are read at once."""
+TURNS = 20
+"""Turns that are read at once."""
 MOST_WORDS = 20_000
 """Characters of one episode that are searched."""
+UNREADABLE = "unreadable"
+"""Flag of an episode whose record is damaged."""
 UNUSED = 30 * 24 * 3600
 """Seconds after which an index that nobody opened is removed."""
 _SCHEMA = (
-    # of `state`: which numbers were searched for words, all of `rows` from `low` to `high`, and how many
+    # of `state`: which numbers were searched for words, all of `rows` from `low` to `high`, and how many; `epoch` grows
+    # whenever everything is forgotten: what a process read before then it does not keep
     f"""CREATE TABLE rows (number INTEGER PRIMARY KEY, {", ".join(COPIED[1:])}, flags TEXT NOT NULL DEFAULT '')""",
     "CREATE INDEX rows_by_group ON rows (group_id)",
     "CREATE INDEX rows_by_id ON rows (id)",
     "CREATE VIRTUAL TABLE words USING fts5(text, content = '', detail = none)",
-    "CREATE TABLE state (high INTEGER NOT NULL, low INTEGER NOT NULL, count INTEGER NOT NULL)",
-    "INSERT INTO state VALUES (0, 0, 0)",
+    "CREATE TABLE state (high INTEGER NOT NULL, low INTEGER NOT NULL, count INTEGER NOT NULL, epoch INTEGER NOT NULL)",
+    "INSERT INTO state VALUES (0, 0, 0, 0)",
     "CREATE TABLE screens (hash TEXT PRIMARY KEY, perceptual TEXT NOT NULL)",
     f"PRAGMA user_version = {VERSION}",
 )
@@ -57,10 +62,20 @@ def cache_folder() -> Path:
 
 def remove_unused(folder: Path, older_than: float = UNUSED) -> None:
     """Remove the indices in `folder` that nobody has opened for `older_than` seconds."""
-    for path in folder.glob("*.sqlite*"):
+    for path in folder.glob("*.sqlite"):
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > older_than:
-                path.unlink()
+            if time.time() - max(part.stat().st_mtime for part in _parts(path) if part.exists()) > older_than:
+                _remove(path)
+
+
+def _parts(file: Path) -> list[Path]:
+    return [Path(f"{file}{ending}") for ending in ("-wal", "-shm", "")]
+
+
+def _remove(file: Path) -> None:
+    """Remove an index with its log: a log that is left would be played into the next file of that name."""
+    for part in _parts(file):
+        part.unlink(missing_ok=True)
 
 
 class Index:
@@ -69,19 +84,27 @@ class Index:
     def __init__(self, store: Path, file: Path | None = None) -> None:
         """`file`: where the copy is kept; None: in the cache folder or, where that cannot be written, in a temporary
         file. Raises StorageError where there is no store."""
+        self.store = store
         self._source = connect(store, read_only=True)
         self._source_lock, self._lock = threading.Lock(), threading.RLock()
         self._copying, self._wording = threading.Lock(), threading.Lock()
-        self._epoch = 0
-        """Grows whenever everything is forgotten: what was read before then is not kept."""
-        self._columns = {row[1] for row in self._source.execute("PRAGMA table_info(trajectories)")}
+        try:
+            self._columns = {row[1] for row in self._from_store("PRAGMA table_info(trajectories)")}
+        except BaseException:
+            self._source.close()
+            raise
         self._closed = False
-        self.labelled = False
-        """Whether `set_labels` was called."""
+        self._labels: Mapping[str, bool | None] | None = None
+        self._looked_at: tuple[Any, ...] = ()
+        """State of the store when it was last begun to look for rows that changed."""
+        self._look_behind: int | None = None
+        """Number behind which it goes on; None: it looked at all of them."""
         self.counted: tuple[tuple[Any, ...], Any] | None = None
         """What `search.facets` counted last, and how many rows there were."""
+        self._file: Path | None = None
         try:
-            self._connection = _open(_default_file(store) if file is None else file)
+            self._file = _default_file(store) if file is None else file
+            self._connection = _open(self._file)
         except (sqlite3.Error, OSError):
             self._connection = _open(None)
 
@@ -92,10 +115,43 @@ class Index:
             self._source.close()
             self._connection.close()
 
+    @property
+    def labelled(self) -> bool:
+        """Whether `set_labels` was called."""
+        return self._labels is not None
+
     def read(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of a query of the copy."""
+        """Return the rows of a query of the copy. A copy that is damaged is thrown away, and begun anew."""
         with self._lock, database_errors("cannot read the viewer's index"):
-            return self._connection.execute(query, values).fetchall()
+            try:
+                return self._connection.execute(query, values).fetchall()
+            except sqlite3.DatabaseError as error:
+                if not _is_damage(error):
+                    raise
+                self._begin_anew()
+                return self._connection.execute(query, values).fetchall()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """Keep all writes of the context or, on any error, none; another viewer may write the same copy."""
+        with self._lock, database_errors("cannot write the viewer's index"), transaction(self._connection):
+            yield self._connection
+
+    def _begin_anew(self) -> None:
+        self._connection.close()
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                _remove(self._file)
+        try:
+            self._connection = _open(self._file)
+        except (sqlite3.Error, OSError):
+            self._connection = _open(None)
+        self.counted = None
+        if self._labels is not None:
+            self.set_labels(self._labels)
+
+    def _epoch(self) -> int:
+        return int(self.read("SELECT epoch FROM state")[0][0])
 
     def from_store(self, id: str) -> tuple[Any, ...] | None:
         """Return the columns `COPIED` of one trajectory as the store has them, copied already or not; None: it has no
@@ -116,7 +172,7 @@ class Index:
             self._connection.execute("CREATE TEMP TABLE IF NOT EXISTS labelled (id TEXT PRIMARY KEY, passed INTEGER)")
             self._connection.execute("DELETE FROM labelled")
             self._connection.executemany("INSERT INTO labelled VALUES (?, ?)", list(labels.items()))
-            self.labelled = True
+            self._labels = labels
 
     def perceptual(self, hash: str) -> int | None:
         """Return the perceptual hash that was kept of a picture, -1 of one that cannot be read; None: none was kept."""
@@ -125,11 +181,11 @@ class Index:
 
     def keep_perceptual(self, hash: str, perceptual: int) -> None:
         """Keep the perceptual hash of a picture: 64 bits, more than SQLite's numbers have, so as text."""
-        with self._lock, self._connection:
-            self._connection.execute("INSERT OR REPLACE INTO screens VALUES (?, ?)", (hash, str(perceptual)))
+        with self._writing() as connection:
+            connection.execute("INSERT OR REPLACE INTO screens VALUES (?, ?)", (hash, str(perceptual)))
 
     def catch_up(self, seconds: float = 0.3) -> None:
-        """Copy rows that are new, for `seconds` at most."""
+        """Copy rows that are new, for `seconds` at most, and look at some of the others: they may have been judged."""
         if not self._copying.acquire(timeout=seconds):
             return
         try:
@@ -137,6 +193,7 @@ class Index:
             self._drop_if_replaced()
             while self._copy_some() and time.monotonic() < until:
                 pass
+            self._look_again()
         finally:
             self._copying.release()
 
@@ -148,6 +205,40 @@ class Index:
                 if self._closed or not self._word_some():
                     return False
         return True
+
+    def refresh(self, numbers: Sequence[int]) -> dict[int, tuple[Any, ...]]:
+        """Return number -> (success, verdict) as the store has them now, and bring the copy up to date; those that the
+        store lost are left out."""
+        places = ", ".join("?" * len(numbers))
+        rows = self._from_store(
+            f"SELECT number, success, {self._column('verdict')} FROM trajectories WHERE number IN ({places})", numbers
+        )
+        self._change(rows, f"number IN ({places})", numbers)
+        return {row[0]: row[1:] for row in rows}
+
+    def _look_again(self) -> None:
+        """Look at the next rows whether they changed, where the store was written since all of them were looked at:
+        a verdict may be replaced (`TrajectoryStore.set_verdict`)."""
+        state = self._from_store("PRAGMA data_version")[0]
+        if self._look_behind is None:
+            if state == self._looked_at:
+                return
+            self._looked_at, self._look_behind = state, 0
+        query = f"SELECT number, success, {self._column('verdict')} FROM trajectories WHERE number > ?"
+        rows = self._from_store(f"{query} ORDER BY number LIMIT {ROWS}", (self._look_behind,))
+        if rows:
+            self._change(rows, "number BETWEEN ? AND ?", (rows[0][0], rows[-1][0]))
+        self._look_behind = rows[-1][0] if len(rows) == ROWS else None
+
+    def _change(self, rows: Sequence[tuple[Any, ...]], where: str, values: Sequence[Any]) -> None:
+        """Write (number, success, verdict) of `rows` over those of the copy that differ."""
+        known = set(self.read(f"SELECT number, success, verdict FROM rows WHERE {where}", values))
+        there = {row[0] for row in known}
+        changed = [(*row[1:], row[0]) for row in rows if row[0] in there and row not in known]
+        if changed:
+            with self._writing() as connection:
+                connection.executemany("UPDATE rows SET success = ?, verdict = ? WHERE number = ?", changed)
+            self.counted = None
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -165,8 +256,10 @@ class Index:
             return self._source.execute(query, values).fetchall()
 
     def _query(self) -> str:
-        columns = ", ".join(name if name in self._columns else "NULL" for name in COPIED)
-        return f"SELECT {columns} FROM trajectories"
+        return f"SELECT {', '.join(map(self._column, COPIED))} FROM trajectories"
+
+    def _column(self, name: str) -> str:
+        return name if name in self._columns else "NULL"
 
     def _drop_if_replaced(self) -> None:
         """Forget everything where the store lost rows: a run that resumes collects the steps after its checkpoint anew,
@@ -179,16 +272,16 @@ class Index:
         kept = self._from_store("SELECT count(*) FROM trajectories WHERE number BETWEEN ? AND ?", (low, newest[0][0]))
         if there == newest and kept[0][0] == copied:
             return
-        with self._lock, self._connection:
-            self._connection.execute("DELETE FROM rows")
-            self._connection.execute("INSERT INTO words (words) VALUES ('delete-all')")
-            self._connection.execute("UPDATE state SET high = 0, low = 0, count = 0")
-            self._epoch += 1
-            self.counted = None
+        with self._writing() as connection:
+            connection.execute("DELETE FROM rows")
+            connection.execute("INSERT INTO words (words) VALUES ('delete-all')")
+            connection.execute("UPDATE state SET high = 0, low = 0, count = 0, epoch = epoch + 1")
+        self.counted = None
 
     def _copy_some(self) -> bool:
         """Copy rows behind the newest copied one or, where there are none, before the oldest; return whether more may
         be left."""
+        epoch = self._epoch()
         low, high = self.read("SELECT min(number), max(number) FROM rows")[0]
         query = self._query()
         rows = []
@@ -198,31 +291,33 @@ class Index:
             before = () if low is None else (low,)
             where = "" if low is None else " WHERE number < ?"
             rows = self._from_store(f"{query}{where} ORDER BY number DESC LIMIT {ROWS}", before)
-        with self._lock, self._connection:
-            places = ", ".join("?" * len(COPIED))
-            self._connection.executemany(f"INSERT INTO rows ({', '.join(COPIED)}) VALUES ({places})", rows)
-        return len(rows) > 0
+        if not rows:
+            return False
+        places = ", ".join("?" * len(COPIED))
+        with self._writing() as connection:
+            if epoch == self._epoch():  # another viewer may have copied the same rows, or forgotten all of them
+                connection.executemany(f"INSERT OR IGNORE INTO rows ({', '.join(COPIED)}) VALUES ({places})", rows)
+        return True
 
     def _word_some(self) -> bool:
         """Read the words of the next episodes, the newest first; return whether there were some."""
-        epoch = self._epoch
-        high, low = self.read("SELECT high, low FROM state")[0]
-        numbers = self._unworded()
+        state = self.read("SELECT high, low, epoch FROM state")
+        high, low, _ = state[0]
+        numbers = self._unworded(high, low)
         if not numbers:
             return False
         found = [(number, *self._words(number)) for number in numbers]
-        with self._lock, self._connection:
-            if epoch != self._epoch:
-                return True
-            self._connection.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", [(n, t) for n, t, _ in found])
+        ends = (max(high, *numbers), min(low or numbers[0], *numbers), len(numbers))
+        with self._writing() as connection:
+            if state != self.read("SELECT high, low, epoch FROM state"):
+                return True  # another viewer was first
+            connection.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", [(n, t) for n, t, _ in found])
             marks = [(flags, n) for n, _, flags in found if flags]
-            self._connection.executemany("UPDATE rows SET flags = ? WHERE number = ?", marks)
-            ends = (max(high, *numbers), min(low or numbers[0], *numbers), len(numbers))
-            self._connection.execute("UPDATE state SET high = ?, low = ?, count = count + ?", ends)
+            connection.executemany("UPDATE rows SET flags = ? WHERE number = ?", marks)
+            connection.execute("UPDATE state SET high = ?, low = ?, count = count + ?", ends)
         return True
 
-    def _unworded(self) -> list[int]:
-        high, low = self.read("SELECT high, low FROM state")[0]
+    def _unworded(self, high: int, low: int) -> list[int]:
         found = self.read(
             f"SELECT number FROM rows WHERE number > ? ORDER BY number {'' if high else 'DESC'} LIMIT {EPISODES}",
             (high,),
@@ -233,32 +328,53 @@ class Index:
 
     def _words(self, number: int) -> tuple[str, str]:
         """Return what is searched of an episode, and its flags."""
-        header = self._from_store("SELECT task_id, record FROM trajectories WHERE number = ?", (number,))
+        header = self._from_store("SELECT task_id, record, turns FROM trajectories WHERE number = ?", (number,))
         if not header:
             return "", ""
-        task_id, record = header[0]
-        turns = [json.loads(row[0]) for row in self._from_store(
-            "SELECT record FROM turns WHERE trajectory = ? ORDER BY position", (number,))]  # fmt: skip
-        replies = [str(turn["action"]["text"]) for turn in turns]
-        goal = json.loads(record)["task"]["goal"] or (turns[0]["observation"]["text"] if turns else "")
+        task_id, record, count = header[0]
+        try:
+            goal = json.loads(record)["task"]["goal"]
+            replies = []
+            for first in range(0, count, TURNS):
+                for turn in self._turns(number, first):
+                    goal = goal or turn["observation"]["text"]
+                    replies.append(str(turn["action"]["text"]))
+        except (ValueError, KeyError, TypeError):
+            return task_id, UNREADABLE
         text = "\n".join([task_id, goal[:2000], *replies])[:MOST_WORDS]
         return text.encode("utf-8", "replace").decode(), " ".join(flags_of(replies))
 
+    def _turns(self, number: int, first: int) -> Iterator[dict[str, Any]]:
+        query = "SELECT record FROM turns WHERE trajectory = ? AND position BETWEEN ? AND ? ORDER BY position"
+        for (record,) in self._from_store(query, (number, first, first + TURNS - 1)):
+            yield json.loads(record)
 
-def _open(file: Path | None) -> sqlite3.Connection:
-    connection = sqlite3.connect("" if file is None else file, timeout=10, check_same_thread=False)
+
+def _open(file: Path | None) -> Connection:
+    try:
+        return _opened(file)
+    except sqlite3.DatabaseError as error:
+        if file is None or not _is_damage(error):
+            raise
+        _remove(file)  # it is only a copy
+        return _opened(file)
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorname", "").startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
+
+
+def _opened(file: Path | None) -> Connection:
+    connection = sqlite3.connect(
+        "" if file is None else file, timeout=10, isolation_level=None, check_same_thread=False, factory=Connection
+    )
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = OFF")
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute("PRAGMA cache_size = -32768")
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, VERSION):
-            for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
-                with contextlib.suppress(sqlite3.OperationalError):  # the tables of the search go with it
-                    connection.execute(f'DROP TABLE IF EXISTS "{name}"')
-        if version != VERSION:
-            with connection:
+        with transaction(connection):
+            if connection.execute("PRAGMA user_version").fetchone()[0] != VERSION:
                 for statement in _SCHEMA:
                     connection.execute(statement)
     except BaseException:

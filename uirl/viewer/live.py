@@ -6,6 +6,7 @@ import asyncio
 import csv
 import io
 import json
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -19,6 +20,7 @@ from uirl.errors import StorageError
 from uirl.viewer.runs import Run, Runs
 from uirl.viewer.tail import read_from
 
+_LOG = logging.getLogger(__name__)
 EVERY = 1.0
 """Seconds between looks at the files of a run."""
 COMMENT = 15.0
@@ -33,6 +35,7 @@ class Indexing:
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
         self._stopped = threading.Event()
+        self._failed: set[str] = set()
         self._thread = threading.Thread(target=self._follow, name="uirl-view-index", daemon=True)
 
     def start(self) -> None:
@@ -57,6 +60,11 @@ class Indexing:
             return index.read_words(SLICE)
         except StorageError:
             return False  # gone, locked or being replaced: the page that asks is told, and the next look tries again
+        except Exception:  # one run must not end the index of all others
+            if run.key not in self._failed:
+                self._failed.add(run.key)
+                _LOG.exception("the index of %s cannot be brought up to date; its list may lack what is new", run.key)
+            return False
 
 
 def events(run: Run, request: Request, since: int) -> Response:

@@ -41,7 +41,7 @@ class Run:
         self.names = Names(self.metrics_path)
         self.vocabulary = Vocabulary(self.folder)
         self._lock = threading.Lock()
-        self._opened: tuple[tuple[int, int], TrajectoryStore, Index] | None = None
+        self._opened: tuple[tuple[Any, ...], TrajectoryStore, Index] | None = None
 
     @property
     def metrics_path(self) -> Path:
@@ -78,14 +78,19 @@ class Run:
 
     def _open(self) -> tuple[TrajectoryStore, Index]:
         with self._lock:
-            try:
-                status = self.store_path.stat()
-            except OSError:
-                raise StorageError(f"{self.key} has no trajectories yet: {self.store_path.name} is not there") from None
-            file = (status.st_dev, status.st_ino)
-            if self._opened is None or self._opened[0] != file:
+            file, written = _state_of(self.store_path)
+            if file is None:
+                raise StorageError(f"{self.key} has no trajectories yet: {self.store_path.name} is not there")
+            if self._opened is not None and self._opened[0] != (file, written if self._opened[1].snapshot else None):
                 self._close_store()
-                self._opened = (file, TrajectoryStore(self.store_path, read_only=True), Index(self.store_path))
+            if self._opened is None:
+                store = TrajectoryStore(self.store_path, read_only=True)
+                try:
+                    index = Index(self.store_path)
+                except BaseException:
+                    store.close()
+                    raise
+                self._opened = ((file, written if store.snapshot else None), store, index)
             return self._opened[1:]
 
     def _close_store(self) -> None:
@@ -93,6 +98,7 @@ class Run:
             self._opened[1].close()
             self._opened[2].close()
             self._opened = None
+            self.vocabulary = Vocabulary(self.folder)
 
 
 class Runs:
@@ -226,6 +232,19 @@ def is_store(path: Path) -> bool:
     except OSError:
         return False
     return header[68:72] == APPLICATION_ID.to_bytes(4, "big")
+
+
+def _state_of(store: Path) -> tuple[tuple[int, int] | None, tuple[Any, ...]]:
+    """Return which file a store is (None: it is not there), and how it and its log were last written."""
+    statuses = []
+    for path in (store, Path(f"{store}-wal")):
+        try:
+            statuses.append(path.stat())
+        except OSError:
+            statuses.append(None)
+    first = statuses[0]
+    written = tuple(None if one is None else (one.st_ino, one.st_size, one.st_mtime_ns) for one in statuses)
+    return (None if first is None else (first.st_dev, first.st_ino)), written
 
 
 def _folders(root: Path) -> list[Path]:

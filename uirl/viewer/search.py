@@ -84,6 +84,9 @@ def answer(index: Index, question: Question) -> dict[str, Any]:
         (*values, *more, question.limit + 1),
     )
     rows = [_row(row) for row in found[: question.limit]]
+    now = index.refresh([row["number"] for row in rows])
+    for row in rows:
+        row["success"], row["verdict"] = map(_truth, now.get(row["number"], (row["success"], row["verdict"])))
     last = rows[-1] if len(found) > question.limit else None
     return {"rows": rows, "next": _cursor(last[question.sort], last["number"]) if last else None, "count": count}
 
@@ -103,7 +106,7 @@ def line_of(index: Index, id: str) -> dict[str, Any] | None:
 def facets(index: Index) -> dict[str, list[tuple[Any, int]]]:
     """Return the values of each facet with their counts, the frequent ones first; those that were counted last, where
     no row has come since."""
-    newest = index.read("SELECT count(*), max(number) FROM rows")[0]
+    newest = (*index.read("SELECT count(*), max(number) FROM rows")[0], *index.read("PRAGMA data_version")[0])
     if index.counted is not None and index.counted[0] == newest:
         return index.counted[1]
     found = {}

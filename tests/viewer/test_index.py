@@ -1,0 +1,251 @@
+"""The viewer's copy of a list: two viewers, rows that change, files that are damaged, removed or replaced."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import time
+from urllib.parse import quote
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.folders import unwritable
+from tests.viewer.conftest import ADDRESS
+from tests.viewer.runs import make_run, passed, trajectory, turn
+from uirl.storage import TrajectoryStore
+from uirl.storage.labels import Label, LabelStore
+from uirl.types import Verdict
+from uirl.viewer import live
+from uirl.viewer.access import Access
+from uirl.viewer.app import create_app
+from uirl.viewer.index import Index, remove_unused
+from uirl.viewer.runs import Runs
+
+MANY = 8
+LIST = "/api/runs/first/trajectories"
+
+
+def get(client, path, status=200):
+    answer = client.get(path)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Two viewers with one copy."""
+    run = make_run(tmp_path / "run", [trajectory(f"t{i}", [turn(f"word{i}")]) for i in range(MANY)])
+    pair = [Index(run / "trajectories.sqlite", tmp_path / "copy.sqlite") for _ in range(2)]
+    yield pair
+    for index in pair:
+        index.close()
+
+
+def meanwhile(index, name, act):
+    """Let `act` happen once, right behind the next call of a method of `index`."""
+    method = getattr(index, name)
+
+    def called(*values):
+        setattr(index, name, method)
+        found = method(*values)
+        act()
+        return found
+
+    setattr(index, name, called)
+
+
+def test_two_viewers_copy_the_same_rows_at_once(two):
+    one, other = two
+    meanwhile(one, "_from_store", lambda: other.catch_up(60))
+    one.catch_up(60)
+    assert one.size == other.size == (MANY, 0, MANY)
+    meanwhile(one, "_words", lambda: other.read_words(60))
+    while one.read_words(60):
+        pass
+    assert one.size == (MANY, MANY, MANY)
+    assert one.read("SELECT rowid FROM words WHERE words MATCH 'word3'") == [(4,)]
+
+
+def test_a_viewer_keeps_nothing_that_it_read_before_another_forgot_everything(two, tmp_path):
+    one, other = two
+    one.catch_up(60)
+
+    def collect_anew():
+        with TrajectoryStore(tmp_path / "run" / "trajectories.sqlite") as store:
+            store.truncate_after(2)
+            store.add(trajectory("new", [turn("fresh")]), step=3)
+        other.catch_up(60)
+
+    meanwhile(one, "_words", collect_anew)
+    while one.read_words(60):
+        pass
+    one.catch_up(60)
+    assert one.size == (3, 3, 3)
+    assert one.read("SELECT count(*) FROM words WHERE words MATCH 'word3'") == [(0,)]
+    assert one.read("SELECT id FROM rows ORDER BY number") == [("t0",), ("t1",), ("new",)]
+
+
+def test_a_verdict_that_is_replaced_later_is_listed_filtered_and_counted(client, run):
+    assert [row["verdict"] for row in get(client, LIST)["rows"]] == [None, None, True]
+    assert get(client, f"{LIST}?verdict=false")["count"] == 0
+    get(client, "/api/runs/first/facets")
+    with TrajectoryStore(run / "trajectories.sqlite") as store:
+        store.set_verdict("b", Verdict(1.0, True))
+        store.set_verdict("a/1", Verdict(0.0, False))
+    page = get(client, LIST)
+    assert [(row["verdict"], row["success"]) for row in page["rows"]] == [(None, None), (True, True), (False, False)]
+    assert [row["id"] for row in get(client, f"{LIST}?verdict=false")["rows"]] == ["a/1"]
+    assert [row["id"] for row in get(client, f"{LIST}?success=true")["rows"]] == ["b"]
+    assert get(client, "/api/runs/first/facets")["success"] == [[None, 1], [False, 1], [True, 1]]
+
+
+def test_rows_on_a_page_are_right_before_all_others_were_looked_at(client, run, monkeypatch):
+    get(client, LIST)
+    monkeypatch.setattr(Index, "_look_again", lambda self: None)
+    with TrajectoryStore(run / "trajectories.sqlite") as store:
+        store.set_verdict("b", Verdict(1.0, True))
+    assert [row["verdict"] for row in get(client, LIST)["rows"]] == [None, True, True]
+
+
+def test_a_label_of_another_viewer_is_listed(client, run):
+    assert get(client, f"{LIST}?label=passed")["count"] == 0
+    theirs = LabelStore(run / "labels.sqlite")
+    theirs.set("b", Label(True))
+    assert [row["id"] for row in get(client, f"{LIST}?label=passed")["rows"]] == ["b"]
+    theirs.set("b", Label(False))
+    assert get(client, f"{LIST}?label=passed")["count"] == 0
+    theirs.close()
+
+
+def test_a_damaged_copy_is_made_again(two, tmp_path):
+    one, other = two
+    one.catch_up(60)
+    one.close()
+    other.close()
+    file = tmp_path / "copy.sqlite"
+    head, size = file.read_bytes()[:100], file.stat().st_size
+    for beginning in (b"", head):  # seen when it is opened, and when it is read
+        file.write_bytes(beginning + b"\xff" * (size - len(beginning)))
+        again = Index(tmp_path / "run" / "trajectories.sqlite", file)
+        again.set_labels({"t0": True})
+        again.catch_up(60)
+        assert again.size[0] == MANY
+        assert again.read("SELECT passed FROM labelled WHERE id = 't0'") == [(1,)]
+        again.close()
+
+
+def test_a_copy_that_is_damaged_while_it_is_open_is_made_again(two, monkeypatch):
+    one, _ = two
+    one.catch_up(60)
+    one.set_labels({"t0": True})
+    with TrajectoryStore(one.store) as store:
+        store.add(trajectory("more"), step=1)
+    one._connection.execute("PRAGMA writable_schema = ON")
+    one._connection.execute("UPDATE sqlite_schema SET rootpage = 999999 WHERE name = 'rows'")
+    one._connection.execute("PRAGMA writable_schema = RESET")
+    one.catch_up(60)
+    assert one.size[0] == MANY + 1
+    assert one.read("SELECT passed FROM labelled WHERE id = 't0'") == [(1,)]
+
+
+def test_a_damaged_episode_is_named_and_the_others_are_shown(client, run):
+    with sqlite3.connect(run / "trajectories.sqlite") as store:
+        store.execute("UPDATE turns SET record = '{\"obser' WHERE trajectory = 2")
+    deadline = time.monotonic() + 60
+    while get(client, LIST)["indexed"]["done"] < 3:
+        assert time.monotonic() < deadline
+    assert [row["flags"] for row in get(client, LIST)["rows"]] == [["repeated"], ["unreadable"], []]
+    assert "damaged" in get(client, f"{LIST}/b", 404)["error"]
+    assert get(client, f"{LIST}/c")["id"] == "c"
+
+
+def test_a_damaged_store_is_named(client, run):
+    get(client, LIST)
+    path = run / "trajectories.sqlite"
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data[:100] + b"\xff" * (len(data) - 100))
+    assert "damaged" in get(client, f"{LIST}/b", 404)["error"]
+    (listed,) = get(client, "/api/runs")["runs"]
+    assert "damaged" in listed["problem"]
+    path.write_bytes(data)
+    os.utime(path)
+    assert get(client, "/api/runs/first/metrics")["rows"]
+
+
+def test_a_run_that_is_removed_and_made_anew_is_followed(client, run):
+    get(client, LIST)
+    client.put(f"{LIST}/b/label", json={"passed": True})
+    shutil.rmtree(run)
+    assert get(client, "/api/runs")["runs"] == []
+    get(client, LIST, 404)
+    make_run(run, [trajectory("z", verdict=passed())])
+    assert [(row["id"], row["label"]) for row in get(client, LIST)["rows"]] == [("z", None)]
+    assert client.put(f"{LIST}/z/label", json={"passed": False}).status_code == 200
+    assert (run / "labels.sqlite").is_file()
+
+
+def test_a_run_on_a_mount_that_is_read_only_is_shown_and_not_labelled(run):
+    with unwritable(run) as mounted:
+        app = create_app(Runs([mounted]), Access("127.0.0.1", 8123))
+        with TestClient(app, base_url=ADDRESS) as client:
+            assert [row["id"] for row in get(client, LIST)["rows"]] == ["c", "b", "a/1"]
+            assert get(client, f"{LIST}/b")["id"] == "b"
+            assert get(client, "/api/runs/first")["charts"]
+            put = client.put(f"{LIST}/b/label", json={"passed": True})
+            assert put.status_code == 503
+            assert "labels.sqlite" in put.json()["error"]
+
+
+def test_one_run_that_fails_does_not_end_the_index_of_the_others(run, monkeypatch, caplog):
+    make_run(run.parent / "second", [trajectory("x")])
+    runs = Runs([run.parent])
+    for one in runs.all():
+        assert one.index.size[0] == 0
+    copy = Index.catch_up
+
+    def fails(self, seconds=0.3):
+        if self.store.parent.name == "first":
+            raise RuntimeError("a fault of ours")
+        copy(self, seconds)
+
+    monkeypatch.setattr(Index, "catch_up", fails)
+    indexing = live.Indexing(runs)
+    monkeypatch.setattr(live, "EVERY", 0.01)
+    indexing.start()
+    deadline = time.monotonic() + 60
+    while runs.get("second").index.size[:2] != (1, 1):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    indexing.stop()
+    assert caplog.text.count("the index of first cannot be brought up to date") == 1
+    runs.close()
+
+
+def test_an_index_is_removed_with_its_log_or_not_at_all(tmp_path):
+    old, used = tmp_path / "old.sqlite", tmp_path / "used.sqlite"
+    for file in (old, used):
+        for part in (file, file.with_name(f"{file.name}-wal")):
+            part.write_bytes(b"x")
+            os.utime(part, (0, 0))
+    os.utime(tmp_path / "used.sqlite-wal")  # a copy that is read and not written for long has a young log at most
+    remove_unused(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["used.sqlite", "used.sqlite-wal"]
+
+
+def test_names_with_half_a_pair_lead_to_their_pages(client, run):
+    odd = trajectory("id \ud800/x", task="task \ud800", group_id="group \ud800")
+    with TrajectoryStore(run / "trajectories.sqlite") as store:
+        store.add(odd, step=9)
+    row = get(client, LIST)["rows"][0]
+    assert (row["id"], row["group_id"]) == ("id \\ud800/x", "group \\ud800")
+    shown = get(client, f"{LIST}/{quote(row['id'], safe='')}")
+    assert (shown["id"], shown["group_id"], shown["task"]["id"]) == (row["id"], row["group_id"], "task \\ud800")
+    group = get(client, f"/api/runs/first/groups/{quote(row['group_id'], safe='')}")
+    assert (group["group_id"], group["members"][0]["id"]) == (row["group_id"], row["id"])
+    assert get(client, f"{LIST}?task={quote('task ' + chr(92) + 'ud800')}")["count"] == 1
+    put = client.put(f"{LIST}/{quote(row['id'], safe='')}/label", json={"passed": True})
+    assert put.status_code == 200
+    assert get(client, f"{LIST}?label=passed")["count"] == 1
