@@ -7,10 +7,12 @@ import threading
 import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from uirl.metrics import read_metrics
 from uirl.rollout.collector import EpisodePlayer
 from uirl.training.record.board import Board
 from uirl.types import Trajectory
@@ -168,6 +170,14 @@ def tell_step(step: int, steps: int, row: Mapping[str, Any], *, line: bool, limi
         board.add(step, row, line=line)
     elif line:
         say(step_line(step, steps, row))
+
+
+def tell_earlier(metrics: Path, every: int) -> None:
+    """Show what a resumed run did before, by its metrics file, where there is a board: curves go on where they were.
+    `every`: a row of the table for every so many updates."""
+    if _watch.board is not None and metrics.is_file():
+        for row in read_metrics(metrics):
+            _watch.board.add(row["step"], row, line=row["step"] % every == 0)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from uirl.learner.figures import OnLearned
 from uirl.metrics import Metrics, MetricsLogger, TensorBoardTracker, Tracker, WandbTracker, read_metrics
 from uirl.storage import RunDirectory, TrajectoryStore, origin_of
 from uirl.training.record.curve import draw_curve
-from uirl.training.record.progress import say
+from uirl.training.record.progress import say, tell_earlier
 from uirl.training.record.run_state import RunState
 from uirl.training.resume import (
     changed_keys,
@@ -111,6 +111,7 @@ class RunRecord:
             phase_after=phases,
             trackers=self._trackers(after, phases),
         )
+        tell_earlier(self.directory.metrics_path, self._config.logging.print_every)
         if self._config.logging.store_trajectories:
             keep = self._config.logging.store_images
             self._store = TrajectoryStore(
@@ -210,6 +211,7 @@ def row_of(
     row: dict[str, Any] = dict(metrics.reduce())
     stops = Counter(t.stop_reason for t in played)
     row |= {f"stop/{reason}": count / len(played) for reason, count in sorted(stops.items(), key=str)}
+    row["count/judged_episodes"] = sum(t.success is not None for t in usable)
     row["count/failed_episodes"] = sum(t.failure is not None for t in played)
     if attempts is not None:
         row["count/failed_attempts"] = len(attempts)
