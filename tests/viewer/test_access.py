@@ -101,7 +101,7 @@ def test_no_path_of_a_file_comes_from_a_request(client, path):
 
 
 def test_without_a_token_nothing_is_told(guarded):
-    for path in ("/", "/api/runs", "/static/app.js", "/?token=wrong", f"/?token={TOKEN}x"):
+    for path in ("/", "/api/runs", "/api/runs/run/events", "/static/app.js", "/?token=wrong", f"/?token={TOKEN}x"):
         assert guarded.get(path).status_code == 401
     assert guarded.put("/api/runs/first/trajectories/b/label", json={}).status_code == 401
     assert guarded.get("/api/runs", headers={"authorization": "Bearer wrong"}).status_code == 401

@@ -29,7 +29,6 @@ from uirl.viewer.groups import group
 from uirl.viewer.pictures import Sizes, fed_pictures, fed_png, media_type
 from uirl.viewer.runs import Run, Runs, describe, read_object, read_text
 from uirl.viewer.search import answer, facets, line_of, read_question
-from uirl.viewer.tail import read_from
 
 STATIC = Path(__file__).parent / "static"
 BODY, SHEET = 1 << 16, 32 << 20
@@ -124,13 +123,13 @@ class Api:
                 "config": read_text(run.config_path),
                 "summary": read_object(run.directory.summary_path),
                 "versions": run.store.origins() if run.has_store else None,
-                "charts": charts_of(run.names.read()),
+                "charts": charts_of(run.curves.names()),
             }
         )
 
     def metrics(self, request: Request) -> Response:
         since = _whole(request, "since")
-        return _json(read_from(self._run(request).metrics_path, since).to_dict())
+        return _json(live.metrics(self._run(request), since, _whole(request, "sample") == 1))
 
     def metrics_csv(self, request: Request) -> Response:
         run = self._run(request)
@@ -138,7 +137,7 @@ class Api:
 
     async def events(self, request: Request) -> Response:
         run = await run_in_threadpool(self._run, request)
-        return live.events(run, request, _whole(request, "since"))
+        return live.events(run, request, _whole(request, "since"), _whole(request, "sample") == 1)
 
     def facets(self, request: Request) -> Response:
         run = self._run(request)

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -18,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 
 from uirl.errors import StorageError
 from uirl.viewer.runs import Run, Runs
-from uirl.viewer.tail import read_from
+from uirl.viewer.tail import Piece, read_from
 
 _LOG = logging.getLogger(__name__)
 EVERY = 1.0
@@ -55,9 +56,12 @@ class Indexing:
     def _work_on(self, run: Run) -> bool:
         """Bring one index further; return whether there is more to do."""
         try:
+            more = run.curves.begun and run.curves.catch_up(SLICE)
+            if not run.has_store:
+                return more
             index = run.index
             index.catch_up(SLICE)
-            return index.read_words(SLICE)
+            return index.read_words(SLICE) or more
         except StorageError:
             return False  # gone, locked or being replaced: the page that asks is told, and the next look tries again
         except Exception:  # one run must not end the index of all others
@@ -67,20 +71,33 @@ class Indexing:
             return False
 
 
-def events(run: Run, request: Request, since: int) -> Response:
-    """Return the stream of a run's news: `metrics` {"next", "rows"}, `restart` {}, `trajectories` {"count"}."""
+def metrics(run: Run, since: int, sample: bool) -> dict[str, Any]:
+    """Return the rows from a place on, {"rows", "next"}; from 0 on those of a long run in few points. `sample`: they
+    are but a sample. One who has a sample (`sample`) is told to begin again once there is more: `restart`."""
+    if since and not (sample and run.curves.complete):
+        return read_from(run.metrics_path, since).to_dict()
+    if since:
+        return Piece([], 0, restart=True).to_dict()
+    piece, only_sample = run.curves.opening()
+    return piece.to_dict() | ({"sample": True} if only_sample else {})
+
+
+def events(run: Run, request: Request, since: int, sample: bool = False) -> Response:
+    """Return the stream of a run's news: `metrics` {"next", "rows"}, `restart` {}, `trajectories` {"count"}. `sample`:
+    see `metrics`."""
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(_news(run, request, since), headers=headers, media_type="text/event-stream")
+    return StreamingResponse(_news(run, request, since, sample), headers=headers, media_type="text/event-stream")
 
 
-async def _news(run: Run, request: Request, since: int) -> AsyncIterator[bytes]:
+async def _news(run: Run, request: Request, since: int, sample: bool) -> AsyncIterator[bytes]:
     place, count, said = since, -1, time.monotonic()
     yield b"retry: 2000\n\n"
     while not await request.is_disconnected():
         piece = await run_in_threadpool(read_from, run.metrics_path, place)
         news = b""
-        if piece.restart:
+        if piece.restart or (sample and run.curves.complete):
             news += _event("restart", {})
+            sample = False
         elif piece.rows:
             news += _event("metrics", piece.to_dict())
         place = piece.next
@@ -110,7 +127,7 @@ def _event(name: str, data: Any) -> bytes:
 
 def csv_of(run: Run) -> Response:
     """Return all rows as CSV, piece by piece, a column for each name that the run has."""
-    columns = ["step", "time", *run.names.read()]
+    columns = ["step", "time", *run.curves.names(math.inf)]
 
     def lines() -> Iterator[bytes]:
         place = 0

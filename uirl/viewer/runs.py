@@ -15,8 +15,9 @@ from uirl.errors import StorageError
 from uirl.storage import RunDirectory, TrajectoryStore, clean_run_name
 from uirl.storage.database import APPLICATION_ID
 from uirl.storage.labels import FILE, LabelStore
+from uirl.viewer.curves import Curves
 from uirl.viewer.index import Index
-from uirl.viewer.tail import Names, newest_rows
+from uirl.viewer.tail import newest_rows
 from uirl.viewer.vocabulary import Vocabulary
 
 DEPTH = 3
@@ -38,7 +39,7 @@ class Run:
         self.directory = RunDirectory(self.folder)
         self.store_path = self.directory.trajectories_path if path.is_dir() else path
         self.labels = LabelStore(self.folder / FILE if path.is_dir() else path.with_name(f"{path.stem}.{FILE}"))
-        self.names = Names(self.metrics_path)
+        self.curves = Curves(self.metrics_path)
         self.vocabulary = Vocabulary(self.folder)
         self._lock = threading.Lock()
         self._opened: tuple[tuple[Any, ...], TrajectoryStore, Index] | None = None
@@ -126,7 +127,7 @@ class Runs:
     def opened(self) -> list[Run]:
         """Return the runs that somebody looked at."""
         with self._lock:
-            return [run for run in self._runs.values() if run._opened is not None]
+            return [run for run in self._runs.values() if run._opened is not None or run.curves.begun]
 
     def close(self) -> None:
         """Close every run."""

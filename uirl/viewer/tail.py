@@ -1,10 +1,9 @@
-"""The metrics file while it grows: rows from a place on, and the names that were seen."""
+"""The metrics file while it grows: rows from a place on."""
 
 from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,9 +52,37 @@ def read_from(path: Path, since: int = 0, limit: int = ROWS) -> Piece:
                     rows.append(row)
                 if len(rows) >= limit:
                     break
-            return Piece(rows, end | mark << _OFFSET_BITS if end else 0)
+            return Piece(rows, _place(mark, end) if end else 0)
     except FileNotFoundError:
         return Piece([], 0, restart=since > 0)
+
+
+def sampled_rows(path: Path, count: int) -> Piece:
+    """Return about `count` rows at equal distances in the file, the first and the newest among them, without reading
+    what lies between."""
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            places: dict[int, dict[str, Any]] = {}
+            for part in range(count):
+                file.seek(max(0, part * status.st_size // count - 1))
+                if part:
+                    file.readline()  # the rest of the line before
+                place, line = file.tell(), file.readline()
+                row = _row(line) if line.endswith(b"\n") else None
+                if row is not None:
+                    places[place] = row
+            last = max(places, default=0)
+            rest = read_from(path, _place(status.st_ino, last), limit=1 << 30) if last else Piece([], 0)
+            if rest.rows:
+                places[status.st_size] = rest.rows[-1]
+            return Piece([places[place] for place in sorted(places)], rest.next or read_from(path, 0).next)
+    except FileNotFoundError:
+        return Piece([], 0)
+
+
+def _place(inode: int, offset: int) -> int:
+    return offset | (inode & _MARK) << _OFFSET_BITS
 
 
 def newest_rows(path: Path, size: int = CHUNK) -> list[dict[str, Any]]:
@@ -69,30 +96,6 @@ def newest_rows(path: Path, size: int = CHUNK) -> list[dict[str, Any]]:
         return []
     rows = [_row(line) for line in (lines[1:] if start else lines)]
     return [row for row in rows if row is not None]
-
-
-class Names:
-    """The names of the metrics of a growing file, in the order of their first appearance."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._place = path, 0
-        self._names: dict[str, None] = {}
-        self._lock = threading.Lock()
-
-    def read(self) -> list[str]:
-        """Return the names, those of new rows included."""
-        with self._lock:
-            while True:
-                piece = read_from(self._path, self._place)
-                if piece.restart:
-                    self._names.clear()
-                for row in piece.rows:
-                    self._names.update(dict.fromkeys(row))
-                self._place = piece.next
-                if not piece.rows and not piece.restart:
-                    return [name for name in self._names if name not in ("step", "time")]
-                if piece.restart and not self._path.exists():
-                    return []
 
 
 def _lines(file: Any, offset: int) -> Iterator[bytes]:
@@ -122,9 +125,10 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 
 def _band(row: dict[str, Any]) -> dict[str, float]:
-    """Return the interval (Wilson, 95 %) of the success of an update, where it says of how many episodes:
-    `trajectories` are those learned from, at most as many as were played, so it is never too narrow."""
-    success, episodes = row.get("success"), row.get("trajectories")
+    """Return the interval (Wilson, 95 %) of the success of an update, where it says over how many episodes it is the
+    mean. Rows of earlier versions say how many were learned from (`trajectories`), which is at most as many."""
+    success = row.get("success")
+    episodes = row.get("count/judged_episodes", row.get("trajectories"))
     if "success_low" in row or not isinstance(success, (int, float)) or not isinstance(episodes, (int, float)):
         return {}
     if not 0 <= success <= 1 or episodes < 1:

@@ -2,6 +2,7 @@
 
 import { useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { get, of } from "./api.js";
+import { withQuery } from "./router.js";
 import { addRows, emptyTable } from "./series.js";
 
 const MOST_STREAMS = 3; // a browser keeps six connections to one server; pictures and answers need the others
@@ -38,15 +39,21 @@ class Follower {
   /** Read what the file holds beyond what is known, piece by piece. */
   async read() {
     for (;;) {
-      const answer = await get(of(this.run.key, "metrics"), { since: this.run.table.next });
+      const answer = await get(of(this.run.key, "metrics"), this.asked());
       if (this.ended) return;
-      if (answer.restart) Object.assign(this.run, { table: emptyTable(), start: null });
+      if (answer.restart) Object.assign(this.run, { table: emptyTable(), start: null, sample: false });
       else if (answer.rows.length === 0) break;
       else this.add(answer);
+      if (answer.sample) this.run.sample = true;
     }
     this.run.error = null;
     this.run.loaded = true;
     this.changed();
+  }
+
+  /** From where on: one who has a sample is told to begin again once there is more. */
+  asked() {
+    return { since: this.run.table.next, sample: this.run.sample ? 1 : 0 };
   }
 
   add({ rows, next }) {
@@ -55,7 +62,7 @@ class Follower {
   }
 
   listen() {
-    this.source = new EventSource(`${of(this.run.key, "events")}?since=${this.run.table.next}`);
+    this.source = new EventSource(of(this.run.key, "events") + withQuery(this.asked()));
     const again = (seconds) => {
       this.source?.close();
       this.source = null;

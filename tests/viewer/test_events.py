@@ -1,0 +1,164 @@
+"""The stream of a run's news: who listens, who comes back, who never reads, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.viewer.browsing import viewer
+from tests.viewer.runs import make_run, trajectory
+from uirl.storage import TrajectoryStore
+from uirl.viewer import live
+
+SECONDS = 60
+EVENTS = "/api/runs/run/events"
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch):
+    monkeypatch.setattr(live, "EVERY", 0.02)
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    return make_run(tmp_path / "run", [trajectory("a")])
+
+
+class Listener:
+    """One who listens, by hand: an answer that never ends."""
+
+    def __init__(self, address: str, path: str = EVENTS, *, buffer: int | None = None) -> None:
+        to = urlsplit(address)
+        self._socket = socket.socket()
+        if buffer is not None:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        self._socket.settimeout(SECONDS)
+        self._socket.connect((to.hostname, to.port))
+        self._socket.sendall(f"GET {path} HTTP/1.1\r\nHost: {to.netloc}\r\n\r\n".encode())
+        self._file = self._socket.makefile("rb")
+
+    def next(self, name: str) -> Any:
+        """Return the data of the next event of this name."""
+        while (line := self._file.readline()) != f"event: {name}\n".encode():
+            assert line, "the stream has ended"
+        return json.loads(self._file.readline().removeprefix(b"data: "))
+
+    def line(self, wanted: bytes) -> bytes:
+        """Return the next line that begins so; empty: the stream ended."""
+        while (line := self._file.readline()) and not line.startswith(wanted):
+            pass
+        return line
+
+    def ends(self) -> bool:
+        """Return whether the stream ends, which it does by itself or not at all."""
+        try:
+            while self._file.read(1 << 16):
+                pass
+        except ConnectionError:
+            return True
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+
+def grow(run: Path, *steps: int, **values: Any) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps({"step": step, "time": 1.0, **values}) + "\n" for step in steps)
+
+
+def test_news_reach_every_listener(run):
+    with viewer(run) as address:
+        listeners = [Listener(address) for _ in range(5)]
+        for one in listeners:
+            assert [row["step"] for row in one.next("metrics")["rows"]] == [1, 2, 3]
+            assert one.next("trajectories") == {"count": 1}
+        grow(run, 4)
+        assert [[row["step"] for row in one.next("metrics")["rows"]] for one in listeners] == [[4]] * 5
+        with TrajectoryStore(run / "trajectories.sqlite") as store:
+            store.add(trajectory("b"), step=4)
+        assert [one.next("trajectories") for one in listeners] == [{"count": 2}] * 5
+        for one in listeners:
+            one.close()
+
+
+def test_one_who_comes_back_misses_nothing_and_hears_nothing_twice(run):
+    with viewer(run) as address:
+        first = Listener(address)
+        place = first.next("metrics")["next"]
+        first.close()
+        grow(run, 4, 5)
+        again = Listener(address, f"{EVENTS}?since={place}")
+        assert [row["step"] for row in again.next("metrics")["rows"]] == [4, 5]
+        again.close()
+
+
+def test_a_file_that_is_replaced_is_said_to_begin_again(run):
+    with viewer(run) as address:
+        one = Listener(address)
+        one.next("metrics")
+        fresh = run / "fresh.jsonl"
+        fresh.write_text('{"step": 1, "time": 2.0}\n')
+        fresh.replace(run / "metrics.jsonl")
+        assert one.next("restart") == {}
+        assert [row["time"] for row in one.next("metrics")["rows"]] == [2.0]
+        one.close()
+
+
+def test_a_stream_without_news_says_that_it_is_there(run, monkeypatch):
+    monkeypatch.setattr(live, "COMMENT", 0.01)
+    with viewer(run) as address:
+        one = Listener(address)
+        assert one.line(b"retry:") == b"retry: 2000\n"
+        one.next("trajectories")
+        assert one.line(b":") == b": still here\n"
+        one.close()
+
+
+def test_one_who_never_reads_holds_up_nobody_and_not_the_end(run):
+    grow(run, *range(4, 2000), text="x" * 5_000)  # more than all buffers on the way hold
+    with viewer(run) as address:
+        deaf = [Listener(address, buffer=4096) for _ in range(3)]
+        one = Listener(address)
+        assert len(one.next("metrics")["rows"]) > 1000
+        one.next("trajectories")
+        grow(run, 2000)
+        assert [row["step"] for row in one.next("metrics")["rows"]] == [2000]
+    assert one.ends()  # the viewer went, whoever listened
+    for listener in (*deaf, one):
+        listener.close()
+
+
+def test_a_run_that_is_removed_does_not_end_the_stream(run):
+    with viewer(run.parent) as address:
+        one = Listener(address)
+        one.next("trajectories")
+        (run / "trajectories.sqlite").unlink()
+        assert one.next("trajectories") == {"count": 0}
+        with TrajectoryStore(run / "trajectories.sqlite") as store:
+            store.add_many([trajectory("x"), trajectory("y")], step=1)
+        assert one.next("trajectories")["count"] == 2
+        one.close()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example:8123"},
+        {"origin": "http://evil.example"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"},
+    ],
+)
+def test_the_stream_is_guarded_as_all_else(client, headers):
+    assert client.get("/api/runs/run/events", headers=headers).status_code == 403
+
+
+def test_a_stream_of_nothing_is_refused(client):
+    assert client.get("/api/runs/none/events").status_code == 404
+    assert client.get("/api/runs/run/events?since=x").status_code == 400
