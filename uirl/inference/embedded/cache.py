@@ -40,6 +40,11 @@ class SlotCache(Cache):
         """Tokens of one sequence that the pools hold."""
         return self._length
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of all pools."""
+        return sum(pool.nbytes for pools in (self._keys, self._values) for pool in pools)
+
     def reserve(self, rows: int, length: int) -> None:
         """Make room for `rows` sequences of `length` tokens; what is there stays."""
         self._rows = max(self._rows, rows)

@@ -129,10 +129,12 @@ class TransformersInferenceEngine(InferenceEngine):
                     self._scheduler.forget_rows()
             finally:
                 self._scheduler.held, self._swapped_at = False, self._steps
+                self._free_idle_cache()
                 self._wake()
 
     def release(self, session_id: str) -> None:
         self._scheduler.release(session_id)
+        self._free_idle_cache()
 
     def stats(self) -> dict[str, float]:
         return self._counters.take()
@@ -143,12 +145,23 @@ class TransformersInferenceEngine(InferenceEngine):
             self._worker.cancel()
         self._fail("the engine was closed")
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the attention cache. None are held while no episode is under way, so that a learner on the same
+        device has them for its update."""
+        return self._runner.cache_bytes
+
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
         """See to it that somebody works, where there is work."""
         if self._scheduler.has_work and not self._closed and (self._worker is None or self._worker.done()):
             self._worker = asyncio.create_task(self._run())
+
+    def _free_idle_cache(self) -> None:
+        """Free the cache where nothing in it will be read again."""
+        if self._scheduler.is_empty:
+            self._runner.reset()
 
     async def _let_replies_end(self) -> None:
         """Admit no request until the replies under way have ended, or for `LONGEST_REPLY` seconds."""
@@ -170,6 +183,7 @@ class TransformersInferenceEngine(InferenceEngine):
             while self._scheduler.has_work:
                 self._step()
                 await asyncio.sleep(0)
+            self._free_idle_cache()
         except Exception as error:
             # nothing may wait for ever on a worker that died; every caller gets the cause
             self._fail(f"the forward pass failed: {type(error).__name__}: {error}", error)

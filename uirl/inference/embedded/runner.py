@@ -39,6 +39,11 @@ class ModelRunner:
         self._cache = SlotCache(loaded.device)
         self._batch: BatchSampling | None = None
 
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes that the cache takes."""
+        return self._cache.bytes
+
     def reset(self) -> None:
         """Free the cache."""
         self._cache, self._batch = SlotCache(self.loaded.device), None

@@ -165,6 +165,11 @@ class Scheduler:
         return bool(self.running or (self.waiting and not self.held))
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no request runs or waits and no row is kept: nothing in the cache will be read again."""
+        return not (self.running or self.waiting or self._kept)
+
+    @property
     def kept_sessions(self) -> list[str]:
         """Sessions whose rows are kept, the oldest first."""
         return list(self._kept)
