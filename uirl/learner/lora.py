@@ -56,7 +56,9 @@ def target_modules(model: nn.Module, config: LoraConfig) -> list[str]:
     """Return paths of the linear layers that get an adapter."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
-    reach = [name for name in linear if config.vision or not _in_vision(name)]
+    decoder = model.get_decoder()  # type: ignore[operator]
+    inside = next(f"{name}." for name, m in model.named_modules() if m is decoder)
+    reach = [name for name in linear if config.vision or name.startswith(inside)]
     leaves = {name: name.rsplit(".", 1)[-1] for name in reach}
     if isinstance(config.target, str):
         wanted = {"attention": ATTENTION, "mlp": MLP, "all": ATTENTION | MLP}[config.target]
@@ -167,7 +169,3 @@ def _adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, module in model.named_modules():
         if hasattr(module, "lora_A") and hasattr(module, "base_layer"):
             yield name, module
-
-
-def _in_vision(path: str) -> bool:
-    return not VISION_ROOTS.isdisjoint(path.split("."))

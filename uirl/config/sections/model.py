@@ -59,7 +59,7 @@ class LoraConfig(Section):
     target: Literal["attention", "mlp", "all"] | list[str] = "all"
     """Which linear layers get an adapter: a kind, or module names as HuggingFace spells them."""
     vision: bool = False
-    """Adapters in the vision tower too; false: it stays as it was loaded."""
+    """Adapters outside the language layers too (vision tower, connector); false: these stay as they were loaded."""
 
 
 class ModelConfig(Section):
