@@ -19,7 +19,7 @@ def main() -> None:
     for _ in range(2):
         costs = {}
         for name in ("HF image processor", "GridPatches"):
-            vision = VisionInputs(loaded.config, loaded.vision.processor)
+            vision = VisionInputs(loaded.config, loaded.vision.front)
             if name != "GridPatches":
                 vision._patches = None
             started = time.process_time()

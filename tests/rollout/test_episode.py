@@ -94,7 +94,7 @@ async def test_the_image_window_starts_segments(vlm, images: int) -> None:
 
 
 async def test_a_window_that_drops_in_steps_makes_few_samples_of_few_encodings(vlm) -> None:
-    vision = VisionInputs(vlm.config, vlm.vision.processor)
+    vision = VisionInputs(vlm.config, vlm.vision.front)
     encoded: list[str] = []
     process = vision._process
     vision._process = lambda images: encoded.extend(image.hash for image in images) or process(images)

@@ -18,6 +18,7 @@ from uirl.inference import LoadedModel
 from uirl.inference.models import picture_cache
 from uirl.inference.models.packing import PackedPixels
 from uirl.inference.models.picture_cache import PictureCache
+from uirl.inference.models.processors import PictureProcessor
 from uirl.inference.models.vision import VisionInputs
 
 
@@ -120,7 +121,7 @@ def test_a_large_picture_is_kept_in_an_eighth_of_its_size_to_the_last_bit(vlm: L
     processor = type(vlm.vision.processor)(
         size={"shortest_edge": 28**2, "longest_edge": 640 * 640}, patch_size=14, merge_size=2
     )
-    vision = VisionInputs(vlm.config, processor)
+    vision = VisionInputs(vlm.config, PictureProcessor(vlm.config, processor, vlm.tokenizer))
     shot = noise(1, 540, 601)
     (encoded,) = vision.encode([shot])
     theirs = processor(images=[shot.open()], return_tensors="pt")["pixel_values"]

@@ -39,7 +39,7 @@ def test_a_wrong_number_of_placeholders_is_an_error(vlm) -> None:
 
 
 def test_the_same_picture_is_processed_once(vlm, monkeypatch: pytest.MonkeyPatch) -> None:
-    vision = VisionInputs(vlm.config, vlm.vision.processor)
+    vision = VisionInputs(vlm.config, vlm.vision.front)
     calls: list[int] = []
     monkeypatch.setattr(
         vision, "_process", lambda shots: calls.append(len(shots)) or VisionInputs._process(vision, shots)
@@ -52,8 +52,8 @@ def test_the_same_picture_is_processed_once(vlm, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_image_cache_is_bounded(vlm) -> None:
-    one = VisionInputs(vlm.config, vlm.vision.processor).encode([picture(1)])[0].pixels
-    vision = VisionInputs(vlm.config, vlm.vision.processor, cache_bytes=3 * one.numel() * 4)
+    one = VisionInputs(vlm.config, vlm.vision.front).encode([picture(1)])[0].bytes
+    vision = VisionInputs(vlm.config, vlm.vision.front, cache_bytes=3 * one)
     vision.encode([picture(i) for i in range(10)])
     assert len(vision._cache) == 3
 
@@ -72,7 +72,7 @@ def test_patches_are_the_processors_to_the_last_bit(vlm, size: tuple[int, int]) 
     shot = picture(3, size) if min(size) > 12 else picture(3, (16, 16))
     processor = vlm.vision.processor
     theirs = processor(images=[shot.open()], return_tensors="pt")
-    ours = VisionInputs(vlm.config, processor).encode([shot])[0]
+    ours = VisionInputs(vlm.config, vlm.vision.front).encode([shot])[0]
     assert torch.equal(ours.pixels, theirs["pixel_values"])
     assert list(ours.grid) == theirs["image_grid_thw"][0].tolist()
 

@@ -1,133 +1,212 @@
-"""Every vision family that is listed loads from a folder and keeps the engine contract; every other says so first."""
+"""Every vision family keeps one contract, from its own files: what the engine samples is what the learner scores."""
 
 from __future__ import annotations
 
+import asyncio
+import copy
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
 
+from tests.inference.models.families_page import PAGE, models_page
+from tests.inference.models.picture_families import FAMILIES, saved
+from tests.inference.models.refused_families import REFUSED
 from tests.inference.pictures import picture
 from uirl.config import ModelConfig
+from uirl.config.sections.model import LoraConfig
 from uirl.errors import ContractError
+from uirl.images import ImageStore, Screenshot
 from uirl.inference import (
     ChatRenderer,
+    GenerationRequest,
     LoadedModel,
     Message,
+    SamplingParams,
     TransformersInferenceEngine,
-    check_engine,
     load_model,
-    recompute_with,
 )
-from uirl.inference.models.loading import wrap_model
-from uirl.inference.models.tiny import _text_config, _vision_config, build_tokenizer, image_processor
-from uirl.inference.models.vision import QWEN_FAMILY, STACKED_FAMILY, STACKED_TOWERS, VisionInputs, check_family
+from uirl.inference.models.loading import hidden_states, pad_sequences
+from uirl.learner import Policy, collate
+from uirl.types import Sample
 
-FAMILIES = [*QWEN_FAMILY, *[f"{family} {tower}" for family in STACKED_FAMILY for tower in STACKED_TOWERS]]
-CLASSES = {
-    "qwen2_vl": "Qwen2VL",
-    "qwen2_5_vl": "Qwen2_5_VL",
-    "qwen3_vl": "Qwen3VL",
-    "qwen3_vl_moe": "Qwen3VLMoe",
-    "llava": "Llava",
-    "vipllava": "VipLlava",
-}
+PORTRAIT, LANDSCAPE, SMALL = (54, 120), (90, 60), (40, 40)
+"""A phone's 1080 x 2400 scaled down, a browser's window, an icon."""
+
+Built = Callable[[str], LoadedModel]
 
 
-def grid_model(family: str, tokenizer: Any) -> tuple[Any, Any]:
-    sizes = ModelConfig().tiny.model_copy(update={"hidden_size": 32, "num_heads": 2, "vision_hidden_size": 16})
-    sizes.architecture = "qwen3_vl" if family.startswith("qwen3") else family
-    text, vision = _text_config(tokenizer, sizes), _vision_config(sizes)
-    if family == "qwen3_vl_moe":
-        text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-    token = tokenizer.convert_tokens_to_ids
-    tokens = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
-    marks = {"vision_start": "<|vision_start|>", "vision_end": "<|vision_end|>"}
-    ids = {f"{name}_token_id": token(word) for name, word in (tokens | marks).items()}
-    kind = CLASSES[family]
-    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=vision, **ids)
-    return getattr(transformers, f"{kind}ForConditionalGeneration")(config), image_processor(sizes)
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Models by the name of their family, each made once."""
+    made: dict[str, LoadedModel] = {}
+
+    def of(name: str) -> LoadedModel:
+        if name not in made:
+            made[name] = saved(name, tmp_path_factory.mktemp("model"))
+        return made[name]
+
+    return of
 
 
-def stacked_model(family: str, tower: str, tokenizer: Any) -> tuple[Any, Any]:
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    sizes |= {"initializer_range": 0.1}  # type: ignore[dict-item]
-    side = {"height": 28, "width": 28}
-    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    text = transformers.LlamaConfig(**sizes, **ends, vocab_size=len(tokenizer))
-    clip = tower == "clip_vision_model"
-    made = transformers.CLIPVisionConfig if clip else transformers.SiglipVisionConfig
-    options: dict[str, Any] = {"image_token_index": tokenizer.convert_tokens_to_ids("<|image_pad|>")}
-    if family == "llava":
-        options |= {"vision_feature_layer": -1, "vision_feature_select_strategy": "default" if clip else "full"}
-    else:
-        options |= {"vision_feature_layers": [-2, -1]}
-    kind = CLASSES[family]
-    config = getattr(transformers, f"{kind}Config")(
-        text_config=text, vision_config=made(**sizes, image_size=28, patch_size=14), **options
-    )
-    processor = transformers.CLIPImageProcessorPil(size=side, crop_size=side)
-    if not clip:
-        processor = transformers.SiglipImageProcessorPil(size=side)
-    return getattr(transformers, f"{kind}ForConditionalGeneration")(config), processor
+@pytest.fixture(params=FAMILIES)
+def loaded(request: pytest.FixtureRequest, built: Built) -> LoadedModel:
+    return built(request.param)
 
 
-def saved(name: str, folder: Path) -> LoadedModel:
-    """A tiny random model of the family, written to `folder` and loaded from there."""
-    tokenizer = build_tokenizer(512)
-    torch.manual_seed(0)
-    family, _, tower = name.partition(" ")
-    model, processor = stacked_model(family, tower, tokenizer) if tower else grid_model(family, tokenizer)
-    wrap_model(model.eval(), tokenizer, processor, name=name).save(folder)
-    return load_model(ModelConfig(local_path=str(folder), device="cpu"))
+TURNS = (
+    [("look at both", (picture(1, PORTRAIT), picture(2, LANDSCAPE))), ("and now", (picture(3, SMALL),)), ("go on", ())],
+    [("press ok", (picture(4, LANDSCAPE),)), ("again", (picture(5, PORTRAIT), picture(6, PORTRAIT)))],
+)
+"""What two users show, turn by turn."""
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-async def test_every_listed_family_loads_and_keeps_the_contract(name: str, tmp_path: Path) -> None:
-    loaded = saved(name, tmp_path)
+async def play(loaded: LoadedModel, number: int, engine: TransformersInferenceEngine, *, session: bool) -> Sample:
+    """A conversation of several turns, as a sample."""
     chat = ChatRenderer(loaded)
-    shots = [(picture(1),), (picture(2), picture(3)), ()]
-    prompts = [(chat.whole([Message("user", f"press {i}", s)]), s) for i, s in enumerate(shots)]
-    engine = TransformersInferenceEngine(loaded)
-    following = chat.following([Message("user", "next")], after_end=False)
-    report = await check_engine(
-        engine, prompts, recompute_with(loaded), banned_ids=loaded.banned_ids, continuation=following, max_tokens=4
+    ids: list[int] = []
+    mask: list[bool] = []
+    log_probs: list[float] = []
+    shown: tuple[Screenshot, ...] = ()
+    for turn, (text, images) in enumerate(TURNS[number]):
+        message = Message("user", text, images)
+        ended = bool(ids) and ids[-1] in loaded.end_ids
+        added = chat.following([message], after_end=ended) if turn else chat.whole([message])
+        shown += images
+        ids, mask, log_probs = ids + added, mask + [False] * len(added), log_probs + [0.0] * len(added)
+        sampling = SamplingParams(max_tokens=4, seed=10 * number + turn)
+        request = GenerationRequest(tuple(ids), shown, sampling, session_id=f"user {number}" if session else None)
+        reply = await engine.generate(request)
+        assert reply.log_probs is not None
+        assert not session or (reply.cached_tokens > 0) == (turn > 0)
+        ids, mask = ids + list(reply.token_ids), mask + [True] * len(reply.token_ids)
+        log_probs += reply.log_probs
+    hashes = tuple(image.hash for image in shown)
+    nothing, turns = (0.0,) * len(ids), tuple(0 if sampled else -1 for sampled in mask)
+    return Sample(tuple(ids), tuple(mask), tuple(log_probs), nothing, turns, images=hashes)
+
+
+async def conversations(loaded: LoadedModel, *, cache: bool) -> list[Sample]:
+    engine = TransformersInferenceEngine(loaded, kv_cache=cache)
+    try:
+        return list(await asyncio.gather(*[play(loaded, n, engine, session=cache) for n in range(len(TURNS))]))
+    finally:
+        await engine.close()
+
+
+def store() -> ImageStore:
+    images = ImageStore()
+    for turns in TURNS:
+        for _, shots in turns:
+            for shot in shots:
+                images.put(shot)
+    return images
+
+
+async def test_the_learner_scores_what_the_engine_sampled_with_and_without_its_cache(loaded: LoadedModel) -> None:
+    samples = await conversations(loaded, cache=True)
+    again = await conversations(loaded, cache=False)
+    assert [s.token_ids for s in samples] == [s.token_ids for s in again]
+    images = store()
+    for played in (samples, again):
+        batch = collate(loaded, played, images)
+        with torch.no_grad():
+            scores = Policy(loaded).log_probs_and_values(batch)
+        assert scores.log_probs is not None
+        assert (scores.log_probs - batch.rollout_log_probs).abs().max() < 1e-4
+        assert int(batch.response_mask.sum()) >= 5
+
+
+def test_what_the_picture_shows_matters(loaded: LoadedModel) -> None:
+    chat = ChatRenderer(loaded)
+    states = []
+    for shot in (picture(1, LANDSCAPE), picture(7, LANDSCAPE)):
+        ids = chat.whole([Message("user", "press", (shot,))])
+        tokens, positions = pad_sequences(loaded, [ids], [[shot]])
+        with torch.no_grad():
+            states.append(hidden_states(loaded, tokens, positions, [shot])[0, -1])
+    assert not torch.allclose(states[0], states[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [PORTRAIT, LANDSCAPE, SMALL], ids=str)
+def test_the_ids_are_those_of_the_processor_and_counted_without_the_picture(
+    loaded: LoadedModel, size: tuple[int, int]
+) -> None:
+    vision = loaded.vision
+    assert vision is not None
+    shot = picture(1, size)
+    message = Message("user", "press ok", (shot,))
+    text = loaded.tokenizer.apply_chat_template([message.as_hf()], tokenize=False, add_generation_prompt=True)
+    before, after = text.split(vision.front.word)
+    theirs = vision.front.sequence(before, shot.open(), after)["input_ids"][0].tolist()
+    ours = ChatRenderer(loaded).whole([message])
+    assert ours == theirs
+    ((start, end),) = vision.spans(ours, [shot])
+    assert vision.tokens_of(size) == end - start == vision.encode([shot])[0].tokens
+    assert set(theirs[start:end]) - {vision.image_token_id} <= set(loaded.tokenizer.added_tokens_decoder) | set(
+        loaded.tokenizer("\n")["input_ids"]
     )
-    assert report.log_prob_gap < 1e-4
-    await engine.close()
 
 
-@pytest.mark.parametrize(
-    ("made", "named"),
-    [
-        (transformers.LlavaOnevisionConfig, "'llava_onevision'"),
-        (transformers.LlavaNextConfig, "'llava_next'"),
-        (lambda: transformers.LlavaConfig(vision_config=transformers.PixtralVisionConfig()), "'pixtral'"),
-        (transformers.SmolVLMConfig, "'smolvlm'"),
-        (transformers.Idefics3Config, "'idefics3'"),
-        (transformers.Gemma3Config, "'gemma3'"),
-        (transformers.InternVLConfig, "'internvl'"),
-        (transformers.Mistral3Config, "'mistral3'"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_another_family_says_so_before_anything_is_read(made: Any, named: str, tmp_path: Path) -> None:
-    made().save_pretrained(tmp_path)  # no weights, no tokenizer, no picture processor: nothing else may be asked first
-    with pytest.raises(
-        ContractError, match=rf"{named}.* takes images in a way that is not known here; expected one of"
-    ):
-        load_model(ModelConfig(local_path=str(tmp_path), device="cpu"))
+async def test_adapters_sit_in_the_language_layers_and_learn(loaded: LoadedModel) -> None:
+    samples = await conversations(loaded, cache=True)
+    own = replace(loaded, model=copy.deepcopy(loaded.model))
+    policy = Policy(own, lora_config=LoraConfig(r=2, target="all"))
+    where = {name.split(".lora_")[0] for name, _ in policy.adapter_weights()}
+    decoder: Any = own.model.get_decoder()  # type: ignore[operator]
+    inside = {id(module) for module in decoder.modules()}
+    assert where
+    assert all(id(own.model.get_submodule(path)) in inside for path in where)
+    batch = collate(own, samples, store())
+
+    def loss() -> torch.Tensor:
+        scores = policy.log_probs_and_values(batch)
+        assert scores.log_probs is not None
+        return -scores.log_probs.sum()
+
+    before = loss()
+    optimizer = torch.optim.SGD([p for _, p in policy.adapter_weights()], lr=1e-3)
+    before.backward()
+    assert all(p.grad is None for name, p in own.model.named_parameters() if ".lora_" not in name)
+    optimizer.step()
+    assert loss() < before
 
 
-def test_the_documents_name_the_families_that_load() -> None:
-    root = Path(__file__).parents[3]
-    for page in (root / "README.md", root / "docs" / "engines.md"):
-        words = " ".join(page.read_text().split())
-        assert "Qwen-VL (2, 2.5, 3) and LLaVA (1.5, ViP)" in words, page
-    with pytest.raises(ContractError):
-        check_family(SimpleNamespace(model_type="llava", vision_config=SimpleNamespace()))
-    with pytest.raises(ContractError):
-        VisionInputs(SimpleNamespace(model_type="other", vision_config=SimpleNamespace()), None)
+def test_a_saved_model_is_the_same_model(loaded: LoadedModel, tmp_path: Path) -> None:
+    loaded.save(tmp_path)
+    again = load_model(ModelConfig(local_path=str(tmp_path), device="cpu"))
+    shots = [picture(1, PORTRAIT), picture(2, LANDSCAPE)]
+    message = Message("user", "press ok", tuple(shots))
+    ids = ChatRenderer(loaded).whole([message])
+    assert ChatRenderer(again).whole([message]) == ids
+    assert again.banned_ids == loaded.banned_ids
+    tokens, positions = pad_sequences(loaded, [ids], [shots])
+    with torch.no_grad():
+        ours, theirs = (hidden_states(model, tokens, positions, shots) for model in (loaded, again))
+    assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_family_that_cannot_work_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    refused = REFUSED[name]
+    torch.manual_seed(0)
+    refused.write(tmp_path)
+    kind = transformers.AutoConfig.from_pretrained(tmp_path).model_type
+    config = ModelConfig(local_path=str(tmp_path), device="cpu")
+    if refused.by == "at load":
+        with pytest.raises(ContractError, match=refused.said) as caught:
+            load_model(config)
+    else:
+        loaded = load_model(config)
+        with pytest.raises(ContractError, match=refused.said) as caught:
+            TransformersInferenceEngine(loaded)
+    assert repr(kind) in str(caught.value)
+
+
+def test_the_page_is_up_to_date(built: Built) -> None:
+    command = "python -m tests.inference.models.families_page"
+    assert PAGE.read_text() == models_page(built), f"write docs/models.md again: {command}"

@@ -92,6 +92,7 @@ class ModelRunner:
         positions = np.zeros((self.loaded.axes, len(fed), width), np.int64)
         columns = np.zeros((len(fed), width), np.int64)
         valid = np.zeros((len(fed), width), bool)
+        groups = np.zeros((len(fed), span), np.int64)
         images: list[Screenshot] = []
         for i, (sequence, n) in enumerate(zip(fed, counts, strict=True)):
             prompt = sequence.request.prompt_ids
@@ -101,6 +102,8 @@ class ModelRunner:
             columns[i, width - n :] = np.arange(sequence.cached, len(prompt))
             valid[i, width - n :] = True
             images += self._uncached_images(sequence)
+            if self.loaded.vision is not None and self._spans.both_ways:
+                groups[i, : len(prompt)] = self.loaded.vision.groups(prompt)
             sequence.cached = len(prompt)
         device = self.loaded.device
         rows = torch.tensor([s.row for s in fed], device=device)
@@ -108,7 +111,8 @@ class ModelRunner:
         together = fed[-1].row - fed[0].row == len(fed) - 1
         block = slice(fed[0].row, fed[-1].row + 1) if together else rows
         self._cache.aim(block, rows[:, None].expand_as(at)[mask], at[mask], mask, span)
-        logits = self._forward(ids, positions, self._spans.masks(at, span), images)
+        masks = self._spans.masks(at, span, torch.from_numpy(groups).to(device))
+        logits = self._forward(ids, positions, masks, images)
         if len(fed) < len(admitted):
             logits = logits[self._share(fed, admitted)]
         self._counters.add("prefill_tokens", sum(counts))

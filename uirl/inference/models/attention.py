@@ -34,13 +34,22 @@ class AttentionSpans:
     """Each kind of layer the model has -> tokens of its window or chunk, itself included; None: all."""
     additive: torch.dtype | None
     """The masks are numbers of this type to add to the scores ('eager' attention); None: booleans."""
+    both_ways: bool = False
+    """The placeholders of a picture see each other in both directions (Gemma 3)."""
 
-    def masks(self, at: Tensor, span: int) -> Masks:
+    def masks(self, at: Tensor, span: int, groups: Tensor | None = None) -> Masks:
         """Return masks [B, 1, n, span]: what the tokens at the places `at` [B, n] of their sequences see of [0, span).
 
-        One mask where all layers are of one kind, else one by kind, as HF models take them.
+        One mask where all layers are of one kind, else one by kind, as HF models take them. `groups` [B, span]: the
+        number of the run of placeholders that each token belongs to, 0 for text (`VisionInputs.groups`); it counts with
+        `both_ways`.
         """
-        masks = {str(kind): self._form(_visible(kind, size, at, span)) for kind, size in self.sizes.items()}
+        visible = {str(kind): _visible(kind, size, at, span) for kind, size in self.sizes.items()}
+        if groups is not None and self.both_ways:
+            mine = groups.gather(1, at)[:, :, None]
+            together = (mine == groups[:, None]) & (mine > 0)
+            visible = {kind: seen | together for kind, seen in visible.items()}
+        masks = {kind: self._form(seen) for kind, seen in visible.items()}
         return next(iter(masks.values())) if len(masks) == 1 else masks
 
     @property
@@ -79,7 +88,8 @@ def attention_spans(model_config: Any, dtype: torch.dtype, *, name: str) -> Atte
     unknown = sorted(set(types) - {"full_attention", *SIZE_KEYS})
     if unknown:
         raise ContractError(
-            f"{name} has layers of type {', '.join(unknown)}; the embedded engine knows full_attention, "
+            f"{name} (model type {model_config.model_type!r}) has layers of type {', '.join(unknown)}; the embedded "
+            f"engine knows full_attention, "
             f"{', '.join(SIZE_KEYS)}. {OTHER_ENGINES}"
         )
     sizes = {kind: _size(config, kind) for kind in types}

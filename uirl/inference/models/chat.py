@@ -74,7 +74,7 @@ class ChatRenderer:
         """Return the ids of a whole conversation, with the prompt for the next reply. Raises EnvironmentFailure for a
         picture that cannot be shown."""
         text = self._text(messages, prompt=True)
-        return self._expand(self.controls.encode(text), [image for m in messages for image in m.images])
+        return self._expand(text, [image for m in messages for image in m.images])
 
     def following(self, messages: Sequence[Message], *, after_end: bool) -> list[int]:
         """Return the ids that `messages` add after a reply, with the prompt for the next one.
@@ -85,7 +85,7 @@ class ChatRenderer:
             raise ContractError("this chat template rewrites history; render the whole conversation instead")
         key = (tuple(_bare(m) for m in messages), after_end)
         text = self._suffixes.get(key, lambda: self._render_suffix(*key), lambda text: 8 * len(text))
-        return self._expand(self.controls.encode(text), [image for m in messages for image in m.images])
+        return self._expand(text, [image for m in messages for image in m.images])
 
     def demonstration(self, reply: str, control_words: Sequence[str] = ()) -> list[int]:
         """Return the ids of a reply as the policy would have sampled it, with its end token.
@@ -130,25 +130,26 @@ class ChatRenderer:
         text = loaded.tokenizer.apply_chat_template(messages, tools=[dict(tool) for tool in tools], tokenize=False)
         return all(name in text for name in _names(tools))
 
-    def _expand(self, ids: list[int], images: Sequence[Screenshot]) -> list[int]:
-        """Repeat each image token as often as its picture takes."""
+    def _expand(self, text: str, images: Sequence[Screenshot]) -> list[int]:
+        """Return the ids of a rendered text, in the place of each picture's word what the processor makes of it."""
         if self._loaded.vision is None and not images:
-            return list(ids)
+            return self.controls.encode(text)
         vision = self._loaded.vision_for(images)
-        at = [i for i, token in enumerate(ids) if token == vision.image_token_id]
+        try:
+            encoded = vision.describe(images)
+        except (ValueError, ArithmeticError) as error:  # cut off, or a shape that the image processor cannot take
+            raise EnvironmentFailure(f"a picture cannot be shown to {self._loaded.name}: {error}") from error
+        ids = self.controls.encode(vision.expand(text, images))
+        at = [i for i, token in enumerate(ids) if token == vision.front.word_id]
         if len(at) != len(images):
             raise ContractError(
                 f"the rendered text holds {len(at)} image token(s) for {len(images)} picture(s): the chat template "
                 "drops pictures, or writes placeholders of its own"
             )
-        try:
-            encoded = vision.describe(images)
-        except (ValueError, ArithmeticError) as error:  # cut off, or a shape that the image processor cannot take
-            raise EnvironmentFailure(f"a picture cannot be shown to {self._loaded.name}: {error}") from error
         out: list[int] = []
         before = 0
         for i, image in zip(at, encoded, strict=True):
-            out += ids[before:i] + [vision.image_token_id] * image.tokens
+            out += ids[before:i] + image.expansion.ids.tolist()
             before = i + 1
         return out + ids[before:]
 

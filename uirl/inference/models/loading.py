@@ -18,10 +18,12 @@ from uirl.errors import CheckpointError, ConfigError, ContractError, EngineFailu
 from uirl.images import Screenshot
 from uirl.inference.models.attention import AttentionSpans, attention_spans
 from uirl.inference.models.features import PictureFeatures
+from uirl.inference.models.picture_proof import prove_pictures
+from uirl.inference.models.processors import PictureProcessor, check_family, load_processor
 from uirl.inference.models.shipped import SHIPPED, shipped_folder
 from uirl.inference.models.templates import TEMPLATES
 from uirl.inference.models.tiny import TINY_MODELS, build_tiny
-from uirl.inference.models.vision import QWEN_FAMILY, VisionInputs, check_family
+from uirl.inference.models.vision import VisionInputs
 
 BUILT_IN_MODELS = (*TINY_MODELS, *SHIPPED)
 """Names that no other program knows."""
@@ -30,8 +32,15 @@ _PLACEHOLDER_KEYS = (
     "image_token_id",
     "image_token_index",
     "video_token_id",
+    "video_token_index",
     "vision_start_token_id",
     "vision_end_token_id",
+    "boi_token_id",
+    "eoi_token_id",
+    "boi_token_index",
+    "eoi_token_index",
+    "image_start_token_id",
+    "image_end_token_id",
 )
 """Config keys of HF that name a token which stands for a picture or encloses one."""
 
@@ -131,7 +140,7 @@ class LoadedModel:
             self.model.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
         self.tokenizer.save_pretrained(folder)
         if self.vision:
-            self.vision.processor.save_pretrained(folder)
+            self.vision.front.save_pretrained(Path(folder))
 
 
 def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedModel:
@@ -161,6 +170,8 @@ def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedMod
         tokenizer.chat_template = TEMPLATES.get(config.chat_template, config.chat_template)
     if weights:
         check_head(loaded)
+        if loaded.vision is not None and not _is(config, BUILT_IN_MODELS):
+            prove_pictures(loaded.vision, loaded.model, lambda *parts: _read(loaded, *parts), name=loaded.name)
     return loaded
 
 
@@ -174,9 +185,14 @@ def _check_name(config: Any) -> None:
         raise ConfigError(f"no built-in model {config.model_name!r}; expected one of {', '.join(BUILT_IN_MODELS)}")
 
 
-def wrap_model(model: Any, tokenizer: Any, image_processor: Any | None, *, name: str) -> LoadedModel:
-    """Return a `LoadedModel` around parts that already exist."""
-    vision = VisionInputs(model.config, image_processor) if image_processor is not None else None
+def wrap_model(model: Any, tokenizer: Any, processor: Any | None, *, name: str) -> LoadedModel:
+    """Return a `LoadedModel` around parts that already exist. `processor`: a `PictureProcessor`, or a HF image
+    processor; None: a text model."""
+    vision = None
+    if processor is not None:
+        if not isinstance(processor, PictureProcessor):
+            processor = PictureProcessor(model.config, processor, tokenizer)
+        vision = VisionInputs(model.config, processor, backbone=_backbone(model))
     ends = {tokenizer.eos_token_id}
     generation = getattr(model, "generation_config", None)
     if generation is not None and generation.eos_token_id is not None:
@@ -189,7 +205,7 @@ def wrap_model(model: Any, tokenizer: Any, image_processor: Any | None, *, name:
     ends.discard(None)
     if not ends:
         raise ContractError(f"{name}: the tokenizer has no end token; set tokenizer.eos_token")
-    banned = _banned_ids(model, tokenizer, ends)
+    banned = _banned_ids(model, tokenizer, ends, [vision.front.word_id] if vision else [])
     return LoadedModel(model, tokenizer, vision, banned, tuple(sorted(ends)), name)
 
 
@@ -202,13 +218,25 @@ def hidden_states(
     cache. Without a mask, sequences are right-padded and attention is causal.
     """
     positions = position_ids if loaded.axes == 3 else position_ids[0]
-    backbone: Any = loaded.model.base_model
-    if backbone is loaded.model:  # Llama 4 names another base model than it has
-        backbone = loaded.model.model
+    if images and "attention_mask" not in kwargs:
+        kwargs |= loaded.vision_for(images).token_types(input_ids)
     kwargs.setdefault("use_cache", False)
     inputs = {"input_ids": input_ids, "position_ids": positions, **kwargs}
-    output = loaded.features.forward(loaded, backbone, images, **inputs)
+    output = loaded.features.forward(loaded, _backbone(loaded.model), images, **inputs)
     return output.last_hidden_state
+
+
+def _backbone(model: Any) -> Any:
+    """Return the model below the head."""
+    # Llama 4 names another base model than it has
+    return model.model if model.base_model is model else model.base_model
+
+
+@torch.no_grad()
+def _read(loaded: LoadedModel, sequences: Sequence[Sequence[int]], images: Sequence[Screenshot]) -> Tensor:
+    """Return hidden states [B, T, H] of sequences with one picture each."""
+    ids, positions = pad_sequences(loaded, sequences, [[image] for image in images])
+    return hidden_states(loaded, ids, positions, images)
 
 
 def project(loaded: LoadedModel, hidden: Tensor) -> Tensor:
@@ -277,13 +305,14 @@ def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | Non
         hf_config = AutoConfig.from_pretrained(path, **kwargs)
         pictures = hasattr(hf_config, "vision_config")
         if pictures:
-            # before weights are read, and before a picture processor of another family is looked for
+            # before anything else is read
             check_family(hf_config)
+        tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
+        processor = load_processor(str(path), hf_config, tokenizer) if pictures else None
         front = AutoModelForImageTextToText if pictures else AutoModelForCausalLM
         with _quiet():
             load = front.from_pretrained if weights else _hollow(front, hf_config)
             model = load(path, **options)
-        tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"cannot load a model from {path!r}: {str(error).rstrip('.')}. "
@@ -291,7 +320,7 @@ def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | Non
         ) from error
     except SafetensorError as error:
         raise CheckpointError(f"the weights in {path!r} are damaged: {error}") from error
-    return model, tokenizer, load_image_processor(str(path), hf_config) if pictures else None
+    return model, tokenizer, processor
 
 
 def _hollow(front: Any, hf_config: Any) -> Any:
@@ -309,24 +338,6 @@ def _hollow(front: Any, hf_config: Any) -> Any:
     return load
 
 
-def load_image_processor(path: str, hf_config: Any) -> Any:
-    """Return the HF image processor of a checkpoint, its PIL variant, which needs no torchvision."""
-    import transformers
-    from transformers.image_processing_base import ImageProcessingMixin
-
-    settings, _ = ImageProcessingMixin.get_image_processor_dict(path)
-    name = settings.get("image_processor_type") or (
-        "Qwen2VLImageProcessor" if hf_config.model_type in QWEN_FAMILY else ""
-    )
-    stem = name.removesuffix("Fast").removesuffix("Pil")
-    cls = getattr(transformers, stem + "Pil", None)
-    if cls is None:
-        raise ContractError(
-            f"{path}: image processor {name!r} has no PIL variant in transformers {transformers.__version__}"
-        )
-    return cls.from_dict(settings)
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Return a context without the progress bars of transformers."""
@@ -341,11 +352,11 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _banned_ids(model: Any, tokenizer: Any, ends: set[int]) -> tuple[int, ...]:
+def _banned_ids(model: Any, tokenizer: Any, ends: set[int], words: Sequence[int]) -> tuple[int, ...]:
     config = model.config
     banned = set(range(len(tokenizer), model.get_output_embeddings().weight.shape[0]))
     placeholders = [getattr(config, key, None) for key in _PLACEHOLDER_KEYS]
-    banned |= {int(token) for token in (*placeholders, tokenizer.pad_token_id) if token is not None}
+    banned |= {int(token) for token in (*placeholders, *words, tokenizer.pad_token_id) if token is not None}
     return tuple(sorted(banned - ends))
 
 

@@ -1,79 +1,125 @@
-"""Screenshots -> what a vision-language model's forward wants: pixels, placeholder counts, positions.
+"""Screenshots -> what a vision-language model's forward wants: pixels, placeholders, positions.
 
-Two families are understood. Qwen-VL (2, 2.5, 3): images are rows of patches with a grid and rotary positions have
-three axes. LLaVA (1.5, ViP) over a tower of CLIP's or SigLIP's kind: images of one size are stacked and positions are
-those of the tokens. The HF image processor does the pixels; it is called on image batches, never together with text, so
-that token ids stay ours.
+The rules are those of the model itself: its HF processor says what stands in a sequence for a picture
+(`uirl.inference.models.processors`), its forward which tensors it takes, its `get_rope_index` where tokens stand, if it
+has one. Pictures are processed one at a time and joined here, so that what one becomes depends on nothing else in its
+conversation. Token ids stay ours: no text goes through the processor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from uirl.errors import AlignmentError, ContractError
 from uirl.images import Screenshot
 from uirl.inference.models.geometry import grid_transform, stacked_transform
 from uirl.inference.models.packing import PackedPixels, pack_pixels
 from uirl.inference.models.picture_cache import KEPT_BYTES, PictureCache
+from uirl.inference.models.positions import Positions
+from uirl.inference.models.processors import Expansion, PictureProcessor, check_family, joined, placeholder_id
+from uirl.runtime.bounded_cache import BoundedCache
 from uirl.types import PictureTransform
 
-QWEN_FAMILY = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
-STACKED_FAMILY = ("llava", "vipllava")
-STACKED_TOWERS = ("clip_vision_model", "siglip_vision_model")
-"""Vision towers that make one row of features from a picture of a fixed size."""
 PACKED_FROM = 2**20
 """Bytes of pixels from which on they are kept packed: it costs time at every use, and small ones are many."""
+_SMALL = 64
+"""Numbers of a tensor that is kept for good: a grid, a size."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
     """One image after the processor."""
 
-    stored: torch.Tensor | PackedPixels | None
+    stored: Tensor | PackedPixels | None
     """What `pixels` are made of; None: they were dropped."""
-    grid: tuple[int, int, int] | None
-    """Qwen: (time, rows, columns) in patches; None for stacked images."""
-    tokens: int
-    """Placeholder tokens the image takes in the sequence."""
+    others: Mapping[str, Tensor]
+    """What else the model's forward takes of it: [n, ...] each; the large ones are dropped with the pixels."""
+    expansion: Expansion
+    """What stands in the sequence for it."""
     transform: PictureTransform | None = None
     """What was done to the picture before it was cut into patches; None: not known."""
 
     @property
-    def pixels(self) -> torch.Tensor:
-        """Qwen: [patches, values]; stacked: [1, C, H, W]."""
+    def tokens(self) -> int:
+        """Tokens that the image takes in the sequence, marks around and between its placeholders included."""
+        return len(self.expansion.ids)
+
+    @property
+    def pixels(self) -> Tensor:
+        """Models with grids: [patches, values]; others: [pictures or tiles, ...]."""
         assert self.stored is not None
         return self.stored.unpack() if isinstance(self.stored, PackedPixels) else self.stored
 
     @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All that the model's forward takes of it, with the picture, its tiles or its patches as rows [n, ...]."""
+        return {"pixel_values": self.pixels, **self.others}
+
+    @property
+    def grid(self) -> tuple[int, int, int] | None:
+        """(time, rows, columns) in patches; None for models without grids."""
+        grid = self.others.get("image_grid_thw")
+        return None if grid is None else tuple(int(n) for n in grid[0])  # type: ignore[return-value]
+
+    @property
     def bytes(self) -> int:
-        """Bytes that its pixels hold."""
-        return 0 if self.stored is None else self.stored.nbytes
+        """Bytes that its tensors hold."""
+        return (0 if self.stored is None else self.stored.nbytes) + sum(t.nbytes for t in self.others.values())
+
+    def bare(self) -> EncodedImage:
+        """Return the image without its pixels."""
+        return replace(self, stored=None, others={k: t for k, t in self.others.items() if t.numel() <= _SMALL})
 
 
 class VisionInputs:
     """The picture side of one model. Encoded images are kept by content hash, so that the learner reuses what the
-    engine already processed. Threads may share it."""
+    engine already processed. Threads may share it.
 
-    def __init__(self, model_config: Any, image_processor: Any, *, cache_bytes: int = KEPT_BYTES) -> None:
+    `backbone`: the HF model below the head, for its positions and for what its forward takes; None: positions are
+    those of the tokens, and it takes all that the processor returns.
+    """
+
+    def __init__(
+        self,
+        model_config: Any,
+        processor: PictureProcessor,
+        *,
+        backbone: Any | None = None,
+        cache_bytes: int = KEPT_BYTES,
+    ) -> None:
         check_family(model_config)
-        self.processor = image_processor
-        self.has_grid = model_config.model_type in QWEN_FAMILY
-        self.axes = 3 if self.has_grid else 1
-        token = getattr(model_config, "image_token_id", None)
-        self.image_token_id = int(token if token is not None else model_config.image_token_index)
+        self.front = processor
+        self.processor = processor.images
+        """The HF image processor."""
+        token = placeholder_id(model_config)
+        assert token is not None
+        self.image_token_id = token
+        self.has_grid = "image_grid_thw" in self.processor.model_input_names
         vision = model_config.vision_config
-        self.merge: int = int(getattr(vision, "spatial_merge_size", 1))
-        self._stacked_tokens = 0 if self.has_grid else _stacked_tokens(model_config)
-        self._patches = GridPatches.of(image_processor) if self.has_grid else None
-        self._cache = PictureCache(
+        self.merge = int(getattr(self.processor, "merge_size", 0) or getattr(vision, "spatial_merge_size", 1))
+        self.positions_of = Positions(getattr(backbone, "get_rope_index", None), token, self.merge)
+        self.axes = self.positions_of.axes
+        takes = _parameters(backbone, "forward")
+        self._takes = takes | _parameters(backbone, "get_image_features")
+        self.types = next((name for name in ("token_type_ids", "mm_token_type_ids") if name in takes), None)
+        """What the forward calls the kinds of tokens, 1 for placeholders, where positions do not say enough; None: it
+        asks for none."""
+        if self.axes > 1:
+            self.types = None
+        self._patches = GridPatches.of(self.processor) if self.has_grid else None
+        self._runs: dict[int, Expansion] = {}
+        self._counts: BoundedCache[int] = BoundedCache(2**20)
+        self._cache: PictureCache[EncodedImage] = PictureCache(
             lambda images: self._process(images),
             pack=self._pack,
-            bare=lambda image: replace(image, stored=None),
+            bare=lambda image: image.bare(),
             max_bytes=cache_bytes,
         )
 
@@ -93,132 +139,163 @@ class VisionInputs:
         """Return the same without their pixels, which may have been dropped since."""
         return self._cache.describe(images)
 
+    def tokens_of(self, size: tuple[int, int]) -> int:
+        """Return how many tokens a picture of `size` (width, height) takes, without a picture: what stands for one
+        depends on its size alone. The processor is asked about a blank one, once per size. Raises ValueError for a
+        shape that it cannot take."""
+        from PIL import Image
+
+        def ask() -> int:
+            return len(self.front(Image.new("RGB", size))[0].ids)
+
+        bounds = str(getattr(self.processor, "size", None))
+        return self._counts.get((size, bounds), ask, lambda _: 64)
+
     def transforms(self, images: Sequence[Screenshot]) -> tuple[PictureTransform | None, ...]:
         """Return what was done to each picture before it was cut into patches; None: not known."""
         return tuple(image.transform for image in self.describe(images))
 
-    def forward_inputs(self, images: Sequence[Screenshot], device: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    def forward_inputs(self, images: Sequence[Screenshot], device: Any, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return the keyword arguments for the model's forward; empty without images.
 
-        `pixel_values`: patches of all images one below the other [patches, values], or the images stacked
-        [images, C, H, W]. `image_grid_thw` [images, 3], for models with grids: time, rows and columns in patches.
+        Each tensor [n, ...] holds the rows of all images, one below the other; rows of several sizes are filled with 0
+        at their ends, as the HF processors do. Numbers that are not whole have the type `dtype`.
         """
         if not images:
             return {}
-        encoded = self.encode(images)
-        inputs = {"pixel_values": torch.cat([image.pixels for image in encoded]).to(device=device, dtype=dtype)}
-        if self.has_grid:
-            inputs["image_grid_thw"] = torch.tensor([image.grid for image in encoded], device=device)
-        return inputs
+        encoded = [image.tensors for image in self.encode(images)]
+        inputs = {name: joined([tensors[name] for tensors in encoded]) for name in encoded[0]}
+        return {
+            name: tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else tensor.dtype)
+            for name, tensor in inputs.items()
+        }
+
+    def token_types(self, input_ids: Tensor) -> dict[str, Tensor]:
+        """Return the keyword arguments by which the forward learns which of `input_ids` [B, T] are placeholders."""
+        return {} if self.types is None else {self.types: (input_ids == self.image_token_id).to(input_ids.dtype)}
 
     def spans(self, ids: Sequence[int], images: Sequence[Screenshot]) -> list[tuple[int, int]]:
-        """Return the places [start, end) of each image's placeholders in `ids`. Raises AlignmentError where they are
-        not all there, or not side by side."""
-        places = np.flatnonzero(np.asarray(ids) == self.image_token_id)
-        sizes = [image.tokens for image in self.describe(images)]
+        """Return the places [start, end) of what stands for each image in `ids`. Raises AlignmentError where the
+        placeholders are not all there, or not side by side."""
+        array = np.asarray(ids)
+        places = np.flatnonzero(array == self.image_token_id)
+        expansions = [image.expansion for image in self.describe(images)]
+        sizes = [len(expansion.places) for expansion in expansions]
         if len(places) != sum(sizes):
             raise AlignmentError(
                 f"placeholder tokens do not match the images: got {len(places)} in the sequence, expected "
                 f"{sum(sizes)} for {len(images)} image(s) of {sizes}; does the text contain the image token?"
             )
         spans, used = [], 0
-        for n in sizes:
-            start = int(places[used])
-            if places[used + n - 1] != start + n - 1:
-                raise AlignmentError(f"the placeholders of an image of {n} tokens at {start} are interrupted by text")
-            spans.append((start, start + n))
+        for expansion, n in zip(expansions, sizes, strict=True):
+            start = int(places[used] - expansion.places[0])
+            end = start + len(expansion.ids)
+            if start < 0 or not np.array_equal(array[start:end], expansion.ids):
+                raise AlignmentError(
+                    f"the placeholders of an image of {n} tokens at {max(start, 0)} are interrupted by text"
+                )
+            spans.append((start, end))
             used += n
         return spans
 
     def one_placeholder_each(self, ids: Sequence[int], images: Sequence[Screenshot]) -> list[int]:
-        """Return `ids` with the placeholders of each image made one, as servers take them that expand it again. Raises
-        AlignmentError like `spans`."""
+        """Return `ids` with what stands for each image made the one token that chat templates write, as servers take
+        them that expand it again. Raises AlignmentError like `spans`, and ContractError for a model whose processor
+        writes text around pictures: that would stand there twice."""
         out: list[int] = []
         at = 0
-        for start, end in self.spans(ids, images):
-            out += ids[at : start + 1]
+        for image, (start, end) in zip(self.describe(images), self.spans(ids, images), strict=True):
+            if image.expansion.before or image.expansion.after:
+                raise ContractError(
+                    f"the processor of this model writes {image.expansion.before!r} before and "
+                    f"{image.expansion.after!r} after a picture, which a server would write again; expected pictures "
+                    "without text around them. Use inference.backend=transformers"
+                )
+            out += [*ids[at:start], self.front.word_id]
             at = end
         return out + list(ids[at:])
 
     def positions(self, ids: Sequence[int], images: Sequence[Screenshot]) -> tuple[np.ndarray, int]:
-        """Return rotary positions [axes, len(ids)] from 0, and the position of the next token.
-
-        Text advances by one on every axis. A Qwen image occupies a block: time stands still, rows and columns count
-        from the block's start, and the text after it goes on at start + max(rows, columns) (Qwen2-VL, section 2.1).
-        """
+        """Return rotary positions [axes, len(ids)] from 0, and the position of the next token: see `Positions`."""
         spans = self.spans(ids, images)
-        if not self.has_grid or not images:
+        if self.axes == 1 or not images:
             return np.broadcast_to(np.arange(len(ids)), (self.axes, len(ids))), len(ids)
-        out = np.empty((3, len(ids)), np.int64)
-        at = position = 0
-        for image, (start, end) in zip(self.describe(images), spans, strict=True):
-            out[:, at:start] = np.arange(position, position + start - at)
-            position += start - at
-            _, height, width = image.grid  # type: ignore[misc]
-            rows, columns = height // self.merge, width // self.merge
-            out[0, start:end] = position
-            out[1, start:end] = position + np.repeat(np.arange(rows), columns)
-            out[2, start:end] = position + np.tile(np.arange(columns), rows)
-            position += max(rows, columns)
-            at = end
-        out[:, at:] = np.arange(position, position + len(ids) - at)
-        return out, position + len(ids) - at
+        return self.positions_of(ids, spans, [(e.expansion, e.others) for e in self.describe(images)])
 
+    def groups(self, ids: Sequence[int]) -> np.ndarray:
+        """Return [len(ids)]: for placeholders the number of their run, from 1; 0 for all other tokens. In some models
+        the placeholders of a run see each other in both directions."""
+        placeholder = np.asarray(ids) == self.image_token_id
+        begins = placeholder & ~np.concatenate(([False], placeholder[:-1]))
+        return np.where(placeholder, np.cumsum(begins), 0)
+
+    def expand(self, text: str, images: Sequence[Screenshot]) -> str:
+        """Return the text of a chat template with what the processor writes around each picture in plain letters."""
+        front = self.front
+        parts = text.split(front.word)
+        expansions = [image.expansion for image in self.describe(images)]
+        if len(parts) != len(images) + 1 or not any(e.before or e.after or front.before_a_word for e in expansions):
+            return text
+        out = [parts[0]]
+        for expansion, part in zip(expansions, parts[1:], strict=True):
+            attached = part[:1] not in ("", "<") and not part[0].isspace()
+            after = front.before_a_word if attached else expansion.after
+            out += [expansion.before, front.word, after, part]
+        return "".join(out)
+
+    # not in inference mode: the learner backpropagates through what the engine encoded
     @torch.inference_mode(False)
     def _process(self, images: list[Screenshot]) -> list[EncodedImage]:
-        # not in inference mode: the learner backpropagates through what the engine encoded
-        pictures = [image.open() for image in images]
-        if not self.has_grid:
-            pixels = self.processor(images=pictures, return_tensors="pt")["pixel_values"]
-            fed = (int(pixels.shape[-1]), int(pixels.shape[-2]))
-            return [
-                EncodedImage(
-                    pixels[i : i + 1], None, self._stacked_tokens, stacked_transform(self.processor, picture.size, fed)
-                )
-                for i, picture in enumerate(pictures)
-            ]
-        return [self._encode_grid(picture) for picture in pictures]
+        return [self._encode(image.open()) for image in images]
 
-    def _encode_grid(self, picture: Any) -> EncodedImage:
+    def _encode(self, picture: Any) -> EncodedImage:
         array = np.asarray(picture)
-        if self._patches is not None and self._patches.fits(*array.shape[:2]):
-            pixels, (t, h, w) = self._patches(array)
+        if self._patches is not None and self._patches.fits(*array.shape[:2]) and self._is_plain():
+            pixels, grid = self._patches(array)
+            tensors: dict[str, Tensor] = {"pixel_values": pixels, "image_grid_thw": torch.tensor([grid])}
+            expansion = self._run(grid[0] * grid[1] * grid[2] // self.merge**2)
         else:
-            output = self.processor(images=[picture], return_tensors="pt")
-            pixels, (t, h, w) = output["pixel_values"], (int(n) for n in output["image_grid_thw"][0])
-        side = self.processor.patch_size
-        transform = grid_transform(self.processor, picture.size, (w * side, h * side))
-        return EncodedImage(pixels, (t, h, w), t * h * w // self.merge**2, transform)
+            expansion, tensors = self.front(picture)
+            tensors = {name: t for name, t in tensors.items() if not self._takes or name in self._takes}
+        transform = self._transform(picture.size, tensors)
+        pixels = tensors.pop("pixel_values")
+        return EncodedImage(pixels, tensors, expansion, transform)
+
+    def _is_plain(self) -> bool:
+        """Return whether pictures stand as placeholders alone."""
+        if not self._runs:
+            from PIL import Image
+
+            expansion, _ = self.front(Image.new("RGB", (64, 64)))
+            plain = not expansion.before and not expansion.after and len(expansion.ids) == len(expansion.places)
+            self._runs[len(expansion.ids) if plain else -1] = expansion
+        return -1 not in self._runs
+
+    def _run(self, n: int) -> Expansion:
+        if n not in self._runs:
+            self._runs[n] = Expansion("", np.full(n, self.image_token_id), "", np.arange(n))
+        return self._runs[n]
+
+    def _transform(self, size: tuple[int, int], tensors: Mapping[str, Tensor]) -> PictureTransform | None:
+        pixels, grid = tensors["pixel_values"], tensors.get("image_grid_thw")
+        if grid is not None:
+            side = self.processor.patch_size
+            return grid_transform(self.processor, size, (int(grid[0, 2]) * side, int(grid[0, 1]) * side))
+        if pixels.ndim != 4 or len(pixels) != 1:  # tiles
+            return None
+        return stacked_transform(self.processor, size, (int(pixels.shape[-1]), int(pixels.shape[-2])))
 
     def _pack(self, image: EncodedImage) -> EncodedImage:
-        """Return the image as it is kept: a large one as bytes, where it comes back exactly."""
-        if image.bytes < PACKED_FROM or not isinstance(image.stored, torch.Tensor):
+        """Return the image as it is kept: a large one that is no set of tiles as bytes, where it comes back exactly."""
+        if image.bytes < PACKED_FROM or not isinstance(image.stored, Tensor) or image.stored.ndim == 5:
             return image
         return replace(image, stored=pack_pixels(image.stored, self.processor) or image.stored)
 
 
-def check_family(model_config: Any) -> None:
-    """Raise ContractError for a vision-language model whose pictures are not understood here."""
-    kind = model_config.model_type
-    tower = getattr(model_config.vision_config, "model_type", "")
-    if kind in QWEN_FAMILY or (kind in STACKED_FAMILY and tower in STACKED_TOWERS):
-        return
-    over = f" with a tower of type {tower!r}" if kind in STACKED_FAMILY else ""
-    raise ContractError(
-        f"model type {kind!r}{over} takes images in a way that is not known here; expected one of "
-        f"{', '.join(QWEN_FAMILY)}, or one of {', '.join(STACKED_FAMILY)} with a tower of type "
-        f"{' or '.join(STACKED_TOWERS)}. Add its rules in uirl/inference/models/vision.py."
-    )
-
-
-def _stacked_tokens(model_config: Any) -> int:
-    """Count the features that a picture leaves: one per patch, and that of the whole picture where the tower has one
-    and the model keeps it."""
-    vision = model_config.vision_config
-    patches = (vision.image_size // vision.patch_size) ** 2
-    whole = 1 if vision.model_type == "clip_vision_model" else 0
-    dropped = 1 if getattr(model_config, "vision_feature_select_strategy", "default") == "default" else 0
-    return int(patches + whole - dropped)
+def _parameters(owner: Any, name: str) -> set[str]:
+    """Return the names that a method takes; none where it is not there."""
+    method = getattr(owner, name, None)
+    return set() if method is None else set(inspect.signature(method).parameters)
 
 
 class GridPatches:
@@ -232,10 +309,10 @@ class GridPatches:
     @classmethod
     def of(cls, processor: Any) -> GridPatches | None:
         """Return the patches of a processor; None where it does something else than rescale and normalise."""
-        needed = ("patch_size", "merge_size", "temporal_patch_size", "rescale_factor", "image_mean", "image_std")
-        if not all(hasattr(processor, name) for name in needed) or not (
-            processor.do_rescale and processor.do_normalize
-        ):
+        from transformers import Qwen2VLImageProcessorPil
+
+        # others with the same fields bound the size of a picture by other rules
+        if type(processor) is not Qwen2VLImageProcessorPil or not (processor.do_rescale and processor.do_normalize):
             return None
         values = np.broadcast_to(np.arange(256, dtype=np.uint8), (3, 1, 256))
         scaled = processor.rescale(values, processor.rescale_factor)
