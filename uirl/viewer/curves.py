@@ -18,7 +18,7 @@ STRETCHES = 1000
 """Stretches at least of a file that is longer, two rows each; twice as many at most."""
 SAMPLE = 1000
 """Rows that stand for a long file until all of it was read."""
-PATIENCE = 0.3
+PATIENCE = 0.2
 """Seconds that a page waits for more than a sample."""
 ROWS = 500
 """Rows that are read at once."""

@@ -237,7 +237,7 @@ def is_store(path: Path) -> bool:
 
 def _state_of(store: Path) -> tuple[tuple[int, int] | None, tuple[Any, ...]]:
     """Return which file a store is (None: it is not there), and how it and its log were last written."""
-    statuses = []
+    statuses: list[os.stat_result | None] = []
     for path in (store, Path(f"{store}-wal")):
         try:
             statuses.append(path.stat())

@@ -133,5 +133,6 @@ def _band(row: dict[str, Any]) -> dict[str, float]:
         return {}
     if not 0 <= success <= 1 or episodes < 1:
         return {}
-    low, high = success_interval(round(success * episodes), int(episodes))
+    count = int(episodes)
+    low, high = success_interval(round(success * count), count)
     return {"success_low": low, "success_high": high}
