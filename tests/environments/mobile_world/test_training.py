@@ -35,6 +35,9 @@ TINY = [
 
 def test_the_config_fits() -> None:
     store = load_config(str(CONFIG))
+    # a checkpoint of 2 B, long sequences: not what suits the tiny model
+    assert store.model.dtype == "bfloat16"
+    assert store.model.gradient_checkpointing is True
     for split in ("train", "eval"):
         env = create_environment(store.environment.name, store.environment.options_for(split), store.environment)
         assert isinstance(env, MobileWorldEnvironment)
