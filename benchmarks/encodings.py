@@ -62,7 +62,7 @@ def one(asked: argparse.Namespace, before: bool) -> dict[str, float]:
     config.training.adv_estimator, config.algorithm.kl_loss_coef = "grpo", 0.01
     config.training.batch_size, config.training.group_size, config.training.minibatches = asked.episodes, 8, 1
     config.training.eval_every, config.training.eval_episodes, config.training.warm_start.enabled = None, 2, False
-    config.training.old_log_probs = "recompute"
+    config.training.old_log_probs, config.training.micro_batch_tokens = "recompute", 2048
     with tempfile.TemporaryDirectory() as folder:
         config.logging.runs_dir, config.logging.tensorboard = folder, False
         trainer = RLTrainer(config)

@@ -88,6 +88,14 @@ REFUSED = {
         ["model.tensor_parallel_size=2"],
         ["model.tensor_parallel_size=2", "inference.backend=vllm"],
     ),
+    "which only sdpa and eager take": (
+        ["model.attn_implementation=flash_attention_2"],
+        ["model.attn_implementation=flash_attention_2", "inference.backend=vllm", "model.dtype=bfloat16"],
+    ),
+    "the kernel computes in 16 bits alone": (
+        ["model.attn_implementation=flash_attention_2", "inference.backend=vllm"],
+        ["model.attn_implementation=flash_attention_2", "inference.backend=vllm", "model.dtype=bfloat16"],
+    ),
     "use a multiple of 8": (
         ["model.tiny.hidden_size=100"],
         ["model.tiny.hidden_size=100", "model.model_name=some/model"],

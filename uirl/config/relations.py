@@ -207,6 +207,18 @@ def _model(config: ConfigTree) -> Iterator[str]:
             f"model.tensor_parallel_size={config.model.tensor_parallel_size} with inference.backend=transformers: the "
             "embedded engine keeps the model on one device; use vllm or sglang, or 1"
         )
+    kernel = config.model.attn_implementation
+    if kernel not in (None, "sdpa", "eager") and config.inference.backend == "transformers":
+        yield (
+            f"model.attn_implementation={kernel} with inference.backend=transformers: the embedded engine samples "
+            "sequences of different lengths together and says by masks what each sees, which only sdpa and eager "
+            "take; use one of these, or vllm or sglang"
+        )
+    elif kernel is not None and "flash" in kernel and config.model.dtype == "float32":
+        yield (
+            f"model.attn_implementation={kernel} with model.dtype=float32: the kernel computes in 16 bits alone; use "
+            "model.dtype=bfloat16, or sdpa"
+        )
     tiny = config.model.tiny
     if config.model.model_name == GROUNDED and config.model.local_path is None and tiny != type(tiny)():
         changed = ", ".join(

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from uirl.config import ConfigStore
+import importlib.util
+
+import pytest
+
+from uirl.config import ConfigStore, ModelConfig
+from uirl.errors import CheckpointError
 from uirl.inference.models.loading import load_model
 from uirl.inference.models.tiny import build_tokenizer
 
@@ -29,3 +34,10 @@ def test_words_come_from_the_configuration() -> None:
     store = ConfigStore.from_dict({"model": {"tiny": {"words": list(WORDS), "vocab_size": 560}}})
     tokenizer = load_model(store.model, seed=0).tokenizer
     assert all(len(tokenizer.tokenize(word)) == 1 for word in WORDS)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash-attn is installed")
+def test_a_kernel_whose_package_is_missing_is_a_checkpoint_that_cannot_be_loaded(lm, tmp_path) -> None:
+    lm.save(tmp_path)
+    with pytest.raises(CheckpointError, match="cannot load a model"):
+        load_model(ModelConfig(local_path=str(tmp_path), device="cpu", attn_implementation="flash_attention_2"))

@@ -84,7 +84,8 @@ class ModelConfig(Section):
     chat_template: str | None = None
     """'chatml', 'hermes' (ChatML with tools), 'llama-2', 'llama-3' or a Jinja template; None: the tokenizer's own."""
     attn_implementation: str | None = None
-    """HuggingFace attention kernel ('sdpa', 'eager', 'flash_attention_2'); None: HuggingFace's choice."""
+    """HuggingFace attention kernel ('sdpa', 'eager', 'flash_attention_2'); None: HuggingFace's choice. The embedded
+    engine takes the first two alone; 'flash_attention_2' needs the package flash-attn, 16 bits, and vllm or sglang."""
     gradient_checkpointing: bool | None = None
     """Recompute activations in the backward pass: less memory, about a third more time. None: under verl, whose models
     are large, and not with the local trainer."""

@@ -313,7 +313,7 @@ def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | Non
         with _quiet():
             load = front.from_pretrained if weights else _hollow(front, hf_config)
             model = load(path, **options)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise CheckpointError(
             f"cannot load a model from {path!r}: {str(error).rstrip('.')}. "
             "Expected a HF id or a folder with config.json, model.safetensors and a tokenizer."
