@@ -11,6 +11,7 @@ READER = {
     "training.value_coef=0.1": "training.adv_estimator=gae",
     "training.gamma=0.9": "training.adv_estimator=gigpo",
     "training.clip_ratio=0.1": "training.adv_estimator=grpo",
+    "training.lr_final_ratio=0.1": "training.lr_schedule=cosine",
     "training.kl_coef=0.5": "training.use_kl_in_reward=true",
     "algorithm.normalize_by_std=false": "training.adv_estimator=turn_level",
     "algorithm.max_resamples=2": "training.adv_estimator=rloo",

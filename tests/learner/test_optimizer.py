@@ -5,8 +5,9 @@ import torch
 
 from tests.learner.updates import TEXT, make_learner
 from tests.learner.worlds import make_config, sample_trajectories
-from uirl.learner import Policy
+from uirl.learner import Policy, load_checkpoint, save_checkpoint
 from uirl.learner.optimizer import Optimizer, OptimizerSettings
+from uirl.learner.schedule import learning_rate_share
 
 
 class TestOptimizer:
@@ -76,3 +77,43 @@ class TestOptimizer:
         other.grad = torch.randn(6, generator=draw.manual_seed(0))
         defaults.step()
         assert (other - made[0]).abs().max() > 1e-3
+
+
+class TestLearningRateSchedule:
+    @pytest.mark.parametrize(
+        ("schedule", "final", "expected"),
+        [
+            ("constant", 0.1, [1, 1, 1, 1, 1]),
+            ("linear", 0.0, [1, 0.75, 0.5, 0.25, 0.25]),
+            ("linear", 0.2, [1, 0.8, 0.6, 0.4, 0.4]),
+            # (1 + cos(pi / 4)) / 2 = 0.8536, (1 + cos(pi 3 / 4)) / 2 = 0.1464
+            ("cosine", 0.0, [1, 0.853553, 0.5, 0.146447, 0.146447]),
+            ("cosine", 0.5, [1, 0.926777, 0.75, 0.573223, 0.573223]),
+        ],
+    )
+    def test_it_falls_by_the_updates_of_the_run_and_stays_after_its_end(self, schedule, final, expected):
+        shares = [learning_rate_share(schedule, final, update, 4) for update in (1, 2, 3, 4, 9)]
+        assert shares == pytest.approx(expected, abs=1e-6)
+
+    def test_all_steps_of_an_update_have_its_rate_after_the_warm_up(self, images):
+        overrides = ["training.warmup_steps=4", "training.learning_rate=0.001", "training.lr_schedule=linear"]
+        run = ["training.num_epochs=2", "training.num_iters_per_epoch=2", "training.update_epochs=1"]
+        learner = make_learner(images, TEXT, *overrides, *run, "training.minibatches=2")
+        samples = sample_trajectories(learner.policy, images)
+        rates = []
+        for _ in range(3):
+            rates.append(learner.update(samples)["learning_rate"])
+        # of the last of two steps: the peak x 2/4 of the warm-up, then x 4/4 x 3/4 of the run, then x 2/4 of the run
+        assert rates == pytest.approx([0.0005, 0.00075, 0.0005])
+
+    def test_a_loaded_learner_goes_on_with_the_rate_it_had_come_to(self, images, tmp_path):
+        overrides = ["training.warmup_steps=0", "training.lr_schedule=cosine", "training.num_epochs=2"]
+        learner, other = (
+            make_learner(images, TEXT, *overrides, "training.num_iters_per_epoch=2", "training.learning_rate=0.001")
+            for _ in range(2)
+        )
+        samples = sample_trajectories(learner.policy, images)
+        learner.update(samples)
+        save_checkpoint(tmp_path / "step_1", learner, {})
+        load_checkpoint(tmp_path / "step_1", other)
+        assert other.update(samples)["learning_rate"] == pytest.approx(0.000853553)

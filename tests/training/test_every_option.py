@@ -26,6 +26,7 @@ from uirl.types import Sample
 ESTIMATORS = get_args(Estimator)
 _OF_OPTIMIZER = (
     *("learning_rate", "betas", "weight_decay", "warmup_steps", "max_grad_norm"),
+    *("lr_schedule", "lr_final_ratio"),
     *("minibatches", "update_epochs", "micro_batch_tokens"),
 )
 _OF_CREDIT = (
@@ -37,6 +38,7 @@ OF_CREDIT = [f"training.{name}" for name in _OF_CREDIT]
 OF_TRAINER = ("max_resamples", "step_credit", "step_right", "step_wrong", "step_certify")
 OF_CREDIT += [f"algorithm.{name}" for name in AlgorithmConfig.model_fields if name not in OF_TRAINER]
 READERS: dict[str, list[str]] = {
+    "training.lr_final_ratio": ["training.lr_schedule=linear"],
     "training.kl_coef": ["training.use_kl_in_reward=true"],
     "algorithm.kl_target": ["training.use_kl_in_reward=true"],
     "algorithm.kl_horizon": ["training.use_kl_in_reward=true", "algorithm.kl_target=0.001", "algorithm.kl_horizon=100"],

@@ -83,6 +83,10 @@ READ: dict[str, tuple[Condition, str]] = {
     "training.clip_ratio_low": _CLIPPED,
     "training.clip_ratio_high": _CLIPPED,
     "training.old_log_probs": _CLIPPED,
+    "training.lr_final_ratio": (
+        lambda config: config.training.lr_schedule != "constant",
+        "where training.lr_schedule is linear or cosine",
+    ),
     "algorithm.ratio": _CLIPPED,
     "algorithm.dual_clip": _CLIPPED,
     "algorithm.tis_cap": _MISMATCH,

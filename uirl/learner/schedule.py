@@ -1,10 +1,12 @@
-"""Which samples every optimizer step of an update learns from."""
+"""Which samples every optimizer step of an update learns from, and how long the steps of an update are."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from uirl.learner.credit import Credit
 from uirl.learner.settings import LearnerSettings
@@ -50,3 +52,19 @@ class MinibatchSchedule:
             for k in range(self.per_epoch):
                 rows = set(order[len(order) * k // self.per_epoch : len(order) * (k + 1) // self.per_epoch])
                 yield [i for i, row in enumerate(self.sample_rows) if row in rows]
+
+
+def learning_rate_share(
+    schedule: Literal["constant", "linear", "cosine"], final_ratio: float, update: int, updates: int
+) -> float:
+    """Return the share of the peak learning rate with which `update` (from 1) of a run of `updates` steps.
+
+    With `x = (update - 1) / updates`: linear `1 - x`, cosine `(1 + cos(pi x)) / 2`, between 1 and `final_ratio`. The
+    first update has the peak, the last one still a step above `final_ratio`, so that it learns; updates beyond the run
+    have the rate of its last.
+
+    Paper: SGDR (1608.03983), equation 5, for the cosine.
+    """
+    done = (min(update, updates) - 1) / updates
+    share = {"constant": 1.0, "linear": 1.0 - done, "cosine": (1.0 + math.cos(math.pi * done)) / 2}[schedule]
+    return final_ratio + (1.0 - final_ratio) * share

@@ -15,7 +15,7 @@ from uirl.learner.objective import Objective, UpdateTensors
 from uirl.learner.optimizer import Optimizer
 from uirl.learner.policy import Policy
 from uirl.learner.room import MicroBatchRoom
-from uirl.learner.schedule import MinibatchSchedule
+from uirl.learner.schedule import MinibatchSchedule, learning_rate_share
 from uirl.learner.scoring import score_old, score_reference
 from uirl.learner.settings import LearnerSettings
 from uirl.learner.stale import stale_weights
@@ -46,6 +46,8 @@ class Learner:
         self.version = 0
         self.updates = 0
         """Calls of `update`, those that took no step included. Seeds the order of the minibatches."""
+        self.run_length = config.training.num_epochs * config.training.num_iters_per_epoch
+        """Updates of the whole run, over which `training.lr_schedule` lowers the learning rates."""
         self.phase: str | None = None
         """'update' or 'supervised': whose optimizer is at work; None: none yet."""
         self.optimizer: Optimizer | None = None
@@ -122,7 +124,7 @@ class Learner:
                 settings.training.update_epochs, f"{settings.training.seed}/{self.updates}"
             )
             steps = UpdateSteps(policy, self.use_optimizer("update"), settings, version, metrics, passes)
-            steps.take(batches, objective, minibatches, schedule.scale)
+            steps.take(batches, objective, minibatches, schedule.scale * self._learning_rate_share())
             self.version += 1
         if on_learned is not None and passes is not None:
             on_learned(learned_tokens(view, credit, weights, old, passes), version)
@@ -138,6 +140,10 @@ class Learner:
             self.optimizer = Optimizer(self.policy.named_trainable(), value, self.settings.optimizer(phase))
             self.phase = phase
         return self.optimizer
+
+    def _learning_rate_share(self) -> float:
+        training = self.settings.training
+        return learning_rate_share(training.lr_schedule, training.lr_final_ratio, self.updates, self.run_length)
 
     def _freeze_reference(self) -> None:
         if self.settings.needs_reference and not self.reference_frozen:

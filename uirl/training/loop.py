@@ -165,7 +165,8 @@ class RLTrainer:
         try:
             if not self._parts.engine.takes_weights:
                 await self._publish(channel)  # the engine says why not, before there is a run directory
-            record, goal = self._open_record(), epochs * per_epoch
+            record = self._open_record()
+            goal = self.learner.run_length = epochs * per_epoch
             channel.keep_table(record.path)
             say(f"run directory {record.path}")
             say(self._parts.tasks.summary)
@@ -307,8 +308,7 @@ class RLTrainer:
     async def _finish(self, channel: Channel, reason: str) -> dict[str, Any]:
         """Play the last evaluation and the controls; write picture, checkpoint and summary."""
         record, episodes = self._open_record(), self.config.training.eval_episodes
-        label = f"after@{self._state.step}"
-        after = await self._interrupt.give_up(self._evaluate(episodes, "test", label=label))
+        after = await self._interrupt.give_up(self._evaluate(episodes, "test", label=f"after@{self._state.step}"))
         with doing("the controls"):
             controls = await self._interrupt.give_up(play_controls(self._parts, channel, episodes=episodes))
         self._save()

@@ -86,6 +86,11 @@ class TrainingConfig(Section):
     """AdamW's decoupled weight decay."""
     warmup_steps: Index = 10
     """Optimiser steps over which the learning rate rises linearly from 0. A fresh AdamW without them loses success."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rates of updates fall over the run, after `warmup_steps`: 'linear' or 'cosine' to
+    `lr_final_ratio` of the peak, by the updates done of all that the run has (those without a step included)."""
+    lr_final_ratio: Fraction = 0.0
+    """Share of the peak learning rate that is left when the run ends."""
     max_grad_norm: Positive | None = 1.0
     """Gradients of a larger norm are scaled down to this one; None: never."""
 

@@ -178,6 +178,17 @@ def test_the_warm_up_takes_as_many_steps_of_the_optimiser(model: str) -> None:
     assert made(model, None, "training.warmup_steps=0").critic.optim.lr_warmup_steps == 0
 
 
+def test_the_decay_of_the_learning_rate_is_said_in_the_words_of_each_engine(model: str) -> None:
+    own = ("training.lr_schedule=cosine", "training.lr_final_ratio=0.1", "training.learning_rate=1e-5")
+    fsdp = made(model, SPLITS["fsdp2"], *own)
+    for optim in (fsdp.actor_rollout_ref.actor.optim, fsdp.critic.optim):
+        assert (optim.lr_scheduler_type, optim.min_lr_ratio) == ("cosine", 0.1)
+    linear = made(model, SPLITS["megatron"], "training.lr_schedule=linear", *own[1:]).critic.optim
+    assert (linear.lr_decay_style, linear.min_lr) == ("linear", pytest.approx(1e-6))
+    with pytest.raises(ConfigError, match="linear has no place under verl's FSDP engines"):
+        made(model, SPLITS["fsdp2"], "training.lr_schedule=linear")
+
+
 WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...], str]] = {
     "three copies on 16 GPUs": (strategy_keys("megatron", tensor=3), (), r"3 x 1 GPUs .* not divide the 16 GPUs"),
     "a sequence on three": (strategy_keys("fsdp2", context=3), (), r"1 x 3 GPUs .* not divide the 16 GPUs"),

@@ -24,7 +24,7 @@ from uirl.integrations.verl.config.keys import (
     put,
 )
 from uirl.integrations.verl.config.settings import Settings
-from uirl.integrations.verl.config.strategies import adapter_keys, recompute_keys, schema_of
+from uirl.integrations.verl.config.strategies import adapter_keys, decay_keys, recompute_keys, schema_of
 
 ESTIMATORS = {
     "gae": "gae",
@@ -240,6 +240,10 @@ ELSEWHERE: dict[str, str] = {
         ),
         BY_OUR_LOOP,
     ),
+    **dict.fromkeys(
+        ("training.lr_schedule", "training.lr_final_ratio"),
+        "each of verl's engines has keys of its own: `strategies.decay_keys`",
+    ),
     "curriculum": "read by our dataset, which asks it for each row",
     "inference.system_prompt": BY_OUR_LOOP,
     "inference.seed": "read by our dataset and our agent loop; null: the servers' draws are not repeatable",
@@ -331,7 +335,7 @@ def create_verl_config(
     schema = "ppo_megatron_trainer" if megatron else schema_of(verl_keys)
     composed = compose(schema)
     strategy = "megatron" if schema == "ppo_megatron_trainer" else "fsdp2"
-    values = FIXED | adapter_keys(config, strategy) | recompute_keys(config, strategy)
+    values = FIXED | adapter_keys(config, strategy) | recompute_keys(config, strategy) | decay_keys(config, strategy)
     values |= verl_values(config, MAPPED)
     path = model_path or config.model.local_path or config.model.model_name
     values |= {f"{HF}.path": path, "critic.model.path": path, "critic.model.tokenizer_path": path}

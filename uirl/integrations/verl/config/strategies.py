@@ -112,6 +112,32 @@ def recompute_keys(config: ConfigStore, strategy: str) -> dict[str, Any]:
     return {f"{p}.override_transformer_config.recompute_{key}": how[key] for p in parts for key in how}
 
 
+def decay_keys(config: ConfigStore, strategy: str) -> dict[str, Any]:
+    """Return verl's keys for `training.lr_schedule` and `training.lr_final_ratio`; FSDP counts the end as a share,
+    Megatron as a rate.
+
+    Raises ConfigError for the linear decay, which FSDP's schedules of verl's do not have.
+    """
+    training = config.training
+    if training.lr_schedule == "constant":
+        return {}
+    ends = {ACTOR: training.learning_rate, "critic": training.value_learning_rate or training.learning_rate}
+    keys: dict[str, Any] = {}
+    for part, rate in ends.items():
+        if strategy == "megatron":
+            keys[f"{part}.optim.lr_decay_style"] = training.lr_schedule
+            keys[f"{part}.optim.min_lr"] = rate * training.lr_final_ratio
+        elif training.lr_schedule == "linear":
+            raise ConfigError(
+                "training.lr_schedule=linear has no place under verl's FSDP engines, which know constant and cosine; "
+                "use cosine, or Megatron"
+            )
+        else:
+            keys[f"{part}.optim.lr_scheduler_type"] = "cosine"
+            keys[f"{part}.optim.min_lr_ratio"] = training.lr_final_ratio
+    return keys
+
+
 def _hf_layers(target: str | list[str], vision: bool) -> Any:
     layers = _HF_LAYERS_WITH_VISION if vision else _HF_LAYERS
     return layers[target] if isinstance(target, str) else list(target)
