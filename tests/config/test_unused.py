@@ -23,6 +23,8 @@ READER = {
     "algorithm.stale_level=token": "training.adv_estimator=grpo",
     "algorithm.stale_cap=3": "algorithm.stale_correction=truncated",
     "algorithm.stale_range=[0.1, 2]": "training.adv_estimator=grpo",
+    "algorithm.target_kl=0.02": "training.update_epochs=2",
+    "algorithm.max_update_kl=0.1": "training.adv_estimator=grpo",
     "algorithm.tis_cap=2": "training.adv_estimator=grpo",
     "rollout.retries=5": "rollout.group_repair=retry",
     "inference.max_turns=3": "rollout.max_turns=null",

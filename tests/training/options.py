@@ -53,6 +53,8 @@ VALUES: dict[str, list[Any]] = {
     "algorithm.mismatch_range": [[0.0, 0.5]],
     "algorithm.stale_cap": [0.5],
     "algorithm.stale_range": [[0.0, 0.5]],
+    "algorithm.target_kl": [1e-9],
+    "algorithm.max_update_kl": [1e-6],
     "algorithm.tis_cap": [0.5],
     "checkpoint.save_interval": [1],
     "checkpoint.keep_last_n": [1, None],

@@ -89,6 +89,11 @@ READ: dict[str, tuple[Condition, str]] = {
     ),
     "algorithm.ratio": _CLIPPED,
     "algorithm.dual_clip": _CLIPPED,
+    "algorithm.target_kl": (
+        lambda config: _policy_loss(config) and config.training.minibatches * config.training.update_epochs > 1,
+        "by the clipped policy loss, where an update has more than one step (training.minibatches, update_epochs)",
+    ),
+    "algorithm.max_update_kl": _CLIPPED,
     "algorithm.tis_cap": _MISMATCH,
     "algorithm.mismatch_range": _MISMATCH,
     "algorithm.mismatch_level": (

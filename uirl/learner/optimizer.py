@@ -81,6 +81,18 @@ class Optimizer:
         metrics = {"grad_norm": float(norms[0]), "learning_rate": self.settings.learning_rate * risen * scale}
         return metrics | ({"value_grad_norm": float(norms[1])} if self._groups[1] else {})
 
+    def weights(self) -> list[Tensor]:
+        """Return copies of all weights [...] that it steps, masters where there are some, in an order that stays."""
+        return [tensor.detach().clone() for tensor in self._stepped.values()]
+
+    @torch.no_grad()
+    def go_back(self, start: Sequence[Tensor], share: float) -> None:
+        """Put every weight where `share` of the way from `start` (see `weights`, [...] each) to where it is now ends.
+        The moments stay."""
+        for tensor, before in zip(self._stepped.values(), start, strict=True):
+            tensor.copy_(torch.lerp(before, tensor, share) if share else before)
+        self._publish()
+
     def state(self) -> dict[str, Tensor]:
         """Return everything but the number of steps, as named tensors."""
         tensors = {f"master.{name}": master for name, (_, master) in self._masters.items()}

@@ -16,6 +16,7 @@ from uirl.learner.objective import Objective, require_finite
 from uirl.learner.optimizer import Optimizer
 from uirl.learner.policy import Policy
 from uirl.learner.settings import LearnerSettings
+from uirl.learner.trust_region import shorten_update
 from uirl.metrics import Metrics
 from uirl.types import Sample
 
@@ -36,26 +37,50 @@ class UpdateSteps:
     def take(
         self, batches: SampleBatches, objective: Objective, minibatches: Iterable[list[int]], scale: float
     ) -> None:
-        """Take a step on each of the `minibatches` (indices of samples), its learning rate times `scale`."""
-        steps = 0
+        """Take a step on each of the `minibatches` (indices of samples), its learning rate times `scale`.
+
+        With `algorithm.target_kl` the first minibatch after the first step whose KL is above it ends the update; with
+        `algorithm.max_update_kl` what the update did is then shortened.
+        """
+        finer = self.settings.algorithm
+        start = None if finer.max_update_kl is None else self.optimizer.weights()
+        steps, stopped, seen = 0, False, set[int]()
         for chosen in minibatches:
+            seen |= set(chosen)
             # after the first step the learner's weights are no longer those that the engine sampled with
-            self._step(batches, chosen, objective, scale, compare=not steps)
+            stopped = not self._step(batches, chosen, objective, scale, first=not steps)
+            if stopped:
+                break
             steps += 1
         self.metrics.add("optimizer_steps", steps)
+        if finer.target_kl is not None:
+            self.metrics.add("kl_stop", float(stopped))
+        if start is not None and finer.max_update_kl is not None:
+            of_update = (batches, objective, sorted(seen))
+            limit, temperature = finer.max_update_kl, self.settings.temperature
+            self.metrics.add_all(shorten_update(self.policy, self.optimizer, start, limit, temperature, *of_update))
 
     def _step(
-        self, batches: SampleBatches, chosen: Sequence[int], objective: Objective, scale: float, *, compare: bool
-    ) -> None:
-        """Take one step on the chosen samples. `compare`: measure the gap between engine and learner."""
+        self, batches: SampleBatches, chosen: Sequence[int], objective: Objective, scale: float, *, first: bool
+    ) -> bool:
+        """Take one step on the chosen samples; return False where their KL forbids it.
+
+        `first`: the weights are those of the update's start, so there is no KL yet, and the gap between engine and
+        learner is measured.
+        """
+        target = self.settings.algorithm.target_kl
         with training(self.policy, self.optimizer):
             losses, figures = batches.room.within_memory(
-                lambda: self._accumulate(batches, chosen, objective, compare=compare)
+                lambda: self._accumulate(batches, chosen, objective, compare=first)
             )
             self.metrics.merge(figures)
+            kl = figures.reduce().get("approx_kl")
+            if target is not None and not first and (kl is None or kl > target):
+                return False
             self.metrics.add_all(self.optimizer.step(scale))
         # the entropy itself is already a metric, as a mean per token
         self.metrics.add_all({name: loss for name, loss in losses.items() if name != "entropy_loss"})
+        return True
 
     def _accumulate(
         self, batches: SampleBatches, chosen: Sequence[int], objective: Objective, *, compare: bool

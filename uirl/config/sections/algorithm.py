@@ -79,6 +79,14 @@ class AlgorithmConfig(Section):
     """How often an update may replace its dead groups by fresh ones, so that it keeps its size; 0: never. Episodes that
     were replaced stay on the record and in the metrics."""
 
+    target_kl: Positive | None = None
+    """An update ends before the step on a minibatch whose tokens show KL(policy before the update, policy now) above
+    this, in nats per token, by the estimator k3; its first step is always taken. None: never. Usual: 0.01 to 0.05."""
+    max_update_kl: Positive | None = None
+    """After its steps, the change that an update made to the weights is halved until that KL over all of its tokens is
+    at most this, as in TRPO's line search; after 10 halvings it is undone. A guard against the one update that ruins a
+    policy: it costs a forward pass and a copy of the trained weights. None: no guard."""
+
     kl_loss_coef: NonNegative = 0.0
     """Weight of KL(policy, reference) in the loss; above 0 a reference model is loaded."""
     kl_type: Literal["k1", "k2", "k3"] = "k3"

@@ -277,6 +277,10 @@ WITHOUT_EFFECT: dict[str, str] = {
         "verl assigns credit where the episodes of a group are tokens alone",
     ),
     "algorithm.min_live_groups": "verl keeps groups without a signal, or refills the batch (algorithm.max_resamples)",
+    **dict.fromkeys(
+        ("algorithm.target_kl", "algorithm.max_update_kl"),
+        "verl takes all steps of an update as they come; algorithm.kl_loss_coef holds the policy near the reference",
+    ),
     "algorithm.mismatch_range": "verl masks by algorithm.rollout_correction.rollout_rs and its thresholds; set those",
     "algorithm.tis_level": "verl's rollout_is=sequence weighs by a product, not by a geometric mean",
     **dict.fromkeys(
