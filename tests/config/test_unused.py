@@ -12,6 +12,10 @@ READER = {
     "training.gamma=0.9": "training.adv_estimator=gigpo",
     "training.clip_ratio=0.1": "training.adv_estimator=grpo",
     "training.lr_final_ratio=0.1": "training.lr_schedule=cosine",
+    "training.entropy_schedule=linear": "training.entropy_coef=0.1",
+    "algorithm.kl_loss_schedule=linear": "algorithm.kl_loss_coef=0.1",
+    "algorithm.kl_loss_final_ratio=0.1": "algorithm.kl_loss_schedule=cosine algorithm.kl_loss_coef=0.1",
+    "training.entropy_final_ratio=0.1": "training.entropy_schedule=cosine training.entropy_coef=0.1",
     "training.kl_coef=0.5": "training.use_kl_in_reward=true",
     "algorithm.normalize_by_std=false": "training.adv_estimator=turn_level",
     "algorithm.max_resamples=2": "training.adv_estimator=rloo",
@@ -41,6 +45,7 @@ WITHOUT = [
     "rollout.group_repair=shrink",
     "rollout.max_turns=4",
     "logging.store_trajectories=false",
+    "training.entropy_coef=0",
 ]
 
 
@@ -50,7 +55,7 @@ def test_a_setting_without_its_reader_is_refused_by_name(setting: str) -> None:
     alone = ConfigStore().override([*WITHOUT, setting])  # fine to evaluate with
     with pytest.raises(ConfigError, match=rf"^{key}=.* does nothing here: it is read "):
         alone.check(training=True)
-    beside = ["training.adv_estimator=gae", READER[setting]]
+    beside = ["training.adv_estimator=gae", *READER[setting].split(" ")]
     ConfigStore().override([*WITHOUT, setting, *beside]).check(training=True)
 
 

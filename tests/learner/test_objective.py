@@ -28,7 +28,7 @@ def test_the_value_clip_is_centred_on_the_values_at_the_start_of_the_update(smal
     tensors = UpdateTensors([torch.ones(3)], [returns], [zeros - 1], [zeros - 1], None, [old])
     now = batch.scatter(torch.tensor([0.5, 0.1, 0.9])).requires_grad_()
     scores = TokenScores(batch.scatter(zeros - 1), batch.scatter(zeros), now, None)
-    objective = Objective.of(settings, tensors, 1)
+    objective = Objective.of(settings, tensors, 1, entropy_coef=0.02, kl_loss_coef=0.0)
     terms = objective.terms(scores, objective.rows(batch, [0]), batch.response_mask)
     term = next(term for term in terms if term.name == "value_loss")
     loss = term.loss

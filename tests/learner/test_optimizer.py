@@ -7,7 +7,7 @@ from tests.learner.updates import TEXT, make_learner
 from tests.learner.worlds import make_config, sample_trajectories
 from uirl.learner import Policy, load_checkpoint, save_checkpoint
 from uirl.learner.optimizer import Optimizer, OptimizerSettings
-from uirl.learner.schedule import learning_rate_share
+from uirl.learner.schedule import share_of_peak
 
 
 class TestOptimizer:
@@ -92,7 +92,7 @@ class TestLearningRateSchedule:
         ],
     )
     def test_it_falls_by_the_updates_of_the_run_and_stays_after_its_end(self, schedule, final, expected):
-        shares = [learning_rate_share(schedule, final, update, 4) for update in (1, 2, 3, 4, 9)]
+        shares = [share_of_peak(schedule, final, update, 4) for update in (1, 2, 3, 4, 9)]
         assert shares == pytest.approx(expected, abs=1e-6)
 
     def test_all_steps_of_an_update_have_its_rate_after_the_warm_up(self, images):

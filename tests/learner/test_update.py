@@ -112,6 +112,18 @@ def test_the_entropy_costs_a_gradient_only_where_it_weighs_something(coefficient
     assert set(carried) == {coefficient > 0}
 
 
+@pytest.mark.parametrize("key", ["training.entropy_coef", "algorithm.kl_loss_coef"])
+@pytest.mark.parametrize(("schedule", "weights"), [("constant", [0.4, 0.4, 0.4]), ("linear", [0.4, 0.25, 0.25])])
+def test_the_weight_of_a_term_falls_over_the_run(key, schedule, weights, images):
+    # to a quarter of 0.4: after one of two updates half of the way, 0.4 x (1/4 + 3/4 x 1/2)
+    stem = key.removesuffix("_coef")
+    overrides = [f"{key}=0.4", f"{stem}_schedule={schedule}", f"{stem}_final_ratio=0.25"]
+    learner = make_learner(images, TEXT, *overrides, "training.num_epochs=2", "training.num_iters_per_epoch=1")
+    samples = sample_trajectories(learner.policy, images)
+    seen = [learner.update(samples)[key.partition(".")[2]] for _ in range(3)]
+    assert seen == pytest.approx(weights)
+
+
 class TestAlgorithms:
     @pytest.mark.parametrize(
         "estimator",

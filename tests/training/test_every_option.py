@@ -31,6 +31,7 @@ _OF_OPTIMIZER = (
 )
 _OF_CREDIT = (
     *("gamma", "lam", "clip_ratio", "clip_ratio_low", "clip_ratio_high", "old_log_probs", "entropy_coef"),
+    *("entropy_schedule", "entropy_final_ratio"),
     *("value_coef", "value_clip", "value_learning_rate", "use_kl_in_reward", "kl_coef"),
 )
 OF_OPTIMIZER = [f"training.{name}" for name in _OF_OPTIMIZER]
@@ -38,10 +39,13 @@ OF_CREDIT = [f"training.{name}" for name in _OF_CREDIT]
 OF_TRAINER = ("max_resamples", "step_credit", "step_right", "step_wrong", "step_certify")
 OF_CREDIT += [f"algorithm.{name}" for name in AlgorithmConfig.model_fields if name not in OF_TRAINER]
 READERS: dict[str, list[str]] = {
+    "training.entropy_final_ratio": ["training.entropy_schedule=linear", "training.entropy_coef=0.5"],
     "training.lr_final_ratio": ["training.lr_schedule=linear"],
     "training.kl_coef": ["training.use_kl_in_reward=true"],
     "algorithm.kl_target": ["training.use_kl_in_reward=true"],
     "algorithm.kl_horizon": ["training.use_kl_in_reward=true", "algorithm.kl_target=0.001", "algorithm.kl_horizon=100"],
+    "algorithm.kl_loss_schedule": ["algorithm.kl_loss_coef=0.5"],
+    "algorithm.kl_loss_final_ratio": ["algorithm.kl_loss_coef=0.5", "algorithm.kl_loss_schedule=linear"],
     "algorithm.kl_type": ["algorithm.kl_loss_coef=0.5"],
     "algorithm.mismatch_level": ["algorithm.mismatch_range=[0.9, 1.1]"],
     "algorithm.stale_cap": ["algorithm.stale_correction=truncated"],

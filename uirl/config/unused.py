@@ -87,6 +87,14 @@ READ: dict[str, tuple[Condition, str]] = {
         lambda config: config.training.lr_schedule != "constant",
         "where training.lr_schedule is linear or cosine",
     ),
+    "training.entropy_schedule": (
+        lambda config: config.training.entropy_coef > 0,
+        "where training.entropy_coef is above 0",
+    ),
+    "training.entropy_final_ratio": (
+        lambda config: config.training.entropy_schedule != "constant",
+        "where training.entropy_schedule is linear or cosine",
+    ),
     "algorithm.ratio": _CLIPPED,
     "algorithm.dual_clip": _CLIPPED,
     "algorithm.target_kl": (
@@ -166,6 +174,14 @@ READ: dict[str, tuple[Condition, str]] = {
         "group and algorithm.skip_dead_groups",
     ),
     "algorithm.kl_type": (lambda config: config.algorithm.kl_loss_coef > 0, "where algorithm.kl_loss_coef is above 0"),
+    "algorithm.kl_loss_schedule": (
+        lambda config: config.algorithm.kl_loss_coef > 0,
+        "where algorithm.kl_loss_coef is above 0",
+    ),
+    "algorithm.kl_loss_final_ratio": (
+        lambda config: config.algorithm.kl_loss_schedule != "constant",
+        "where algorithm.kl_loss_schedule is linear or cosine",
+    ),
     "algorithm.kl_horizon": (lambda config: config.algorithm.kl_target is not None, "where algorithm.kl_target is set"),
     "rollout.retries": (lambda config: config.rollout.group_repair == "retry", "where rollout.group_repair is retry"),
     "inference.max_turns": (

@@ -94,9 +94,20 @@ class Objective:
     """What one minibatch divides by: its even share of the batch."""
     loss_length: int | None
     """The constant of 'seq-mean-token-sum-norm'; None with the other aggregations."""
+    entropy_coef: float
+    """Weight of the entropy bonus in this update; 0: none."""
+    kl_loss_coef: float
+    """Weight of the KL to the reference in this update; 0: none."""
 
     @staticmethod
-    def of(settings: LearnerSettings, tensors: UpdateTensors[list[Tensor]], minibatches: int) -> Objective:
+    def of(
+        settings: LearnerSettings,
+        tensors: UpdateTensors[list[Tensor]],
+        minibatches: int,
+        *,
+        entropy_coef: float,
+        kl_loss_coef: float,
+    ) -> Objective:
         """Return the objective of a batch, whose tensors are [tokens] per sample and whose loss is spread over
         `minibatches`."""
         counted = tensors.advantages
@@ -107,7 +118,7 @@ class Objective:
         length = settings.loss.get("loss_length")
         if aggregation == "seq-mean-token-sum-norm" and length is None:
             length = max(len(part) for part in tensors.advantages)
-        return Objective(settings, tensors, total / minibatches, length)
+        return Objective(settings, tensors, total / minibatches, length, entropy_coef, kl_loss_coef)
 
     def rows(self, batch: Batch, members: Sequence[int]) -> UpdateTensors[Tensor]:
         """Return the tensors [B, T] of the samples `members`, which are the rows of `batch`."""
@@ -155,7 +166,7 @@ class Objective:
         return Term("policy_loss", loss, 1.0, named, tokens)
 
     def _entropy(self, scores: TokenScores, mask: Tensor) -> Term | None:
-        coefficient = self.settings.training.entropy_coef
+        coefficient = self.entropy_coef
         if coefficient <= 0:
             return None
         assert scores.entropy is not None
@@ -172,7 +183,7 @@ class Objective:
         return Term("value_loss", loss, self.settings.training.value_coef, clipped, metrics["value/tokens"])
 
     def _kl(self, scores: TokenScores, rows: UpdateTensors[Tensor], mask: Tensor) -> Term | None:
-        coefficient = self.settings.kl_loss_coef
+        coefficient = self.kl_loss_coef
         if coefficient <= 0 or rows.ref_log_probs is None:
             return None
         assert scores.log_probs is not None

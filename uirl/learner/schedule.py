@@ -54,14 +54,15 @@ class MinibatchSchedule:
                 yield [i for i, row in enumerate(self.sample_rows) if row in rows]
 
 
-def learning_rate_share(
+def share_of_peak(
     schedule: Literal["constant", "linear", "cosine"], final_ratio: float, update: int, updates: int
 ) -> float:
-    """Return the share of the peak learning rate with which `update` (from 1) of a run of `updates` steps.
+    """Return the share of its peak that a learning rate or a coefficient has in `update` (from 1) of a run of
+    `updates`.
 
     With `x = (update - 1) / updates`: linear `1 - x`, cosine `(1 + cos(pi x)) / 2`, between 1 and `final_ratio`. The
     first update has the peak, the last one still a step above `final_ratio`, so that it learns; updates beyond the run
-    have the rate of its last.
+    have what its last had.
 
     Paper: SGDR (1608.03983), equation 5, for the cosine.
     """

@@ -97,7 +97,7 @@ class UpdateSteps:
                 self.settings.temperature,
                 entropy=True,
                 values=rows.values is not None,
-                entropy_gradient=self.settings.training.entropy_coef > 0,
+                entropy_gradient=objective.entropy_coef > 0,
             )
             if self.passes is not None:
                 self.passes.note(batch, members, scores)

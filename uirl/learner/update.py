@@ -15,7 +15,7 @@ from uirl.learner.objective import Objective, UpdateTensors
 from uirl.learner.optimizer import Optimizer
 from uirl.learner.policy import Policy
 from uirl.learner.room import MicroBatchRoom
-from uirl.learner.schedule import MinibatchSchedule, learning_rate_share
+from uirl.learner.schedule import MinibatchSchedule, share_of_peak
 from uirl.learner.scoring import score_old, score_reference
 from uirl.learner.settings import LearnerSettings
 from uirl.learner.stale import stale_weights
@@ -117,9 +117,14 @@ class Learner:
         passes = None if on_learned is None else TokenPasses(view.token_counts)
         if takes_step:
             schedule = MinibatchSchedule.of(settings, view, credit)
+            coefficients = {"entropy_coef": self._entropy_coef(), "kl_loss_coef": self._kl_loss_coef()}
             objective = Objective.of(
-                settings, UpdateTensors.of(view, credit.weighed(weights), old, reference), schedule.shares
+                settings,
+                UpdateTensors.of(view, credit.weighed(weights), old, reference),
+                schedule.shares,
+                **coefficients,
             )
+            metrics.add_all(coefficients)
             minibatches = schedule.minibatches(
                 settings.training.update_epochs, f"{settings.training.seed}/{self.updates}"
             )
@@ -143,7 +148,17 @@ class Learner:
 
     def _learning_rate_share(self) -> float:
         training = self.settings.training
-        return learning_rate_share(training.lr_schedule, training.lr_final_ratio, self.updates, self.run_length)
+        return share_of_peak(training.lr_schedule, training.lr_final_ratio, self.updates, self.run_length)
+
+    def _entropy_coef(self) -> float:
+        training = self.settings.training
+        share = share_of_peak(training.entropy_schedule, training.entropy_final_ratio, self.updates, self.run_length)
+        return training.entropy_coef * share
+
+    def _kl_loss_coef(self) -> float:
+        finer = self.settings.algorithm
+        share = share_of_peak(finer.kl_loss_schedule, finer.kl_loss_final_ratio, self.updates, self.run_length)
+        return self.settings.kl_loss_coef * share
 
     def _freeze_reference(self) -> None:
         if self.settings.needs_reference and not self.reference_frozen:

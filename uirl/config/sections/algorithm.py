@@ -89,6 +89,11 @@ class AlgorithmConfig(Section):
 
     kl_loss_coef: NonNegative = 0.0
     """Weight of KL(policy, reference) in the loss; above 0 a reference model is loaded."""
+    kl_loss_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How that weight falls over the run: 'linear' or 'cosine' to `kl_loss_final_ratio` of it, by the updates done. A
+    policy that begins at chance keeps all of its choices for as long as it is held near there."""
+    kl_loss_final_ratio: Fraction = 0.0
+    """Share of `kl_loss_coef` that is left when the run ends."""
     kl_type: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL in the loss: k1 = log ratio, k2 = half its square, k3 = ratio - 1 - log ratio. The penalty
     in the reward is always k1, whose sum over an episode is unbiased."""

@@ -113,6 +113,12 @@ class TrainingConfig(Section):
     the engine's where they are the learner's to 1e-4 (embedded engine, float32, no top-p, top-k or dropout)."""
     entropy_coef: NonNegative = 0.02
     """Weight of the entropy bonus in the loss; 0: none."""
+    entropy_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How that weight falls over the run: 'linear' or 'cosine' to `entropy_final_ratio` of it, by the updates done. It
+    raises every token of the vocabulary: a large weight ends in tokens that mean nothing, where KL to the reference
+    (`algorithm.kl_loss_schedule`) keeps the choice among those that do."""
+    entropy_final_ratio: Fraction = 0.0
+    """Share of `entropy_coef` that is left when the run ends."""
     value_coef: NonNegative = 0.5
     """Weight of the critic's loss ('gae')."""
     value_clip: Positive | None = 0.2

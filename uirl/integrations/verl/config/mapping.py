@@ -268,6 +268,10 @@ WITHOUT_EFFECT: dict[str, str] = {
     "training.stop_at_success": "verl ends by steps and epochs",
     "training.old_log_probs": "verl recomputes them",
     "training.value_coef": "verl's critic is a model of its own with its own optimiser",
+    **dict.fromkeys(
+        (f"{key}_{end}" for key in ("training.entropy", "algorithm.kl_loss") for end in ("schedule", "final_ratio")),
+        "under verl the weights of entropy and KL stay what they are at the start",
+    ),
     "training.threads": "verl's workers own their processes",
     "training.warm_start": "run it with the local trainer first and continue its checkpoint under verl",
     "algorithm.whiten_advantages": "verl always whitens the advantages of gae and reinforce_plus_plus",
