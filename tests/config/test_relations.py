@@ -6,6 +6,10 @@ from uirl.config import GROUP_ESTIMATORS, ConfigStore
 from uirl.errors import ConfigError
 
 REFUSED = {
+    "no evaluation between updates would say which is best": (
+        ["checkpoint.keep_best=reward", "training.eval_every=null"],
+        ["checkpoint.keep_best=reward", "training.eval_every=5"],
+    ),
     "a group of one has no baseline": (
         ["training.adv_estimator=grpo", "training.group_size=1"],
         ["training.adv_estimator=gae", "training.group_size=1"],

@@ -113,6 +113,7 @@ CURRICULUM = [
 CHECKPOINTS = ["checkpoint.save_interval=1", "checkpoint.keep_last_n=2", "training.num_epochs=3"]
 READERS: dict[str, list[str]] = {
     "algorithm.max_resamples": ["training.adv_estimator=grpo", "training.group_size=2"],
+    "checkpoint.keep_best": ["training.eval_every=1"],
     "checkpoint.keep_last_n": [*CHECKPOINTS, "training.num_iters_per_epoch=1"],
     "checkpoint.save_interval": ["training.num_epochs=2", "training.num_iters_per_epoch=1"],
     **dict.fromkeys((f"curriculum.{name}" for name in CurriculumConfig.model_fields), CURRICULUM),

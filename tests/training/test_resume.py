@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,69 @@ def test_what_comes_after_a_resumed_evaluation_is_saved(
     capsys.readouterr()
     assert fit(resumed(config)) == summary
     assert "this run is finished" in capsys.readouterr().out
+
+
+def evaluated_as(monkeypatch: pytest.MonkeyPatch, success: dict[str, float | None]) -> None:
+    """Let the evaluations with these labels have these successes."""
+    real = RayPPOTrainer._evaluate
+
+    async def evaluate(self: Any, *args: Any, label: str | None = None, **options: Any) -> Any:
+        report = await real(self, *args, label=label, **options)
+        return replace(report, success=success[label]) if label in success else report
+
+    monkeypatch.setattr(RayPPOTrainer, "_evaluate", evaluate)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def test_the_best_checkpoint_stays_and_a_link_leads_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = quick(tmp_path, eval_every=1)
+    config.training.warm_start.enabled = False
+    config.checkpoint.save_interval, config.checkpoint.save_seconds = 2, None
+    config.checkpoint.keep_last_n, config.checkpoint.keep_best = 1, "success"
+    evaluated_as(monkeypatch, {f"eval@{step + 1}": s for step, s in enumerate([0.5, 0.9, 0.9, None, 0.7])})
+    home = tmp_path / "run" / "checkpoints"
+    summary = fit(config, epochs=4)
+    assert names(home) == ["best", "step_000002", "step_000004"]
+    assert (home / "best").resolve() == (home / "step_000002").resolve()
+    assert summary["best"] == {"step": 2, "metric": "success", "value": 0.9}
+    assert "best, step 2, success 90.0 %" in capsys.readouterr().out.replace("\n", " ")
+    assert measure(home / "best", episodes=2).episodes == 2
+
+    # a killed run has the best of its newest checkpoint, also where the link was not yet moved
+    (home / "best").unlink()
+    assert fit(resumed(config), epochs=5)["best"]["step"] == 2
+    assert names(home) == ["best", "step_000002", "step_000005"]
+    evaluated_as(monkeypatch, {"eval@6": 0.95})
+    assert fit(resumed(config), epochs=6)["best"]["step"] == 6
+    assert names(home) == ["best", "step_000006"]
+    assert (home / "best").resolve() == (home / "step_000006").resolve()
+
+
+def test_a_best_checkpoint_of_another_run_is_not_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = quick(tmp_path, eval_every=1)
+    config.training.warm_start.enabled = False
+    config.checkpoint.keep_best = "success"
+    evaluated_as(monkeypatch, {"eval@1": 0.9, "eval@2": 0.5})
+    fit(config, epochs=1)
+    there = tmp_path / "run" / "checkpoints"
+    other = quick(tmp_path / "other", eval_every=1)
+    other.checkpoint.keep_best = "success"
+    trainer = RayPPOTrainer(other)
+    trainer.load_checkpoint(there / "step_000001")
+    try:
+        assert trainer.fit(num_epochs=2, num_iters_per_epoch=1)["best"] == {
+            "step": 2,
+            "metric": "success",
+            "value": 0.5,
+        }
+    finally:
+        trainer.cleanup()
+    assert (there / "best").resolve() == (there / "step_000001").resolve()
 
 
 def test_an_engine_that_loads_its_model_for_minutes_is_not_waited_for(tmp_path: Path) -> None:

@@ -194,6 +194,11 @@ def _run(config: ConfigTree) -> Iterator[str]:
             f"evolve.variations={evolve.variations} with verification.enabled=false: whether a new task was solved is "
             "known to the judge alone; set verification.enabled=true"
         )
+    if config.checkpoint.keep_best is not None and config.training.eval_every is None:
+        yield (
+            f"checkpoint.keep_best={config.checkpoint.keep_best} with training.eval_every=null: no evaluation between "
+            "updates would say which is best; set eval_every, or keep_best=null"
+        )
     if config.checkpoint.from_step is not None and not config.checkpoint.resume:
         yield (
             f"checkpoint.from_step={config.checkpoint.from_step} with checkpoint.resume=false: a new run has no "

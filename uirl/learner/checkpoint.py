@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import random
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,7 @@ def save_checkpoint(
     keep_last_n: int | None = None,
     *,
     save_optimizer: bool = True,
+    kept: Collection[Path] = (),
 ) -> Path:
     """Write the checkpoint `folder`, whole on the disk; its name must end in a number, which orders checkpoints.
 
@@ -88,6 +89,7 @@ def save_checkpoint(
         extra: Plain JSON data that `load_checkpoint` gives back (positions of data and curriculum).
         keep_last_n: Older checkpoints beside it than the newest n are deleted, after this one stands; None: none.
         save_optimizer: False is smaller, and a resumed run is then not the one that never stopped.
+        kept: Checkpoints beside it that are not deleted, however old, and are not among the newest n either.
 
     Raises CheckpointError where the disk is full or not writable; nothing half-written is visible then.
     """
@@ -103,7 +105,7 @@ def save_checkpoint(
             write_tensors(work / _OPTIMIZER, learner.optimizer.state())
         write_json(work / _STATE, _state_of(learner, extra, save_optimizer).model_dump())
     if keep_last_n is not None:
-        for old in finished_folders(target.parent)[:-keep_last_n]:
+        for old in [one for one in finished_folders(target.parent) if one not in kept or one == target][:-keep_last_n]:
             if old != target:
                 shutil.rmtree(old, ignore_errors=True)
     return target

@@ -33,7 +33,7 @@ from uirl.training.record.progress import doing, percent, say, tell_step
 from uirl.training.record.record import RunRecord, row_of
 from uirl.training.record.run_state import RunState
 from uirl.training.resume import checkpoint_to_continue, naming_the_way_back
-from uirl.training.saving import SaveClock
+from uirl.training.saving import Saver, note_best, settle_best
 from uirl.training.summary import summary_of, summary_of_finished, tell
 from uirl.training.tasks.curriculum import source_of
 from uirl.training.tasks.sources import TaskSource
@@ -81,10 +81,8 @@ class RLTrainer:
         self._loop = EventLoopThread()
         self._record: RunRecord | None = None
         self._interrupt = Interrupt()
-        self._clock = SaveClock(config.checkpoint.save_seconds)
+        self._saver = Saver(config.checkpoint)
         self._state = RunState()
-        self._saved: tuple[Path, RunState] | None = None
-        """The newest checkpoint and the state in it: it holds the run as it is where that is still the state."""
         self._restored = False
         self._closed = False
         self._channel: Channel | None = None
@@ -137,7 +135,8 @@ class RLTrainer:
             self.metrics_history = list(extra["history"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path} holds no valid state of a run: {error!r}") from error
-        self._restored, self._saved = True, (Path(path), copy.deepcopy(self._state))
+        self._restored = True
+        self._saver.restored(Path(path), self._state)
 
     @property
     def busy(self) -> bool:
@@ -170,8 +169,8 @@ class RLTrainer:
             channel.keep_table(record.path)
             say(f"run directory {record.path}")
             say(self._parts.tasks.summary)
-            if self._restored and self._saved is not None:
-                say(f"resumed at {self._state.place()}, from {self._saved[0]}")
+            if self._restored and self._saver.newest is not None:
+                say(f"resumed at {self._state.place()}, from {self._saver.newest[0]}")
                 reason = self._state.stop_reason(self.config.training, goal)
                 if (summary := summary_of_finished(self._state, record, reason)) is not None:
                     return summary
@@ -275,7 +274,7 @@ class RLTrainer:
 
         def keep() -> None:
             state.warming = warm.state_dict()
-            if self._clock.due():
+            if self._saver.due():
                 self._save()
 
         try:
@@ -288,7 +287,7 @@ class RLTrainer:
     async def _after_step(self, goal: int, per_epoch: int) -> None:
         """Evaluate, log and save where it is time to."""
         training, state = self.config.training, self._state
-        step, row = state.step, state.pending
+        step, row, better = state.step, state.pending, False
         assert row is not None
         if training.eval_every is not None and (step % training.eval_every == 0 or step == goal):
             clock = time.perf_counter()
@@ -296,13 +295,14 @@ class RLTrainer:
             row |= {"eval/success": report.success, "eval/reward": report.reward, "eval/turns": report.turns}
             row["time/evaluate"] = time.perf_counter() - clock
             state.held_out = report.success
+            better = note_best(state, report, self.config.checkpoint.keep_best)
         written = self._open_record().log(step, row)
         self._open_record().directory.write_json(LEDGER, state.ledger.report())
         state.counts, state.pending = fold_row(self.metrics_history, state.counts, written), None
         line = step % self.config.logging.print_every == 0 or state.stop_reason(training, goal) is not None
         tell_step(step, goal, written, line=line, limit=training.max_seconds)
         interval = self.config.checkpoint.save_interval
-        if (interval is not None and step % (interval * per_epoch) == 0) or self._clock.due():
+        if better or (interval is not None and step % (interval * per_epoch) == 0) or self._saver.due():
             self._save()
 
     async def _finish(self, channel: Channel, reason: str) -> dict[str, Any]:
@@ -360,6 +360,7 @@ class RLTrainer:
                             self.load_checkpoint(source)
                     elif record.directory.metrics_path.exists():
                         say(f"run {record.path.name} ended before its first checkpoint, so it begins again")
+                settle_best(record.checkpoints, self._state)
                 record.start(self._state if self._restored else None)
                 record.link(self._parts.environment.live_views())
                 if not self._parts.tasks.of_environment:
@@ -377,17 +378,7 @@ class RLTrainer:
 
     def _save(self) -> Path:
         """Save the run as it is and return the checkpoint; where one holds that already, that."""
-        folder = self._open_record().checkpoints / f"step_{self._state.step:06d}"
-        if self._saved == (folder, self._state):
-            return folder
-        settings, started = self.config.checkpoint, time.monotonic()
-        with doing(f"saving {folder}"):
-            save_checkpoint(
-                folder, self.learner, self._extra(), settings.keep_last_n, save_optimizer=settings.save_optimizer
-            )
-        self._clock.saved(started)
-        self._saved = (folder, copy.deepcopy(self._state))
-        return folder
+        return self._saver.save(self._open_record().checkpoints, self.learner, self._state, self._extra)
 
     def _keep_interrupted(self) -> None:
         """Save the run at the boundary where it was interrupted, and forget the episodes that came after it."""

@@ -12,6 +12,7 @@ from uirl.training.record.progress import leave_board, percent, report_table, sa
 from uirl.training.record.record import RunRecord
 from uirl.training.record.run_state import RunState
 from uirl.training.record.tally import NOTEWORTHY, Tally, kinds
+from uirl.training.saving import BEST
 
 
 def summary_of(
@@ -34,6 +35,7 @@ def summary_of(
         "controls": controls,
         "episodes": state.episodes,
         "steps": state.step,
+        "best": state.best,
         "train_seconds": state.seconds + (state.warm or {}).get("seconds", 0.0),
         "warm_start": state.warm,
         "excluded": {
@@ -66,7 +68,7 @@ def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, r
     """Print the summary, and last that many episodes are no evidence, where that is so."""
     leave_board()
     training = state.tally
-    checkpoint = record.checkpoints / f"step_{summary['steps']:06d}"
+    checkpoint, best = record.checkpoints / f"step_{summary['steps']:06d}", summary["best"]
     rows = {
         "success before": percent(summary["success_before"]),
         "success after": percent(after.success, after.interval),
@@ -82,9 +84,16 @@ def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, r
         "metrics": record.directory.metrics_path,
         "summary": record.directory.summary_path,
         "checkpoint": checkpoint,
+        **({} if best is None else {"best checkpoint": f"{record.checkpoints / BEST}, {best_words(best)}"}),
     }
     report_table(f"run {record.path.name}", rows)
     warn_of_excluded({"training": training, "the last evaluation": after.tally})
+
+
+def best_words(best: Mapping[str, Any]) -> str:
+    """Return 'step 40, success 93.8 %'."""
+    value = percent(best["value"]) if best["metric"] == "success" else _short(best["value"])
+    return f"step {best['step']}, {best['metric']} {value}"
 
 
 def excluded_rows(tallies: Mapping[str, Tally]) -> dict[str, str]:

@@ -21,6 +21,10 @@ class CheckpointConfig(Section):
     take no more than 5 % of the time for it: a model that takes 2 minutes to save is saved every 40. None: never."""
     keep_last_n: Count | None = 3
     """Older checkpoints than the newest `keep_last_n` are deleted; None: all are kept."""
+    keep_best: Literal["success", "reward"] | None = None
+    """Save where an evaluation (`training.eval_every`) is better by this than all before, and never delete the best.
+    The link `best` beside the checkpoints leads to it, as in `uirl eval runs/screen/checkpoints/best`. None: only the
+    newest are kept."""
     save_optimizer: bool = True
     """Save the optimiser too. Without it a resumed run is not the run that never stopped."""
     resume: bool | Literal["auto"] = False

@@ -38,6 +38,8 @@ class RunState:
     """The evaluation before the first update."""
     held_out: float | None = None
     """Success in the newest evaluation."""
+    best: dict[str, Any] | None = None
+    """`step`, `metric` and `value` of the best evaluation between updates; None: none yet, or nobody asked."""
     counts: dict[str, int] = field(default_factory=dict)
     """Of the newest entry of the history: see `fold_row`."""
     pending: Row | None = None

@@ -294,6 +294,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "algorithm.mismatch_level": "the name in verl's rollout_rs says the level",
     "algorithm.scale_step_by_live": "verl keeps groups without a signal, or refills the batch",
     "checkpoint.save_seconds": "verl saves by steps (checkpoint.save_interval)",
+    "checkpoint.keep_best": "verl keeps its newest checkpoints, whatever they reach",
     "checkpoint.from_step": "verl goes back with trainer.resume_mode=resume_path and trainer.resume_from_path",
     "checkpoint.save_optimizer": "verl saves model, optimiser and extra state together",
     "actors": "verl plays with workers of its own (actor_rollout_ref.rollout.agent.num_workers)",
