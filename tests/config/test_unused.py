@@ -34,6 +34,7 @@ READER = {
     "inference.max_turns=3": "rollout.max_turns=null",
     "inference.request_retries=1": "inference.backend=openai",
     "inference.engine_options={a: 1}": "inference.backend=vllm",
+    "model.freeze_vision=true": "model.use_lora=false",
     "model.trust_remote_code=true": "model.local_path=/somewhere",
     "actors.close_after=3": "training.group_size=4",
     "logging.wandb_project=mine": "logging.wandb=true",
@@ -46,6 +47,7 @@ WITHOUT = [
     "rollout.max_turns=4",
     "logging.store_trajectories=false",
     "training.entropy_coef=0",
+    "model.use_lora=true",
 ]
 
 

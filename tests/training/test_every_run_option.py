@@ -122,6 +122,7 @@ READERS: dict[str, list[str]] = {
     "inference.max_turns": ["environment.options={n: 40, guesses: 9}", "inference.max_turns=4"],
     "logging.print_every": ["training.num_iters_per_epoch=3"],
     "logging.store_images": SCREEN,
+    "model.freeze_vision": VLM,
     "model.lora.vision": [*LORA, *VLM],
     "rollout.max_images": SCREEN,
     "rollout.keep_images": [*SCREEN, "rollout.max_images=2"],

@@ -203,6 +203,10 @@ READ: dict[str, tuple[Condition, str]] = {
         "by the backends vllm and sglang, and where actors.engines is above 0 without Ray",
     ),
     "inference.engine_options": _LOCAL_SERVERS,
+    "model.freeze_vision": (
+        lambda config: not config.model.use_lora,
+        "where model.use_lora is false: adapters train nothing else, and the vision tower by model.lora.vision alone",
+    ),
     "model.attn_implementation": (
         lambda config: not _built_in(config),
         "for a checkpoint: the built-in models have HuggingFace's default",

@@ -169,3 +169,21 @@ def _adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, module in model.named_modules():
         if hasattr(module, "lora_A") and hasattr(module, "base_layer"):
             yield name, module
+
+
+def freeze_vision(model: nn.Module, name: str) -> None:
+    """Take the vision tower of `model`, called `name`, out of what is trained. Raises ConfigError where there is
+    none."""
+    frozen = [parameter for path, parameter in model.named_parameters() if in_vision(path)]
+    if not frozen:
+        raise ConfigError(
+            f"model.freeze_vision=true: got {name}, which has no vision tower (expected weights below one of "
+            f"{', '.join(sorted(VISION_ROOTS))}); set model.freeze_vision=false"
+        )
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+
+
+def in_vision(path: str) -> bool:
+    """Return whether the weight or layer at `path` belongs to the vision tower."""
+    return not VISION_ROOTS.isdisjoint(path.split("."))

@@ -47,7 +47,8 @@ class Policy:
     """A `LoadedModel` with what learning needs: value head, adapters, a reference.
 
     `critic`: adds a linear value head (float32, from 0) on the last hidden states. `lora`: adapters are put into the
-    model and everything else is frozen. Raises ContractError for float16, whose small gradients vanish.
+    model and everything else is frozen. `freeze_vision`: without adapters, the vision tower stays as it is. Raises
+    ContractError for float16, whose small gradients vanish.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Policy:
         critic: bool = False,
         lora_config: Any | None = None,
         gradient_checkpointing: bool = False,
+        freeze_vision: bool = False,
         seed: int = 0,
     ) -> None:
         if loaded.dtype == torch.float16:
@@ -70,6 +72,8 @@ class Policy:
         self._reference: dict[str, Tensor] | None = None
         if lora_config is not None:
             lora.add_adapters(loaded.model, lora_config, seed=seed)
+        elif freeze_vision:
+            lora.freeze_vision(loaded.model, loaded.name)
         if gradient_checkpointing:
             loaded.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
         loaded.features.kept = loaded.vision is not None and vision_is_frozen(loaded.model)
@@ -92,6 +96,7 @@ class Policy:
             critic=critic,
             lora_config=config.lora if config.use_lora else None,
             gradient_checkpointing=bool(config.gradient_checkpointing),
+            freeze_vision=config.freeze_vision,
             seed=seed,
         )
 
@@ -105,8 +110,8 @@ class Policy:
             self.value_head = _value_head(self.loaded)
 
     def named_trainable(self) -> list[tuple[str, nn.Parameter]]:
-        """Return (name, parameter) of what is trained in the model: all of it, or the adapters. Without the value
-        head."""
+        """Return (name, parameter) of what is trained in the model: all of it, all but a frozen vision tower, or the
+        adapters. Without the value head."""
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad or ".lora_" in name]
 
     def train(self, mode: bool = True) -> None:

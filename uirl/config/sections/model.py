@@ -89,6 +89,10 @@ class ModelConfig(Section):
     gradient_checkpointing: bool | None = None
     """Recompute activations in the backward pass: less memory, about a third more time. None: under verl, whose models
     are large, and not with the local trainer."""
+    freeze_vision: bool = False
+    """Leave the vision tower as it was loaded and train the rest, the projector from pictures to tokens included where
+    it stands outside of the tower. The tower then has no gradient, no activations kept for one and no state in the
+    optimiser."""
     use_lora: bool = False
     """Train low-rank adapters (`model.lora`) and leave the weights as they are."""
     lora: LoraConfig = Field(default_factory=LoraConfig)

@@ -107,6 +107,7 @@ MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
         [f"{HF}.enable_gradient_checkpointing", "critic.model.enable_gradient_checkpointing"],
         unless_null(_UNSET),
     ),
+    "model.freeze_vision": ([f"{ACTOR}.freeze_vision_tower"], same),
     "model.lora.lora_alpha": ([f"{HF}.lora_alpha"], same),
     "inference.backend": ([f"{ROLLOUT}.name"], _rollout_name),
     "inference.temperature": ([f"{ROLLOUT}.temperature"], same),
