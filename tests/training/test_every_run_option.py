@@ -54,6 +54,7 @@ ELSEWHERE = {
     "inference.backend": "the engines have suites of their own; 'scripted' is refused in tests/config",
     "logging.wandb": "tests/metrics/test_trackers.py; the package may be missing",
     "logging.tensorboard": "tests/metrics/test_trackers.py; the package may be missing",
+    "model.adapter_path": "tests/learner/test_adapter_folder.py",
     "model.device": "one machine has one device",
     "model.local_path": "tests/cli loads folders",
     **dict.fromkeys(

@@ -207,6 +207,7 @@ READ: dict[str, tuple[Condition, str]] = {
         lambda config: not config.model.use_lora,
         "where model.use_lora is false: adapters train nothing else, and the vision tower by model.lora.vision alone",
     ),
+    "model.adapter_path": (lambda config: config.model.use_lora, "where model.use_lora is true"),
     "model.attn_implementation": (
         lambda config: not _built_in(config),
         "for a checkpoint: the built-in models have HuggingFace's default",

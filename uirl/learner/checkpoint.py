@@ -175,6 +175,7 @@ def load_policy(folder: str | Path, *, device: str | None = None, trust_remote_c
         )
     model = config.model.model_copy(update={"trust_remote_code": bool(trust_remote_code)})
     model = model if device is None else model.model_copy(update={"device": device})
+    model = model.model_copy(update={"adapter_path": None})  # the checkpoint has what became of it
     if not state.adapters:
         model = model.model_copy(update={"local_path": str(source / _POLICY)})
     policy = Policy.from_model_config(model, critic=state.critic, seed=config.training.seed)

@@ -23,6 +23,7 @@ from uirl.inference.base import InferenceEngine, Weights
 from uirl.inference.models.features import vision_is_frozen
 from uirl.inference.models.loading import LoadedModel, hidden_states, load_model, project
 from uirl.learner import lora
+from uirl.learner.adapter_folder import load_adapter
 from uirl.learner.batch import Batch
 
 LOGITS_PER_CHUNK = 2**25
@@ -91,7 +92,7 @@ class Policy:
     @classmethod
     def from_model_config(cls, config: ModelConfig, *, critic: bool = False, seed: int = 0) -> Policy:
         """Return the policy that the `model` section alone describes."""
-        return cls(
+        policy = cls(
             load_model(config, seed=seed),
             critic=critic,
             lora_config=config.lora if config.use_lora else None,
@@ -99,6 +100,9 @@ class Policy:
             freeze_vision=config.freeze_vision,
             seed=seed,
         )
+        if config.use_lora and config.adapter_path is not None:
+            load_adapter(config.adapter_path, policy.model, config.lora, base=policy.loaded.name)
+        return policy
 
     @property
     def model(self) -> nn.Module:

@@ -95,5 +95,8 @@ class ModelConfig(Section):
     optimiser."""
     use_lora: bool = False
     """Train low-rank adapters (`model.lora`) and leave the weights as they are."""
+    adapter_path: PathText | None = None
+    """Folder of peft with adapters to begin with and to train on; `model.lora` must describe the same ones. They are
+    the reference of every KL too. None: adapters that change nothing yet."""
     lora: LoraConfig = Field(default_factory=LoraConfig)
     tiny: TinyConfig = Field(default_factory=TinyConfig)

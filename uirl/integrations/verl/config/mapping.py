@@ -108,6 +108,7 @@ MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
         unless_null(_UNSET),
     ),
     "model.freeze_vision": ([f"{ACTOR}.freeze_vision_tower"], same),
+    "model.adapter_path": ([f"{HF}.lora_adapter_path"], unless_null(_UNSET)),
     "model.lora.lora_alpha": ([f"{HF}.lora_alpha"], same),
     "inference.backend": ([f"{ROLLOUT}.name"], _rollout_name),
     "inference.temperature": ([f"{ROLLOUT}.temperature"], same),
