@@ -156,6 +156,7 @@ def test_closing_waits_for_the_clean_up_of_what_still_runs() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_other_stops_are_ctrl_c_and_somebody_elses_handler_stays(number: signal.Signals) -> None:
+    signal.signal(number, signal.SIG_DFL)  # the tests themselves may have been started by nohup
     with pytest.raises(KeyboardInterrupt), stops_as_ctrl_c():
         signal.raise_signal(number)
     assert signal.getsignal(number) is signal.SIG_DFL

@@ -150,7 +150,7 @@ def many_sessions() -> FastAPI:
     app = FastAPI()
     desks: dict[int, Desk] = {}
     app.state.desks = desks
-    app.state.running = lambda: [desk for desk in desks.values() if desk.stopped is None]
+    app.state.running = lambda: [desk for desk in list(desks.values()) if desk.stopped is None]
 
     def running(id: int) -> Desk:
         desk = desks.get(id)

@@ -83,3 +83,10 @@ def test_placeholders_that_do_not_match_are_named(vlm, ids: list[int]) -> None:
     assert vlm.vision.encode([picture(1)])[0].tokens == 4
     with pytest.raises(AlignmentError, match="placeholder"):
         vlm.vision.one_placeholder_each(ids, [picture(1)])
+
+
+def test_a_processor_without_settings_of_its_own_has_no_file_of_its_own(vlm, tmp_path) -> None:
+    """HF's auto class would take the class that is named there, and no other that is registered for the model."""
+    vlm.save(tmp_path)
+    assert (tmp_path / "preprocessor_config.json").is_file()
+    assert not (tmp_path / "processor_config.json").exists()

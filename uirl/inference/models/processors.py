@@ -223,10 +223,14 @@ class PictureProcessor:
         }
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write the files from which the processor can be made again, here and by HF."""
+        """Write the files from which the processor can be made again, here and by HF.
+
+        One without settings of its own has no file of its own: HF's auto class, which verl asks, would make the class
+        that is named there, with a video side that needs torchvision, and not one that is registered for the model."""
         self.images.save_pretrained(folder)
-        settings = {"processor_class": self._class.__name__, **self._settings}
-        (Path(folder) / SETTINGS_FILE).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+        if self._settings:
+            settings = {"processor_class": self._class.__name__, **self._settings}
+            (Path(folder) / SETTINGS_FILE).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
     # no gradient passes here, but the learner backpropagates through what the engine encoded
     @torch.inference_mode(False)
