@@ -1,7 +1,7 @@
 """Make the weights of a tiny vision-language model that sees, from synthetic screens: less than an hour on two cores.
 
     python scripts/train_grounded.py --out runs/grounded
-    uirl train --config configs/miniwob_click.yaml model.local_path=runs/grounded
+    uirl train configs/miniwob.yaml model.local_path=runs/grounded
 
 The folder is one that `model.local_path` and HuggingFace read. `card.json` in it says how the weights were made
 (command, recipe, versions, seconds), their hash, and how many questions about held-out screens they answer rightly, by
