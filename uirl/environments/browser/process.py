@@ -120,7 +120,7 @@ class Chromium:
         self.timeout = timeout
         self.start_timeout = start_timeout
         self.starts = 0
-        """How often a process was started: one more than the crashes that were repaired."""
+        """How many browsers came up: one more than those that ended while they were in use and were replaced."""
         self._executable = executable
         self._connection: CdpConnection | None = None
         self._process: _BrowserProcess | None = None
@@ -191,7 +191,6 @@ class Chromium:
         flags = [*network_flags(self.allowed), f"--force-device-scale-factor={self.scale:g}"]
         process = _BrowserProcess(self._executable or find_executable(), flags)
         self._process = process
-        self.starts += 1
         try:
             connection = await process.connect(
                 self.start_timeout, timeout=self.timeout, on_lost=lambda: self._stopped(process)
@@ -213,6 +212,7 @@ class Chromium:
         except BaseException as error:
             connection.end(f"it failed at its start: {error!r}")
             raise
+        self.starts += 1
         return connection
 
     def _on_target(self, event: Mapping[str, Any]) -> None:
