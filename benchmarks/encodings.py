@@ -20,31 +20,22 @@ from typing import Any
 
 import numpy as np
 
-from uirl import BaseEnvironment, ConfigStore, Observation, RLTrainer, StepResult
+from benchmarks import ray_memory
+from uirl import ConfigStore, Observation, RLTrainer
 from uirl.images import Screenshot, screenshot
 from uirl.inference.models.picture_cache import KEPT_BYTES, PictureCache
 
 
-class Album(BaseEnvironment):
-    """Shows one new page after another; every reply that is longer than the last is worth something."""
+class Album(ray_memory.Album):
+    """The same with pictures of any size."""
 
     def __init__(self, pages: int = 8, width: int = 270, height: int = 600) -> None:
-        self.pages, self.width, self.height = pages, width, height
-
-    def reset(self, seed: int | None = None) -> Observation:
-        self.draw, self.seen = np.random.default_rng(), 1
-        return self.page()
-
-    def step(self, action: str) -> StepResult:
-        self.seen += 1
-        return StepResult(self.page(), float(len(action) % 3), terminated=self.seen > self.pages)
+        super().__init__(pages)
+        self.width, self.height = width, height
 
     def page(self) -> Observation:
         pixels = self.draw.integers(0, 255, (self.height, self.width, 3), dtype=np.uint8)
         return Observation("what now?", (screenshot(pixels),))
-
-    def get_state_description(self) -> str:
-        return f"page {self.seen}"
 
 
 def one(asked: argparse.Namespace, before: bool) -> dict[str, float]:

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -281,5 +281,4 @@ def _first_row(path: Path) -> Mapping[str, Any] | None:
 
 def _newest(rows: Sequence[Mapping[str, Any]], *names: str) -> float | None:
     """Return the newest value of the first name that has one."""
-    values: Callable[[str], Iterator[float]] = lambda name: (r[name] for r in reversed(rows) if r.get(name) is not None)  # noqa: E731
-    return next((value for name in names for value in values(name)), None)
+    return next((row[name] for name in names for row in reversed(rows) if row.get(name) is not None), None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
 from uirl.config import ConfigStore, ModelConfig
@@ -36,8 +34,11 @@ def test_words_come_from_the_configuration() -> None:
     assert all(len(tokenizer.tokenize(word)) == 1 for word in WORDS)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="flash-attn is installed")
-def test_a_kernel_whose_package_is_missing_is_a_checkpoint_that_cannot_be_loaded(lm, tmp_path) -> None:
+def test_a_kernel_whose_package_is_missing_is_a_checkpoint_that_cannot_be_loaded(lm, tmp_path, monkeypatch) -> None:
+    def missing(*_args, **_more) -> None:
+        raise ImportError("flash_attn is not installed")
+
+    monkeypatch.setattr("transformers.modeling_utils.PreTrainedModel._flash_attn_import_error", missing)
     lm.save(tmp_path)
     with pytest.raises(CheckpointError, match="cannot load a model"):
         load_model(ModelConfig(local_path=str(tmp_path), device="cpu", attn_implementation="flash_attention_2"))
