@@ -65,3 +65,10 @@ def test_the_table_names_keys_that_there_are() -> None:
     for key in READ:
         section, _, name = key.rpartition(".")
         assert hasattr(getattr(ConfigStore(), section), name), key
+
+
+def test_a_server_that_gets_whole_pictures_cannot_keep_the_limit_of_pixels() -> None:
+    config = ConfigStore().override(["model.max_image_pixels=500000", "inference.backend=sglang"])
+    with pytest.raises(ConfigError, match=r"^model.max_image_pixels=500000 does nothing here: .* preprocessor_config"):
+        config.check(training=True)
+    config.override(["inference.backend=vllm"]).check(training=True)

@@ -75,6 +75,7 @@ VALUES: dict[str, list[Any]] = {
     "model.chat_template": ["chatml"],
     "model.lora.lora_dropout": [0.5],
     "model.lora.target": ["attention", "mlp", ["q_proj"]],
+    "model.max_image_pixels": [1000],
     "model.model_name": ["uirl/tiny-vlm"],
     "model.tiny.init_seed": [5],
     "model.tiny.image_size": [28],

@@ -124,6 +124,7 @@ READERS: dict[str, list[str]] = {
     "logging.print_every": ["training.num_iters_per_epoch=3"],
     "logging.store_images": SCREEN,
     "model.freeze_vision": VLM,
+    "model.max_image_pixels": SCREEN,
     "model.lora.vision": [*LORA, *VLM],
     "rollout.max_images": SCREEN,
     "rollout.keep_images": [*SCREEN, "rollout.max_images=2"],

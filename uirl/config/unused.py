@@ -203,6 +203,11 @@ READ: dict[str, tuple[Condition, str]] = {
         "by the backends vllm and sglang, and where actors.engines is above 0 without Ray",
     ),
     "inference.engine_options": _LOCAL_SERVERS,
+    "model.max_image_pixels": (
+        lambda config: config.inference.backend in ("transformers", "vllm", "scripted"),
+        "by the backends transformers and vllm, which get pictures as the learner sees them; for a server write the "
+        "sizes into the model's preprocessor_config.json",
+    ),
     "model.freeze_vision": (
         lambda config: not config.model.use_lora,
         "where model.use_lora is false: adapters train nothing else, and the vision tower by model.lora.vision alone",

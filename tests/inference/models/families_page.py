@@ -30,6 +30,12 @@ processor.
 A picture is processed alone, whatever else its conversation shows, so its tokens never change from turn to turn. For
 LLaVA-OneVision this means that each picture gets its tiles, as a single picture does in HF.
 
+`model.max_image_pixels` bounds the pixels that a model reads of one screenshot, all tiles together, and so its tokens.
+Where the processor has a setting for it, that is lowered for the picture (area in Qwen-VL and GLM-4V, longest edge in
+Idefics3 and SmolVLM, number of tiles in InternVL); else the picture is made smaller first. A limit below what the
+processor makes of any picture (896 x 896 in Gemma 3) is refused with the least that works. Clicks stay in
+pixels of the screenshot.
+
 When a model is loaded, two pictures of different shapes are read both ways: as HF's processor and the model's own
 forward do, and as the learner does. The embedded engine then tries its masks and its cache on a prompt with a picture.
 What differs is refused, by name, before anything is sampled.

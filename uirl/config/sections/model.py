@@ -89,6 +89,10 @@ class ModelConfig(Section):
     gradient_checkpointing: bool | None = None
     """Recompute activations in the backward pass: less memory, about a third more time. None: under verl, whose models
     are large, and not with the local trainer."""
+    max_image_pixels: Count | None = None
+    """Pixels that the model reads of one screenshot at most, all its tiles together; a larger one is made smaller, by
+    the settings of the model's own processor where it has such, else before it. It bounds the tokens of a screenshot;
+    actions stay in pixels of the whole one. None: what the processor allows, for Qwen2.5-VL 12.8 million."""
     freeze_vision: bool = False
     """Leave the vision tower as it was loaded and train the rest, the projector from pictures to tokens included where
     it stands outside of the tower. The tower then has no gradient, no activations kept for one and no state in the

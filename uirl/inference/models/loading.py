@@ -166,6 +166,8 @@ def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedMod
     if weights:
         model.to(device=device, dtype=DTYPES[config.dtype])
     loaded = wrap_model(model.eval(), tokenizer, processor, name=config.local_path or config.model_name)
+    if config.max_image_pixels is not None:
+        _limit_pictures(loaded, config.max_image_pixels)
     if config.chat_template is not None:
         tokenizer.chat_template = TEMPLATES.get(config.chat_template, config.chat_template)
     if weights:
@@ -173,6 +175,16 @@ def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedMod
         if loaded.vision is not None and not _is(config, BUILT_IN_MODELS):
             prove_pictures(loaded.vision, loaded.model, lambda *parts: _read(loaded, *parts), name=loaded.name)
     return loaded
+
+
+def _limit_pictures(loaded: LoadedModel, max_pixels: int) -> None:
+    """Let the model read at most so many pixels of a picture. Raises ConfigError where it cannot."""
+    if loaded.vision is None:
+        raise ConfigError(
+            f"model.max_image_pixels={max_pixels}: {loaded.name} is a text model; expected a vision-language model. "
+            "Set model.max_image_pixels=null"
+        )
+    loaded.vision.front.limit_pixels(max_pixels)
 
 
 def _is(config: Any, names: Collection[str]) -> bool:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from uirl.errors import ContractError
+from uirl.inference.models.picture_limit import Fit, PictureLimit
 from uirl.runtime.bounded_cache import BoundedCache
 
 SETTINGS_FILE = "processor_config.json"
@@ -181,6 +182,7 @@ class PictureProcessor:
         self._split: BoundedCache[Expansion] = BoundedCache(_ENCODINGS_BYTES)
         self._word: str | None = None
         self._before_a_word: str | None = None
+        self._limit: PictureLimit | None = None
 
     @property
     def name(self) -> str:
@@ -208,6 +210,14 @@ class PictureProcessor:
             self._before_a_word = self._expansion(self._texts.last).after.removesuffix("x")
         return self._before_a_word
 
+    def limit_pixels(self, max_pixels: int) -> None:
+        """Let the model read at most so many pixels of a picture from now on. Raises ConfigError where it cannot."""
+        self._limit = PictureLimit(self.images, max_pixels, lambda *asked: self._ask_with(self.word, *asked)[1])
+
+    def fit(self, size: tuple[int, int]) -> Fit:
+        """Return how a picture of `size` (width, height) keeps the limit; as it is where there is none."""
+        return Fit(size) if self._limit is None else self._limit.fit(size)
+
     def __call__(self, picture: Any) -> tuple[Expansion, dict[str, Tensor]]:
         """Return what stands in a sequence for a PIL image, and the tensors about it for the model's forward, each
         with the picture, its tiles or its patches as the first dimension [n, ...]."""
@@ -216,7 +226,14 @@ class PictureProcessor:
     def sequence(self, before: str, picture: Any, after: str) -> dict[str, Tensor]:
         """Return what HF itself makes of a text with one picture in it: ids [1, T], and all that goes with them."""
         text = f"{before}{self.word}{after}"
-        output = self._whole(text=[text], images=[picture], return_tensors="pt", return_mm_token_type_ids=True)
+        fit = self.fit(picture.size)
+        output = self._whole(
+            text=[text],
+            images=[fit.shown(picture)],
+            return_tensors="pt",
+            return_mm_token_type_ids=True,
+            **fit.settings,
+        )
         return {
             name: torch.as_tensor(np.asarray(value)) if isinstance(value, list) else value
             for name, value in output.items()
@@ -232,10 +249,14 @@ class PictureProcessor:
             settings = {"processor_class": self._class.__name__, **self._settings}
             (Path(folder) / SETTINGS_FILE).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
 
+    def _ask(self, word: str, picture: Any) -> tuple[Expansion, dict[str, Tensor]]:
+        fit = self.fit(picture.size)
+        return self._ask_with(word, fit.shown(picture), fit.settings)
+
     # no gradient passes here, but the learner backpropagates through what the engine encoded
     @torch.inference_mode(False)
-    def _ask(self, word: str, picture: Any) -> tuple[Expansion, dict[str, Tensor]]:
-        output = self._whole(text=[word], images=[picture], return_tensors="pt")
+    def _ask_with(self, word: str, picture: Any, settings: Mapping[str, Any]) -> tuple[Expansion, dict[str, Tensor]]:
+        output = self._whole(text=[word], images=[picture], return_tensors="pt", **settings)
         text = self._texts.last
         expansion = self._split.get(text, lambda: self._expansion(text), lambda e: 4 * len(text) + e.ids.nbytes)
         tensors = {

@@ -250,14 +250,16 @@ class VisionInputs:
 
     def _encode(self, picture: Any) -> EncodedImage:
         array = np.asarray(picture)
-        if self._patches is not None and self._patches.fits(*array.shape[:2]) and self._is_plain():
+        fit = self.front.fit(picture.size)
+        as_it_is = fit.size == picture.size and not fit.settings
+        if self._patches is not None and as_it_is and self._patches.fits(*array.shape[:2]) and self._is_plain():
             pixels, grid = self._patches(array)
             tensors: dict[str, Tensor] = {"pixel_values": pixels, "image_grid_thw": torch.tensor([grid])}
             expansion = self._run(grid[0] * grid[1] * grid[2] // self.merge**2)
         else:
             expansion, tensors = self.front(picture)
             tensors = {name: t for name, t in tensors.items() if not self._takes or name in self._takes}
-        transform = self._transform(picture.size, tensors)
+        transform = self._transform(picture.size, fit.size, tensors)
         pixels = tensors.pop("pixel_values")
         return EncodedImage(pixels, tensors, expansion, transform)
 
@@ -276,14 +278,20 @@ class VisionInputs:
             self._runs[n] = Expansion("", np.full(n, self.image_token_id), "", np.arange(n))
         return self._runs[n]
 
-    def _transform(self, size: tuple[int, int], tensors: Mapping[str, Tensor]) -> PictureTransform | None:
+    def _transform(
+        self, size: tuple[int, int], shown: tuple[int, int], tensors: Mapping[str, Tensor]
+    ) -> PictureTransform | None:
+        """Return what was done to a picture of `size`, of which the processor was shown one of the size `shown`."""
         pixels, grid = tensors["pixel_values"], tensors.get("image_grid_thw")
         if grid is not None:
             side = self.processor.patch_size
             return grid_transform(self.processor, size, (int(grid[0, 2]) * side, int(grid[0, 1]) * side))
         if pixels.ndim != 4 or len(pixels) != 1:  # tiles
             return None
-        return stacked_transform(self.processor, size, (int(pixels.shape[-1]), int(pixels.shape[-2])))
+        known = stacked_transform(self.processor, shown, (int(pixels.shape[-1]), int(pixels.shape[-2])))
+        if known is None or size == shown:
+            return known
+        return replace(known, raw_size=size) if known.source is None else None
 
     def _pack(self, image: EncodedImage) -> EncodedImage:
         """Return the image as it is kept: a large one that is no set of tiles as bytes, where it comes back exactly."""

@@ -155,7 +155,7 @@ def resized_as_learner(shot: Screenshot, vision: VisionInputs) -> Image:
     """
     image = shot.open()
     if not vision.has_grid:
-        return image
+        return vision.front.fit(image.size).shown(image)
     _, rows, columns = vision.describe([shot])[0].grid  # type: ignore[misc]
     side = vision.processor.patch_size
     size = (columns * side, rows * side)

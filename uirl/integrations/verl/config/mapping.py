@@ -107,6 +107,7 @@ MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
         [f"{HF}.enable_gradient_checkpointing", "critic.model.enable_gradient_checkpointing"],
         unless_null(_UNSET),
     ),
+    "model.max_image_pixels": (["data.mm_processor_kwargs.max_pixels"], unless_null(_UNSET)),
     "model.freeze_vision": ([f"{ACTOR}.freeze_vision_tower"], same),
     "model.adapter_path": ([f"{HF}.lora_adapter_path"], unless_null(_UNSET)),
     "model.lora.lora_alpha": ([f"{HF}.lora_alpha"], same),
