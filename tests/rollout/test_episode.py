@@ -114,7 +114,7 @@ async def test_a_window_that_drops_in_steps_makes_few_samples_of_few_encodings(v
         fed = [*([] if turn.starts_segment else fed), *turn.context_images]
         assert [image.hash for image in request.images] == fed
         assert [image.hash for message in request.messages for image in message.images] == fed
-        assert [each.hash for each in fed_pictures(record, number, NoSizes())] == list(turn.context_images)
+        assert [each.hash for each in fed_pictures(record.turns, number, NoSizes())] == list(turn.context_images)
         if number in of_samples:
             assert list(of_samples[number].images) == fed
     policy = Policy(model)

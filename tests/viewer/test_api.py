@@ -128,7 +128,9 @@ def test_one_trajectory_has_everything(client):
     assert (shown["id"], shown["success"], shown["next"], shown["previous"]) == ("a/1", True, "b", None)
     assert shown["verdict"]["reason"] == "all there"
     assert shown["task"]["goal"] == "goal of task"
-    first = shown["turns"][0]
+    assert shown["turns"][0]["calls"] == ["click"]
+    first = get(client, f"/api/runs/first/trajectories/{quote('a/1', safe='')}/turns/0")
+    assert first["observation"]["images"] == [shown["turns"][0]["image"]]
     assert first["thought"] == "I think"
     assert first["calls"][0]["result"] == "done"
     assert first["marks"] == [{"kind": "click", "raw": [5, 6], "fed": [5, 6], "image": 0, "text": None}]
@@ -139,6 +141,7 @@ def test_one_trajectory_has_everything(client):
     assert raw.content == picture.content
     assert "immutable" in raw.headers["cache-control"]
     get(client, "/api/runs/first/trajectories/none", 404)
+    get(client, "/api/runs/first/trajectories/b/turns/7", 404)
     get(client, "/api/runs/first/fed/b/7/0.png", 404)
     get(client, "/api/runs/first/fed/b/0/7.png", 404)
     get(client, "/api/runs/first/images/0000", 404)
@@ -152,12 +155,13 @@ def test_what_hostile_pages_and_policies_write_stays_text(client, run):
     key = next(one["key"] for one in listed if one["key"] != "first")
     assert not set(key) & set("<>\"'& ")
     (row,) = get(client, f"/api/runs/{key}/trajectories")["rows"]
-    answer = client.get(f"/api/runs/{key}/trajectories/{quote(row['id'], safe='')}")
-    assert answer.headers["content-type"] == "application/json"
+    episode = f"/api/runs/{key}/trajectories/{quote(row['id'], safe='')}"
+    for answer in (client.get(episode), client.get(f"{episode}/turns/0")):
+        assert answer.headers["content-type"] == "application/json"
+        answer.text.encode("ascii")
     shown = json.loads(answer.text)
-    assert shown["turns"][0]["reply"] == HOSTILE
-    assert shown["turns"][0]["observation"]["info"]["n"] is None
-    answer.text.encode("ascii")
+    assert shown["reply"] == HOSTILE
+    assert shown["observation"]["info"]["n"] is None
 
 
 def test_a_picture_that_is_none_is_never_a_page(client, run):
@@ -168,9 +172,11 @@ def test_a_picture_that_is_none_is_never_a_page(client, run):
         store.add(trajectory("p", [turn("x", page)]), step=9)
     answer = client.get(f"/api/runs/first/images/{page.hash}")
     assert answer.headers["content-type"] == "application/octet-stream"
-    shown = get(client, "/api/runs/first/trajectories/p")
-    assert shown["turns"][0]["fed"][0]["raw_size"] is None
-    get(client, shown["turns"][0]["fed"][0]["url"], 400)
+    small = client.get(f"/api/runs/first/images/{page.hash}/small")
+    assert small.headers["content-type"] == "application/octet-stream"
+    (fed,) = get(client, "/api/runs/first/trajectories/p/turns/0")["fed"]
+    assert fed["raw_size"] is None
+    get(client, fed["url"], 400)
 
 
 def test_a_label_is_kept_found_and_removed(client, run):
@@ -239,5 +245,5 @@ def test_coordinates_on_a_grid_become_pixels(client, run):
         config="environment:\n  name: browser\n  options:\n    coordinates: grid_999\n",
     )
     assert made.is_dir()
-    shown = get(client, "/api/runs/grid/trajectories/g")
-    assert shown["turns"][0]["marks"][0]["raw"] == [200, 199]
+    shown = get(client, "/api/runs/grid/trajectories/g/turns/0")
+    assert shown["marks"][0]["raw"] == [200, 199]

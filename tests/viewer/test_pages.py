@@ -220,7 +220,10 @@ async def test_what_a_run_says_is_shown_as_text(address: str) -> None:
 
 
 async def test_the_pictures_of_the_next_turn_are_at_hand(address: str) -> None:
-    asked = "performance.getEntriesByType('resource').map((e) => e.name).filter((name) => name.includes('/images/'))"
+    asked = (
+        "performance.getEntriesByType('resource').map((e) => e.name)"
+        ".filter((name) => name.includes('/images/') && !name.endsWith('/small'))"
+    )
     async with browsing(address) as tab:
         await tab.goto("#/run/first/t/phone/0")
         await tab.until(f"{asked}.length >= 3")

@@ -166,7 +166,8 @@ def test_a_turn_shows_the_picture_that_the_model_was_fed(client, run):
     fed = turn("x", shot, pictures=(half,), starts_segment=True)
     again = turn("y", observation=Observation("same", (shot,)), context_images=())  # fed by the turn before
     make_run(run.parent / "fed", [trajectory("t", [fed, again])])
-    for shown in client.get("/api/runs/fed/trajectories/t").json()["turns"]:
+    for number in range(2):
+        shown = client.get(f"/api/runs/fed/trajectories/t/turns/{number}").json()
         (one,) = shown["fed"]
         assert (one["raw_size"], one["fed_size"]) == ([80, 60], [20, 30])
         # the middle of the pixel 5, 6 is 5.5, 6.5; half of it, less the window's 10, is -7.25, 3.25

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -27,6 +28,8 @@ from uirl.storage.summaries import COLUMNS, SUMMARY, TrajectorySummary, in_colum
 from uirl.types import Trajectory, Turn, Verdict
 
 Rows = Sequence[tuple[Any, ...]]
+TURN = "record, context_ids, response_ids, log_probs"
+"""Columns of a `TurnRow`."""
 
 
 class TrajectoryStore:
@@ -101,25 +104,31 @@ class TrajectoryStore:
                 self._find(wanted - pictures.keys(), pictures, images)
             self._write(headers, turns, pictures if self._keep_images else {}, int(step))
 
-    def get(self, id: str, *, pictures: bool = True) -> Trajectory:
+    def get(self, id: str, *, pictures: bool = True, tokens: bool = True) -> Trajectory:
         """Return the trajectory as it was stored; with `pictures=False` the hashes of its pictures stand in their
-        place, so that a long episode of large ones costs no memory. Raises `StorageError` for an unknown id."""
+        place, with `tokens=False` its turns have no ids and no log-probs, so that a long episode costs little memory.
+        Raises `StorageError` for an unknown id."""
         picture: Callable[[str], Screenshot | str] = self._picture if pictures else str
         with self._lock, database_errors(f"cannot read {self.path}"):
             row = self._connection.execute("SELECT number, record FROM trajectories WHERE id = ?", (id,)).fetchone()
             if row is None:
                 raise self._unknown(id)
+            columns = TURN if tokens else "record, x'', x'', x''"
             turns = self._connection.execute(
-                "SELECT record, context_ids, response_ids, log_probs FROM turns WHERE trajectory = ? ORDER BY position",
-                (row[0],),
+                f"SELECT {columns} FROM turns WHERE trajectory = ? ORDER BY position", (row[0],)
             ).fetchall()
-            try:
+            with self._damage(id):
                 return decode_header(row[1], [decode_turn(turn, picture) for turn in turns], picture)
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
-                raise StorageError(
-                    f"the record of trajectory {id!r} in {self.path} is damaged ({type(error).__name__}: {error}); "
-                    "the others are still readable"
-                ) from error
+
+    def turn(self, id: str, index: int) -> Turn | None:
+        """Return one turn of a trajectory as it was stored, hashes in place of its pictures; None: it has fewer turns.
+        Raises `StorageError` for an unknown id."""
+        with self._lock, database_errors(f"cannot read {self.path}"):
+            row = self._connection.execute(
+                f"SELECT {TURN} FROM turns WHERE trajectory = ? AND position = ?", (self._number(id), index)
+            ).fetchone()
+            with self._damage(id):
+                return None if row is None else decode_turn(row, str)
 
     def set_verdict(self, id: str, verdict: Verdict) -> None:
         """Replace the verdict of a stored trajectory, committed on return: judged later, it is found by what was found
@@ -190,6 +199,15 @@ class TrajectoryStore:
                 f"there is no image {hash!r} in {self.path}; were screenshots kept (logging.store_images)?"
             )
         return picture.data
+
+    def head_of_image(self, hash: str, count: int) -> bytes | None:
+        """Return the first `count` bytes of a picture without reading the others; None: it was not kept."""
+        with self._lock, database_errors(f"cannot read {self.path}"):
+            row = self._connection.execute("SELECT rowid FROM images WHERE hash = ?", (hash,)).fetchone()
+            if row is None:
+                return None
+            with self._connection.blobopen("images", "data", row[0], readonly=True) as blob:
+                return blob.read(count)
 
     def list(
         self,
@@ -308,6 +326,17 @@ class TrajectoryStore:
         if row is None:
             raise self._unknown(id)
         return int(row[0])
+
+    @contextlib.contextmanager
+    def _damage(self, id: str) -> Iterator[None]:
+        """Turn whatever decoding a record raises into a `StorageError` that names the trajectory."""
+        try:
+            yield
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise StorageError(
+                f"the record of trajectory {id!r} in {self.path} is damaged ({type(error).__name__}: {error}); "
+                "the others are still readable"
+            ) from error
 
     def _unknown(self, id: str) -> StorageError:
         return StorageError(f"there is no trajectory {id!r} in {self.path}; list() shows what there is")

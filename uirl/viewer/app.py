@@ -23,10 +23,10 @@ from uirl.storage.labels import Label, read_sheet, write_sheet
 from uirl.viewer import live
 from uirl.viewer.access import Access, Guard
 from uirl.viewer.charts import charts_of
-from uirl.viewer.episode import episode, turn_tokens
+from uirl.viewer.episode import episode, outline, turn_of, turn_tokens
 from uirl.viewer.export import DELAY, PAGE_POLICY, film_of, page_of
 from uirl.viewer.groups import group
-from uirl.viewer.pictures import Sizes, fed_pictures, fed_png, media_type
+from uirl.viewer.pictures import Sizes, StoredTurns, fed_pictures, fed_png, media_type, small_picture
 from uirl.viewer.runs import Run, Runs, describe, read_object, read_text
 from uirl.viewer.search import answer, facets, line_of, read_question
 
@@ -93,9 +93,11 @@ class Api:
             Route("/api/runs/{run}/labels.csv", self.labels, methods=["GET"]),
             Route("/api/runs/{run}/labels.csv", self.import_labels, methods=["POST"]),
             Route("/api/runs/{run}/images/{hash}", self.image),
+            Route("/api/runs/{run}/images/{hash}/small", self.small),
             Route("/api/runs/{run}/fed/{id:path}/{turn:int}/{place:int}.png", self.fed),
             Route("/api/runs/{run}/trajectories", self.trajectories),
             Route("/api/runs/{run}/groups/{group:path}", self.group),
+            Route(f"{one}/turns/{{turn:int}}", self.turn),
             Route(f"{one}/tokens", self.tokens),
             Route(f"{one}/export.html", self.export_page),
             Route(f"{one}/export.gif", self.export_film),
@@ -159,16 +161,18 @@ class Api:
     def trajectory(self, request: Request) -> Response:
         run = self._run(request)
         id = request.path_params["id"]
-        row = self._row(run, id)
-        return _json(episode(run, id, row["number"], row))
+        return _json(outline(run, id, self._row(run, id)))
+
+    def turn(self, request: Request) -> Response:
+        run, index = self._run(request), request.path_params["turn"]
+        turns = self._turns(request, index)
+        return _json(turn_of(run, request.path_params["id"], turns, index))
 
     def tokens(self, request: Request) -> Response:
-        run, id = self._run(request), request.path_params["id"]
-        trajectory = run.store.get(id, pictures=False)
-        turn, context = _whole(request, "turn"), request.query_params.get("context", "0") == "1"
-        if turn >= len(trajectory.turns):
-            raise NotThere(f"got turn {turn}, the trajectory has {len(trajectory.turns)}")
-        return _json(turn_tokens(run, trajectory, turn, context=context))
+        run, index = self._run(request), _whole(request, "turn")
+        context = request.query_params.get("context", "0") == "1"
+        turns = self._turns(request, index)
+        return _json(turn_tokens(run, request.path_params["id"], turns, index, context=context))
 
     def group(self, request: Request) -> Response:
         run, name = self._run(request), request.path_params["group"]
@@ -179,8 +183,7 @@ class Api:
 
     def export_page(self, request: Request) -> Response:
         run, id = self._run(request), request.path_params["id"]
-        row = self._row(run, id)
-        shown_episode = episode(run, id, row["number"], row)
+        shown_episode = episode(run, id, self._row(run, id))
         headers = {**FRESH, "content-disposition": _attachment(id, "html"), "content-security-policy": PAGE_POLICY}
         return StreamingResponse(
             page_of(shown_episode, run.store), headers=headers, media_type="text/html; charset=utf-8"
@@ -188,8 +191,8 @@ class Api:
 
     def export_film(self, request: Request) -> Response:
         run, id = self._run(request), request.path_params["id"]
-        row = self._row(run, id)
-        data = film_of(episode(run, id, row["number"], row), run.store, delay=_whole(request, "delay") or DELAY)
+        shown_episode = episode(run, id, self._row(run, id))
+        data = film_of(shown_episode, run.store, delay=_whole(request, "delay") or DELAY)
         return Response(data, headers={**FRESH, "content-disposition": _attachment(id, "gif")}, media_type="image/gif")
 
     def image(self, request: Request) -> Response:
@@ -197,13 +200,15 @@ class Api:
         data = run.store.image(hash)
         return Response(data, headers=FOREVER, media_type=media_type(data))
 
+    def small(self, request: Request) -> Response:
+        run, hash = self._run(request), request.path_params["hash"]
+        data = small_picture(run.store.image(hash))
+        return Response(data, headers=FOREVER, media_type=media_type(data))
+
     def fed(self, request: Request) -> Response:
-        run, id = self._run(request), request.path_params["id"]
+        run = self._run(request)
         turn, place = request.path_params["turn"], request.path_params["place"]
-        trajectory = run.store.get(id, pictures=False)
-        if turn >= len(trajectory.turns):
-            raise NotThere(f"got turn {turn}, the trajectory has {len(trajectory.turns)}")
-        pictures = fed_pictures(trajectory, turn, Sizes(run.store))
+        pictures = fed_pictures(self._turns(request, turn), turn, Sizes(run.store))
         if place >= len(pictures):
             raise NotThere(f"got picture {place}, the turn has {len(pictures)}")
         return Response(fed_png(run.store, pictures[place]), headers=FOREVER, media_type="image/png")
@@ -258,6 +263,14 @@ class Api:
         if run is None:
             raise NotThere(f"there is no run {shown(request.path_params['run'])}; /api/runs lists them")
         return run
+
+    def _turns(self, request: Request, index: int) -> StoredTurns:
+        """Return the turns of the trajectory that a request names. Raises NotThere where turn `index` is not there."""
+        run, id = self._run(request), request.path_params["id"]
+        turns = StoredTurns(run.store, id, self._row(run, id)["turns"])
+        if index >= len(turns):
+            raise NotThere(f"got turn {index}, the trajectory has {len(turns)}")
+        return turns
 
     def _row(self, run: Run, id: str) -> dict[str, Any]:
         """Return the line of a trajectory. Raises NotThere for an unknown id."""

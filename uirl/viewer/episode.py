@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,21 +24,44 @@ JUDGEMENTS = "judgements"
 """Folder of a run with what `uirl judge` said."""
 LARGEST = 64 << 20
 """Bytes of a file of judgements that is looked through."""
+LETTERS = 60
+"""Of what a turn without a picture read that the strip shows."""
+OPENING = 600
+"""Letters of what the environment said first, shown where a task has no goal."""
 
 
-def episode(run: Run, id: str, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return everything about a trajectory but its tokens. `number`, `row`: its place and its line in the index.
+def episode(run: Run, id: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return everything about a trajectory but its tokens. `row`: its line in the index.
 
     Raises StorageError for an unknown id.
     """
     trajectory = run.store.get(id, pictures=False)
-    sizes, grid = Sizes(run.store), grid_of(run)
-    label = run.labels.get(id)
-    previous, following = neighbours(run.index, number)
+    shown = _Shown(run.key, id, trajectory.turns, Sizes(run.store), grid_of(run))
+    return _about(run, trajectory, row) | {"turns": [shown.turn(i) for i in range(len(trajectory.turns))]}
+
+
+def outline(run: Run, id: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `episode` does, of its turns only what the strip shows: a page of a thousand turns is small.
+
+    Raises StorageError for an unknown id.
+    """
+    trajectory = run.store.get(id, pictures=False, tokens=False)
+    return _about(run, trajectory, row) | {"turns": [_frame(i, turn) for i, turn in enumerate(trajectory.turns)]}
+
+
+def turn_of(run: Run, id: str, turns: Sequence[Turn], index: int) -> dict[str, Any]:
+    """Return one turn of a trajectory, whole."""
+    return _Shown(run.key, id, turns, Sizes(run.store), grid_of(run)).turn(index)
+
+
+def _about(run: Run, trajectory: Trajectory, row: Mapping[str, Any]) -> dict[str, Any]:
+    label = run.labels.get(row["id"])
+    previous, following = neighbours(run.index, row["number"])
     return {
         **{name: row[name] for name in ("id", "number", "step", "split", "created", "level", "flags")},
         "previous": previous,
         "next": following,
+        "opening": trajectory.turns[0].observation.text[:OPENING] if trajectory.turns else "",
         "task": _task(trajectory.task, trajectory.seed) | {"id": row["task_id"]},
         "group_id": row["group_id"],
         "stop_reason": trajectory.stop_reason,
@@ -47,23 +70,35 @@ def episode(run: Run, id: str, number: int, row: Mapping[str, Any]) -> dict[str,
         "success": trajectory.success,
         "metrics": trajectory.metrics,
         "verdict": _verdict(trajectory.verdict),
-        "verdict_evidence": _evidence(run.folder, trajectory),
+        "verdict_evidence": _evidence(run.folder, row["id"], trajectory.metrics),
         "label": _label(label),
-        **_origin(run, trajectory),
-        "turns": [_turn(run.key, trajectory, i, sizes, grid) for i in range(len(trajectory.turns))],
+        **_origin(run, row["id"], trajectory),
         "final": None if trajectory.final is None else _seen(trajectory.final),
     }
 
 
-def turn_tokens(run: Run, trajectory: Trajectory, index: int, *, context: bool = False) -> dict[str, Any]:
+def _frame(index: int, turn: Turn) -> dict[str, Any]:
+    """Return what the strip shows of a turn."""
+    return {
+        "index": index,
+        "image": turn.observation.images[-1] if turn.observation.images else None,
+        "text": turn.observation.text[:LETTERS],
+        "calls": [call.name for call in turn.action.tool_calls],
+        "reward": turn.reward,
+        "warned": bool(turn.action.parse_error or flags_of_reply(turn.action.text)),
+        "parse_error": turn.action.parse_error is not None,
+    }
+
+
+def turn_tokens(run: Run, id: str, turns: Sequence[Turn], index: int, *, context: bool = False) -> dict[str, Any]:
     """Return the tokens of a turn, its coordinates among them, and the heat patch of the first place. `context`: the
     tokens that it was fed stand first."""
-    turn = trajectory.turns[index]
+    turn = turns[index]
     texts = run.vocabulary.texts
-    figures = run.store.learned(trajectory.id).get(index)
-    tokens = tokens_of(trajectory, index, texts, figures, context=context)
+    figures = run.store.learned(id).get(index)
+    tokens = tokens_of(turns, index, texts, figures, context=context)
     coordinates = coordinates_of(turn, texts(turn.context_ids, turn.response_ids))
-    fed = fed_pictures(trajectory, index, Sizes(run.store))
+    fed = fed_pictures(turns, index, Sizes(run.store))
     at = _seen_last(turn, fed)
     heat = heat_of(coordinates, None if at is None else fed[at], at, grid_of(run))
     moved = len(tokens) - len(turn.response_ids)
@@ -103,30 +138,42 @@ def _mark(mark: Mark, at: int | None, picture: Fed | None) -> dict[str, Any]:
     return {"kind": mark.kind, "raw": raw or None, "fed": fed or None, "image": at, "text": mark.text}
 
 
-def _turn(key: str, trajectory: Trajectory, index: int, sizes: Sizes, grid: int | None) -> dict[str, Any]:
-    turn = trajectory.turns[index]
-    fed = fed_pictures(trajectory, index, sizes)
-    return {
-        "index": index,
-        "observation": _seen(turn.observation),
-        "fed": [_fed(key, trajectory.id, index, i, one) for i, one in enumerate(fed)],
-        "thought": turn.action.thought,
-        "reply": turn.action.text,
-        "action_text": without_thought(turn.action.text, turn.action.thought),
-        "calls": list(_calls(turn)),
-        "parse_error": turn.action.parse_error,
-        "reward": turn.reward,
-        "finish_reason": turn.finish_reason,
-        "terminated": turn.terminated,
-        "truncated": turn.truncated,
-        "policy_version": turn.policy_version,
-        "starts_segment": turn.starts_segment,
-        "marks": marks_of_turn(turn, fed, grid),
-        "flags": flags_of_reply(turn.action.text),
-        "context_tokens": len(turn.context_ids),
-        "response_tokens": len(turn.response_ids),
-        "info": turn.info,
-    }
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """The turns of one trajectory, and what is needed to show one of them."""
+
+    key: str
+    """Of the run."""
+    id: str
+    turns: Sequence[Turn]
+    sizes: Sizes
+    grid: int | None
+    """See `grid_of`."""
+
+    def turn(self, index: int) -> dict[str, Any]:
+        turn = self.turns[index]
+        fed = fed_pictures(self.turns, index, self.sizes)
+        return {
+            "index": index,
+            "observation": _seen(turn.observation),
+            "fed": [_fed(self.key, self.id, index, i, one) for i, one in enumerate(fed)],
+            "thought": turn.action.thought,
+            "reply": turn.action.text,
+            "action_text": without_thought(turn.action.text, turn.action.thought),
+            "calls": list(_calls(turn)),
+            "parse_error": turn.action.parse_error,
+            "reward": turn.reward,
+            "finish_reason": turn.finish_reason,
+            "terminated": turn.terminated,
+            "truncated": turn.truncated,
+            "policy_version": turn.policy_version,
+            "starts_segment": turn.starts_segment,
+            "marks": marks_of_turn(turn, fed, self.grid),
+            "flags": flags_of_reply(turn.action.text),
+            "context_tokens": len(turn.context_ids),
+            "response_tokens": len(turn.response_ids),
+            "info": turn.info,
+        }
 
 
 def without_thought(text: str, thought: str) -> str:
@@ -181,11 +228,11 @@ def _label(label: Label | None) -> dict[str, Any] | None:
     return None if label is None else label.to_dict()
 
 
-def _origin(run: Run, trajectory: Trajectory) -> dict[str, Any]:
+def _origin(run: Run, id: str, trajectory: Trajectory) -> dict[str, Any]:
     versions = {turn.policy_version for turn in trajectory.turns}
-    origin = run.store.origin(trajectory.id)
+    origin = run.store.origin(id)
     model = ((origin or {}).get("model") or {}).get("name")
-    newest = next(iter(run.store.learned(trajectory.id).values()), None)
+    newest = next(iter(run.store.learned(id).values()), None)
     return {
         "sampling": trajectory.sampling,
         "policy": {"model": model, "version": max(versions, default=None), "versions": sorted(versions)},
@@ -195,10 +242,10 @@ def _origin(run: Run, trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def _evidence(folder: Path, trajectory: Trajectory) -> dict[str, Any] | None:
+def _evidence(folder: Path, id: str, metrics: Mapping[str, float]) -> dict[str, Any] | None:
     """Return what the verdict rests on: the numbers of the rules and the judge, and what `uirl judge` said later."""
-    numbers = {name: value for name, value in trajectory.metrics.items() if name.startswith("verification/")}
-    later = [found for path in _files(folder / JUDGEMENTS) if (found := _judgement(path, trajectory.id)) is not None]
+    numbers = {name: value for name, value in metrics.items() if name.startswith("verification/")}
+    later = [found for path in _files(folder / JUDGEMENTS) if (found := _judgement(path, id)) is not None]
     return {"metrics": numbers, "judgements": later} if numbers or later else None
 
 

@@ -28,7 +28,7 @@ def find_episode(paths: Sequence[str], id: str | None) -> Iterator[tuple[Run, di
             name = id if id is not None else _newest(run)
             row = None if name is None else line_of(run.index, name)
             if row is not None:
-                yield run, episode(run, row["id"], row["number"], row)
+                yield run, episode(run, row["id"], row)
                 return
         what = "no trajectory" if id is None else f"no trajectory {id!r}"
         raise StorageError(f"there is {what} in {', '.join(map(str, paths))}; uirl view shows which there are")

@@ -71,7 +71,8 @@ def group(run: Run, group_id: str) -> dict[str, Any] | None:
     rows = run.store.list(group_id=group_id, limit=MOST_MEMBERS)
     if not rows:
         return None
-    members = [replace(run.store.get(row.id, pictures=False), id=row.id) for row in rows]  # a name that links take
+    # under an id that links take
+    members = [replace(run.store.get(row.id, pictures=False, tokens=False), id=row.id) for row in rows]
     screens = Screens(run)
     seen = [screens_of_turns(one)[:MOST_TURNS] for one in members]
     places = align(seen, screens.same)
@@ -179,8 +180,10 @@ def _member(run: Run, one: Trajectory, screens: Screens) -> dict[str, Any]:
         "stop_reason": one.stop_reason,
         "label": None if label is None else label.to_dict(),
         "turns": [
-            _turn(turn.observation, i, screens, turn.action.text, turn.reward) for i, turn in enumerate(one.turns)
+            _turn(turn.observation, i, screens, turn.action.text, turn.reward)
+            for i, turn in enumerate(one.turns[:MOST_TURNS])
         ],
+        "played": len(one.turns),
         "final": None if one.final is None else _turn(one.final, len(one.turns), screens, "", 0.0),
     }
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from uirl.errors import StorageError
 from uirl.images import Screenshot
 from uirl.runtime.limits import InputError
 from uirl.storage import TrajectoryStore, fed_picture
-from uirl.types import PictureTransform, Trajectory
+from uirl.types import PictureTransform, Turn
 
 Size = tuple[int, int]
+HEAD = 4096
+"""Bytes of a picture that are read for its size."""
+SMALL = (280, 144)
+"""Width and height of a small picture, in pixels: twice those of the strip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +53,63 @@ class Sizes:
         """Return width and height; None: the picture was not kept, or is none."""
         if hash not in self._known:
             try:
-                self._known[hash] = Screenshot(self._store.image(hash), hash).read_size()
+                self._known[hash] = self._read(hash)
             except (StorageError, InputError):
                 self._known[hash] = None
         return self._known[hash]
 
+    def _read(self, hash: str) -> Size | None:
+        head = self._store.head_of_image(hash, HEAD)
+        if head is None:
+            return None
+        try:
+            return Screenshot(head, hash).read_size()
+        except InputError:  # the header is longer (a JPEG with a preview), or the decoder wants all of it (WebP)
+            return Screenshot(self._store.image(hash), hash).read_size()
 
-def fed_pictures(trajectory: Trajectory, index: int, sizes: Sizes) -> list[Fed]:
+
+class StoredTurns(Sequence[Turn]):
+    """The turns of one stored trajectory, each read when it is first asked for: one turn of a long episode is cheap."""
+
+    def __init__(self, store: TrajectoryStore, id: str, count: int) -> None:
+        self._store, self._id, self._count = store, id, count
+        self._read: dict[int, Turn] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Turn: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Turn]: ...
+    def __getitem__(self, index: int | slice) -> Turn | Sequence[Turn]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._count))]
+        if index not in self._read:
+            turn = self._store.turn(self._id, index) if 0 <= index < self._count else None
+            if turn is None:
+                raise IndexError(f"got turn {index}, the trajectory has {self._count}")
+            self._read[index] = turn
+        return self._read[index]
+
+
+def fed_pictures(turns: Sequence[Turn], index: int, sizes: Sizes) -> list[Fed]:
     """Return the pictures that the turn `index` put before the model: those whose placeholders stand in its context;
     of a turn without any those that were shown, as an earlier turn may have fed them already."""
-    turn = trajectory.turns[index]
+    turn = turns[index]
     hashes = turn.context_images or tuple(turn.observation.images)
-    known = _transforms(trajectory, index)
+    known = _transforms(turns, index, set(hashes))
     return [Fed(hash, sizes.of(hash), known.get(hash)) for hash in hashes]
 
 
-def _transforms(trajectory: Trajectory, index: int) -> dict[str, PictureTransform | None]:
-    """Return what is recorded of the way into the model of the pictures that it had before it in a turn: back to where
-    the turn's segment begins."""
+def _transforms(turns: Sequence[Turn], index: int, wanted: set[str]) -> dict[str, PictureTransform | None]:
+    """Return what is recorded of the way into the model of the wanted pictures, in the turn itself or before it: back
+    to where its segment begins, or to where all are known."""
     known: dict[str, PictureTransform | None] = {}
-    for turn in reversed(trajectory.turns[: index + 1]):
+    for turn in map(turns.__getitem__, range(index, -1, -1)):
         for hash, transform in zip(turn.context_images, turn.pictures, strict=False):
             known.setdefault(hash, transform)
-        if turn.starts_segment:
+        if turn.starts_segment or known.keys() >= wanted:
             break
     return known
 
@@ -89,6 +128,20 @@ def fed_png(store: TrajectoryStore, fed: Fed) -> bytes:
             raise InputError(str(error)) from None
     out = io.BytesIO()
     picture.convert("RGB").save(out, format="PNG", compress_level=1)
+    return out.getvalue()
+
+
+def small_picture(data: bytes) -> bytes:
+    """Return an encoded picture no larger than `SMALL`; one that is no larger, or is none, as it is."""
+    try:
+        picture = Screenshot(data).open()
+    except InputError:
+        return data
+    if picture.width <= SMALL[0] and picture.height <= SMALL[1]:
+        return data
+    picture.thumbnail(SMALL)
+    out = io.BytesIO()
+    picture.save(out, format="JPEG", quality=85)
     return out.getvalue()
 
 

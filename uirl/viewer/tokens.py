@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uirl.storage import Learned
-from uirl.types import Trajectory, Turn
+from uirl.types import Turn
 from uirl.viewer.marks import coordinate_parts, to_pixel
 from uirl.viewer.pictures import Fed
 
@@ -36,7 +36,7 @@ class Coordinate:
 
 
 def tokens_of(
-    trajectory: Trajectory,
+    turns: Sequence[Turn],
     index: int,
     texts: Callable[[Sequence[int], Sequence[int]], list[str] | None],
     figures: Learned | None = None,
@@ -46,14 +46,14 @@ def tokens_of(
     """Return the tokens of a turn, those that it was fed first where `context` asks for them.
 
     Args:
-        trajectory: The episode.
-        index: Of the turn.
+        turns: Of the episode.
+        index: Of one of them.
         texts: (ids before, ids) -> the text of each id; None: there is no tokenizer.
         figures: What the newest update made of the turn; None: nothing.
         context: The tokens that were fed since the reply before, too.
     """
-    turn = trajectory.turns[index]
-    fed = _plain(turn.context_ids, texts(_before(trajectory, index), turn.context_ids)) if context else []
+    turn = turns[index]
+    fed = _plain(turn.context_ids, texts(_before(turns, index), turn.context_ids)) if context else []
     words = texts(turn.context_ids, turn.response_ids)
     columns = {"log_prob": turn.rollout_log_probs or None} | _learned(turn, figures)
     sampled = []
@@ -84,9 +84,9 @@ def _plain(ids: Sequence[int], words: list[str] | None) -> list[dict[str, Any]]:
     return [{"id": id, "text": None if words is None else words[i], "mask": 0, **nothing} for i, id in enumerate(ids)]
 
 
-def _before(trajectory: Trajectory, index: int) -> Sequence[int]:
-    starts = index == 0 or trajectory.turns[index].starts_segment
-    return () if starts else trajectory.turns[index - 1].response_ids
+def _before(turns: Sequence[Turn], index: int) -> Sequence[int]:
+    starts = index == 0 or turns[index].starts_segment
+    return () if starts else turns[index - 1].response_ids
 
 
 def _finite(value: float) -> float | None:

@@ -38,7 +38,7 @@ function Frame({ run, member, turn }) {
   const hash = turn.images.at(-1);
   const once = (event) => event.detail === 1 && !event.ctrlKey && !event.metaKey && event.preventDefault();
   const image = html`
-    <img loading="lazy" src=${of(run, "images", hash)} alt="" />
+    <img loading="lazy" src=${of(run, "images", hash, "small")} alt="" />
   `;
   const words = html`
     <span class="noimage">${(turn.observation_text ?? "").slice(0, 80) || "no picture"}</span>
@@ -215,12 +215,13 @@ function useGroupKeys({ run, group, rows, at, setAt, labels }) {
   ]);
 }
 
-function Hint({ fork }) {
+function Hint({ fork, members }) {
+  const more = Math.max(0, ...members.filter((one) => one.played > one.turns.length).map((one) => one.turns.length));
   const parted = fork ? "At the fork the same screen was answered in two ways." : "This group has no fork.";
   return html`
     <p class="hint">
       A column is one screen; an empty place: the episode never stood before it. ${parted} Enter or a double click opens
-      a turn, e labels the error.
+      a turn, e labels the error.${more > 0 ? ` The first ${more} turns of each episode are shown.` : ""}
     </p>
   `;
 }
@@ -249,7 +250,7 @@ function Shown({ run, group }) {
         <a class="button" href=${href.trajectories(run, { group: group.group_id })}>As a list</a>
       </div>
       <${Problem} error=${labels.error} />
-      <${Hint} fork=${group.forks.length > 0} />
+      <${Hint} fork=${group.forks.length > 0} members=${group.members} />
       ${
         rows.length === 0
           ? html`

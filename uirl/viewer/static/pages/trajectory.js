@@ -6,6 +6,7 @@ import { useKeys } from "../lib/keys.js";
 import { lastList } from "../lib/list.js";
 import { date, number, short } from "../lib/format.js";
 import { go, href } from "../lib/router.js";
+import { useTurn } from "../lib/turns.js";
 import { Busy, Chip, Copy, Outcome, Problem, Text } from "../parts/basic.js";
 import { LabelCard, errorAt, useLabel } from "../parts/labels.js";
 import { Result } from "../parts/row.js";
@@ -50,21 +51,6 @@ function useReplay(turn, last, show) {
   return { playing, toggle, speed, setSpeed };
 }
 
-/** Have the pictures of the turns beside this one at hand before they are asked for. */
-function usePreload(run, data, turn) {
-  useEffect(() => {
-    const near = [turn + 1, turn + 2, turn - 1].map((index) => data.turns[index]).filter(Boolean);
-    const kept = near
-      .flatMap((one) => [
-        ...one.observation.images.map((hash) => of(run, "images", hash)),
-        ...(one.fed ?? []).map((fed) => fed.url),
-      ])
-      .filter(Boolean)
-      .map((src) => Object.assign(new Image(), { src }));
-    return () => kept.splice(0);
-  }, [data.id, turn]);
-}
-
 function Top({ run, data, turn, replay }) {
   const base = of(run, "trajectories", data.id);
   return html`
@@ -102,7 +88,7 @@ function Top({ run, data, turn, replay }) {
 
 /** What the episode was about: the goal of its task, else what the environment said first. */
 function goalOf(data) {
-  const said = data.task.goal || data.turns[0]?.observation.text || "";
+  const said = data.task.goal || data.opening;
   return said.length > 600 ? `${said.slice(0, 600)}…` : said;
 }
 
@@ -319,10 +305,10 @@ function Shown({ run, id, data, asked }) {
   const replay = useReplay(turn, last, show);
   const [figure, setFigure] = useFigure();
   const [context, setContext] = useState(false);
-  const now = data.turns[turn] ?? null;
+  const { turn: now, error, retry } = useTurn(run, data.id, turn, data.turns.length);
   useTrajectoryKeys({ run, id, data, turn, last, show, labelled, replay });
-  usePreload(run, data, turn);
   const tokens = { figure, setFigure, context, setContext };
+  const waiting = turn < data.turns.length && now === null && !error;
   const pictures = () => html`
     <${TurnPictures} run=${run} data=${data} now=${now} ...${tokens} />
   `;
@@ -340,8 +326,15 @@ function Shown({ run, id, data, asked }) {
           <p class="empty">No turn was played.</p>
         `
       }
+      <${Problem} error=${error} retry=${retry} />
       <div class="turn">
-        ${now ? pictures() : data.final && end()}
+        ${
+          waiting &&
+          html`
+            <${Busy} what="Reading the turn" />
+          `
+        }
+        ${now ? pictures() : turn >= data.turns.length && data.final && end()}
         <${Beside} data=${data} now=${now} turn=${turn} labelled=${labelled} show=${show} />
       </div>
     </main>

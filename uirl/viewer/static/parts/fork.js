@@ -103,20 +103,20 @@ function Answer({ turn, verdict }) {
 }
 
 function Side({ run, member, index, label }) {
-  const { data, error } = useData(of(run, "trajectories", member.id));
-  if (data?.id !== member.id) {
+  const there = index < member.turns.length;
+  const { data: turn, error, loading } = useData(there ? of(run, "trajectories", member.id, "turns", index) : null);
+  if (there && (turn === null || loading)) {
     const waiting = error
       ? html`
           <${Problem} error=${error} />
         `
       : html`
-          <${Busy} what="Reading the episode" />
+          <${Busy} what="Reading the turn" />
         `;
     return html`
       <section class="card">${waiting}</section>
     `;
   }
-  const turn = data.turns[index];
   const shown = turn ? pairs(turn).find((one) => !one.old) : undefined;
   const picture = () => html`
     <${Picture}
@@ -133,7 +133,7 @@ function Side({ run, member, index, label }) {
       <${SideFacts} member=${member} index=${index} />
       <div class="sides">
         ${shown && picture()}
-        <${Answer} turn=${turn} verdict=${data.verdict ?? member.verdict} />
+        <${Answer} turn=${turn} verdict=${member.verdict} />
       </div>
     </section>
   `;

@@ -1,6 +1,6 @@
 // The film strip of an episode: one small picture per turn, with what is known of each.
 
-import { html, useEffect, useRef } from "../vendor/htm-preact.js";
+import { html, useEffect, useMemo, useRef } from "../vendor/htm-preact.js";
 import { of } from "../lib/api.js";
 import { number } from "../lib/format.js";
 
@@ -21,22 +21,24 @@ const SIGNS = {
   "": null,
 };
 
-function Frame({ run, turn, at, state, go }) {
-  const hash = turn.observation.images.at(-1);
-  const called = turn.calls.map((call) => call.name).join(", ") || (turn.parse_error ? "unreadable" : "reply");
+/** The small picture of a place in the strip, or what was read there. */
+function Small({ run, hash, text }) {
+  if (!hash)
+    return html`
+      <span class="noimage">${text.slice(0, 60) || "text"}</span>
+    `;
+  return html`
+    <img loading="lazy" src=${of(run, "images", hash, "small")} alt="" />
+  `;
+}
+
+function frame({ run, turn, at, state, go }) {
+  const called = turn.calls.join(", ") || (turn.parse_error ? "unreadable" : "reply");
   return html`
     <li class=${state}>
-      <button aria-current=${at ? "step" : undefined} onClick=${go}>
+      <button aria-current=${at ? "step" : undefined} onClick=${() => go(turn.index)}>
         <span class="hidden">turn</span>
-        ${
-          hash
-            ? html`
-                <img loading="lazy" src=${of(run, "images", hash)} alt="" />
-              `
-            : html`
-                <span class="noimage">${(turn.observation.text ?? "").slice(0, 60) || "text"}</span>
-              `
-        }
+        <${Small} run=${run} hash=${turn.image} text=${turn.text} />
         <span class="under">
           <b>${turn.index}</b>
           ${SIGNS[state]}
@@ -50,7 +52,7 @@ function Frame({ run, turn, at, state, go }) {
                 `
               : null
           }${
-            (turn.flags.length > 0 || turn.parse_error) &&
+            turn.warned &&
             html`
               <span class="warned">⚠</span>
             `
@@ -61,21 +63,17 @@ function Frame({ run, turn, at, state, go }) {
   `;
 }
 
+/** One turn of the strip, drawn again only where it changed: there may be thousands. */
+function Frame(props) {
+  return useMemo(() => frame(props), [props.turn, props.at, props.state]);
+}
+
 function Last({ run, final, count, at, go }) {
   if (!final) return null;
-  const hash = final.images?.at(-1);
   return html`
     <li>
       <button aria-current=${at ? "step" : undefined} onClick=${go}>
-        ${
-          hash
-            ? html`
-                <img loading="lazy" src=${of(run, "images", hash)} alt="" />
-              `
-            : html`
-                <span class="noimage">${(final.text ?? "").slice(0, 60)}</span>
-              `
-        }
+        <${Small} run=${run} hash=${final.images?.at(-1)} text=${final.text ?? ""} />
         <span class="under">
           <b>${count}</b>
           <span class="what">end</span>
@@ -110,7 +108,7 @@ export function Strip({ run, data, turn, error, go }) {
               turn=${one}
               at=${one.index === turn}
               state=${standing(one.index, prefix, error)}
-              go=${() => go(one.index)}
+              go=${go}
             />
           `,
         )}
