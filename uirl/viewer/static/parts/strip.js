@@ -1,8 +1,14 @@
 // The film strip of an episode: one small picture per turn, with what is known of each.
 
-import { html, useEffect, useMemo, useRef } from "../vendor/htm-preact.js";
+import { html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
 import { of } from "../lib/api.js";
 import { number } from "../lib/format.js";
+
+const LONG = 100; // turns beyond which frames have one width, and only those near the ones in sight are drawn
+const GAP = 4;
+const PITCH = 90 + GAP; // pixels from one frame of a long strip to the next
+const STEP = 20;
+const DRAWN = 100;
 
 /** What stands over a turn of the strip: right, wrong, or nobody said. */
 export function standing(turn, prefix, error) {
@@ -63,7 +69,7 @@ function frame({ run, turn, at, state, go }) {
   `;
 }
 
-/** One turn of the strip, drawn again only where it changed: there may be thousands. */
+/** One turn of the strip, drawn again only where it changed. */
 function Frame(props) {
   return useMemo(() => frame(props), [props.turn, props.at, props.state]);
 }
@@ -83,42 +89,61 @@ function Last({ run, final, count, at, go }) {
   `;
 }
 
-export function Strip({ run, data, turn, error, go }) {
-  const place = useRef(null);
+/** The frame of a turn stands so far from the left of the strip; null where widths differ. */
+const placeOf = (long, index) => (long ? index * PITCH : null);
+
+/** Scroll so that the current turn can be seen, with one beside it. */
+function useFollow(list, long, turn, id) {
   useEffect(() => {
-    const shown = place.current.querySelector("[aria-current]");
-    if (!shown) return;
-    const list = place.current;
-    const [left, right] = [
-      shown.parentElement.offsetLeft,
-      shown.parentElement.offsetLeft + shown.parentElement.offsetWidth,
-    ];
-    if (left < list.scrollLeft + 40) list.scrollLeft = left - 80;
-    if (right > list.scrollLeft + list.clientWidth - 40) list.scrollLeft = right - list.clientWidth + 80;
-  }, [turn, data.id]);
-  const prefix = data.verdict?.correct_prefix;
+    const box = list.current;
+    const shown = box.querySelector("[aria-current]")?.parentElement;
+    const left = placeOf(long, turn) ?? shown?.offsetLeft;
+    if (left === undefined) return;
+    const right = left + (long ? PITCH : shown.offsetWidth);
+    if (left < box.scrollLeft + 40) box.scrollLeft = left - 80;
+    if (right > box.scrollLeft + box.clientWidth - 40) box.scrollLeft = right - box.clientWidth + 80;
+  }, [turn, id]);
+}
+
+/** Room for frames that are not drawn, as they are out of sight. */
+function Room({ count }) {
+  if (count <= 0) return null;
   return html`
-    <nav class="strip" aria-label="turns">
-      <ol ref=${place}>
-        ${data.turns.map(
-          (one) => html`
-            <${Frame}
-              key=${one.index}
-              run=${run}
-              turn=${one}
-              at=${one.index === turn}
-              state=${standing(one.index, prefix, error)}
-              go=${go}
-            />
-          `,
-        )}
-        <${Last}
-          run=${run}
-          final=${data.final}
-          count=${data.turns.length}
-          at=${turn >= data.turns.length}
-          go=${() => go(data.turns.length)}
-        />
+    <li role="presentation" style=${{ width: `${count * PITCH - GAP}px` }}></li>
+  `;
+}
+
+/** Which turns are drawn: [from, to), all of them where they are few. `scrolled` looks again. */
+function useWindow(list, long, count) {
+  const [from, setFrom] = useState(0);
+  const scrolled = () => long && setFrom(STEP * Math.max(0, Math.floor(list.current.scrollLeft / PITCH / STEP) - 1));
+  return long ? [from, Math.min(from + DRAWN, count), scrolled] : [0, count, scrolled];
+}
+
+export function Strip({ run, data, turn, error, go }) {
+  const list = useRef(null);
+  const count = data.turns.length;
+  const long = count > LONG;
+  const [from, to, scrolled] = useWindow(list, long, count);
+  useFollow(list, long, turn, data.id);
+  const prefix = data.verdict?.correct_prefix;
+  const one = (frame) => html`
+    <${Frame}
+      key=${frame.index}
+      run=${run}
+      turn=${frame}
+      at=${frame.index === turn}
+      state=${standing(frame.index, prefix, error)}
+      go=${go}
+    />
+  `;
+  return html`
+    <nav class=${long ? "strip long" : "strip"} aria-label="turns">
+      <ol ref=${list} onScroll=${scrolled}>
+        <${Room} key="before" count=${from} />
+        ${data.turns.slice(from, to).map(one)}
+        <${Room} key="behind" count=${count - to} />
+        <${Last} key="end" run=${run} final=${data.final} count=${count} at=${turn >= count} go=${() => go(count)} />
       </ol>
     </nav>
   `;
