@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from starlette.testclient import TestClient
+from tokenizers import Tokenizer, decoders, models
 
 from tests.viewer.runs import make_run, passed, picture, trajectory, turn
 from uirl.viewer.access import Access
@@ -40,3 +41,14 @@ def runs(run) -> Runs:
 def client(runs) -> Iterator[TestClient]:
     with TestClient(create_app(runs, Access("127.0.0.1", 8123)), base_url=ADDRESS) as opened:
         yield opened
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    """Every byte is a token."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = {letter: i for i, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    made = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    made.pre_tokenizer, made.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return made

@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 from PIL import Image
-from tokenizers import Tokenizer, decoders, models
 
 from tests.viewer.runs import make_run, picture, trajectory, turn
 from uirl.storage import LearnedTokens, TrajectoryStore
@@ -77,16 +76,6 @@ def test_the_heat_patch_is_as_wide_as_its_probability_says():
     assert heat_of(unsure, Fed("h", (56, 56)), 0, None)["radius"] <= 56
     assert heat_of(sure, None, None, None) is None
     assert heat_of([], Fed("h", (56, 56)), 0, None) is None
-
-
-@pytest.fixture
-def tokenizer() -> Tokenizer:
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    letters = {letter: i for i, letter in enumerate(sorted(ByteLevel.alphabet()))}
-    made = Tokenizer(models.BPE(vocab=letters, merges=[]))
-    made.pre_tokenizer, made.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    return made
 
 
 def test_a_character_of_several_tokens_stands_with_the_last(tokenizer, tmp_path):

@@ -22,10 +22,16 @@ function Point({ x, y, scale, children }) {
   `;
 }
 
-function Cross() {
+/** Where a click went; `open`: without the ring, which would hide how sure it was. */
+function Cross({ open }) {
   return html`
-    <circle r="11" class="halo" />
-    <circle r="11" class="ring" />
+    ${
+      !open &&
+      html`
+        <circle r="11" class="halo" />
+        <circle r="11" class="ring" />
+      `
+    }
     <path d="M-5 0H5M0 -5V5" class="halo" />
     <path d="M-5 0H5M0 -5V5" class="ring thin" />
   `;
@@ -65,14 +71,23 @@ function Words({ text, x, y, width, height, scale }) {
   `;
 }
 
+/** A place inside the picture, and what is said of one that is not: the nearest at its edge stands for it. */
+function inside(place, width, height) {
+  const at = place.map((value, i) => Math.max(0, Math.min(value, i % 2 ? height : width)));
+  const out = at.some((value, i) => value !== place[i]);
+  return [at, out ? `outside: ${place.slice(-2).map(Math.floor).join(", ")}` : null];
+}
+
 const WORDS = { type: (text) => `⌨ ${text}`, key: (text) => `⌨ ${text}`, scroll: (text) => `⇕ ${text}` };
 
 /** One mark; `place` is where in the picture, null where nobody knows: then only its words are shown, at the edge. */
-function Mark({ mark, place, width, height, scale }) {
-  const words =
+function Mark({ mark, place, open, width, height, scale }) {
+  const said =
     mark.text !== null && mark.text !== undefined && mark.text !== ""
       ? (WORDS[mark.kind] ?? String)(String(mark.text))
       : null;
+  const [at, out] = place ? inside(place, width, height) : [null, null];
+  const words = [out, said].filter(Boolean).join(" ");
   if (!place)
     return (
       words &&
@@ -87,16 +102,16 @@ function Mark({ mark, place, width, height, scale }) {
         />
       `
     );
-  const [x, y] = place.slice(-2);
+  const [x, y] = at.slice(-2);
   return html`
     <g class="mark" data-kind=${mark.kind}>
       ${
-        place.length === 4
+        at.length === 4
           ? html`
-              <${Drag} place=${place} scale=${scale} />
+              <${Drag} place=${at} scale=${scale} />
             `
           : html`
-              <${Point} x=${x} y=${y} scale=${scale}><${Cross} /><//>
+              <${Point} x=${x} y=${y} scale=${scale}><${Cross} open=${open} /><//>
             `
       }
       ${
@@ -155,12 +170,20 @@ function Overlay({ marks, places, heat, width, height, scale }) {
       ${
         heat &&
         html`
-          <${Heat} heat=${heat} scale=${scale} />
+          <svg width=${width} height=${height}><${Heat} heat=${heat} scale=${scale} /></svg>
         `
       }
       ${marks.map(
         (mark, i) => html`
-          <${Mark} key=${i} mark=${mark} place=${places[i]} width=${width} height=${height} scale=${scale} />
+          <${Mark}
+            key=${i}
+            mark=${mark}
+            place=${places[i]}
+            open=${heat !== null && i === 0}
+            width=${width}
+            height=${height}
+            scale=${scale}
+          />
         `,
       )}
     </svg>
