@@ -20,9 +20,9 @@ from PIL import Image, ImageDraw
 
 from uirl import ConfigStore, load_model
 from uirl.images import Screenshot, screenshot
-from uirl.integrations.verl.config.memory import rows_of_episode
 from uirl.integrations.verl.rollout.agent import Travelling
 from uirl.integrations.verl.rollout.packing import PIXELS, PackedInputs
+from uirl.training.plan.windows import rows_of_episode
 
 
 def drawn(width: int, height: int) -> Screenshot:

@@ -114,7 +114,7 @@ def _plan(options: argparse.Namespace, trainer: CustomRayPPOTrainer) -> int:
     """Print the memory plan; return 1 where the run does not fit."""
     from uirl.integrations.verl.config.models import described_model
     from uirl.integrations.verl.config.plan import plan_of
-    from uirl.integrations.verl.config.shape import shape_of
+    from uirl.training.plan.shape import shape_of
 
     size = re.fullmatch(r"(\d+)x(\d+)", options.picture)
     if size is None or options.gpu_gib <= 0 or (options.host_gib or 1) <= 0:

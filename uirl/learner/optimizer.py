@@ -81,6 +81,10 @@ class Optimizer:
         metrics = {"grad_norm": float(norms[0]), "learning_rate": self.settings.learning_rate * risen * scale}
         return metrics | ({"value_grad_norm": float(norms[1])} if self._groups[1] else {})
 
+    def gradient(self, name: str) -> Tensor | None:
+        """Return what was added up for the weight `name` [...] since the last step; None: nothing."""
+        return self._stepped[name].grad
+
     def weights(self) -> list[Tensor]:
         """Return copies of all weights [...] that it steps, masters where there are some, in an order that stays."""
         return [tensor.detach().clone() for tensor in self._stepped.values()]

@@ -7,15 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.inference.pictures import picture
 from tests.integrations.verl.models import PARAMETERS, qwen
-from uirl.images import ImageStore
-from uirl.inference import ChatRenderer
 from uirl.integrations.verl.config import memory
-from uirl.integrations.verl.config.shape import shape_of
 from uirl.integrations.verl.rollout.packing import PIXELS, PackedInputs
-from uirl.rollout.conversation import ContextWindow, Conversation
-from uirl.types import Observation
+from uirl.training.plan.shape import shape_of
 
 
 class Kept:
@@ -106,31 +101,6 @@ def test_a_screenshot_is_as_large_as_verl_and_our_workers_keep_it() -> None:
     frames = type("Processor", (), {"temporal_patch_size": 2})()
     packed = PackedInputs({PIXELS: pixels}, frames).data[PIXELS]
     assert packed.codes.nbytes == memory.packed_pixels(vision, patches)
-
-
-@pytest.mark.parametrize(("most", "kept"), [(None, None), (1, 1), (3, None), (3, 2), (3, 1), (5, 3)])
-def test_sequences_hold_as_many_pictures_as_the_window_leaves(
-    vlm_chat: ChatRenderer, most: int | None, kept: int | None
-) -> None:
-    talk = Conversation(vlm_chat, ContextWindow(most, keep_images=kept))
-    rows: list[int] = []
-    for turn in range(9):
-        talk.observe(Observation("look", (ImageStore().put(picture(turn)),)))
-        context = talk.context()
-        if context.starts_segment:
-            rows.append(0)
-        rows[-1] += len(context.new_images)
-        talk.reply(vlm_chat.demonstration("yes"), "yes", ended=True)
-    assert memory.rows_of_episode(9, most, kept) == rows
-
-
-def test_a_budget_of_tokens_bounds_the_pictures_of_a_sequence() -> None:
-    """Replies of up to 50 tokens: two or three pictures of 100 fit into 300, and three of four turns are most."""
-    sizes = {"picture_tokens": 100, "reply_tokens": 50}
-    assert memory.rows_within_budget(9, None, None, budget=300, **sizes) == [3] * 7
-    assert memory.rows_within_budget(4, None, None, budget=300, **sizes) == [2, 2, 2]
-    assert memory.rows_within_budget(9, 2, 1, budget=10_000, **sizes) == memory.rows_of_episode(9, 2, 1)
-    assert memory.rows_within_budget(3, 2, 2, budget=1, **sizes) == [1, 1, 1]
 
 
 def test_states_are_sixteen_bytes_in_all_and_adapters_alone_have_them() -> None:

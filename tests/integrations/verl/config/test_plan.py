@@ -16,9 +16,9 @@ from uirl import load_model
 from uirl.cli.main import main
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError
-from uirl.integrations.verl.config.memory import GIB
 from uirl.integrations.verl.config.plan import Plan, plan_of
-from uirl.integrations.verl.config.shape import Shape, shape_of
+from uirl.training.plan.moment import GIB
+from uirl.training.plan.shape import Shape, shape_of
 
 pytestmark = pytest.mark.verl
 HOST = 1024

@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from uirl.integrations.verl.config.memory import GIB
 from uirl.integrations.verl.config.placement import check_heads
 from uirl.integrations.verl.config.run_memory import RunMemory
-from uirl.integrations.verl.config.shape import Shape
-
-FREE = 0.1
-"""Share of a GPU and of a host that stays free, for fragments, communication buffers and what is not counted."""
-PICTURE = (1280, 720)
-"""Width and height of a screenshot where nobody says otherwise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """When a GPU or a host is fullest, and what lies there then, in bytes."""
-
-    where: str
-    """'GPU' or 'host'."""
-    name: str
-    parts: Mapping[str, float]
-    limit: float | None
-    """Bytes that may be used; None: unknown."""
-
-    @property
-    def total(self) -> float:
-        return sum(self.parts.values())
-
-    @property
-    def fits(self) -> bool:
-        return self.limit is None or self.total <= self.limit
+from uirl.training.plan.moment import FREE, GIB, Moment
+from uirl.training.plan.shape import Shape
+from uirl.training.plan.workload import PICTURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +26,7 @@ class Plan:
     @property
     def problems(self) -> list[str]:
         """Return the reasons why the run does not fit; empty: it does."""
-        out = [
-            f"{moment.name}: {moment.total / GIB:.0f} GiB of a {moment.where}, and "
-            f"{(moment.limit or 0) / GIB:.0f} may be used"
-            for moment in self.moments
-            if not moment.fits
-        ]
+        out = [moment.problem for moment in self.moments if not moment.fits]
         if self.cache_tokens < self.longest:
             out.append(
                 f"the cache of a rollout server holds {max(0, int(self.cache_tokens))} tokens, and a sequence may have "
@@ -65,11 +35,7 @@ class Plan:
         return out
 
     def __str__(self) -> str:
-        lines = []
-        for moment in self.moments:
-            limit = "" if moment.limit is None else f" of {moment.limit / GIB:.0f}"
-            lines.append(f"{moment.where}, {moment.name}: {moment.total / GIB:.0f}{limit} GiB")
-            lines += [f"  {size / GIB:8.1f}  {name}" for name, size in moment.parts.items() if size]
+        lines = [str(moment) for moment in self.moments]
         episodes = self.cache_tokens / self.longest
         lines.append(
             f"servers: {self.servers}, each with a cache of {self.cache_tokens / 1000:.0f} thousand tokens: "

@@ -9,11 +9,12 @@ from typing import Any
 
 from uirl.config import ConfigStore
 from uirl.integrations.verl.config import memory
-from uirl.integrations.verl.config.memory import GIB
 from uirl.integrations.verl.config.placement import longest_sequence
 from uirl.integrations.verl.config.roles import Part, adapter_ranks, has_adapters, needs_reference, trained_parts
 from uirl.integrations.verl.config.settings import Settings
-from uirl.integrations.verl.config.shape import Shape, Vision
+from uirl.training.plan.moment import GIB
+from uirl.training.plan.shape import Shape, Vision
+from uirl.training.plan.windows import rows_within_budget
 
 BESIDE = 3 * GIB
 """Per GPU: contexts, kernels and graphs of the trainer and of the server that sleeps. An allowance, not measured."""
@@ -227,7 +228,7 @@ class RunMemory:
             return [max(1, min(turns, self.longest // tokens))]
         reply = self.store.inference.max_tokens
         room = max(1, self.longest - reply)
-        return memory.rows_within_budget(
+        return rows_within_budget(
             turns,
             rollout.max_images,
             rollout.keep_images,

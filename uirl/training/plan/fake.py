@@ -1,0 +1,126 @@
+"""A policy and its forward and backward passes without memory: every number that is not whole is a shape alone.
+
+Tokens, masks, positions and grids are real, since the code asks what is in them; they are small. Weights, activations
+and gradients are PyTorch's fake tensors on a CPU, so what is counted is what the same code makes of real ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._pytree import tree_leaves
+
+from uirl.algorithms import get_algorithm
+from uirl.config import ConfigStore
+from uirl.images import Screenshot
+from uirl.inference.models.loading import load_model
+from uirl.inference.models.processors import joined
+from uirl.inference.models.vision import VisionInputs
+from uirl.learner import Policy
+from uirl.training.plan.ledger import Ledger
+
+_SCALAR = torch.ops.aten._local_scalar_dense.default
+_INDEXED = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default)
+
+
+class FakeLedger(Ledger):
+    """A ledger over fake tensors. Enter `running()`; a number that somebody asks of a fake tensor is 1 or True."""
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Return a context in which tensors that are not of whole numbers are fake."""
+        with FakeTensorMode(allow_non_fake_inputs=True), self:
+            yield
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if not any(isinstance(tensor, FakeTensor) for tensor in given):
+            if given:
+                with unset_fake_temporarily():
+                    return func(*args, **kwargs)
+            made = func(*args, **kwargs)
+            if isinstance(made, Tensor) and not made.is_floating_point():
+                with unset_fake_temporarily():
+                    return func(*args, **kwargs)
+            return made
+        if func is _SCALAR:
+            return {torch.bool: True}.get(given[0].dtype, 1.0 if given[0].is_floating_point() else 1)
+        if func in _INDEXED:
+            args = (args[0], _places(args[1]), *args[2:])
+        return func(*args, **kwargs)
+
+
+def policy_of_shapes(config: ConfigStore) -> Policy:
+    """Return the policy of a run on the meta device. Raises CheckpointError where config and tokenizer of the model
+    cannot be read."""
+    loaded = load_model(config.model, seed=config.training.seed, weights=False)
+    return Policy(
+        loaded,
+        critic=get_algorithm(config.training.adv_estimator).needs_critic,
+        lora_config=config.model.lora if config.model.use_lora else None,
+        gradient_checkpointing=bool(config.model.gradient_checkpointing),
+        freeze_vision=config.model.freeze_vision,
+    )
+
+
+def shape_of_picture(number: int) -> Screenshot:
+    """Return a picture that is different from those of other numbers and has no content: see `show_shapes`."""
+    return Screenshot(b"", f"picture-{number}")
+
+
+def without_memory(module: nn.Module) -> nn.Module:
+    """Return `module` with fake weights of the same shapes and types; call it within `FakeLedger.running()`. Buffers of
+    whole numbers become 0: the values of a module on the meta device are not known."""
+    made: dict[int, Tensor] = {}
+
+    def fake(tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = torch.zeros(tensor.shape, dtype=tensor.dtype)
+        return made[id(tensor)]
+
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                if id(parameter) not in made:
+                    made[id(parameter)] = nn.Parameter(fake(parameter), requires_grad=parameter.requires_grad)
+                part._parameters[name] = made[id(parameter)]  # type: ignore[assignment]
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = fake(buffer)
+    return module
+
+
+def _places(indices: Any) -> Any:
+    """Return `indices` with masks replaced by the places where they are true."""
+    out: list[Any] = []
+    for index in indices:
+        if isinstance(index, Tensor) and index.dtype == torch.bool and not isinstance(index, FakeTensor):
+            with unset_fake_temporarily():
+                out += index.nonzero(as_tuple=True)
+        else:
+            out.append(index)
+    return out
+
+
+def show_shapes(vision: VisionInputs, picture: Screenshot, ledger: FakeLedger) -> None:
+    """Let `vision` answer about every picture what it would about `picture`, in shapes alone."""
+    (one,) = vision.encode([picture])
+
+    def like(tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype) if tensor.is_floating_point() else tensor
+
+    def forward_inputs(images: Sequence[Screenshot], device: Any, dtype: torch.dtype) -> dict[str, Tensor]:
+        if not images:
+            return {}
+        with ledger.part("pictures"):
+            parts = [{name: like(tensor) for name, tensor in one.tensors.items()} for _ in images]
+            inputs = {name: joined([part[name] for part in parts]) for name in parts[0]}
+            return {name: t.to(dtype) if t.is_floating_point() else t for name, t in inputs.items()}
+
+    vision.encode = vision.describe = lambda images: [one] * len(images)  # type: ignore[method-assign]
+    vision.forward_inputs = forward_inputs  # type: ignore[method-assign]

@@ -1,0 +1,185 @@
+"""What a run takes of its GPU, or of the machine without one: the sum that `uirl plan` prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from uirl.config import ConfigStore
+from uirl.inference.models.loading import DTYPES, LoadedModel
+from uirl.inference.models.picture_cache import KEPT_BYTES
+from uirl.learner import Policy
+from uirl.learner.policy import LOGITS_PER_CHUNK
+from uirl.training.plan.depth import linear_in_layers, shallow
+from uirl.training.plan.fake import FakeLedger, policy_of_shapes, shape_of_picture, show_shapes, without_memory
+from uirl.training.plan.moment import FREE, GIB, Moment
+from uirl.training.plan.rehearsal import SHORT, Rehearsal, made_up_picture
+from uirl.training.plan.shape import attention_heads
+from uirl.training.plan.workload import PICTURE, Workload, workload_of
+
+PROCESS = 0.5 * GIB
+"""The context of a GPU, or Python with its libraries. An allowance, not measured."""
+CHUNKS = 3
+"""Chunks of logits that are traced."""
+UPDATE, PLAYING = "updating the policy", "playing episodes"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The moments of a run at which it takes most."""
+
+    model: str
+    parameters: int
+    trained: int
+    workload: Workload
+    moments: tuple[Moment, ...]
+
+    @property
+    def problems(self) -> list[str]:
+        """Return the reasons why the run does not fit; empty: it does."""
+        return [moment.problem for moment in self.moments if not moment.fits]
+
+    @property
+    def excess(self) -> float:
+        """Return the bytes above the limit, of all moments together; 0: it fits."""
+        return sum(max(0.0, moment.total - moment.limit) for moment in self.moments if moment.limit is not None)
+
+    def __str__(self) -> str:
+        head = f"{self.model}: {self.parameters / 1e6:.4g} M parameters, {self.trained / 1e6:.4g} M of them are trained"
+        return "\n".join([head, str(self.workload), *map(str, self.moments)])
+
+
+def plan_of(
+    config: ConfigStore,
+    *,
+    limit: float | None,
+    gpu: bool = True,
+    picture: tuple[int, int] = PICTURE,
+    tokens: int | None = None,
+) -> Plan:
+    """Return the plan of a run. `limit`: bytes of a GPU or, without `gpu`, of the machine; None: unknown. `picture`,
+    `tokens`: see `workload_of`.
+
+    The learner's own step runs on tensors without memory, and what they would take is counted. Raises CheckpointError
+    where the config or the tokenizer of the model cannot be read.
+    """
+    config = config.model_copy(deep=True)
+    config.model.device = "cpu"
+    policy = policy_of_shapes(config)
+    loaded = policy.loaded
+    work = workload_of(config, loaded, picture=picture, tokens=tokens)
+    if gpu:
+        loaded.features.kept = False  # what was computed once waits in the memory of the host
+    few = _with_few_replies(work, policy)
+    updating = linear_in_layers(policy, lambda short: _trace(config, short, few, Rehearsal.update))
+    # the states before the tokens that are left out, and their gradients
+    left_out = work.rows * (work.replies - few.replies) * loaded.text_config.hidden_size
+    updating["activations"] += 2 * left_out * loaded.dtype.itemsize
+    playing = _trace(config, shallow(policy), work, Rehearsal.prefill)
+    weights = _weights(policy)
+    playing |= {name: updating[name] for name in ("optimizer", "reference")}
+    beside = _beside(config, policy, limit)
+    if not gpu:
+        beside["pictures kept"] = _pictures_kept(config, loaded, work)
+    where, may = "GPU" if gpu else "host", None if limit is None else (1 - FREE) * limit
+    moments = (
+        Moment(where, UPDATE, _ordered(updating | weights | _guard(config, policy) | beside), may),
+        Moment(
+            where,
+            PLAYING,
+            _ordered(playing | weights | {"attention cache": _cache(config, policy, work)} | beside),
+            may,
+        ),
+    )
+    parameters = list(policy.model.parameters())
+    trained = sum(p.numel() for _, p in policy.named_trainable())
+    return Plan(loaded.name, sum(p.numel() for p in parameters), trained, work, moments)
+
+
+def _trace(
+    config: ConfigStore, policy: Policy, work: Workload, act: Callable[[Rehearsal], Counter[str]]
+) -> Counter[str]:
+    """Return the parts of what `act` does with `policy`, which becomes one of fake tensors."""
+    loaded = policy.loaded
+    ledger = FakeLedger(loaded.model.get_output_embeddings().weight.shape[0])  # type: ignore[operator]
+    if loaded.vision is not None and work.pictures:
+        show_shapes(loaded.vision, made_up_picture(work.picture, 0), ledger)
+    with ledger.running():
+        for module in (policy.model, policy.value_head):
+            if module is not None:
+                without_memory(module)
+        return act(Rehearsal(config, policy, work, ledger, shape_of_picture))
+
+
+def _beside(config: ConfigStore, policy: Policy, limit: float | None) -> dict[str, float]:
+    """Return the bytes of what is there all the time and is no part of the learner."""
+    inference, copies = config.inference, 0
+    weights = sum(p.nbytes for name, p in policy.model.named_parameters() if ".lora_" not in name)
+    if inference.backend == "transformers":
+        copies = 1 if config.actors.run_ahead and not config.actors.engines else 0
+    share = 0.0
+    if inference.backend in ("vllm", "sglang") and inference.server_url is None and limit is not None:
+        name, usual = ("gpu_memory_utilization", 0.45) if inference.backend == "vllm" else ("mem_fraction_static", 0.9)
+        share = float(inference.engine_options.get(name, usual)) * limit
+    return {"the engine's copy of the weights": copies * weights, "engine": share, "contexts, libraries": PROCESS}
+
+
+def _with_few_replies(work: Workload, policy: Policy) -> Workload:
+    """Return `work` with as many sampled tokens as fill a few chunks of logits: of more, one chunk at a time is
+    there, and each costs time to trace."""
+    vocabulary = policy.model.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
+    enough = CHUNKS * max(1, LOGITS_PER_CHUNK // vocabulary)
+    return replace(work, replies=min(work.replies, max(SHORT, -(-enough // work.rows))))
+
+
+def _weights(policy: Policy) -> dict[str, float]:
+    adapters = sum(p.nbytes for name, p in policy.model.named_parameters() if ".lora_" in name)
+    everything = sum(t.nbytes for t in (*policy.model.parameters(), *policy.model.buffers()))
+    return {"weights": float(everything - adapters), "adapters": float(adapters)}
+
+
+def _pictures_kept(config: ConfigStore, loaded: LoadedModel, work: Workload) -> float:
+    """Return the bytes of encoded pictures that wait in main memory for their next use."""
+    if loaded.vision is None or not work.pictures:
+        return 0.0
+    (one,) = loaded.vision.describe([made_up_picture(work.picture, 0)])
+    return float(min(KEPT_BYTES, config.training.batch_size * config.turn_limit * one.bytes))
+
+
+def _guard(config: ConfigStore, policy: Policy) -> dict[str, float]:
+    """Return the bytes of the copy that `algorithm.max_update_kl` goes back to."""
+    if config.algorithm.max_update_kl is None:
+        return {}
+    return {"weights before the update": sum(4.0 * p.numel() for _, p in policy.named_trainable())}
+
+
+def _cache(config: ConfigStore, policy: Policy, work: Workload) -> float:
+    """Return the bytes of keys and values of all episodes under way, each of the longest."""
+    if config.inference.backend != "transformers" or config.actors.engines:
+        return 0.0
+    text = policy.loaded.text_config
+    heads, kv_heads = attention_heads(policy.loaded.config)
+    head = getattr(text, "head_dim", None) or text.hidden_size // heads
+    numbers = 2 * text.num_hidden_layers * kv_heads * head
+    rows, length = -(-work.episodes // 16) * 16, -(-work.width // 64) * 64
+    return float(rows * length * numbers * DTYPES[config.model.dtype].itemsize)
+
+
+ORDER = (
+    "weights",
+    "adapters",
+    "value head",
+    "reference",
+    "optimizer",
+    "gradients",
+    "activations",
+    "logits",
+    "pictures",
+)
+
+
+def _ordered(parts: Mapping[str, Any]) -> dict[str, float]:
+    names = [*ORDER, *(name for name in parts if name not in ORDER)]
+    return {name: float(parts.get(name, 0)) for name in names if parts.get(name, 0) > 0}

@@ -1,0 +1,98 @@
+"""The largest micro-batch, prefill and attention cache that a config can lead to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from uirl.config import ConfigStore
+from uirl.inference.embedded.scheduler import SchedulerLimits
+from uirl.inference.models.loading import LoadedModel
+from uirl.training.plan.windows import rows_of_episode
+
+PICTURE = (1280, 720)
+"""Width and height of a screenshot where nobody says otherwise."""
+OPENING = 512
+"""Tokens of system prompt and task that are assumed where nothing bounds a sequence."""
+TEXT = 128
+"""Tokens of text that an observation is assumed to have beside its picture."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a step of the learner and the engine hold at most, in rows and tokens."""
+
+    rows: int
+    """Samples of the largest micro-batch."""
+    width: int
+    """Tokens of each."""
+    replies: int
+    """Of these, the tokens that the policy sampled."""
+    pictures: int
+    """Pictures of each."""
+    picture: tuple[int, int]
+    """Their width and height in pixels."""
+    picture_tokens: int
+    alone: bool
+    """One micro-batch is the whole minibatch, so that no gradient is there while it goes forward."""
+    episodes: int
+    """At once under way, each with a row of the attention cache."""
+    running: int
+    """Of these, the ones that decode together."""
+    prefill_rows: int
+    bound: str | None
+    """The key that bounds the width; None: nothing does, and texts are assumed to be short."""
+
+    def __str__(self) -> str:
+        width, height = self.picture
+        shown = f", {self.pictures} picture(s) of {width}x{height} ({self.picture_tokens} tokens)"
+        length = f"bounded by {self.bound}" if self.bound else f"assuming {OPENING} tokens of task, {TEXT} a turn"
+        return (
+            f"largest micro-batch: {self.rows} x {self.width} tokens ({length}), of which {self.replies} are "
+            f"sampled{shown if self.pictures else ''}; {self.episodes} episode(s) at once"
+        )
+
+
+def workload_of(
+    config: ConfigStore, loaded: LoadedModel, *, picture: tuple[int, int] = PICTURE, tokens: int | None = None
+) -> Workload:
+    """Return the workload of a run. `picture`: width and height of a screenshot. `tokens`: of the longest sequence;
+    None: what the config bounds it to, or what its turns add up to."""
+    inference, training, rollout = config.inference, config.training, config.rollout
+    turns = min(config.turn_limit, config.environment.options.get("max_turns") or config.turn_limit)
+    of_picture = 0 if loaded.vision is None else loaded.vision.tokens_of(picture)
+    segments = rows_of_episode(turns, rollout.max_images, rollout.keep_images)
+    shown = max(segments) if of_picture else 0
+    # a window of pictures drops only these: the words of all turns stay
+    whole = OPENING + turns * (TEXT + inference.max_tokens) + shown * of_picture
+    bounds: dict[str, int] = {"the model's positions": loaded.max_positions}
+    if inference.max_context is not None:
+        bounds["inference.max_context"] = inference.max_context
+    if rollout.max_tokens is not None:
+        bounds["rollout.max_tokens"] = rollout.max_tokens
+    if rollout.token_budget is not None:
+        bounds["rollout.token_budget"] = OPENING + rollout.token_budget + inference.max_tokens
+    if tokens is not None:
+        bounds["--tokens"] = tokens
+    bound = min(bounds, key=lambda name: bounds[name])
+    width = min(whole, bounds[bound]) if tokens is None else bounds[bound]
+    # room for a reply, and for a token that no picture takes
+    pictures = min(shown, max(0, width - 2) // of_picture) if of_picture else 0
+    replies = min(turns * inference.max_tokens, width - pictures * of_picture - 1)
+    samples = math.ceil(training.batch_size / training.minibatches) * len(segments)
+    rows = min(samples, max(1, training.micro_batch_tokens // width))
+    episodes = min(rollout.parallel, max(training.batch_size, training.eval_episodes))
+    running = min(episodes, inference.max_batch_size)
+    return Workload(
+        rows=rows,
+        width=width,
+        replies=replies,
+        pictures=pictures,
+        picture=picture,
+        picture_tokens=of_picture,
+        alone=samples == rows,
+        episodes=min(episodes, inference.max_batch_size),
+        running=running,
+        prefill_rows=min(running, max(1, SchedulerLimits(1, 1).max_prefill_tokens // width)),
+        bound=bound if width == bounds[bound] else None,
+    )
