@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uirl.cli import chaos, evolve, export, judge, serve, serve_model, verl, view
+from uirl.cli import chaos, evolve, export, judge, plan, serve, serve_model, verl, view
 from uirl.cli.imports import make_importable
 from uirl.cli.options import add_config, count, read_config
 from uirl.errors import ConfigError, UirlError
@@ -94,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     evolve.add_command(commands)
     export.add_command(commands)
     judge.add_command(commands)
+    plan.add_command(commands)
     known = commands.add_parser("environments", help="list the environments that a config can name")
     known.add_argument(
         "name", nargs="?", help="print the options of this environment, or of your own package.module:Class"

@@ -27,6 +27,7 @@ from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episo
 from uirl.training.flow import Collection, Flow
 from uirl.training.interrupt import Interrupt, Interrupted
 from uirl.training.learning import Learning
+from uirl.training.plan.guard import require_room
 from uirl.training.record.history import fold_row
 from uirl.training.record.ledger import LEDGER
 from uirl.training.record.progress import doing, percent, say, tell_step
@@ -72,6 +73,8 @@ class RLTrainer:
         self.config = config.check(training=True)
         if config.training.threads is not None:
             torch.set_num_threads(config.training.threads)
+        if policy is None:
+            require_room(config)
         self._parts: Assembly = assemble(
             config, environment, reward_fn, dataset, policy, eval_dataset, for_training=True
         )

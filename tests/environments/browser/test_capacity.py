@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from uirl.environments.browser.chromium import capacity
@@ -12,20 +10,6 @@ from uirl.environments.browser.web import WebEnvironment
 
 class Still(WebEnvironment):
     html = "<p>still</p>"
-
-
-def test_the_smaller_of_machine_and_container_counts(tmp_path: Path) -> None:
-    meminfo, cgroup = tmp_path / "meminfo", tmp_path / "cgroup"
-    cgroup.mkdir()
-    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable: 8000 kB\n")
-    assert capacity.free_memory(meminfo, cgroup) == 8000 * 1024
-    (cgroup / "memory.max").write_text("max\n")
-    (cgroup / "memory.current").write_text("1000\n")
-    assert capacity.free_memory(meminfo, cgroup) == 8000 * 1024
-    (cgroup / "memory.max").write_text("5000\n")
-    assert capacity.free_memory(meminfo, cgroup) == 4000
-    assert capacity.free_memory(tmp_path / "nothing", cgroup) == 4000
-    assert capacity.free_memory(tmp_path / "nothing", tmp_path / "nowhere") is None
 
 
 @pytest.mark.parametrize(

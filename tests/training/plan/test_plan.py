@@ -72,9 +72,8 @@ def test_an_update_takes_what_the_plan_says(case: str) -> None:
         assert planned_parts.get(part, 0) == pytest.approx(parts[part], rel=0.001, abs=4096), part
 
 
-@pytest.mark.parametrize("case", [[], ["model.freeze_vision=true", AGAIN]])
-def test_layers_that_are_not_traced_are_added(case: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    config = small(VLM, "model.tiny.num_layers=9", "model.tiny.vision_layers=8", *case)
+def test_layers_that_are_not_traced_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(VLM, "model.tiny.num_layers=9", "model.tiny.vision_layers=8")
     few = planned(config)
     monkeypatch.setattr(depth, "ALL", 9)
     whole = planned(config)
@@ -106,7 +105,6 @@ def test_a_plan_takes_no_memory(tmp_path: Path) -> None:
     assert plan.parameters - plan.trained == PARAMETERS["Qwen2.5-VL-7B"]
     assert plan.moments[0].parts["weights"] == pytest.approx(2 * PARAMETERS["Qwen2.5-VL-7B"], rel=1e-4)
     assert not plan.problems
-    assert plan_of(config, limit=16 * GIB, tokens=512, picture=(112, 112)).excess > GIB
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedMod
     to the model in tokens and leaves the forward pass to others. A built-in model has its weights nowhere else and
     gets them all the same.
     """
-    device = _device(config.device)
+    device = device_of(config.device)
     _check_name(config)
     if _is(config, TINY_MODELS):
         init = config.tiny.init_seed if config.tiny.init_seed is not None else seed
@@ -372,7 +372,8 @@ def _banned_ids(model: Any, tokenizer: Any, ends: set[int], words: Sequence[int]
     return tuple(sorted(banned - ends))
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """Return the device that `model.device` means here. Raises ConfigError for a GPU where there is none."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():

@@ -15,13 +15,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
 
-from uirl.algorithms import get_algorithm
-from uirl.config import ConfigStore
 from uirl.images import Screenshot
-from uirl.inference.models.loading import load_model
 from uirl.inference.models.processors import joined
 from uirl.inference.models.vision import VisionInputs
-from uirl.learner import Policy
 from uirl.training.plan.ledger import Ledger
 
 _SCALAR = torch.ops.aten._local_scalar_dense.default
@@ -53,19 +49,6 @@ class FakeLedger(Ledger):
         if func in _INDEXED:
             args = (args[0], _places(args[1]), *args[2:])
         return func(*args, **kwargs)
-
-
-def policy_of_shapes(config: ConfigStore) -> Policy:
-    """Return the policy of a run on the meta device. Raises CheckpointError where config and tokenizer of the model
-    cannot be read."""
-    loaded = load_model(config.model, seed=config.training.seed, weights=False)
-    return Policy(
-        loaded,
-        critic=get_algorithm(config.training.adv_estimator).needs_critic,
-        lora_config=config.model.lora if config.model.use_lora else None,
-        gradient_checkpointing=bool(config.model.gradient_checkpointing),
-        freeze_vision=config.model.freeze_vision,
-    )
 
 
 def shape_of_picture(number: int) -> Screenshot:

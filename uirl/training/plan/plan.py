@@ -13,10 +13,11 @@ from uirl.inference.models.picture_cache import KEPT_BYTES
 from uirl.learner import Policy
 from uirl.learner.policy import LOGITS_PER_CHUNK
 from uirl.training.plan.depth import linear_in_layers, shallow
-from uirl.training.plan.fake import FakeLedger, policy_of_shapes, shape_of_picture, show_shapes, without_memory
+from uirl.training.plan.fake import FakeLedger, shape_of_picture, show_shapes, without_memory
 from uirl.training.plan.moment import FREE, GIB, Moment
 from uirl.training.plan.rehearsal import SHORT, Rehearsal, made_up_picture
 from uirl.training.plan.shape import attention_heads
+from uirl.training.plan.states import copies_beside, policy_of_shapes, states_of, weights_of
 from uirl.training.plan.workload import PICTURE, Workload, workload_of
 
 PROCESS = 0.5 * GIB
@@ -78,18 +79,23 @@ def plan_of(
     left_out = work.rows * (work.replies - few.replies) * loaded.text_config.hidden_size
     updating["activations"] += 2 * left_out * loaded.dtype.itemsize
     playing = _trace(config, shallow(policy), work, Rehearsal.prefill)
-    weights = _weights(policy)
+    before = states_of(policy, config)["weights before the update"]
     playing |= {name: updating[name] for name in ("optimizer", "reference")}
-    beside = _beside(config, policy, limit)
+    beside = {
+        **weights_of(policy),
+        **copies_beside(policy, config),
+        "engine": _engine(config, limit),
+        "contexts, libraries": PROCESS,
+    }
     if not gpu:
         beside["pictures kept"] = _pictures_kept(config, loaded, work)
     where, may = "GPU" if gpu else "host", None if limit is None else (1 - FREE) * limit
     moments = (
-        Moment(where, UPDATE, _ordered(updating | weights | _guard(config, policy) | beside), may),
+        Moment(where, UPDATE, _ordered(updating | {"weights before the update": before} | beside), may),
         Moment(
             where,
             PLAYING,
-            _ordered(playing | weights | {"attention cache": _cache(config, policy, work)} | beside),
+            _ordered(playing | {"attention cache": _cache(config, policy, work)} | beside),
             may,
         ),
     )
@@ -113,17 +119,13 @@ def _trace(
         return act(Rehearsal(config, policy, work, ledger, shape_of_picture))
 
 
-def _beside(config: ConfigStore, policy: Policy, limit: float | None) -> dict[str, float]:
-    """Return the bytes of what is there all the time and is no part of the learner."""
-    inference, copies = config.inference, 0
-    weights = sum(p.nbytes for name, p in policy.model.named_parameters() if ".lora_" not in name)
-    if inference.backend == "transformers":
-        copies = 1 if config.actors.run_ahead and not config.actors.engines else 0
-    share = 0.0
-    if inference.backend in ("vllm", "sglang") and inference.server_url is None and limit is not None:
-        name, usual = ("gpu_memory_utilization", 0.45) if inference.backend == "vllm" else ("mem_fraction_static", 0.9)
-        share = float(inference.engine_options.get(name, usual)) * limit
-    return {"the engine's copy of the weights": copies * weights, "engine": share, "contexts, libraries": PROCESS}
+def _engine(config: ConfigStore, limit: float | None) -> float:
+    """Return the bytes that an engine of its own takes of the GPU."""
+    inference = config.inference
+    if inference.backend not in ("vllm", "sglang") or inference.server_url is not None or limit is None:
+        return 0.0
+    name, usual = ("gpu_memory_utilization", 0.45) if inference.backend == "vllm" else ("mem_fraction_static", 0.9)
+    return float(inference.engine_options.get(name, usual)) * limit
 
 
 def _with_few_replies(work: Workload, policy: Policy) -> Workload:
@@ -134,25 +136,12 @@ def _with_few_replies(work: Workload, policy: Policy) -> Workload:
     return replace(work, replies=min(work.replies, max(SHORT, -(-enough // work.rows))))
 
 
-def _weights(policy: Policy) -> dict[str, float]:
-    adapters = sum(p.nbytes for name, p in policy.model.named_parameters() if ".lora_" in name)
-    everything = sum(t.nbytes for t in (*policy.model.parameters(), *policy.model.buffers()))
-    return {"weights": float(everything - adapters), "adapters": float(adapters)}
-
-
 def _pictures_kept(config: ConfigStore, loaded: LoadedModel, work: Workload) -> float:
     """Return the bytes of encoded pictures that wait in main memory for their next use."""
     if loaded.vision is None or not work.pictures:
         return 0.0
     (one,) = loaded.vision.describe([made_up_picture(work.picture, 0)])
     return float(min(KEPT_BYTES, config.training.batch_size * config.turn_limit * one.bytes))
-
-
-def _guard(config: ConfigStore, policy: Policy) -> dict[str, float]:
-    """Return the bytes of the copy that `algorithm.max_update_kl` goes back to."""
-    if config.algorithm.max_update_kl is None:
-        return {}
-    return {"weights before the update": sum(4.0 * p.numel() for _, p in policy.named_trainable())}
 
 
 def _cache(config: ConfigStore, policy: Policy, work: Workload) -> float:

@@ -1,0 +1,56 @@
+"""What a run keeps in memory for good, from its shapes alone."""
+
+from __future__ import annotations
+
+from uirl.algorithms import get_algorithm
+from uirl.config import ConfigStore
+from uirl.inference.models.loading import load_model
+from uirl.learner import Policy
+
+FLOAT32 = 4
+
+
+def policy_of_shapes(config: ConfigStore) -> Policy:
+    """Return the policy of a run on the meta device. Raises CheckpointError where config and tokenizer of the model
+    cannot be read."""
+    loaded = load_model(config.model, seed=config.training.seed, weights=False)
+    return Policy(
+        loaded,
+        critic=get_algorithm(config.training.adv_estimator).needs_critic,
+        lora_config=config.model.lora if config.model.use_lora else None,
+        gradient_checkpointing=bool(config.model.gradient_checkpointing),
+        freeze_vision=config.model.freeze_vision,
+    )
+
+
+def weights_of(policy: Policy) -> dict[str, float]:
+    """Return the bytes of weights and adapters."""
+    adapters = sum(p.nbytes for name, p in policy.model.named_parameters() if ".lora_" in name)
+    everything = sum(t.nbytes for t in (*policy.model.parameters(), *policy.model.buffers()))
+    return {"weights": float(everything - adapters), "adapters": float(adapters)}
+
+
+def states_of(policy: Policy, config: ConfigStore) -> dict[str, float]:
+    """Return the bytes of weights, gradients, optimiser and reference: two float32 moments of what is trained, and
+    float32 masters of what is narrower."""
+    trained = [parameter for _, parameter in policy.named_trainable()]
+    if policy.value_head is not None:
+        trained += policy.value_head.parameters()
+    numbers = sum(parameter.numel() for parameter in trained)
+    masters = sum(parameter.numel() for parameter in trained if parameter.element_size() < FLOAT32)
+    reference = config.needs_reference and policy.lora_config is None
+    head = 0 if policy.value_head is None else sum(p.nbytes for p in policy.value_head.parameters())
+    return {
+        **weights_of(policy),
+        "value head": float(head),
+        "reference": float(sum(p.nbytes for _, p in policy.named_trainable())) if reference else 0.0,
+        "optimizer": float(FLOAT32 * (2 * numbers + masters)),
+        "gradients": float(FLOAT32 * numbers),
+        "weights before the update": FLOAT32 * numbers if config.algorithm.max_update_kl is not None else 0.0,
+    }
+
+
+def copies_beside(policy: Policy, config: ConfigStore) -> dict[str, float]:
+    """Return the bytes of the copy of the weights that an engine samples from while the learner changes its own."""
+    apart = config.inference.backend == "transformers" and config.actors.run_ahead and not config.actors.engines
+    return {"the engine's copy of the weights": weights_of(policy)["weights"] if apart else 0.0}
