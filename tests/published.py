@@ -88,7 +88,7 @@ _PIXELS = {"Qwen2.5-VL": (14, 56**2, 28**2 * 16384), "Qwen3-VL": (16, 256**2, 40
 """Patch, smallest and largest picture, as their preprocessor_config.json says."""
 
 
-def published_config(name: str, **ids: int) -> Any:
+def published_config(name: str, **ids: Any) -> Any:
     """The HuggingFace config of one of `PARAMETERS`. `ids`: its control tokens, where they are others."""
     from transformers import Qwen2_5_VLConfig, Qwen3VLConfig
 

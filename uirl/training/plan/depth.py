@@ -6,9 +6,10 @@ seconds, all of them a minute.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -69,17 +70,12 @@ def _add(out: Counter[str], layers: int, base: Counter[str], one_more: Counter[s
 def with_depth(policy: Policy, depth: Depth) -> Policy:
     """Return a copy of `policy` with the first layers of each tower."""
     short = copy.copy(policy)
-    model: Any = copy.deepcopy(policy.model)
+    with _shortened(policy.model, depth):
+        model: Any = copy.deepcopy(policy.model)
     features = PictureFeatures()
     features.kept = policy.loaded.features.kept
     short.loaded = replace(policy.loaded, model=model, features=features)
     short.value_head = copy.deepcopy(policy.value_head)
-    decoder = model.get_decoder()
-    decoder.layers = decoder.layers[: depth.text]
-    vision = _vision_layers(model)
-    if vision is not None:
-        parent, _, name = vision[0].rpartition(".")
-        setattr(model.get_submodule(parent), name, vision[1][: depth.vision])
     for module in model.modules():
         if hasattr(module, "deepstack_visual_indexes"):
             module.deepstack_visual_indexes = list(range(len(module.deepstack_visual_indexes)))
@@ -87,6 +83,23 @@ def with_depth(policy: Policy, depth: Depth) -> Policy:
             # window by window, one operation after the other for thousands of them, is as large and takes minutes
             module.fullatt_block_indexes = list(range(depth.vision))
     return short
+
+
+@contextlib.contextmanager
+def _shortened(model: Any, depth: Depth) -> Iterator[None]:
+    """Return a context in which `model` has the first layers of each tower."""
+    decoder = model.get_decoder()
+    towers = [(decoder, "layers", decoder.layers, depth.text)]
+    if (vision := _vision_layers(model)) is not None:
+        parent, _, name = vision[0].rpartition(".")
+        towers.append((model.get_submodule(parent), name, vision[1], depth.vision))
+    for module, name, layers, count in towers:
+        setattr(module, name, layers[:count])
+    try:
+        yield
+    finally:
+        for module, name, layers, _ in towers:
+            setattr(module, name, layers)
 
 
 def _vision_layers(model: Any) -> tuple[str, nn.ModuleList] | None:

@@ -79,7 +79,8 @@ def plan_of(
     left_out = work.rows * (work.replies - few.replies) * loaded.text_config.hidden_size
     updating["activations"] += 2 * left_out * loaded.dtype.itemsize
     playing = _trace(config, shallow(policy), work, Rehearsal.prefill)
-    before = states_of(policy, config)["weights before the update"]
+    guarded = "weights before the update"
+    before = {guarded: states_of(policy, config)[guarded]}
     playing |= {name: updating[name] for name in ("optimizer", "reference")}
     beside = {
         **weights_of(policy),
@@ -90,8 +91,11 @@ def plan_of(
     if not gpu:
         beside["pictures kept"] = _pictures_kept(config, loaded, work)
     where, may = "GPU" if gpu else "host", None if limit is None else (1 - FREE) * limit
+    cache = {"attention cache": _cache(config, policy, work)}
+    if config.actors.run_ahead:
+        before |= cache
     moments = (
-        Moment(where, UPDATE, _ordered(updating | {"weights before the update": before} | beside), may),
+        Moment(where, UPDATE, _ordered(updating | before | beside), may),
         Moment(
             where,
             PLAYING,
@@ -125,7 +129,8 @@ def _engine(config: ConfigStore, limit: float | None) -> float:
     if inference.backend not in ("vllm", "sglang") or inference.server_url is not None or limit is None:
         return 0.0
     name, usual = ("gpu_memory_utilization", 0.45) if inference.backend == "vllm" else ("mem_fraction_static", 0.9)
-    return float(inference.engine_options.get(name, usual)) * limit
+    share = inference.engine_options.get(name, usual)
+    return float(share) * limit if isinstance(share, (int, float)) else 0.0
 
 
 def _with_few_replies(work: Workload, policy: Policy) -> Workload:

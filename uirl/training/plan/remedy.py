@@ -57,7 +57,7 @@ def _fits(plan: Plan, moment: str) -> bool:
 
 def _changes(config: ConfigStore, plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield (the moment at which it helps, a change). A later change of a key goes further than an earlier one."""
-    model, rollout, work = config.model, config.rollout, plan.workload
+    model, work = config.model, plan.workload
     if not model.gradient_checkpointing:
         yield UPDATE, "model.gradient_checkpointing=true"
     if model.dtype == "float32":

@@ -59,7 +59,8 @@ def workload_of(
     """Return the workload of a run. `picture`: width and height of a screenshot. `tokens`: of the longest sequence;
     None: what the config bounds it to, or what its turns add up to."""
     inference, training, rollout = config.inference, config.training, config.rollout
-    turns = min(config.turn_limit, config.environment.options.get("max_turns") or config.turn_limit)
+    own = config.environment.options.get("max_turns")
+    turns = min(config.turn_limit, own) if isinstance(own, int) else config.turn_limit
     of_picture = 0 if loaded.vision is None else loaded.vision.tokens_of(picture)
     segments = rows_of_episode(turns, rollout.max_images, rollout.keep_images)
     shown = max(segments) if of_picture else 0
