@@ -177,6 +177,20 @@ def assert_gone(pids: list[int]) -> None:
 # -- the same run ---------------------------------------------------------------------------------------------------
 
 
+def _for_audits(store: TrajectoryStore, id: str) -> list[Any]:
+    """What the record says of how an episode was made, and of which tokens an update learned: all of it is there."""
+    trajectory, origin = store.get(id, pictures=False), store.origin(id)
+    pictures = [turn.pictures for turn in trajectory.turns]
+    assert trajectory.sampling is not None
+    assert origin is not None
+    assert all(len(one) == len(turn.context_images) for one, turn in zip(pictures, trajectory.turns, strict=True))
+    assert None not in [transform for one in pictures for transform in one]
+    learned = store.learned(id)
+    assert bool(learned) == id.startswith("train-")
+    figures = [(len(one.advantages), one.log_probs is None) for one in learned.values()]
+    return [trajectory.sampling, origin, pictures, figures]
+
+
 @pytest.mark.parametrize(("environment", "model"), [("guess_number", "uirl/tiny-lm"), ("screen", "uirl/tiny-vlm")])
 def test_processes_give_the_trajectories_and_losses_of_one_process(
     tmp_path: Path, environment: str, model: str
@@ -196,10 +210,12 @@ def test_processes_give_the_trajectories_and_losses_of_one_process(
                 trajectory.id: [(turn.context_ids, turn.response_ids, turn.reward) for turn in trajectory.turns]
                 for trajectory in store
             }
-        seen.append((episodes, read_metrics(trainer.run_path / "metrics.jsonl")))
-    (here, rows_here), (there, rows_there) = seen
+            audit = [_for_audits(store, id) for id in sorted(episodes)]
+        seen.append((episodes, audit, read_metrics(trainer.run_path / "metrics.jsonl")))
+    (here, audit_here, rows_here), (there, audit_there, rows_there) = seen
     assert here == there
     assert len(here) >= 24
+    assert audit_here == audit_there
     for a, b in zip(rows_here, rows_there, strict=True):
         for name in ("policy_loss", "reward", "grad_norm", "entropy"):
             assert a.get(name) == pytest.approx(b.get(name), abs=1e-4), name
