@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -125,3 +127,20 @@ def test_a_small_picture_has_the_shape_of_the_large_one(client, run):
         assert small.size == (65, SMALL[1])
     assert client.get(f"/api/runs/first/images/{tiny.hash}/small").content == tiny.data
     assert client.get("/api/runs/first/images/0000/small").status_code == 404
+
+
+def test_nothing_that_was_looked_at_holds_the_log_of_the_store(client, run):
+    """A reader that keeps a transaction open lets the log of a training run grow without end."""
+    shot = picture(size=(300, 200))
+    with TrajectoryStore(run / "trajectories.sqlite") as store:
+        store.add(trajectory("p", [turn("x", shot), turn("y", shot)]), step=9)
+        one = "/api/runs/first/trajectories/p"
+        parts = [one, f"{one}/turns/1", f"{one}/tokens?turn=1&context=1", f"{one}/export.gif", f"{one}/export.html"]
+        parts += ["/api/runs", "/api/runs/first/trajectories?q=x", "/api/runs/first/facets", "/api/runs/first/groups/g"]
+        parts += [f"/api/runs/first/images/{shot.hash}{small}" for small in ("", "/small")]
+        parts += [client.get(f"{one}/turns/1").json()["fed"][0]["url"]]
+        for part in parts:
+            assert client.get(part).status_code == 200, part
+        store.add(trajectory("q", [turn("x", shot)]), step=10)
+        with closing(sqlite3.connect(store.path, timeout=30)) as other:
+            assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0)
