@@ -247,3 +247,19 @@ def test_coordinates_on_a_grid_become_pixels(client, run):
     assert made.is_dir()
     shown = get(client, "/api/runs/grid/trajectories/g/turns/0")
     assert shown["marks"][0]["raw"] == [200, 199]
+
+
+@pytest.mark.parametrize(
+    ("said", "url"),
+    [
+        ('{"url": "http://127.0.0.1:9000/view"}', "http://127.0.0.1:9000/view"),
+        ('{"url": "javascript:alert(1)"}', None),
+        ('{"url": 5}', None),
+        ("[]", None),
+        ("{", None),
+    ],
+)
+def test_the_live_view_of_a_server_of_environments_is_linked(client, run, said, url):
+    (run / "serve.json").write_text(said)
+    assert get(client, "/api/runs")["runs"][0]["serve_url"] == url
+    assert get(client, "/api/runs/first")["serve_url"] == url
