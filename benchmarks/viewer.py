@@ -168,9 +168,11 @@ def _ask(client: httpx.Client, path: Path) -> None:
     _timed(client, "values of the filters", f"{base}/facets")
     id = page["rows"][0]["id"]
     shown = _timed(client, "one trajectory", f"{base}/trajectories/{id}")
+    turn = _timed(client, "one turn of it", f"{base}/trajectories/{id}/turns/0")
     _timed(client, "its tokens", f"{base}/trajectories/{id}/tokens?turn=0")
-    _timed(client, "a picture, 1080 x 2400", f"{base}/images/{shown['turns'][0]['observation']['images'][0]}")
-    _timed(client, "the same as it was fed", shown["turns"][0]["fed"][0]["url"])
+    _timed(client, "a picture, 1080 x 2400", f"{base}/images/{turn['fed'][0]['hash']}")
+    _timed(client, "the same, small", f"{base}/images/{turn['fed'][0]['hash']}/small")
+    _timed(client, "the same as it was fed", turn["fed"][0]["url"])
     _timed(client, "a group of 8, first time", f"{base}/groups/{shown['group_id']}", 1)
     _timed(client, "a group of 8", f"{base}/groups/{shown['group_id']}")
     _timed(client, "curves of 500 steps", f"{base}/metrics?since=0")
