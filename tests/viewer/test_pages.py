@@ -233,7 +233,14 @@ async def test_the_pictures_of_the_next_turn_are_at_hand(address: str) -> None:
         assert await tab.ask(f"{asked}.length") == before
 
 
-ROUTES = ("", "#/run/first", "#/run/first/trajectories", "#/run/first/t/wide/1", "#/run/first/g/g")
+ROUTES = (
+    "",
+    "#/run/first",
+    "#/run/first/trajectories",
+    "#/run/first/t/wide/1",
+    "#/run/first/g/g",
+    "#/compare?runs=first",
+)
 
 
 async def violations(tab: Tab) -> list[Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.viewer.browsing import browsing, viewer
 from tests.viewer.runs import make_run, picture, trajectory, turn
+from tests.viewer.test_pages import violations
 
 FRAMES = "document.querySelectorAll('.strip li button').length"
 IN_SIGHT = """(({left, right}) => left >= 0 && right <= innerWidth)
@@ -32,3 +33,10 @@ async def test_a_strip_of_hundreds_of_turns_draws_those_in_sight(tmp_path: Path)
             await tab.until("document.querySelector('.said h2').innerText === 'Turn 0'")
             await tab.until(IN_SIGHT)
             assert await tab.ask(FRAMES) <= 100
+            for theme in ("light", "dark"):
+                await tab.goto("#/run/long/t/t/150", theme)
+                assert await violations(tab) == []
+        async with browsing(address, 390, 844) as tab:
+            await tab.goto("#/run/long/t/t/150")
+            await tab.until(IN_SIGHT)
+            assert await tab.ask("document.documentElement.scrollWidth") <= 390

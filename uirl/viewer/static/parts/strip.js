@@ -109,7 +109,7 @@ function useFollow(list, long, turn, id) {
 function Room({ count }) {
   if (count <= 0) return null;
   return html`
-    <li role="presentation" style=${{ width: `${count * PITCH - GAP}px` }}></li>
+    <li aria-hidden="true" style=${{ width: `${count * PITCH - GAP}px` }}></li>
   `;
 }
 
