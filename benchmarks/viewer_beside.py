@@ -1,12 +1,11 @@
 """What a viewer that somebody looks at costs the training beside it.
 
-    python -m benchmarks.viewer_beside                   # the same job six times: alone, watched, alone, watched, ...
+    python -m benchmarks.viewer_beside                   # one run, in turn alone and watched, eight times each
 
-The job is `uirl train configs/mai_ui.yaml`, some updates of it, on one thread. Watched: `uirl view` serves its folder,
-and a page in real Chromium shows the growing charts, the list and an episode in turn, a new one every two seconds. The
-browser is ten steps of niceness behind, as it would run on the reader's own machine. Compared are the seconds from the
-first update to the last, the processor time of the training, and what it learned, which has to be the same digit for
-digit.
+The run is `uirl train configs/mai_ui.yaml` on one thread. Watched: `uirl view` serves its folder, and a page in real
+Chromium shows the growing charts, the list and the newest episode in turn, a new one every two seconds. Alone: the page
+is closed and the server is stopped (SIGSTOP). Compared are updates per second and per second of the training's own
+processor time, of each watched stretch with the mean of the alone ones before and behind it.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
+import itertools
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -27,87 +27,119 @@ from pathlib import Path
 
 import httpx
 
+from benchmarks.viewer_steps import processor
+from uirl.environments.browser.page.page import Page
 from uirl.environments.browser.process import Chromium
 
 ROOT = Path(__file__).parents[1]
+NAME = "watched"
 JOB = (
-    *("training.num_epochs=1", "training.warm_start.steps=50", "training.eval_episodes=8"),
-    *("training.eval_every=null", "curriculum.enabled=false"),
+    *("training.num_epochs=100", "training.num_iters_per_epoch=100", "training.warm_start.steps=50"),
+    *("training.eval_episodes=8", "training.eval_every=null", "training.stop_at_success=null"),
+    *("curriculum.enabled=false", "logging.print_every=1000", f"logging.run_name={NAME}"),
 )
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def train(runs: Path, name: str, updates: int) -> tuple[float, float, list[float]]:
-    """Return seconds from the first update to the last, seconds of processor time, and the loss of each update."""
-    options = [*JOB, f"training.num_iters_per_epoch={updates}", f"logging.runs_dir={runs}", f"logging.run_name={name}"]
-    command = [sys.executable, "-m", "uirl", "train", str(ROOT / "configs/mai_ui.yaml"), *options]
-    training = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, **ONE_THREAD})
-    _, status, usage = os.wait4(training.pid, 0)
-    training.returncode = os.waitstatus_to_exitcode(status)
-    assert training.returncode == 0, f"the training ended with {training.returncode}"
-    rows = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
-    updates_of = [row for row in rows if "policy_loss" in row]
-    seconds = updates_of[-1]["time"] - updates_of[0]["time"]
-    return seconds, usage.ru_utime + usage.ru_stime, [row["policy_loss"] for row in updates_of]
-
-
 @contextlib.contextmanager
-def watched(runs: Path, name: str) -> Iterator[None]:
-    """Serve the folder, and look at the run in a browser."""
-    command = [sys.executable, "-m", "uirl", "view", str(runs), "--port", "0"]
-    server = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "XDG_CACHE_HOME": str(runs / "cache")}
+def started(*command: str, **more: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **more},
     )
-    assert server.stdout is not None
-    address = re.search(r"http://\S+", server.stdout.readline())
-    assert address is not None, "the server did not say where it listens"
-    reader = subprocess.Popen([sys.executable, "-m", "benchmarks.viewer_beside", "--look", address[0], name], cwd=ROOT)
     try:
-        yield
+        yield process
     finally:
-        for process in (reader, server):
-            process.terminate()
+        for blow in (signal.SIGCONT, signal.SIGTERM):
+            process.send_signal(blow)
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(20)
+        process.kill()
 
 
-async def look(address: str, name: str) -> None:
-    """Look at the charts, the list and the newest episode in turn until killed."""
-    os.nice(10)
+async def look(address: str) -> None:
+    """Look at the run while the newest line of stdin is 'look'; at 'rest' the page is closed."""
     browser = Chromium(allow=[address], timeout=60)
-    page = await browser.new_page(1280, 1000)
-    async with httpx.AsyncClient(base_url=f"{address}/api/runs/{name}", timeout=60) as client:
-        while True:
-            routes = ["", "/trajectories"]
-            with contextlib.suppress(LookupError, httpx.HTTPError, ValueError):
-                rows = (await client.get("/trajectories", params={"limit": 1})).json()["rows"]
-                routes.append(f"/t/{rows[0]['id']}/0")
-            for route in routes:
-                await page.goto(f"{address}/#/run/{name}{route}")
-                await asyncio.sleep(2)
+    page: Page | None = None
+    routes = itertools.cycle(("", "/trajectories", "/t/"))
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    word = "rest"
+    async with httpx.AsyncClient(base_url=f"{address}/api/runs/{NAME}", timeout=60) as client:
+        while word:
+            with contextlib.suppress(TimeoutError):
+                word = (await asyncio.wait_for(reader.readline(), 2)).decode().strip()
+            if word != "look":
+                if page is not None:
+                    await page.close()
+                    page = None
+                continue
+            page = page or await browser.new_page(1280, 1000)
+            route = next(routes)
+            if route == "/t/":
+                route += (await client.get("/trajectories", params={"limit": 1})).json()["rows"][0]["id"]
+            await page.goto(f"{address}/#/run/{NAME}{route}")
+    await browser.close()
+
+
+def rates(metrics: Path, training: int, seconds: float) -> tuple[float, float]:
+    """Return updates per second, and per second of the training's processor time, of the next seconds."""
+    begun, used, rows = time.perf_counter(), processor(training), metrics.read_bytes().count(b"\n")
+    time.sleep(seconds)
+    count = metrics.read_bytes().count(b"\n") - rows
+    return count / (time.perf_counter() - begun), count / (processor(training) - used)
+
+
+def measure(runs: Path, stretches: int, seconds: float) -> list[tuple[float, float]]:
+    """Return the rates of stretches, alone and watched in turn."""
+    metrics = runs / NAME / "metrics.jsonl"
+    train = ("uirl", "train", "configs/mai_ui.yaml", *JOB, f"logging.runs_dir={runs}")
+    view = ("uirl", "view", str(runs), "--port", "0")
+    with started(*train, **ONE_THREAD) as training, started(*view, XDG_CACHE_HOME=str(runs / "cache")) as server:
+        assert server.stdout is not None
+        address = re.search(r"http://\S+", server.stdout.readline())
+        assert address is not None, "the server did not say where it listens"
+        with started("benchmarks.viewer_beside", "--look", address[0]) as reader:
+            assert reader.stdin is not None
+            while not metrics.exists() or metrics.read_bytes().count(b"\n") < 4:
+                assert training.poll() is None, "the training ended early"
+                time.sleep(0.5)
+            found = []
+            for number in range(stretches):
+                watched = number % 2 == 1
+                if watched:
+                    server.send_signal(signal.SIGCONT)
+                print("look" if watched else "rest", file=reader.stdin, flush=True)
+                time.sleep(3)  # pages open and close
+                if not watched:
+                    server.send_signal(signal.SIGSTOP)
+                found.append(rates(metrics, training.pid, seconds))
+                shown = f"{found[-1][0]:.2f} updates/s, {found[-1][1]:.2f} per second of its processor time"
+                print(f"{'watched' if watched else 'alone':8} {shown}", flush=True)
+            server.send_signal(signal.SIGCONT)
+            reader.stdin.close()
+            return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--updates", type=int, default=8)
-    parser.add_argument("--look", nargs=2, metavar=("ADDRESS", "RUN"), help=argparse.SUPPRESS)
+    parser.add_argument("--times", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=12.0, help="of a stretch")
+    parser.add_argument("--look", metavar="ADDRESS", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.look:
-        asyncio.run(look(*options.look))
+        asyncio.run(look(options.look))
         return
-    ratios: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for pair in range(options.pairs):
-            alone = train(Path(folder), f"alone_{pair}", options.updates)
-            with watched(Path(folder), f"watched_{pair}"):
-                beside = train(Path(folder), f"watched_{pair}", options.updates)
-            assert alone[2] == beside[2], "the watched run learned something else"
-            ratios.append((beside[0] / alone[0], beside[1] / alone[1]))
-            times = f"{alone[0]:.1f} and {beside[0]:.1f} s, processor time {alone[1]:.1f} and {beside[1]:.1f} s"
-            print(f"{time.strftime('%H:%M:%S')}  alone and watched: {times}", flush=True)
-    for what, each in zip(("seconds", "processor time"), zip(*ratios, strict=True), strict=True):
-        spread = ", ".join(f"{one:.3f}" for one in sorted(each))
-        print(f"{what}, watched over alone: median {statistics.median(each):.3f} ({spread})")
+        found = measure(Path(folder), 2 * options.times + 1, options.seconds)
+    for name, which in (("updates per second", 0), ("updates per second of its processor time", 1)):
+        each = [one[which] for one in found]
+        ratios = sorted(2 * each[i] / (each[i - 1] + each[i + 1]) for i in range(1, len(each), 2))
+        print(f"{name}, watched over alone: {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
 
 
 if __name__ == "__main__":
