@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.inference.models.picture_families import saved
 from tests.published import PARAMETERS, write_published
 from uirl.config import ConfigStore
-from uirl.errors import CheckpointError
+from uirl.errors import CheckpointError, ContractError
 from uirl.learner import Policy
 from uirl.training.plan import depth
 from uirl.training.plan.ledger import Ledger
@@ -70,6 +71,27 @@ def test_an_update_takes_what_the_plan_says(case: str) -> None:
     assert sum(planned_parts.values()) == pytest.approx(ledger.most - kept_pictures(rehearsal), rel=0.005)
     for part in ("weights", "adapters", "reference", "optimizer", "gradients"):
         assert planned_parts.get(part, 0) == pytest.approx(parts[part], rel=0.001, abs=4096), part
+
+
+def test_a_model_that_looks_at_its_pictures_is_planned(tmp_path: Path) -> None:
+    """Idefics3 leaves out pictures that are all 0: of numbers that nobody knows all stay."""
+    saved("idefics3", tmp_path)
+    config = small(f"model.local_path={tmp_path}", "model.lora.vision=true", GRPO, LORA)
+    policy, ledger = Policy.from_config(config), Ledger()
+    work = workload_of(config, policy.loaded, picture=(64, 48))
+    with ledger:
+        rehearsal = Rehearsal(config, policy, work, ledger)
+        rehearsal.update()
+    plan = plan_of(config, limit=None, picture=(64, 48))
+    counted = ledger.most - kept_pictures(rehearsal)
+    assert plan.moments[0].total - PROCESS == pytest.approx(counted, rel=0.03)
+
+
+def test_what_cannot_be_traced_is_said(tmp_path: Path) -> None:
+    """PyTorch's grouped products of experts know fake tensors in 16 bits alone."""
+    saved("qwen3_vl_moe", tmp_path)
+    with pytest.raises(ContractError, match=r"cannot be planned: .* float32 .* BF16 .* another model\.dtype"):
+        planned(small(f"model.local_path={tmp_path}"))
 
 
 def test_layers_that_are_not_traced_are_added(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,12 +20,14 @@ from uirl.inference.models.processors import joined
 from uirl.inference.models.vision import VisionInputs
 from uirl.training.plan.ledger import Ledger
 
+_NONZERO = torch.ops.aten.nonzero.default
 _SCALAR = torch.ops.aten._local_scalar_dense.default
 _INDEXED = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default)
 
 
 class FakeLedger(Ledger):
-    """A ledger over fake tensors. Enter `running()`; a number that somebody asks of a fake tensor is 1 or True."""
+    """A ledger over fake tensors. Enter `running()`; a number that somebody asks of a fake tensor is 1 or True,
+    and masks of such numbers are true everywhere."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -46,6 +48,9 @@ class FakeLedger(Ledger):
             return made
         if func is _SCALAR:
             return {torch.bool: True}.get(given[0].dtype, 1.0 if given[0].is_floating_point() else 1)
+        if func is _NONZERO:
+            with unset_fake_temporarily():
+                return _all_true(given[0]).nonzero()
         if func in _INDEXED:
             args = (args[0], _places(args[1]), *args[2:])
         return func(*args, **kwargs)
@@ -82,12 +87,19 @@ def _places(indices: Any) -> Any:
     """Return `indices` with masks replaced by the places where they are true."""
     out: list[Any] = []
     for index in indices:
-        if isinstance(index, Tensor) and index.dtype == torch.bool and not isinstance(index, FakeTensor):
+        if isinstance(index, Tensor) and index.dtype == torch.bool:
             with unset_fake_temporarily():
-                out += index.nonzero(as_tuple=True)
+                mask = _all_true(index) if isinstance(index, FakeTensor) else index
+                out += mask.nonzero(as_tuple=True)
         else:
             out.append(index)
     return out
+
+
+def _all_true(mask: Tensor) -> Tensor:
+    """Return a real mask of the shape of a fake one: what is asked of numbers that nobody knows holds."""
+    with unset_fake_temporarily():
+        return torch.ones(mask.shape, dtype=torch.bool)
 
 
 def show_shapes(vision: VisionInputs, picture: Screenshot, ledger: FakeLedger) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from uirl.config import ConfigStore
+from uirl.errors import ContractError
 from uirl.inference.models.loading import DTYPES, LoadedModel
 from uirl.inference.models.picture_cache import KEPT_BYTES
 from uirl.learner import Policy
@@ -64,7 +65,7 @@ def plan_of(
     `tokens`: see `workload_of`.
 
     The learner's own step runs on tensors without memory, and what they would take is counted. Raises CheckpointError
-    where the config or the tokenizer of the model cannot be read.
+    where the config or the tokenizer of the model cannot be read, ContractError for a model that cannot be traced.
     """
     config = config.model_copy(deep=True)
     config.model.device = "cpu"
@@ -78,7 +79,8 @@ def plan_of(
     # the states before the tokens that are left out, and their gradients
     left_out = work.rows * (work.replies - few.replies) * loaded.text_config.hidden_size
     updating["activations"] += 2 * left_out * loaded.dtype.itemsize
-    playing = _trace(config, shallow(policy), work, Rehearsal.prefill)
+    here = config.inference.backend == "transformers" and not config.actors.engines
+    playing = _trace(config, shallow(policy), work, Rehearsal.prefill) if here else Counter()
     guarded = "weights before the update"
     before = {guarded: states_of(policy, config)[guarded]}
     playing |= {name: updating[name] for name in ("optimizer", "reference")}
@@ -91,17 +93,12 @@ def plan_of(
     if not gpu:
         beside["pictures kept"] = _pictures_kept(config, loaded, work)
     where, may = "GPU" if gpu else "host", None if limit is None else (1 - FREE) * limit
-    cache = {"attention cache": _cache(config, policy, work)}
+    cache = {"attention cache": _cache(config, policy, work) if here else 0.0}
     if config.actors.run_ahead:
         before |= cache
     moments = (
         Moment(where, UPDATE, _ordered(updating | before | beside), may),
-        Moment(
-            where,
-            PLAYING,
-            _ordered(playing | {"attention cache": _cache(config, policy, work)} | beside),
-            may,
-        ),
+        Moment(where, PLAYING, _ordered(playing | cache | beside), may),
     )
     parameters = list(policy.model.parameters())
     trained = sum(p.numel() for _, p in policy.named_trainable())
@@ -116,11 +113,18 @@ def _trace(
     ledger = FakeLedger(loaded.model.get_output_embeddings().weight.shape[0])  # type: ignore[operator]
     if loaded.vision is not None and work.pictures:
         show_shapes(loaded.vision, made_up_picture(work.picture, 0), ledger)
-    with ledger.running():
-        for module in (policy.model, policy.value_head):
-            if module is not None:
-                without_memory(module)
-        return act(Rehearsal(config, policy, work, ledger, shape_of_picture))
+    try:
+        with ledger.running():
+            for module in (policy.model, policy.value_head):
+                if module is not None:
+                    without_memory(module)
+            return act(Rehearsal(config, policy, work, ledger, shape_of_picture))
+    except RuntimeError as error:  # of PyTorch, where an operation knows no fake tensors
+        reason = str(error).partition("\n")[0]
+        raise ContractError(
+            f"{loaded.name} cannot be planned: its forward in {config.model.dtype} uses what needs real numbers "
+            f"({type(error).__name__}: {reason}); try another model.dtype or model.attn_implementation"
+        ) from error
 
 
 def _engine(config: ConfigStore, limit: float | None) -> float:
@@ -151,8 +155,6 @@ def _pictures_kept(config: ConfigStore, loaded: LoadedModel, work: Workload) -> 
 
 def _cache(config: ConfigStore, policy: Policy, work: Workload) -> float:
     """Return the bytes of keys and values of all episodes under way, each of the longest."""
-    if config.inference.backend != "transformers" or config.actors.engines:
-        return 0.0
     text = policy.loaded.text_config
     heads, kv_heads = attention_heads(policy.loaded.config)
     head = getattr(text, "head_dim", None) or text.hidden_size // heads
