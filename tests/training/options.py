@@ -63,6 +63,7 @@ VALUES: dict[str, list[Any]] = {
     "environment.eval_options": [{"n": 3}],
     "inference.api_key_env": ["SOME_KEY"],
     "inference.engine_options": [{"attention_backend": "triton"}],
+    "inference.kv_cache_gib": [0.5],
     "inference.max_context": [60],
     "inference.seed": [5],
     "inference.server_model": ["some-model"],

@@ -11,6 +11,7 @@ import contextlib
 import io
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,7 @@ OF_ENGINES = {
     "inference.request_timeout": ["openai"],
     "inference.request_retries": ["openai"],
     "inference.max_context": ["openai", "vllm", "sglang"],
+    "inference.kv_cache_gib": ["vllm"],
     "inference.max_batch_size": ["vllm", "sglang"],
     "inference.kv_cache": ["vllm", "sglang"],
     "model.dtype": ["vllm", "sglang"],
@@ -250,7 +252,8 @@ def plan_of(trainer: RayPPOTrainer) -> dict[str, Any]:
     return {name: getattr(collector, name) for name in names} | {
         "limits": collector.options.limits,
         "window": collector.options.window,
-        "engine": engine.limits,
+        # without the key it is what is free on the machine, which changes while the tests run
+        "engine": engine.limits if parts.config.inference.kv_cache_gib else replace(engine.limits, max_cached_tokens=0),
         "threads": torch.get_num_threads(),
         "recomputes": model.is_gradient_checkpointing,
         "trained": sum(p.numel() for _, p in trainer.learner.policy.named_trainable()),
@@ -260,6 +263,7 @@ def plan_of(trainer: RayPPOTrainer) -> dict[str, Any]:
 
 OF_BOTH = {
     *("inference.max_batch_size", "inference.kv_cache", "inference.max_context", "model.dtype", "model.lora.r"),
+    "inference.kv_cache_gib",
 }
 OF_RUNS = sorted(set(leaves(ConfigStore)) - {*OF_CREDIT, *OF_OPTIMIZER, *ELSEWHERE} - (OF_ENGINES.keys() - OF_BOTH))
 

@@ -202,6 +202,10 @@ READ: dict[str, tuple[Condition, str]] = {
         ),
         "by the backends vllm and sglang, and where actors.engines is above 0 without Ray",
     ),
+    "inference.kv_cache_gib": (
+        lambda config: config.inference.backend in ("transformers", "vllm", "scripted"),
+        "by the backends transformers and vllm; sglang sizes its cache by inference.engine_options.mem_fraction_static",
+    ),
     "inference.engine_options": _LOCAL_SERVERS,
     "model.max_image_pixels": (
         lambda config: config.inference.backend in ("transformers", "vllm", "scripted"),

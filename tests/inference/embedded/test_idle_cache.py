@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.conftest import tiny_model
+from uirl.errors import PromptTooLong
 from uirl.inference import ChatRenderer, Generation, GenerationRequest, Message, SamplingParams
 from uirl.inference import TransformersInferenceEngine as Engine
 
@@ -27,6 +30,44 @@ async def test_it_is_freed_with_the_last_episode() -> None:
     again = await engine.generate(request(chat, "a"))
     assert (again.token_ids, again.log_probs) == (first.token_ids, first.log_probs)
     assert engine.cache_bytes > 0
+    await engine.close()
+
+
+async def test_it_never_takes_more_than_it_may_and_requests_wait() -> None:
+    loaded = tiny_model("uirl/tiny-lm")
+    chat = ChatRenderer(loaded)
+    texts = ["press the red button " * (1 + 3 * (i % 4)) for i in range(12)]
+
+    async def sampled(pool_bytes: int | None) -> tuple[list[Generation], int, int]:
+        engine, held, running = Engine(loaded, shared=True, pool_bytes=pool_bytes), 0, 0
+        step = engine._step
+
+        def watched() -> None:
+            nonlocal held, running
+            step()
+            held, running = max(held, engine.cache_bytes), max(running, len(engine._scheduler.running))
+
+        engine._step = watched  # type: ignore[method-assign]
+        replies = []
+        for turn in (" ", " and again "):
+            asked = [request(chat, f"s{i}", turn.join((text, text))) for i, text in enumerate(texts)]
+            replies += await asyncio.gather(*[engine.generate(one) for one in asked])
+        await engine.close()
+        return replies, held, running
+
+    free, most, all_run = await sampled(None)
+    bound = most // 8
+    replies, held, some_run = await sampled(bound)
+    assert 0 < held <= bound
+    assert 1 < some_run < all_run
+    assert [one.token_ids for one in replies] == [one.token_ids for one in free]
+
+
+async def test_a_prompt_that_the_whole_cache_cannot_hold_is_refused_with_the_key() -> None:
+    loaded = tiny_model("uirl/tiny-lm")
+    engine = Engine(loaded, shared=True, pool_bytes=10_000)
+    with pytest.raises(PromptTooLong, match=r"cache of 10000 bytes holds, inference.kv_cache_gib"):
+        await engine.generate(request(ChatRenderer(loaded), None))
     await engine.close()
 
 

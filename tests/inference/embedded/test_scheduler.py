@@ -76,7 +76,7 @@ def test_requests_are_admitted_in_order_while_rows_last() -> None:
 
 
 def test_prompts_are_admitted_within_the_prefill_budget_but_one_always_is() -> None:
-    waiting = scheduler(prefill=5)
+    waiting = scheduler(prefill=6)
     long, short, shorter = (waiting.add(request(*range(10, 10 + n))) for n in (9, 3, 2))
     assert prefilled(waiting) == [long]
     assert prefilled(waiting) == [short, shorter]
@@ -98,6 +98,57 @@ def test_a_reply_ends_with_an_end_token_or_its_limit(sampling: dict, token: int,
     prefilled(one)
     assert sample(one, [sequence], token).get(sequence) == reason
     assert one.has_work == (reason is None)
+
+
+def test_what_is_fed_together_is_bounded_with_its_padding() -> None:
+    one = scheduler(running=8, prefill=12)
+    short = [one.add(request(10 + i, 11)) for i in range(3)]
+    long = one.add(request(*range(10, 17)))
+    last = one.add(request(20, 21))
+    assert prefilled(one) == short, "4 x 7 tokens are more than 12"
+    assert prefilled(one) == [long]
+    assert prefilled(one) == [last]
+
+
+def test_what_a_session_has_in_its_row_is_not_fed_again_and_does_not_count() -> None:
+    one = scheduler(running=4, prefill=4)
+    for number in range(2):
+        play(one, request(*range(10 + number, 20 + number), session=f"s{number}"), END)
+    following = [one.add(request(*range(10 + i, 20 + i), 1, session=f"s{i}")) for i in range(2)]
+    assert set(prefilled(one)) == set(following), "each feeds 1 of 11 tokens"
+    one = scheduler(running=4, prefill=4)
+    for number in range(2):
+        play(one, request(*range(10 + number, 20 + number), session=f"s{number}"), END)
+    rewritten = [one.add(request(9, *range(30 + i, 33 + i), session=f"s{i}")) for i in range(2)]
+    assert prefilled(one) == rewritten[:1], "each feeds 4"
+
+
+def pool(tokens: int, running: int = 8) -> Scheduler:
+    return Scheduler(SchedulerLimits(running, 100, max_cached_tokens=tokens), end_ids=(END,))
+
+
+def test_requests_wait_until_the_cache_has_room_for_their_whole_reply() -> None:
+    one = pool(50)
+    first, second, third = (one.add(request(10 + i, 11, max_tokens=18)) for i in range(3))
+    assert prefilled(one) == [first, second], "2 rows of 20"
+    sample(one, [first, second], 7, END)
+    assert prefilled(one) == [third]
+    long = one.add(request(*range(10, 40), max_tokens=5))
+    assert one.admit(0) is None, "3 rows of 35"
+    sample(one, [first, third], END, END)
+    assert prefilled(one) == [long]
+
+
+def test_kept_rows_make_way_for_what_runs_the_oldest_first() -> None:
+    one = pool(40)
+    for number in range(3):
+        play(one, request(10 + number, 11, session=f"s{number}", max_tokens=6), END)
+    assert one.kept_sessions == ["s0", "s1", "s2"]
+    one.add(request(20, 21, max_tokens=11))
+    admission = one.admit(0)
+    assert admission is not None
+    assert one.kept_sessions == ["s1", "s2"], "3 rows of 13"
+    assert admission.rows * admission.length <= 40
 
 
 def test_a_reply_ends_where_the_context_does() -> None:
@@ -226,10 +277,12 @@ class FakeCache:
         sequence.cached += len(tokens)
 
 
+@pytest.mark.parametrize("tokens", [None, 120])
 @pytest.mark.parametrize("seed", range(20))
-def test_every_sequence_always_finds_its_own_tokens_in_its_row(seed: int) -> None:
+def test_every_sequence_always_finds_its_own_tokens_in_its_row(seed: int, tokens: int | None) -> None:
     rng = random.Random(seed)
-    one, cache = scheduler(running=rng.randint(4, 12), prefill=60), FakeCache()
+    limits = SchedulerLimits(rng.randint(4, 12), 100, 60, tokens)
+    one, cache = Scheduler(limits, end_ids=(END,)), FakeCache()
     # three to a group: the same prompt at first, and again whenever an episode begins anew
     histories: dict[str, list[int]] = {f"s{i}": [10 + i // 3] * 5 for i in range(9)}
     idle, reused, copied, twins = list(histories), 0, 0, 0
@@ -241,8 +294,8 @@ def test_every_sequence_always_finds_its_own_tokens_in_its_row(seed: int) -> Non
             cache.feed(sequence, ids[sequence.cached :])
 
     def draw(sequences: list[SequenceState]) -> None:
-        tokens = [END if rng.random() < 0.1 else rng.randint(2, 9) for _ in sequences]
-        finished = one.append(sequences, tokens, [0.0] * len(tokens))
+        drawn = [END if rng.random() < 0.1 else rng.randint(2, 9) for _ in sequences]
+        finished = one.append(sequences, drawn, [0.0] * len(drawn))
         cache.move(finished.moves)
         assert [s.row for s in one.running] == list(range(len(one.running)))
         assert len(one.running) + len(one.kept_sessions) <= one.limits.max_running
@@ -263,6 +316,7 @@ def test_every_sequence_always_finds_its_own_tokens_in_its_row(seed: int) -> Non
                 ids = (*history, rng.randint(40, 60)) if len(history) > 5 else tuple(history)
             one.add(GenerationRequest(ids, (), SamplingParams(max_tokens=rng.randint(1, 9)), session))
         if (admission := one.admit(0)) is not None:
+            assert tokens is None or admission.rows * max(s.longest(100) for s in one.running) <= tokens
             cache.move(admission.moves)
             cache.copy(admission.copies)
             fed = [sequence for sequence in admission.sequences if sequence.twin is None]

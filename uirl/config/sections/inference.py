@@ -52,6 +52,10 @@ class InferenceConfig(Section):
     kv_cache: bool = True
     """Keep an episode's attention cache between its turns, so that only new tokens are computed; and compute a prompt
     that several requests have (a group's first turn, pictures included) once."""
+    kv_cache_gib: Positive | None = None
+    """GiB that the attention cache takes at most. A request waits until there is room for its whole prompt and reply,
+    and none can be longer than the cache. None: half of what is free on the device when the engine is made; 'vllm' has
+    a default of its own."""
     system_prompt: str | None = None
     """First message of every conversation; None: the environment's `get_prompt_prefix()`."""
     seed: int | None = None

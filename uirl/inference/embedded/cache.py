@@ -16,14 +16,16 @@ from transformers.cache_utils import Cache
 
 
 class SlotCache(Cache):
-    """What a HF model writes keys and values to: rows of a pool that grows with need.
+    """What a HF model writes keys and values to: rows of a pool that grows with need, up to `max_tokens` (rows x
+    length; None: no limit), and is made anew where another shape of it is needed within them.
 
     Before a forward the runner says which rows it feeds and where (`aim`); `update` then stores the new keys and values
     there and returns everything those rows hold. A pool is a tensor [rows, heads, length, head] of each layer.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, max_tokens: int | None = None) -> None:
         super().__init__(layers=[])
+        self._max_tokens = max_tokens
         self._device = device
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
@@ -45,14 +47,19 @@ class SlotCache(Cache):
         """Bytes of all pools."""
         return sum(pool.nbytes for pools in (self._keys, self._values) for pool in pools)
 
-    def reserve(self, rows: int, length: int) -> None:
-        """Make room for `rows` sequences of `length` tokens; what is there stays."""
-        self._rows = max(self._rows, rows)
-        self._length = max(self._length, length)
-        for tensors in (self._keys, self._values):
-            for i, old in enumerate(tensors):
-                if old.shape[0] < rows or old.shape[2] < length:
-                    tensors[i] = self._grown(old)
+    def reserve(self, rows: int, length: int, moves: Mapping[int, int] | None = None) -> None:
+        """Make room for `rows` sequences of `length` tokens, and copy rows as `moves` say (from -> to), all at once;
+        what is there in these rows, up to this length, stays.
+
+        The pool grows in steps, so that it grows seldom. Where that would be more than `max_tokens`, it gets the least
+        that is needed.
+        """
+        shape = max(self._rows, _round_up(rows, 16)), max(self._length, _round_up(length, 64))
+        if self._max_tokens is not None and shape[0] * shape[1] > self._max_tokens:
+            self._reshape(rows, length, moves or {})
+            return
+        self._reshape(*shape, {})
+        self.move(moves or {})
 
     def aim(self, read: slice | Tensor, rows: Tensor, columns: Tensor, valid: Tensor | None, span: int) -> None:
         """Say where the next forward writes: token j of the valid tokens goes to (rows[j], columns[j]), both [tokens].
@@ -110,7 +117,22 @@ class SlotCache(Cache):
         shape = (self._rows, states.shape[1], self._length, states.shape[3])
         return torch.zeros(shape, dtype=states.dtype, device=states.device)
 
-    def _grown(self, old: Tensor) -> Tensor:
-        new = old.new_zeros((self._rows, old.shape[1], self._length, old.shape[3]))
-        new[: old.shape[0], :, : old.shape[2]] = old
-        return new
+    def _reshape(self, rows: int, length: int, moves: Mapping[int, int]) -> None:
+        """Give the pool another shape, its rows moved."""
+        same = (rows, length) == (self._rows, self._length)
+        before, self._rows, self._length = self._rows, rows, length
+        if same:
+            self.move(moves)
+            return
+        comes_from = {row: row for row in range(min(rows, before))} | {to: row for row, to in moves.items()}
+        for tensors in (self._keys, self._values):
+            for i, old in enumerate(tensors):
+                new = old.new_zeros((rows, old.shape[1], length, old.shape[3]))
+                n = min(length, old.shape[2])
+                for to, row in comes_from.items():
+                    new[to, :, :n] = old[row, :, :n]
+                tensors[i] = new
+
+
+def _round_up(n: int, step: int) -> int:
+    return (n + step - 1) // step * step

@@ -12,6 +12,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
 from uirl.errors import ContractError, EngineFailure
 from uirl.inference.base import Generation, GenerationRequest, InferenceEngine, Weights, max_reply_tokens
 from uirl.inference.counters import Counters
@@ -19,6 +21,7 @@ from uirl.inference.embedded.runner import ModelRunner, Sampled
 from uirl.inference.embedded.scheduler import Scheduler, SchedulerLimits, SequenceState
 from uirl.inference.models.attention import context_limit
 from uirl.inference.models.loading import LoadedModel
+from uirl.runtime.memory import free_memory
 from uirl.runtime.time_limits import TimedOut
 from uirl.runtime.waiting import wait_for
 
@@ -39,6 +42,9 @@ class TransformersInferenceEngine(InferenceEngine):
     `swap`: new weights come in between two tokens of the replies under way ('token'), or once these have ended, while
     new requests wait ('turn'). `keep_cache`: what older weights computed of an episode serves its next turns too; else
     it is computed again, and the next turn is sampled as the learner would score it.
+
+    `pool_bytes`: what the attention cache takes at most; requests wait until there is room for their whole reply. None:
+    half of the memory that is free now.
     """
 
     keeps_weights = True
@@ -52,6 +58,7 @@ class TransformersInferenceEngine(InferenceEngine):
         max_context: int | None = None,
         kv_cache: bool = True,
         max_prefill_tokens: int = 16384,
+        pool_bytes: int | None = None,
         swap: Literal["token", "turn"] = "token",
         keep_cache: bool = False,
     ) -> None:
@@ -60,15 +67,19 @@ class TransformersInferenceEngine(InferenceEngine):
         self.policy_version = 0
         self.shares_weights = shared
         limit, self._limited_by = context_limit(loaded.config, max_context)
-        self.limits = SchedulerLimits(max_batch_size, limit, max_prefill_tokens)
         self._counters = Counters()
+        room = _free_on(loaded.device) // 2 if pool_bytes is None else pool_bytes
+        self._runner = ModelRunner(loaded, max_context=limit, pool_bytes=room, counters=self._counters)
+        if self._runner.max_cached_tokens < limit:
+            limit = self._runner.max_cached_tokens
+            self._limited_by = f"all that the attention cache of {room} bytes holds, inference.kv_cache_gib"
+        self.limits = SchedulerLimits(max_batch_size, limit, max_prefill_tokens, self._runner.max_cached_tokens)
         self._scheduler = Scheduler(
             self.limits,
             end_ids=loaded.end_ids,
             keep_rows=kv_cache,
             image_spans=loaded.vision.spans if loaded.vision else None,
         )
-        self._runner = ModelRunner(loaded, max_context=limit, counters=self._counters)
         self._replies: dict[SequenceState, asyncio.Future[Generation]] = {}
         self._worker: asyncio.Task[None] | None = None
         self._updates = asyncio.Lock()
@@ -89,6 +100,7 @@ class TransformersInferenceEngine(InferenceEngine):
             kv_cache=settings.kv_cache,
             swap=config.actors.swap,
             keep_cache=config.actors.keep_cache,
+            pool_bytes=None if settings.kv_cache_gib is None else int(settings.kv_cache_gib * 2**30),
         )
 
     # -- the contract ------------------------------------------------------------------------------------------
@@ -219,3 +231,11 @@ class TransformersInferenceEngine(InferenceEngine):
                 failure.__cause__ = cause
                 reply.set_exception(failure)
         self._runner.reset()
+
+
+def _free_on(device: torch.device) -> int:
+    """Return the bytes that are free on a device; more than anything needs where nothing says."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = free_memory()
+    return 2**62 if free is None else free

@@ -36,3 +36,10 @@ def rows_for_retirement(remaining: Sequence[int], finished: Sequence[int]) -> di
     beyond = [row for row in remaining if row >= end]
     before = [row for row in finished if row < end]
     return dict(zip(beyond, before, strict=True)) | dict(zip(before, beyond, strict=True))
+
+
+def rows_side_by_side(rows: Sequence[int], first: int) -> list[int]:
+    """Return where `rows` go so that they take [first, first + len(rows)); those that are there stay."""
+    end = first + len(rows)
+    free = (row for row in range(first, end) if row not in rows)
+    return [row if row < end else next(free) for row in rows]

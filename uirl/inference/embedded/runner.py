@@ -27,16 +27,19 @@ Sampled = tuple[list[int], list[float]]
 class ModelRunner:
     """Holds a model and its KV cache. Which sequences run, and in which rows, the scheduler says.
 
-    `max_context`: tokens of one sequence that the cache grows to at most. Raises ContractError for a model whose
-    attention is not understood.
+    `max_context`: tokens that one sequence may have. `pool_bytes`: what the cache takes at most. Raises ContractError
+    for a model whose attention is not understood.
     """
 
-    def __init__(self, loaded: LoadedModel, *, max_context: int, counters: Counters) -> None:
+    def __init__(self, loaded: LoadedModel, *, max_context: int, pool_bytes: int, counters: Counters) -> None:
         self.loaded = loaded
         self._spans = proven_spans(loaded)
-        self._max_context = max_context
         self._counters = counters
-        self._cache = SlotCache(loaded.device)
+        self.max_cached_tokens = pool_bytes // self._bytes_of_a_token()
+        """Rows x tokens of each that the cache holds at most."""
+        self._max_context = min(max_context, self.max_cached_tokens)
+        self._cache = SlotCache(loaded.device, self.max_cached_tokens)
+        self._rows = 0
         self._batch: BatchSampling | None = None
 
     @property
@@ -46,7 +49,7 @@ class ModelRunner:
 
     def reset(self) -> None:
         """Free the cache."""
-        self._cache, self._batch = SlotCache(self.loaded.device), None
+        self._cache, self._batch = SlotCache(self.loaded.device, self.max_cached_tokens), None
 
     def load_weights(self, weights: Weights) -> None:
         """Copy `weights` into the model by name. Raises ContractError for a name or a shape that it does not have."""
@@ -66,8 +69,8 @@ class ModelRunner:
     @torch.inference_mode()
     def place(self, admission: Admission) -> None:
         """Make room for sequences that begin to run, and move and copy rows as the scheduler says."""
-        self._cache.reserve(_round_up(admission.rows, 16), _round_up(admission.length, 64))
-        self.move(admission.moves)
+        self._rows, self._batch = admission.rows, None
+        self._cache.reserve(admission.rows, admission.length, admission.moves)
         self._cache.copy(admission.copies)
 
     @torch.inference_mode()
@@ -132,7 +135,8 @@ class ModelRunner:
         positions = np.array([s.next_position for s in running])
         span = max(s.cached for s in running) + 1
         if span > self._cache.length:
-            self._cache.reserve(0, _round_up(min(2 * span, self._max_context), 64))
+            longest = max(s.longest(self._max_context) for s in running)
+            self._cache.reserve(self._rows, min(2 * span, longest))
         self._cache.aim(slice(0, n), torch.arange(n, device=device), columns, None, span)
         masks = self._spans.masks(columns[:, None], span)
         every_axis = np.broadcast_to(positions[None, :, None], (self.loaded.axes, n, 1))
@@ -178,11 +182,25 @@ class ModelRunner:
         )
         return project(self.loaded, hidden[:, -1])
 
+    @torch.inference_mode()
+    def _bytes_of_a_token(self) -> int:
+        """Return the bytes of the keys and values of one token, in all layers."""
+        self.loaded.model.eval()
+        cache, at = SlotCache(self.loaded.device, 1), torch.zeros(1, dtype=torch.long, device=self.loaded.device)
+        cache.reserve(1, 1)
+        cache.aim(slice(0, 1), at, at, torch.ones_like(at, dtype=torch.bool)[None], 1)
+        hidden_states(
+            self.loaded,
+            torch.full_like(at, self.loaded.end_ids[0])[None],
+            at.expand(self.loaded.axes, 1, 1),
+            (),
+            attention_mask=self._spans.masks(at[None], 1),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return cache.bytes
+
     def _draw(self, sequences: Sequence[SequenceState], sampling: BatchSampling, logits: Tensor) -> Sampled:
         """Return one token for each row of `logits` [B, V]."""
         self._counters.add("generated_tokens", len(sequences))
         return sampling.sample(logits, [s.uniforms.random() for s in sequences])
-
-
-def _round_up(n: int, step: int) -> int:
-    return (n + step - 1) // step * step

@@ -2,8 +2,8 @@
 
 The words are those of vLLM's scheduler: a request is waiting, then running, then finished. Running sequences hold the
 rows [0, running) of the cache. Behind them stand kept rows: what a finished turn left there for the next turn of its
-episode. Nothing that runs is ever preempted, since the cache grows with the replies; where rows run out, kept ones are
-evicted, the oldest first.
+episode. Nothing that runs is ever preempted: a request is admitted once its whole reply has room. Where rows or tokens
+run out, kept rows are evicted, the oldest first, and then requests wait.
 
 A prompt is fed once while its row is there. Requests with one prompt (a group's first turn, the branches of a fork)
 that are admitted together share what the first of them feeds; one that comes later copies the row of another.
@@ -22,7 +22,7 @@ from itertools import takewhile
 
 from uirl.images import Screenshot
 from uirl.inference.base import GenerationRequest
-from uirl.inference.embedded.rows import rows_for_admission, rows_for_retirement
+from uirl.inference.embedded.rows import rows_for_admission, rows_for_retirement, rows_side_by_side
 
 AHEAD = 1024
 """Tokens of a reply that the cache has room for from the start; it grows with one that is longer, so that what a reply
@@ -41,7 +41,9 @@ class SchedulerLimits:
     max_context: int
     """Tokens of prompt and reply together."""
     max_prefill_tokens: int = 16384
-    """Prompt tokens that are admitted together; one prompt may have more."""
+    """Tokens that are fed together, padding included: sequences x the longest of what they feed. One may have more."""
+    max_cached_tokens: int | None = None
+    """Tokens that the cache holds: rows x the longest sequence that may stand in one. None: no limit."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,6 +69,8 @@ class SequenceState:
     aborted: bool = False
     stale: bool = False
     """The weights changed while it ran: its row serves no other turn."""
+    kept: tuple[_FilledRow, int] | None = None
+    """While it waits: the row of its session, and how many of its tokens serve."""
     shares: bool = True
     """All of its row was computed by the weights that sample now: others may copy it."""
     prompt: int = field(init=False)
@@ -87,6 +91,15 @@ class SequenceState:
     def uncached(self) -> int:
         """Prompt tokens that prefill has to feed."""
         return len(self.request.prompt_ids) - self.cached
+
+    def longest(self, max_context: int) -> int:
+        """Return the tokens that prompt and reply may take."""
+        return min(len(self.request.prompt_ids) + self.request.sampling.max_tokens, max_context)
+
+    def room(self, max_context: int) -> int:
+        """Return the tokens that its row should have room for now."""
+        ahead = min(self.request.sampling.max_tokens, max(AHEAD, len(self.tokens) + 1))
+        return min(len(self.request.prompt_ids) + ahead, max_context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +241,7 @@ class Scheduler:
         # twins behind the others: what is fed stands side by side
         admitted.sort(key=lambda s: s.twin is not None)
         kept = [self._kept.pop(s.request.session_id or "", None) for s in admitted]
-        while self._kept and first + len(admitted) + len(self._kept) > self.limits.max_running:
+        while self._kept and not self._fits(admitted):
             self._kept.popitem(last=False)
         others = {each.row: each for each in self._kept.values()}
         rows, moves = rows_for_admission(first, [each.row if each else None for each in kept], set(others))
@@ -238,27 +251,65 @@ class Scheduler:
                 self._take_over(sequence, left)
         for row, other in others.items():
             other.row = moves.get(row, row)
+        if others and not self._holds(1 + max(other.row for other in others.values()), self._longest(admitted)):
+            dense = rows_side_by_side([other.row for other in others.values()], first + len(admitted))
+            for (row, other), place in zip(others.items(), dense, strict=True):
+                moves[row] = other.row = place
         copies = self._copies(admitted) if self._keep_rows else {}
         admitted.sort(key=lambda s: s.row)
         self.running += admitted
-        longest = max(len(s.request.prompt_ids) + min(s.request.sampling.max_tokens, AHEAD) for s in admitted)
+        rooms = [sequence.room(self.limits.max_context) for sequence in self.running]
+        longest = max((*rooms, *(len(each.ids) for each in self._kept.values())))
         used = max(len(self.running), 1 + max((each.row for each in self._kept.values()), default=0))
-        return Admission(admitted, moves, copies, used, min(longest, self.limits.max_context))
+        return Admission(admitted, moves, copies, used, longest)
 
     def _within_budget(self) -> list[SequenceState]:
-        """Take requests from the queue, in order. A prompt that several of them have counts once."""
+        """Take requests from the queue, in order, as far as what they feed and what they may hold has room. A prompt
+        that several of them have is fed once."""
         taken: list[SequenceState] = []
         prompts: set[int] = set()
-        tokens = 0
+        widest = longest = 0
+        if self.waiting and self.limits.max_cached_tokens is not None:
+            longest = max((s.longest(self.limits.max_context) for s in self.running), default=0)
         while self.waiting and len(self.running) + len(taken) < self.limits.max_running:
             following = self.waiting[0]
-            if not self._keep_rows or following.prompt not in prompts:
-                tokens += len(following.request.prompt_ids)
-            if taken and tokens > self.limits.max_prefill_tokens:
+            fed, several = widest, following.prompt in prompts
+            if not (self._keep_rows and several):
+                fed = max(widest, len(following.request.prompt_ids) - self._served(following))
+            held = max(longest, following.longest(self.limits.max_context))
+            rows = len(prompts) + (not several) if self._keep_rows else len(taken) + 1
+            if taken and rows * fed > self.limits.max_prefill_tokens:
+                break
+            if not self._holds(len(self.running) + len(taken) + 1, held):
                 break
             prompts.add(following.prompt)
             taken.append(self.waiting.popleft())
+            widest, longest = fed, held
         return taken
+
+    def _served(self, sequence: SequenceState) -> int:
+        """Return how many leading tokens of a waiting request its session's row has."""
+        row = self._kept.get(sequence.request.session_id or "")
+        if row is None:
+            return 0
+        if sequence.kept is None or sequence.kept[0] is not row:
+            sequence.kept = (row, self._reusable(row, sequence.request))
+        return sequence.kept[1]
+
+    def _holds(self, rows: int, longest: int) -> bool:
+        """Return whether the cache has room for so many rows of so many tokens; for one it always has."""
+        limit = self.limits.max_cached_tokens
+        return limit is None or rows <= 1 or rows * longest <= limit
+
+    def _fits(self, admitted: Sequence[SequenceState]) -> bool:
+        """Return whether all kept rows have a place behind those that run and those that begin to."""
+        rows = len(self.running) + len(admitted) + len(self._kept)
+        return rows <= self.limits.max_running and self._holds(rows, self._longest(admitted))
+
+    def _longest(self, admitted: Sequence[SequenceState]) -> int:
+        """Return the tokens that any row may come to hold."""
+        runs = (sequence.longest(self.limits.max_context) for sequence in (*self.running, *admitted))
+        return max((*runs, *(len(each.ids) for each in self._kept.values())))
 
     def _pair(self, admitted: Sequence[SequenceState]) -> None:
         """Give each sequence without a row of its own the first one that was admitted with the same prompt."""
@@ -274,7 +325,10 @@ class Scheduler:
 
     def _take_over(self, sequence: SequenceState, left: _FilledRow) -> None:
         """Let a sequence begin with what an earlier turn left in its row."""
-        sequence.cached = sequence.reused = self._reusable(left, sequence.request)
+        known = sequence.kept is not None and sequence.kept[0] is left
+        served = sequence.kept[1] if known and sequence.kept else self._reusable(left, sequence.request)
+        sequence.cached = sequence.reused = served
+        sequence.kept = None
         if sequence.cached:
             sequence.opening, sequence.shares = left.prompts[0], left.shares
 

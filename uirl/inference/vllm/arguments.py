@@ -70,6 +70,8 @@ def engine_arguments(
             arguments["kv_cache_memory_bytes"] = CPU_CACHE_BYTES
     elif beside_learner:
         arguments["gpu_memory_utilization"] = 0.45
+    if inference.kv_cache_gib is not None:
+        arguments["kv_cache_memory_bytes"] = int(inference.kv_cache_gib * 2**30)
     _check_options(inference.engine_options)
     return arguments | inference.engine_options
 

@@ -263,6 +263,7 @@ ELSEWHERE: dict[str, str] = {
 OWN_SERVERS = "verl starts its own rollout servers"
 WITHOUT_EFFECT: dict[str, str] = {
     "evolve": "rounds of fine-tuning are `uirl evolve`, with our learner",
+    "inference.kv_cache_gib": "verl sizes the caches of its servers (actor_rollout_ref.rollout.gpu_memory_utilization)",
     "logging.store_learner_figures": "verl's learner does not hand over its figures token by token",
     "model.device": "verl places models on the devices of its resource pool (trainer.device)",
     **dict.fromkeys(("inference.server_url", "inference.server_model", "inference.api_key_env"), OWN_SERVERS),
