@@ -70,7 +70,7 @@ def one(asked: argparse.Namespace, before: bool) -> dict[str, float]:
 
         vision._process = processed  # type: ignore[method-assign]
         size = (256 * 2**20 if before else KEPT_BYTES) // scale**2
-        vision._cache.keep_at_most(size)
+        vision.cache.keep_at_most(size)
         if before:
             vision._cache = PictureCache(processed, pack=lambda image: image, bare=lambda image: image, max_bytes=size)
             vision._cache.describe = vision._cache.encode  # type: ignore[method-assign]

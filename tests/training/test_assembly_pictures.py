@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.inference.pictures import picture
 from uirl import ConfigError, ConfigStore
 from uirl.images import ImageStore
 from uirl.peers.pictures import SharedImageStore
@@ -33,6 +34,26 @@ async def test_where_others_play_they_are_in_a_folder_that_goes_with_the_run(
     assert parts.images.shared.folder.parent == tmp_path / "shared"
     await parts.close()
     assert list((tmp_path / "shared").iterdir()) == []
+
+
+async def test_what_became_of_pictures_goes_one_update_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("time.time", lambda: now)
+    parts = assemble(settings(model={"device": "cpu", "model_name": "uirl/tiny-vlm", "picture_cache_gib": 0.5}))
+    vision = parts.learner.policy.loaded.vision
+    assert vision is not None
+    assert vision.cache.max_bytes == 2**29
+    old, new = picture(1), picture(2)
+    now = 2000.0
+    vision.cache.forget_before(now)
+    vision.encode([parts.images.put(old)])
+    now = 3000.0
+    vision.encode([parts.images.put(new)])
+    parts.forget_pictures(2500.0)
+    assert (len(parts.images), len(vision.cache)) == (1, 2)
+    parts.forget_pictures(2500.0)
+    assert (len(parts.images), len(vision.cache)) == (1, 1)
+    await parts.close()
 
 
 def test_ray_and_processes_together_are_refused() -> None:

@@ -126,6 +126,7 @@ READERS: dict[str, list[str]] = {
     "logging.store_images": SCREEN,
     "model.freeze_vision": VLM,
     "model.max_image_pixels": SCREEN,
+    "model.picture_cache_gib": SCREEN,
     "model.lora.vision": [*LORA, *VLM],
     "rollout.max_images": SCREEN,
     "rollout.keep_images": [*SCREEN, "rollout.max_images=2"],
@@ -247,13 +248,14 @@ def episodes_of(path: Path) -> Any:
 def plan_of(trainer: RayPPOTrainer) -> dict[str, Any]:
     """What bounds a run that is too small to be bounded."""
     parts, model = trainer._parts, trainer.learner.policy.model
-    collector, engine = parts.collector, parts.engine
+    collector, engine, vision = parts.collector, parts.engine, trainer.learner.policy.loaded.vision
     names = ("parallel", "retries", "step_timeout", "reset_timeout")
     return {name: getattr(collector, name) for name in names} | {
         "limits": collector.options.limits,
         "window": collector.options.window,
         # without the key it is what is free on the machine, which changes while the tests run
         "engine": engine.limits if parts.config.inference.kv_cache_gib else replace(engine.limits, max_cached_tokens=0),
+        "pictures": vision and vision.cache.max_bytes,
         "threads": torch.get_num_threads(),
         "recomputes": model.is_gradient_checkpointing,
         "trained": sum(p.numel() for _, p in trainer.learner.policy.named_trainable()),

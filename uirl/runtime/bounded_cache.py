@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
@@ -18,7 +19,8 @@ class BoundedCache(Generic[T]):
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self.held = max_bytes, 0
-        self._entries: OrderedDict[Hashable, tuple[T, int]] = OrderedDict()
+        self._entries: OrderedDict[Hashable, tuple[T, int, float]] = OrderedDict()
+        """With its bytes and the time at which it was last used, the oldest first."""
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], T], size: Callable[[T], int]) -> T:
@@ -36,6 +38,7 @@ class BoundedCache(Generic[T]):
             entry = self._entries.get(key)
             if entry is None:
                 return None
+            self._entries[key] = (*entry[:2], time.time())
             self._entries.move_to_end(key)
             return entry[0]
 
@@ -45,10 +48,19 @@ class BoundedCache(Generic[T]):
             with self._lock:
                 self._put(key, value, size)
 
+    def forget_before(self, moment: float) -> None:
+        """Drop what was not used since `moment`, in seconds since 1970."""
+        with self._lock:
+            while self._entries and next(iter(self._entries.values()))[2] < moment:
+                self._drop()
+
     def _put(self, key: Hashable, value: T, count: int) -> None:
         old = self._entries.pop(key, None)
         self.held += count - (old[1] if old is not None else 0)
-        self._entries[key] = (value, count)
+        self._entries[key] = (value, count, time.time())
         while self.held > self._max_bytes:
-            _, (_, freed) = self._entries.popitem(last=False)
-            self.held -= freed
+            self._drop()
+
+    def _drop(self) -> None:
+        _, (_, freed, _) = self._entries.popitem(last=False)
+        self.held -= freed

@@ -20,6 +20,7 @@ from uirl.learner import Learner, Policy
 from uirl.peers.pictures import SharedImageStore, SharedPictures
 from uirl.rollout.collector import Collector, options_of
 from uirl.rollout.reward import RewardFunction
+from uirl.runtime.memory import give_back_memory
 from uirl.training.record.progress import doing
 from uirl.training.tasks.reach import require_shared_instances, require_tasks_arrive
 from uirl.training.tasks.task_sets import TaskSets, task_sets
@@ -43,6 +44,8 @@ class Assembly:
     eval_collector: Collector
     verifier: HybridVerifier | None = None
     """What the section `verification` describes; None: nothing."""
+    _forgotten: float = 0.0
+    """Up to when the store of pictures was cleared last."""
 
     @property
     def has_demonstrator(self) -> bool:
@@ -53,6 +56,16 @@ class Assembly:
         """Make the policy as it is now what the engine samples from."""
         weights, adapter = self.learner.policy.update_for(self.engine)
         await self.engine.update_weights(weights, self.learner.version, adapter=adapter)
+
+    def forget_pictures(self, moment: float) -> None:
+        """Drop the pictures that did not come since `moment`, in seconds since 1970: no sample needs them any more.
+
+        What was made of them stays one update longer, for screens that come again."""
+        forgotten = self.images.forget_before(moment)
+        self.learner.policy.loaded.forget_pictures(self._forgotten)
+        self._forgotten = moment
+        if forgotten:
+            give_back_memory()
 
     def judge_row(self) -> dict[str, Any]:
         """Return what the metrics say of the judge, by the newest episodes of which rules knew the truth."""

@@ -216,7 +216,7 @@ class RLTrainer:
             await self._publish(flow.channel)
         flow.book(collection, update)
         flow.adapt(update, updated - collected)
-        self._parts.images.forget_before(flow.channel.oldest_order or time.time())
+        self._parts.forget_pictures(flow.channel.oldest_order or time.time())
         played, attempts = collection.played, collection.attempts
         self._state.step += 1
         self._state.add(played, attempts)

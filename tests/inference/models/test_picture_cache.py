@@ -68,6 +68,23 @@ def test_what_a_picture_takes_is_known_after_its_pixels_were_dropped() -> None:
     assert processor.count == 11
 
 
+def test_what_nobody_asked_for_since_a_moment_goes_and_is_encoded_again_when_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(picture_cache.time, "time", lambda: now)
+    processor = Processor()
+    cache, (first, second, third) = cache_of(processor), shots(3)
+    for now, shot in enumerate((first, second, third, first)):  # noqa: B007
+        cache.encode([shot])
+    cache.forget_before(2.5)
+    assert (len(cache), cache.bytes) == (1, 10)
+    cache.encode([first])
+    assert processor.count == 3
+    cache.encode([second])
+    assert processor.count == 4
+
+
 def test_two_threads_never_encode_one_picture_twice() -> None:
     processor = Processor()
     processor.waits = threading.Event()
@@ -130,6 +147,6 @@ def test_a_large_picture_is_kept_in_an_eighth_of_its_size_to_the_last_bit(vlm: L
     assert torch.equal(encoded.pixels, theirs)
     assert torch.equal(vision.forward_inputs([shot], "cpu", torch.float32)["pixel_values"], theirs)
     assert isinstance(vision.encode([picture(1)])[0].stored, torch.Tensor), "small ones cost more to unpack"
-    vision.keep_at_most(1)
+    vision.cache.keep_at_most(1)
     vision.encode([picture(2)])
     assert vision.describe([shot])[0].grid == encoded.grid

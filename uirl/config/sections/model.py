@@ -93,6 +93,10 @@ class ModelConfig(Section):
     """Pixels that the model reads of one screenshot at most, all its tiles together; a larger one is made smaller, by
     the settings of the model's own processor where it has such, else before it. It bounds the tokens of a screenshot;
     actions stay in pixels of the whole one. None: what the processor allows, for Qwen2.5-VL 12.8 million."""
+    picture_cache_gib: Positive = 2.0
+    """GiB of main memory that screenshots take at most once they are encoded, and as much again, where the vision tower
+    is frozen, what it made of them. Those of the last two updates are kept, the newest first; what was dropped is
+    encoded again where it is needed. A screen of 1080 x 2400 takes 8 MB for Qwen2.5-VL."""
     freeze_vision: bool = False
     """Leave the vision tower as it was loaded and train the rest, the projector from pictures to tokens included where
     it stands outside of the tower. The tower then has no gradient, no activations kept for one and no state in the

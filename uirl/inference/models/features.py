@@ -21,10 +21,9 @@ from torch import Tensor
 
 from uirl.errors import ContractError
 from uirl.images import Screenshot
+from uirl.inference.models.picture_cache import KEPT_BYTES
 from uirl.runtime.bounded_cache import BoundedCache
 
-KEPT_BYTES = 2 * 2**30
-"""Bytes of features that are kept where they cannot change, in main memory."""
 _READ = {"pooler_output", "deepstack_features"}
 """Fields of the answer that forwards of HF read."""
 _UNREAD = {"last_hidden_state", "hidden_states", "attentions"}
@@ -60,6 +59,7 @@ class PictureFeatures:
     """
 
     def __init__(self, max_bytes: int = KEPT_BYTES) -> None:
+        """`max_bytes`: of features that are kept, in main memory."""
         self.kept = False
         self._max_bytes = max_bytes
         self._cache: BoundedCache[_Features] = BoundedCache(max_bytes)
@@ -69,6 +69,10 @@ class PictureFeatures:
     def clear(self) -> None:
         """Forget everything: the vision weights may be others now."""
         self._cache = BoundedCache(self._max_bytes)
+
+    def forget_before(self, moment: float) -> None:
+        """Drop what nobody asked for since `moment`, in seconds since 1970."""
+        self._cache.forget_before(moment)
 
     def forward(self, loaded: Any, backbone: Any, images: Sequence[Screenshot], **inputs: Any) -> Any:
         """Return what `backbone` makes of `inputs`, whose placeholders stand for `images` in reading order.

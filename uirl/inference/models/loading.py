@@ -114,6 +114,12 @@ class LoadedModel:
         `VisionInputs.forward_inputs`."""
         return self.vision_for(images).forward_inputs(images, self.device, self.dtype) if images else {}
 
+    def forget_pictures(self, moment: float) -> None:
+        """Drop what became of pictures that nobody asked for since `moment`, in seconds since 1970."""
+        if self.vision is not None:
+            self.vision.cache.forget_before(moment)
+            self.features.forget_before(moment)
+
     def check_sampled(self, ids: Sequence[int]) -> None:
         """Raise EngineFailure for a reply that cannot stand in a sequence: one with a token that the model does not
         have, and for one with the placeholder of a picture, which no picture belongs to: an engine that bans
@@ -166,6 +172,10 @@ def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedMod
     if weights:
         model.to(device=device, dtype=DTYPES[config.dtype])
     loaded = wrap_model(model.eval(), tokenizer, processor, name=config.local_path or config.model_name)
+    if loaded.vision is not None:
+        kept = int(config.picture_cache_gib * 2**30)
+        loaded.vision.cache.keep_at_most(kept)
+        loaded.features = PictureFeatures(kept)
     if config.max_image_pixels is not None:
         _limit_pictures(loaded, config.max_image_pixels)
     if config.chat_template is not None:

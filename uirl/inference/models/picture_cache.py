@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from uirl.images import Screenshot
 from uirl.runtime.bounded_cache import BoundedCache
 
 KEPT_BYTES = 2 * 2**30
-"""Bytes of pixels that are kept: those of 270 screens of 1080 x 2400."""
+"""Bytes of pixels that are kept where nothing else is said (`model.picture_cache_gib`)."""
 KNOWN_BYTES = 64 * 2**20
 ASIDE = 256 * 1024
 """Pixels from which on a picture is encoded in a thread of its own: smaller ones cost less than the way there."""
@@ -53,7 +54,8 @@ class PictureCache(Generic[T]):
     ) -> None:
         self._process, self._pack, self._bare = process, pack, bare
         self._max_bytes, self._held = max_bytes, 0
-        self._kept: OrderedDict[str, T] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[T, float]] = OrderedDict()
+        """With the time at which it was last asked for, the oldest first."""
         self._known: BoundedCache[T] = BoundedCache(KNOWN_BYTES)
         self._under_way: dict[str, threading.Event] = {}
         self._lock = threading.Lock()
@@ -67,6 +69,22 @@ class PictureCache(Generic[T]):
             self._max_bytes = max_bytes
             self._shrink()
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of the pixels that are kept."""
+        return self._held
+
+    @property
+    def max_bytes(self) -> int:
+        """Bytes of pixels that may be kept."""
+        return self._max_bytes
+
+    def forget_before(self, moment: float) -> None:
+        """Drop the pixels that nobody asked for since `moment`, in seconds since 1970."""
+        with self._lock:
+            while self._kept and next(iter(self._kept.values()))[1] < moment:
+                self._drop()
+
     def encode(self, images: Sequence[Screenshot]) -> list[T]:
         """Return the encoded pictures, in order; those that are not kept go through the processor together."""
         found: dict[str, T] = {}
@@ -75,7 +93,8 @@ class PictureCache(Generic[T]):
         with self._lock:
             for image in images:
                 if image.hash in self._kept:
-                    found[image.hash] = self._kept[image.hash]
+                    found[image.hash], _ = self._kept[image.hash]
+                    self._kept[image.hash] = (found[image.hash], time.time())
                     self._kept.move_to_end(image.hash)
                 elif image.hash in self._under_way:
                     others[image.hash] = self._under_way[image.hash]
@@ -118,12 +137,15 @@ class PictureCache(Generic[T]):
         kept = self._pack(image)
         self._known.put(hash, self._bare(image), 256)
         with self._lock:
-            self._kept[hash] = kept
+            self._kept[hash] = (kept, time.time())
             self._held += kept.bytes
             self._shrink()
         return kept
 
     def _shrink(self) -> None:
         while self._held > self._max_bytes and len(self._kept) > 1:
-            _, old = self._kept.popitem(last=False)
-            self._held -= old.bytes
+            self._drop()
+
+    def _drop(self) -> None:
+        _, (old, _) = self._kept.popitem(last=False)
+        self._held -= old.bytes

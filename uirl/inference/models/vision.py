@@ -123,9 +123,10 @@ class VisionInputs:
             max_bytes=cache_bytes,
         )
 
-    def keep_at_most(self, cache_bytes: int) -> None:
-        """Keep so many bytes of encoded images, and always the newest: for whoever only counts their tokens."""
-        self._cache.keep_at_most(cache_bytes)
+    @property
+    def cache(self) -> PictureCache[EncodedImage]:
+        """The encoded images."""
+        return self._cache
 
     async def prepare(self, images: Sequence[Screenshot]) -> None:
         """Encode large pictures aside, so that what follows finds them encoded."""

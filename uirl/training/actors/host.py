@@ -56,7 +56,7 @@ class ActorHost:
         }
         loaded = load_model(config.model, seed=config.training.seed, weights=False)
         if loaded.vision is not None:
-            loaded.vision.keep_at_most(PIXELS)
+            loaded.vision.cache.keep_at_most(PIXELS)
         self.chat = ChatRenderer(loaded, environments["train"].tool_schemas())
         self._verifier = verifier_of(config)
         options = options_of(config, reward_fn or self._verifier)

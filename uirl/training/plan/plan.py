@@ -10,7 +10,6 @@ from typing import Any
 from uirl.config import ConfigStore
 from uirl.errors import ContractError
 from uirl.inference.models.loading import DTYPES, LoadedModel
-from uirl.inference.models.picture_cache import KEPT_BYTES
 from uirl.learner import Policy
 from uirl.learner.policy import LOGITS_PER_CHUNK
 from uirl.training.plan.depth import linear_in_layers, shallow
@@ -150,7 +149,9 @@ def _pictures_kept(config: ConfigStore, loaded: LoadedModel, work: Workload) -> 
     if loaded.vision is None or not work.pictures:
         return 0.0
     (one,) = loaded.vision.describe([made_up_picture(work.picture, 0)])
-    return float(min(KEPT_BYTES, config.training.batch_size * config.turn_limit * one.bytes))
+    return float(
+        min(config.model.picture_cache_gib * 2**30, config.training.batch_size * config.turn_limit * one.bytes)
+    )
 
 
 def _cache(config: ConfigStore, policy: Policy, work: Workload) -> float:

@@ -265,11 +265,11 @@ WITHOUT_EFFECT: dict[str, str] = {
     "evolve": "rounds of fine-tuning are `uirl evolve`, with our learner",
     "inference.kv_cache_gib": "verl sizes the caches of its servers (actor_rollout_ref.rollout.gpu_memory_utilization)",
     "logging.store_learner_figures": "verl's learner does not hand over its figures token by token",
+    "model.picture_cache_gib": "verl's workers hold the encoded pictures of an update themselves",
     "model.device": "verl places models on the devices of its resource pool (trainer.device)",
     **dict.fromkeys(("inference.server_url", "inference.server_model", "inference.api_key_env"), OWN_SERVERS),
     **dict.fromkeys(("inference.request_timeout", "inference.request_retries", "inference.weights_dir"), OWN_SERVERS),
-    "training.max_seconds": "verl ends by steps and epochs",
-    "training.stop_at_success": "verl ends by steps and epochs",
+    **dict.fromkeys(("training.max_seconds", "training.stop_at_success"), "verl ends by steps and epochs"),
     "training.old_log_probs": "verl recomputes them",
     "training.value_coef": "verl's critic is a model of its own with its own optimiser",
     **dict.fromkeys(
