@@ -81,7 +81,8 @@ async def look(address: str) -> None:
             page = page or await browser.new_page(1280, 1000)
             route = next(routes)
             if route == "/t/":
-                route += (await client.get("/trajectories", params={"limit": 1})).json()["rows"][0]["id"]
+                rows = (await client.get("/trajectories", params={"limit": 1})).json()["rows"]
+                route = f"/t/{rows[0]['id']}" if rows else "/trajectories"
             await page.goto(f"{address}/#/run/{NAME}{route}")
     await browser.close()
 

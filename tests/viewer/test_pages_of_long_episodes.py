@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tests.viewer.browsing import browsing, viewer
 from tests.viewer.runs import make_run, picture, trajectory, turn
 from tests.viewer.test_pages import violations
+from uirl.errors import StorageError
+from uirl.storage import TrajectoryStore
 
 FRAMES = "document.querySelectorAll('.strip li button').length"
 IN_SIGHT = """(({left, right}) => left >= 0 && right <= innerWidth)
@@ -40,3 +43,23 @@ async def test_a_strip_of_hundreds_of_turns_draws_those_in_sight(tmp_path: Path)
             await tab.goto("#/run/long/t/t/150")
             await tab.until(IN_SIGHT)
             assert await tab.ask("document.documentElement.scrollWidth") <= 390
+
+
+async def test_a_turn_that_cannot_be_read_says_so_and_is_asked_for_again(tmp_path: Path, monkeypatch) -> None:
+    read, damaged = TrajectoryStore.turn, {1}
+
+    def turn_of(self: TrajectoryStore, id: str, index: int) -> Any:
+        if index in damaged:
+            raise StorageError("the disk does not answer")
+        return read(self, id, index)
+
+    monkeypatch.setattr(TrajectoryStore, "turn", turn_of)
+    with viewer(make_run(tmp_path / "run", [trajectory("t", [turn(f"reply {i}") for i in range(3)])])) as address:
+        async with browsing(address) as tab:
+            await tab.goto("#/run/run/t/t/0")
+            await tab.press("right")
+            await tab.until("document.querySelector('.problem:not([hidden])')?.innerText.includes('the disk does not answer')")
+            damaged.clear()
+            await tab.click(".problem button")
+            await tab.until("document.querySelector('.said h2').innerText === 'Turn 1'")
+            assert await tab.text(".problem:not([hidden])") is None

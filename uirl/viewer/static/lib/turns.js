@@ -6,10 +6,10 @@ import { get, of } from "./api.js";
 const NEAR = [0, 1, 2, -1];
 const KEPT = 16;
 
-/** Turns by number, the newest `KEPT` of them: `ask(index)` is {data, promise}. */
+/** Turns by number, the newest `KEPT` of them: `known(index)` is one that is here, `ask(index)` promises it. */
 function turnsOf(run, id) {
   const kept = new Map();
-  return (index) => {
+  const ask = (index) => {
     if (!kept.has(index)) {
       const one = { data: null };
       one.promise = get(of(run, "trajectories", id, "turns", index)).then((data) => (one.data = data));
@@ -17,8 +17,9 @@ function turnsOf(run, id) {
       kept.set(index, one);
       if (kept.size > KEPT) kept.delete(kept.keys().next().value);
     }
-    return kept.get(index);
+    return kept.get(index).promise;
   };
+  return { ask, known: (index) => kept.get(index)?.data ?? null };
 }
 
 /** Have the pictures of a turn at hand. */
@@ -32,7 +33,7 @@ function load(run, turn) {
  * was shown before; null where there is none.
  */
 export function useTurn(run, id, index, count) {
-  const ask = useMemo(() => turnsOf(run, id), [run, id]);
+  const turns = useMemo(() => turnsOf(run, id), [run, id]);
   const [, setArrived] = useState(null);
   const [error, setError] = useState(null);
   const [round, setRound] = useState(0);
@@ -45,17 +46,17 @@ export function useTurn(run, id, index, count) {
       if (wanted && !pictures.current.has(turn.index)) pictures.current.set(turn.index, load(run, turn));
     };
     for (const one of pictures.current.keys()) if (!near.includes(one)) pictures.current.delete(one);
-    near.forEach((one) => ask(one).promise.then(keep, () => null));
+    near.forEach((one) => turns.ask(one).then(keep, () => null));
     if (index < count)
-      ask(index).promise.then(
+      turns.ask(index).then(
         () => wanted && (setError(null), setArrived(`${id} ${index}`)),
         (problem) => wanted && setError(problem),
       );
     return () => (wanted = false);
-  }, [ask, index, count, round]);
-  useEffect(() => () => pictures.current.clear(), [ask]);
-  const now = index < count ? ask(index).data : null;
-  if (now !== null) before.current = { ask, turn: now };
-  const shown = index < count && before.current?.ask === ask ? before.current.turn : null;
+  }, [turns, index, count, round]);
+  useEffect(() => () => pictures.current.clear(), [turns]);
+  const now = index < count ? turns.known(index) : null;
+  if (now !== null) before.current = { turns, turn: now };
+  const shown = index < count && before.current?.turns === turns ? before.current.turn : null;
   return { turn: now ?? shown, error: now === null ? error : null, retry: () => setRound((n) => n + 1) };
 }
