@@ -58,7 +58,9 @@ async def test_a_turn_that_cannot_be_read_says_so_and_is_asked_for_again(tmp_pat
         async with browsing(address) as tab:
             await tab.goto("#/run/run/t/t/0")
             await tab.press("right")
-            await tab.until("document.querySelector('.problem:not([hidden])')?.innerText.includes('the disk does not answer')")
+            await tab.until(
+                "document.querySelector('.problem:not([hidden])')?.innerText.includes('the disk does not answer')"
+            )
             damaged.clear()
             await tab.click(".problem button")
             await tab.until("document.querySelector('.said h2').innerText === 'Turn 1'")
