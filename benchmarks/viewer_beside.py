@@ -118,7 +118,7 @@ async def look(address: str, browser: bool) -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     word = "rest"
     async with httpx.AsyncClient(base_url=f"{address}/api/runs/{NAME}", timeout=60) as client:
-        reader = Tab(address) if browser else Remote(client)
+        reader: Tab | Remote = Tab(address) if browser else Remote(client)
         while word:
             with contextlib.suppress(TimeoutError):
                 word = (await asyncio.wait_for(lines.readline(), 2)).decode().strip()
