@@ -284,6 +284,11 @@ def test_the_curriculum_of_the_config_chooses_and_hears_of_every_round(tmp_path:
     assert first["curriculum"] != second["curriculum"]
 
 
+def test_keeping_the_best_is_refused_where_every_round_keeps_its_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^checkpoint.keep_best=success does nothing in `uirl evolve`"):
+        made(tmp_path, "checkpoint.keep_best=success", "training.eval_every=1")
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "small.yaml"
     config.write_text("evolve: {rounds: 1}\n")

@@ -76,6 +76,8 @@ class Evolution:
         # fine-tuning has no critic, and one optimiser for warm start and rounds alike
         training.adv_estimator = "rejection_sampling"
         self.config.check()
+        if (best := self.config.checkpoint.keep_best) is not None:
+            raise ConfigError(f"checkpoint.keep_best={best} does nothing in `uirl evolve`; expected null")
         if training.threads is not None:
             torch.set_num_threads(training.threads)
         self._parts: Assembly = assemble(self.config, environment)
