@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import torch
 
 from tests.conftest import tiny_model
 from uirl.errors import PromptTooLong
@@ -89,3 +90,13 @@ async def test_a_request_of_no_episode_leaves_nothing() -> None:
     await engine._worker
     assert engine.cache_bytes == 0
     await engine.close()
+
+
+def test_measuring_it_leaves_the_mode_of_every_module() -> None:
+    model = tiny_model("uirl/tiny-lm")
+    model.model.train()
+    first = next(module for module in model.model.modules() if isinstance(module, torch.nn.Linear))
+    first.eval()
+    Engine(model, shared=True)
+    modes = {module.training for module in model.model.modules() if module is not first}
+    assert (modes, first.training) == ({True}, False)

@@ -90,7 +90,7 @@ def _gap_of(
     places, _ = loaded.positions(ids, images)
     tokens = torch.tensor([ids], device=loaded.device)
     positions = torch.from_numpy(places.copy()).to(loaded.device)[:, None]
-    with _evaluating(loaded.model), _small_windows(loaded.config.get_text_config()):
+    with evaluating(loaded.model), _small_windows(loaded.config.get_text_config()):
         # the spans of the config as they are now
         here = replace(loaded.attention_spans(), both_ways=spans.both_ways)
         theirs = hidden_states(loaded, tokens, positions, images)
@@ -130,7 +130,7 @@ def _through_the_cache(
 
 
 @contextlib.contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Return a context in which `model` is in evaluation mode: HF's gradient checkpointing keeps no cache in training
     mode."""
     modes = [(module, module.training) for module in model.modules()]

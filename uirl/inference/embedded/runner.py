@@ -13,7 +13,7 @@ from uirl.errors import ContractError
 from uirl.images import Screenshot
 from uirl.inference.base import Weights
 from uirl.inference.counters import Counters
-from uirl.inference.embedded.attention_proof import proven_spans
+from uirl.inference.embedded.attention_proof import evaluating, proven_spans
 from uirl.inference.embedded.cache import SlotCache
 from uirl.inference.embedded.sampling import BatchSampling
 from uirl.inference.embedded.scheduler import Admission, SequenceState
@@ -185,19 +185,19 @@ class ModelRunner:
     @torch.inference_mode()
     def _bytes_of_a_token(self) -> int:
         """Return the bytes of the keys and values of one token, in all layers."""
-        self.loaded.model.eval()
         cache, at = SlotCache(self.loaded.device, 1), torch.zeros(1, dtype=torch.long, device=self.loaded.device)
         cache.reserve(1, 1)
         cache.aim(slice(0, 1), at, at, torch.ones_like(at, dtype=torch.bool)[None], 1)
-        hidden_states(
-            self.loaded,
-            torch.full_like(at, self.loaded.end_ids[0])[None],
-            at.expand(self.loaded.axes, 1, 1),
-            (),
-            attention_mask=self._spans.masks(at[None], 1),
-            past_key_values=cache,
-            use_cache=True,
-        )
+        with evaluating(self.loaded.model):
+            hidden_states(
+                self.loaded,
+                torch.full_like(at, self.loaded.end_ids[0])[None],
+                at.expand(self.loaded.axes, 1, 1),
+                (),
+                attention_mask=self._spans.masks(at[None], 1),
+                past_key_values=cache,
+                use_cache=True,
+            )
         return cache.bytes
 
     def _draw(self, sequences: Sequence[SequenceState], sampling: BatchSampling, logits: Tensor) -> Sampled:
