@@ -209,6 +209,7 @@ class RLTrainer:
         """Collect, update, publish: one turn of the cycle; return the row of metrics that it left."""
         begun = time.perf_counter()
         collection = await self._collect(flow)
+        self._open_record().flush()
         collected = time.perf_counter()
         with doing(f"update {self._state.step + 1}"):
             update = await self._learning.update(collection.learned, self._open_record().keeper(self._state.step + 1))
@@ -347,8 +348,8 @@ class RLTrainer:
         return report
 
     def _write_down(self, trajectory: Trajectory) -> None:
-        """Write a training episode to the disk the moment it ends."""
-        self._open_record().add([trajectory], step=self._state.step + 1, split="train")
+        """Write a training episode to the disk when it ends."""
+        self._open_record().add_soon(trajectory, step=self._state.step + 1, split="train")
 
     def _open_record(self) -> RunRecord:
         """Return the run directory, made or continued at first use."""

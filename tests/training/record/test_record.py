@@ -96,3 +96,25 @@ def test_the_curve_begins_before_the_first_update(
     kept = record.summary()
     assert kept is not None
     assert kept["reward_before"] == 0.75
+
+
+async def test_episodes_that_end_are_written_soon_each_under_its_step(tmp_path: Path) -> None:
+    record = opened(tmp_path, None, resume=False)
+    record.add_soon(episode("a"), step=1, split="train")
+    record.add_soon(episode("b"), step=2, split="train")
+    record.flush()
+    with TrajectoryStore(record.directory.trajectories_path, read_only=True) as store:
+        assert [(line.id, line.step) for line in store.list()] == [("a", 1), ("b", 2)]
+    record.add_soon(episode("c"), step=2, split="train")
+    record.forget_after(1)  # the newest too, which waited
+    record.close()
+    with TrajectoryStore(record.directory.trajectories_path, read_only=True) as store:
+        assert [line.id for line in store.list()] == ["a"]
+
+
+async def test_what_waits_is_written_when_the_record_is_closed(tmp_path: Path) -> None:
+    record = opened(tmp_path, None, resume=False)
+    record.add_soon(episode("a"), step=1, split="train")
+    record.close()
+    with TrajectoryStore(record.directory.trajectories_path, read_only=True) as store:
+        assert [line.id for line in store.list()] == ["a"]

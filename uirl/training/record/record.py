@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from uirl.storage import RunDirectory, TrajectoryStore, origin_of
 from uirl.training.record.curve import draw_curve
 from uirl.training.record.progress import say, tell_earlier
 from uirl.training.record.run_state import RunState
+from uirl.training.record.together import WrittenTogether
 from uirl.training.resume import (
     changed_keys,
     checkpoints_of,
@@ -42,6 +44,9 @@ class RunRecord:
         self._config = config
         self._images = images
         self._store: TrajectoryStore | None = None
+        self._soon: WrittenTogether | None = None
+        self._soon_of: tuple[int, str] | None = None
+        """Step and split of what waits there."""
         self._logger: MetricsLogger | None = None
 
     @classmethod
@@ -124,6 +129,20 @@ class RunRecord:
         if self._store is not None:
             self._store.add_many(trajectories, step=step, split=split, images=self._images)
 
+    def add_soon(self, trajectory: Trajectory, *, step: int, split: str) -> None:
+        """Write an episode down with those that end in the same turn of the event loop; see `WrittenTogether`."""
+        if self._store is None:
+            return
+        if self._soon is None or self._soon_of != (step, split):
+            self.flush()
+            self._soon, self._soon_of = WrittenTogether(partial(self.add, step=step, split=split)), (step, split)
+        self._soon.add(trajectory)
+
+    def flush(self) -> None:
+        """Write down what `add_soon` was given; on return it survives a kill."""
+        if self._soon is not None:
+            self._soon.flush()
+
     def keeper(self, step: int) -> OnLearned | None:
         """Return who writes down what update `step` makes of every token; None: nobody does. It may be called on
         another thread."""
@@ -134,6 +153,7 @@ class RunRecord:
 
     def forget_after(self, step: int) -> None:
         """Drop the episodes of later steps: they are played again."""
+        self.flush()
         if self._store is not None:
             self._store.truncate_after(step)
 
@@ -165,11 +185,15 @@ class RunRecord:
 
     def close(self) -> None:
         """Close every file. Calling it twice is fine."""
-        if self._logger is not None:
-            self._logger.close()
-        if self._store is not None:
-            self._store.close()
-        self.directory.close()
+        try:
+            self.flush()
+        finally:
+            self._soon = None
+            if self._logger is not None:
+                self._logger.close()
+            if self._store is not None:
+                self._store.close()
+            self.directory.close()
 
     def _trackers(self, resume_after: int | None, phases: Mapping[str, int]) -> list[Tracker]:
         logging = self._config.logging
