@@ -19,6 +19,7 @@ from uirl.metrics import plain_row
 from uirl.rollout.players import Order
 from uirl.rollout.reward import RewardFunction
 from uirl.runtime.event_loop import EventLoopThread, stops_as_ctrl_c
+from uirl.runtime.garbage import set_aside
 from uirl.training.assembly import Assembly, assemble
 from uirl.training.channels.base import Channel
 from uirl.training.channels.choose import channel_of, open_channel
@@ -116,7 +117,7 @@ class RLTrainer:
         epochs = num_epochs if num_epochs is not None else training.num_epochs
         per_epoch = num_iters_per_epoch if num_iters_per_epoch is not None else training.num_iters_per_epoch
         self._interrupt.clear()
-        with stops_as_ctrl_c():
+        with stops_as_ctrl_c(), set_aside():
             return self._loop.run(self._fit(epochs, per_epoch), on_interrupt=self._interrupt.ask)
 
     def evaluate(self, episodes: int | None = None, *, tries: int = 1, split: str = "eval") -> EvaluationReport:
