@@ -164,6 +164,9 @@ def as_plain(
     return _Copy(limits, whole, finite, arrays, records).of(value, (None, where), 0)
 
 
+_SMALL = 2**63
+
+
 @dataclass(slots=True)
 class _Copy:
     """One walk of `as_plain`. A path is (path above, step), written out where something is wrong."""
@@ -179,7 +182,10 @@ class _Copy:
         self.items += 1
         if self.items > self.limits.items:
             raise _too_many(_written(path), self.limits.items)
-        if value is None or type(value) is bool or (type(value) is str and not self.whole):
+        kind = type(value)
+        if value is None or kind is bool or (kind is str and not self.whole):
+            return value
+        if (kind is float and not self.finite) or (kind is int and -_SMALL < value < _SMALL):
             return value
         if isinstance(value, str):
             return self._text(value, path)
@@ -189,7 +195,7 @@ class _Copy:
             return float(value)
         if depth > self.limits.depth:
             raise _too_deep(_written(path), self.limits.depth)
-        if isinstance(value, Mapping):
+        if kind is dict or (kind not in self.records and isinstance(value, Mapping)):
             return {
                 key if type(key) is str and not self.whole else self._key(key, path): self.of(
                     item, (path, key), depth + 1

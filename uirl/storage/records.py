@@ -33,6 +33,9 @@ _FIELDS: dict[type, tuple[str, ...]] = {
 _LIMITS = Limits(items=2**24, depth=200)
 """Of one field of a turn or an episode: more than any input lets through, and less than what exhausts a process."""
 
+_AS_THEY_ARE = frozenset({str, float, bool, type(None)})
+_TEXT = frozenset({str})
+
 TurnRow = tuple[str, bytes, bytes, bytes]
 """JSON, context ids, response ids, log-probs."""
 
@@ -44,6 +47,14 @@ def plain(value: Any, where: str) -> Any:
     Raises StorageError for everything else, keys that are not text included: JSON would turn them into text, and what
     is read back would not be what was stored.
     """
+    kind = type(value)
+    if kind in _AS_THEY_ARE or (kind is int and -(2**63) <= value < 2**63):
+        return value
+    # most of what is stored is flat or empty: a walk over it takes longer than to encode it
+    if kind is dict and _AS_THEY_ARE.issuperset(map(type, value.values())) and _TEXT.issuperset(map(type, value)):
+        return dict(value)
+    if kind is tuple and not value:
+        return []
     try:
         return as_plain(value, where, _LIMITS, finite=False, arrays=False, records=_FIELDS)
     except InputError as error:
@@ -53,7 +64,7 @@ def plain(value: Any, where: str) -> Any:
 def encode_header(trajectory: Trajectory, final_images: Sequence[str] = ()) -> str:
     """Return the JSON of everything but the turns; `final_images`: hashes of the pictures of `final`."""
     where = f"trajectory {trajectory.id}"
-    record = {name: plain(getattr(trajectory, name), f"{where}: {name}") for name in _HEADER_FIELDS}
+    record = _fields(trajectory, _HEADER_FIELDS, f"{where}: ")
     if trajectory.final is not None:
         record["final"] = _encode_observation(trajectory.final, final_images, f"{where}: final")
     return json.dumps(record)
@@ -66,9 +77,9 @@ def with_verdict(header: str, verdict: Verdict) -> str:
 
 def encode_turn(turn: Turn, images: Sequence[str], where: str) -> TurnRow:
     """Return the row of one turn; `images` are the hashes that stand for the pictures of its observation."""
-    record = {name: plain(getattr(turn, name), f"{where}.{name}") for name in _TURN_FIELDS}
+    record = _fields(turn, _TURN_FIELDS, f"{where}.")
     record["observation"] = _encode_observation(turn.observation, images, f"{where}.observation")
-    record["action"] = plain(turn.action, f"{where}.action")
+    record["action"] = _fields(turn.action, _FIELDS[Action], f"{where}.action.")
     if turn.pictures:
         record["pictures"] = [_encode_transform(one) for one in turn.pictures]
     try:
@@ -76,6 +87,15 @@ def encode_turn(turn: Turn, images: Sequence[str], where: str) -> TurnRow:
     except (TypeError, OverflowError) as error:
         raise StorageError(f"{where}: token ids must be whole numbers below 2^31, log-probs floats: {error}") from error
     return (json.dumps(record), *packed)
+
+
+def _fields(record: Any, names: Sequence[str], where: str) -> dict[str, Any]:
+    """Return fields of a record as plain data; `where` begins the name of each in the error."""
+    values = {name: getattr(record, name) for name in names}
+    for name, value in values.items():
+        if type(value) not in _AS_THEY_ARE:
+            values[name] = plain(value, where + name)
+    return values
 
 
 def _encode_observation(observation: Observation, images: Sequence[str], where: str) -> dict[str, Any]:
