@@ -79,6 +79,12 @@ def read_observation(value: Any, where: str) -> Observation:
     raise EnvironmentFailure(f"{where} returned {describe(value)} as observation; expected {OBSERVATION_SHAPES}")
 
 
+def with_notes(observation: Observation, info: Mapping[str, Any], state_key: str | None) -> Observation:
+    """Return the observation with other notes; what the agent sees stays. It is made twice per step, where
+    `dataclasses.replace` would take longer than many an environment."""
+    return Observation(observation.text, observation.images, info, observation.tool_results, state_key)
+
+
 def _read_mapping(value: Mapping[str, Any], where: str) -> Observation:
     if not value or not set(value) <= {"text", "image", "images"}:
         raise EnvironmentFailure(
@@ -133,7 +139,7 @@ def _read_flag(value: Any, name: str, where: str) -> bool:
 def _with_info(observation: Observation, info: Any, where: str) -> Observation:
     if not info and isinstance(info, Mapping):
         return observation
-    return replace(observation, info={**observation.info, **_read_info(info, where)})
+    return with_notes(observation, {**observation.info, **_read_info(info, where)}, observation.state_key)
 
 
 def _read_info(info: Any, where: str) -> dict[str, Any]:

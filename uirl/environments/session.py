@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.results import STEP_SHAPES, describe, read_reset, read_score, read_step, read_text
+from uirl.environments.results import STEP_SHAPES, describe, read_reset, read_score, read_step, read_text, with_notes
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
 from uirl.runtime.limits import in_words, shown
 from uirl.runtime.time_limits import TimedOut, Worker, as_raised, contained, within
@@ -17,6 +18,8 @@ from uirl.types import Action, Observation, StepResult, Task
 
 _Read = Callable[[Any, str], Any]
 """(what a method returned, where) -> the strict value. Raises EnvironmentFailure."""
+_PARAMETERS: WeakKeyDictionary[Callable[..., Any], Mapping[str, inspect.Parameter]] = WeakKeyDictionary()
+"""Function -> parameters of its bound method: `inspect.signature` takes longer than many a `reset`."""
 
 
 class EnvironmentSession:
@@ -149,14 +152,16 @@ class EnvironmentSession:
     def _read_step(self, value: Any, where: str) -> StepResult:
         result = read_step(value, where)
         # after the end nobody acts: there is no state to compare
-        return result if result.done else replace(result, observation=self._with_key(result.observation))
+        if result.done or (seen := self._with_key(result.observation)) is result.observation:
+            return result
+        return StepResult(seen, result.reward, result.terminated, result.truncated)
 
     def _with_key(self, observation: Observation) -> Observation:
         """Return the observation with the environment's `state_key`, where it has one."""
         key = self.env.state_key()
         if key is not None and not isinstance(key, str):
             raise EnvironmentFailure(f"{self._name}.state_key returned {describe(key)}; expected a str, or None")
-        return observation if key is None else replace(observation, state_key=key)
+        return observation if key is None else with_notes(observation, observation.info, key)
 
     def _cut(self, result: StepResult) -> StepResult:
         """Return the result, truncated if it is the last turn. What is scored at its end is not ended from outside."""
@@ -215,17 +220,18 @@ class EnvironmentSession:
             self._state = "abandoned"
 
     async def _answer(self, call: Callable[[], Any], on_thread: bool, read: _Read, where: str, limit: float) -> Any:
-        def work() -> Any:
+        def work() -> tuple[bool, Any]:
             value = call()
-            return value if inspect.isawaitable(value) else read(value, where)
+            waits = inspect.isawaitable(value)
+            return waits, value if waits else read(value, where)
 
-        value = await self._worker.run(work, limit) if on_thread else contained(work)
-        return read(await within(value, limit), where) if inspect.isawaitable(value) else value
+        waits, value = await self._worker.run(work, limit) if on_thread else contained(work)
+        return read(await within(value, limit), where) if waits else value
 
 
 def reset_arguments(env: BaseEnvironment, task: Task | None, seed: int | None) -> dict[str, Any]:
     """Return the keyword arguments of `task` and `seed` that this environment's `reset` accepts."""
-    parameters = inspect.signature(env.reset).parameters
+    parameters = _parameters_of(env.reset)
     catches_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     arguments: dict[str, Any] = {}
     for name, value in (("task", task), ("seed", seed)):
@@ -237,6 +243,16 @@ def reset_arguments(env: BaseEnvironment, task: Task | None, seed: int | None) -
         if wanted:
             arguments[name] = value
     return arguments
+
+
+def _parameters_of(method: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a method; those of one function are looked up once for all its instances."""
+    function = getattr(method, "__func__", None)
+    if function is None:
+        return inspect.signature(method).parameters
+    if function not in _PARAMETERS:
+        _PARAMETERS[function] = inspect.signature(method).parameters
+    return _PARAMETERS[function]
 
 
 def _remedy(method: str) -> str:

@@ -15,6 +15,8 @@ from uirl.runtime.limits import is_finite, shown
 if TYPE_CHECKING:
     import torch
 
+_INTS = frozenset({int})
+
 Weights = Iterable["tuple[str, torch.Tensor]"]
 """(HF parameter name, tensor) pairs."""
 
@@ -75,11 +77,11 @@ class Generation:
     def __post_init__(self) -> None:
         """Raise EngineFailure for what nobody can have sampled: servers are programs of others, and a NaN among the
         log-probs would pass for a token that nobody sampled."""
-        if not all(type(token) is int and token >= 0 for token in self.token_ids):
+        if not (_INTS.issuperset(map(type, self.token_ids)) and min(self.token_ids, default=0) >= 0):
             raise EngineFailure(f"the engine answered with the token ids {shown(self.token_ids, 200)}; expected ints")
         values = self.log_probs
         if values is not None and not (
-            len(values) == len(self.token_ids) and all(is_finite(v) and v < 1 for v in values)
+            len(values) == len(self.token_ids) and all(map(is_finite, values)) and max(values, default=0.0) < 1
         ):
             raise EngineFailure(
                 f"the engine answered with the log-probs {shown(values, 200)}; expected {len(self.token_ids)} numbers, "

@@ -9,13 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from uirl.environments.session import EnvironmentSession
-from uirl.errors import (
-    ContractError,
-    EnvironmentFailure,
-    EpisodeTimeout,
-    PromptTooLong,
-    RolloutFailure,
-)
+from uirl.errors import ContractError, EnvironmentFailure, EpisodeTimeout, PromptTooLong, RolloutFailure
 from uirl.images import ImageStore
 from uirl.inference.base import GenerationRequest, InferenceEngine, SamplingParams
 from uirl.inference.messages import Message
@@ -266,7 +260,8 @@ class Episode:
 
     def see(self, observation: Observation) -> Observation:
         """Return the observation as the current one, its pictures in the store."""
-        self.observation = replace(observation, images=tuple(self._images.put(image) for image in observation.images))
+        images = tuple(self._images.put(image) for image in observation.images)
+        self.observation = replace(observation, images=images) if images else observation
         return self.observation
 
     async def act(self, text: str, response: Response = Response(()), context: Context | None = None) -> Observation:
@@ -384,7 +379,8 @@ def _sampling_of(agent: Agent, spec: EpisodeSpec) -> dict[str, Any] | None:
 
 def _by_hash(observation: Observation) -> Observation:
     """Return the observation as it is recorded, with the hashes of its pictures."""
-    return replace(observation, images=tuple(image.hash for image in observation.images))
+    hashes = tuple(image.hash for image in observation.images)
+    return replace(observation, images=hashes) if hashes else observation
 
 
 def _why(result: StepResult) -> str:
@@ -396,5 +392,5 @@ def _why(result: StepResult) -> str:
 
 def derive_seed(*parts: int | str) -> int:
     """Return a 63-bit seed that depends on every part: the same parts give the same seed on every machine."""
-    text = "/".join(str(part) for part in parts)
+    text = "/".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

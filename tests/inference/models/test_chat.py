@@ -180,3 +180,16 @@ def test_a_template_that_moves_its_tools_renders_every_turn_anew(lm: LoadedModel
     loaded = with_template(lm, moving)
     assert ChatRenderer(loaded).incremental
     assert not ChatRenderer(loaded, [CALCULATOR]).incremental
+
+
+def test_a_conversation_that_was_rendered_before_has_its_own_pictures_and_calls(vlm: LoadedModel) -> None:
+    """Texts are kept by what was said; pictures of other sizes and calls with other arguments are another matter."""
+    small, large = picture(1), picture(1, (112, 56))
+    chat, fresh = ChatRenderer(vlm), ChatRenderer(vlm)
+    first = chat.whole([Message("user", "look", (small,))])
+    assert chat.whole([Message("user", "look", (large,))]) == fresh.whole([Message("user", "look", (large,))]) != first
+    assert chat.whole([Message("user", "look", (small,))]) == first
+    for number in ("1", "2"):
+        called = Message("assistant", "", tool_calls=(ToolCall("add", {"x": number}),))
+        said = [Message("user", "add"), called, Message("user", "go on")]
+        assert chat.whole(said) == ChatRenderer(vlm).whole(said)

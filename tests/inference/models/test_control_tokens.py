@@ -234,4 +234,4 @@ def test_what_is_kept_is_bounded_by_bytes(lm: LoadedModel) -> None:
     for i in range(40):
         chat.following([Message("user", f"{i} " + "press the button " * 1500)], after_end=True)
     assert 0 < chat.controls._encoded.held <= 32 * 2**20
-    assert 0 < chat._suffixes.held <= 4 * 2**20
+    assert 0 < chat._rendered.held <= 4 * 2**20

@@ -30,7 +30,7 @@ from uirl.types import PictureTransform
 
 _PROBE_REPLY = f"ok{secrets.randbits(128)}"
 """Nothing that is said later holds it: where it stands, the reply ends."""
-_SUFFIX_BYTES = 4 * 2**20
+_RENDERED_BYTES = 4 * 2**20
 _PROBES = (
     [Message("user", "one")],
     [Message("system", "be brief"), Message("user", "two")],
@@ -67,14 +67,14 @@ class ChatRenderer:
                 "prompt instead (environment option describe='prompt'), or set model.chat_template to one that "
                 "knows tools"
             )
-        self._suffixes: BoundedCache[str] = BoundedCache(_SUFFIX_BYTES)
+        self._rendered: BoundedCache[str] = BoundedCache(_RENDERED_BYTES)
+        """Texts that the template made, by the messages it made them of: environments say the same again and again."""
         self.end_text, self.incremental = self._prove_incremental()
 
     def whole(self, messages: Sequence[Message]) -> list[int]:
         """Return the ids of a whole conversation, with the prompt for the next reply. Raises EnvironmentFailure for a
         picture that cannot be shown."""
-        text = self._text(messages, prompt=True)
-        return self._expand(text, [image for m in messages for image in m.images])
+        return self._expand(self._whole_text(messages), [image for m in messages for image in m.images])
 
     def following(self, messages: Sequence[Message], *, after_end: bool) -> list[int]:
         """Return the ids that `messages` add after a reply, with the prompt for the next one.
@@ -84,7 +84,7 @@ class ChatRenderer:
         if not self.incremental:
             raise ContractError("this chat template rewrites history; render the whole conversation instead")
         key = (tuple(_bare(m) for m in messages), after_end)
-        text = self._suffixes.get(key, lambda: self._render_suffix(*key), lambda text: 8 * len(text))
+        text = self._rendered.get(key, lambda: self._render_suffix(*key), _bytes_of)
         return self._expand(text, [image for m in messages for image in m.images])
 
     def demonstration(self, reply: str, control_words: Sequence[str] = ()) -> list[int]:
@@ -122,6 +122,13 @@ class ChatRenderer:
         return self._tokenizer.apply_chat_template(
             hidden, tools=self._hidden_tools, tokenize=False, add_generation_prompt=prompt
         )
+
+    def _whole_text(self, messages: Sequence[Message]) -> str:
+        """Return the text of a whole conversation, with the prompt for the next reply."""
+        if any(m.tool_calls for m in messages):  # their arguments are no key
+            return self._text(messages, prompt=True)
+        bare = tuple(_bare(m) for m in messages)
+        return self._rendered.get((bare, None), lambda: self._text(bare, prompt=True), _bytes_of)
 
     @staticmethod
     def can_show(loaded: LoadedModel, tools: Sequence[Mapping[str, Any]]) -> bool:
@@ -225,8 +232,14 @@ def _controls_of(loaded: LoadedModel) -> ControlTokens:
 
 def _bare(message: Message) -> Message:
     """Return the message with its pictures made alike: the text around them is the same for all."""
+    if not message.images:
+        return message
     blank = Screenshot(b"", "picture")
     return replace(message, images=(blank,) * len(message.images))
+
+
+def _bytes_of(text: str) -> int:
+    return 8 * len(text)
 
 
 def _names(tools: Sequence[Mapping[str, Any]]) -> list[str]:

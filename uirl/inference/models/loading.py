@@ -64,6 +64,8 @@ class LoadedModel:
     """What its layers see, once an embedded engine has proved it; None: nobody has asked (`proven_spans`)."""
     features: PictureFeatures = field(default_factory=PictureFeatures)
     """What the vision side made of pictures. Copies with the same vision weights share it."""
+    _vocabulary: int = field(default=0, init=False)
+    """Rows of the input embedding; 0: not looked up yet, which takes longer than to look at a reply."""
 
     @property
     def config(self) -> Any:
@@ -124,11 +126,12 @@ class LoadedModel:
         """Raise EngineFailure for a reply that cannot stand in a sequence: one with a token that the model does not
         have, and for one with the placeholder of a picture, which no picture belongs to: an engine that bans
         `banned_ids` does not sample it."""
-        vocabulary = self.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-        if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
+        if not self._vocabulary:
+            self._vocabulary = self.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+        if ids and not 0 <= min(ids) <= max(ids) < self._vocabulary:
             raise EngineFailure(
-                f"the engine sampled the tokens {min(ids)} to {max(ids)}, and {self.name} has {vocabulary}; does it "
-                "serve the same model?"
+                f"the engine sampled the tokens {min(ids)} to {max(ids)}, and {self.name} has {self._vocabulary}; does "
+                "it serve the same model?"
             )
         if self.vision is not None and self.vision.image_token_id in ids:
             raise EngineFailure(
@@ -282,16 +285,16 @@ def pad_sequences(
     """Return right-padded input ids [B, T] and positions [axes, B, T] of whole sequences with the images of each."""
     longest = max(len(s) for s in sequences)
     pad = loaded.tokenizer.pad_token_id if loaded.tokenizer.pad_token_id is not None else loaded.end_ids[0]
-    ids = torch.full((len(sequences), longest), pad, dtype=torch.long)
-    positions = torch.arange(longest).expand(loaded.axes, len(sequences), longest).clone()
+    ids = np.full((len(sequences), longest), pad, np.int64)
+    positions = np.empty((loaded.axes, len(sequences), longest), np.int64)
     for row, (sequence, pictures) in enumerate(zip(sequences, images, strict=True)):
         n = len(sequence)
-        ids[row, :n] = torch.tensor(sequence)
+        ids[row, :n] = sequence
         places, following = loaded.positions(sequence, pictures)
-        positions[:, row, :n] = torch.from_numpy(places.copy())
+        positions[:, row, :n] = places
         # padding goes on counting, so that nothing reads a restart as a second, packed sequence
-        positions[:, row, n:] = following + torch.arange(longest - n)
-    return ids.to(loaded.device), positions.to(loaded.device)
+        positions[:, row, n:] = np.arange(following, following + longest - n)
+    return torch.from_numpy(ids).to(loaded.device), torch.from_numpy(positions).to(loaded.device)
 
 
 @torch.no_grad()
