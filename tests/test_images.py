@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+import io
 import pickle
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from uirl.images import ImageStore, Screenshot
+from uirl.images import ImageStore, Screenshot, screenshot
 
 
 def shots(count: int) -> list[Screenshot]:
@@ -93,3 +96,22 @@ def test_nothing_is_dropped_while_somebody_is_holding() -> None:
 
 def test_a_screenshot_travels_to_other_processes() -> None:
     assert pickle.loads(pickle.dumps(Screenshot(b"x"))) == Screenshot(b"x")
+
+
+def test_a_small_picture_that_was_drawn_is_not_decoded_and_has_its_own_pixels() -> None:
+    drawn = Image.new("RGB", (5, 3), (1, 2, 3))
+    shot = screenshot(drawn)
+    drawn.putpixel((0, 0), (9, 9, 9))  # the environment draws on
+    for _ in range(2):
+        opened = shot.open()
+        assert (opened.mode, opened.size, shot.read_size()) == ("RGB", (5, 3), (5, 3))
+        assert set(opened.getdata()) == {(1, 2, 3)}
+        opened.putpixel((0, 0), (7, 7, 7))
+    assert screenshot(drawn).hash != shot.hash
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(shot.data))), np.asarray(shot.open()))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P"])
+def test_a_small_picture_of_any_kind_reads_back_as_its_bytes_do(mode: str) -> None:
+    shot = screenshot(Image.new("RGB", (4, 4), (200, 100, 50)).convert(mode))
+    assert shot.open().tobytes() == Image.open(io.BytesIO(shot.data)).convert("RGB").tobytes()

@@ -13,17 +13,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from uirl.runtime.bounded_cache import BoundedCache
 from uirl.runtime.limits import MAX_PIXELS, InputError, LimitError, check_pixels, clip
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 T = TypeVar("T")
+Pixels = tuple[tuple[int, int], bytes]
+"""Width and height, and the RGB bytes row by row."""
 
 ROOM = 1024**3
 """Bytes of encoded pictures that an `ImageStore` keeps where nobody needs them."""
 FORMATS = ("PNG", "JPEG", "WEBP")
 """What is decoded. Others have decoders that start programs (EPS: Ghostscript) or that nobody here needs."""
+SMALL = 128 * 128
+"""Pixels of a picture up to which reading and writing PNG takes longer than to draw it."""
+_KEPT = 32 * 2**20
+_ENCODED: BoundedCache[Screenshot] = BoundedCache(_KEPT)
+"""Small pictures that were drawn here, by their `Pixels`."""
+_DECODED: BoundedCache[Pixels] = BoundedCache(_KEPT)
+"""Their pixels, by their hash."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -43,11 +53,17 @@ class Screenshot:
         Raises InputError (a ValueError) where the bytes are no whole picture of `FORMATS`, and LimitError before
         anything is decoded where the header says more than `limits.MAX_PIXELS`.
         """
+        known = _DECODED.find(self.hash)
+        if known is not None:
+            from PIL import Image as PILImage
+
+            return PILImage.frombytes("RGB", *known)
         return _read(self, lambda picture: picture.convert("RGB"))
 
     def read_size(self) -> tuple[int, int]:
         """Return width and height in pixels, as the header says. Raises as `open` does for the header alone."""
-        return _read(self, lambda picture: picture.size)
+        known = _DECODED.find(self.hash)
+        return _read(self, lambda picture: picture.size) if known is None else known[0]
 
 
 def _read(image: Screenshot, read: Callable[[Any], T]) -> T:
@@ -82,7 +98,8 @@ def screenshot(picture: Any) -> Screenshot:
         return Screenshot(bytes(picture))
     from PIL import Image as PILImage
 
-    if hasattr(picture, "__array_interface__") and not isinstance(picture, PILImage.Image):
+    # asked for its array interface, a PIL image copies all of its pixels
+    if not isinstance(picture, PILImage.Image) and hasattr(picture, "__array_interface__"):
         import numpy as np
 
         array = np.asarray(picture)
@@ -91,8 +108,18 @@ def screenshot(picture: Any) -> Screenshot:
         picture = PILImage.fromarray(array[..., 0] if array.ndim == 3 and array.shape[-1] == 1 else array)
     if not isinstance(picture, PILImage.Image):
         raise TypeError(f"an image must be PIL, bytes or a uint8 array, got {type(picture).__name__}")
+    drawn = picture.convert("RGB")
+    if drawn.width * drawn.height > SMALL:
+        return _encoded(drawn)
+    pixels = (drawn.size, drawn.tobytes())
+    made = _ENCODED.get(pixels, lambda: _encoded(drawn), lambda image: len(pixels[1]) + len(image.data))
+    _DECODED.put(made.hash, pixels, len(pixels[1]))
+    return made
+
+
+def _encoded(picture: Image) -> Screenshot:
     buffer = io.BytesIO()
-    picture.convert("RGB").save(buffer, format="PNG", compress_level=1)
+    picture.save(buffer, format="PNG", compress_level=1)
     return Screenshot(buffer.getvalue())
 
 

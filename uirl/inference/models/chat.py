@@ -147,7 +147,8 @@ class ChatRenderer:
         except (ValueError, ArithmeticError) as error:  # cut off, or a shape that the image processor cannot take
             raise EnvironmentFailure(f"a picture cannot be shown to {self._loaded.name}: {error}") from error
         ids = self.controls.encode(vision.expand(text, images))
-        at = [i for i, token in enumerate(ids) if token == vision.front.word_id]
+        word = vision.front.word_id
+        at = [i for i, token in enumerate(ids) if token == word]
         if len(at) != len(images):
             raise ContractError(
                 f"the rendered text holds {len(at)} image token(s) for {len(images)} picture(s): the chat template "
