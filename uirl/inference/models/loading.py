@@ -24,6 +24,7 @@ from uirl.inference.models.shipped import SHIPPED, shipped_folder
 from uirl.inference.models.templates import TEMPLATES
 from uirl.inference.models.tiny import TINY_MODELS, build_tiny
 from uirl.inference.models.vision import VisionInputs
+from uirl.inference.models.vision_tower import speed_up_vision
 
 BUILT_IN_MODELS = (*TINY_MODELS, *SHIPPED)
 """Names that no other program knows."""
@@ -214,6 +215,7 @@ def wrap_model(model: Any, tokenizer: Any, processor: Any | None, *, name: str) 
     """Return a `LoadedModel` around parts that already exist. `processor`: a `PictureProcessor`, or a HF image
     processor; None: a text model."""
     vision = None
+    speed_up_vision(model)
     if processor is not None:
         if not isinstance(processor, PictureProcessor):
             processor = PictureProcessor(model.config, processor, tokenizer)
