@@ -12,8 +12,8 @@ import pytest
 from tests.folders import unwritable
 from tests.storage.episodes import episode, full_trajectory
 from uirl.errors import StorageError
+from uirl.runtime.limits import in_column
 from uirl.storage import LearnedTokens, TrajectoryStore, export_sft
-from uirl.storage.database import in_column
 from uirl.types import Failure, Verdict
 
 HALF = "half \ud800 of a pair"

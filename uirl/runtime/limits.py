@@ -138,6 +138,17 @@ def whole_characters(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+def in_column(text: str) -> str:
+    """Return `text` as a column has it: half of a surrogate pair, which UTF-8 has not, as its escape (`\\ud800`).
+
+    Models and pages say such halves. The JSON of a record holds them as they are; a column is what is searched.
+    """
+    if text.isascii():
+        return text
+    joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")  # as JSON reads them
+    return joined.encode("utf-8", "backslashreplace").decode()
+
+
 def as_plain(
     value: Any,
     where: str,

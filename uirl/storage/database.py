@@ -11,6 +11,7 @@ from typing import Any
 
 from uirl.errors import StorageError
 from uirl.runtime.files import storage_errors
+from uirl.runtime.limits import in_column
 
 SCHEMA_VERSION = 2
 APPLICATION_ID = 0x7569726C
@@ -71,17 +72,6 @@ _REMEDIES = {
     "SQLITE_NOTADB": "it is no SQLite file: choose another path",
     "SQLITE_CORRUPT": "it is damaged: 'sqlite3 FILE .recover' saves what is left",
 }
-
-
-def in_column(text: str) -> str:
-    """Return `text` as a column has it: half of a surrogate pair, which UTF-8 has not, as its escape (`\\ud800`).
-
-    Models and pages say such halves. The JSON of a record holds them as they are; a column is what is searched.
-    """
-    if text.isascii():
-        return text
-    joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")  # as JSON reads them
-    return joined.encode("utf-8", "backslashreplace").decode()
 
 
 class Connection(sqlite3.Connection):

@@ -13,8 +13,7 @@ from typing import Any
 from uirl.errors import StorageError
 from uirl.images import Screenshot
 from uirl.runtime.files import write_atomically
-from uirl.runtime.limits import whole_characters
-from uirl.storage.database import in_column
+from uirl.runtime.limits import in_column, whole_characters
 from uirl.storage.trajectories import TrajectoryStore, TrajectorySummary
 from uirl.types import Trajectory, Turn
 

@@ -10,9 +10,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from uirl.errors import StorageError
 from uirl.runtime.files import storage_errors
+from uirl.runtime.limits import in_column
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL, created REAL NOT NULL);
@@ -61,20 +63,20 @@ class JudgeMemory:
     def answer(self, key: str) -> str | None:
         """Return what was answered to the request with this key; None: it was never answered."""
         with self._lock, self._errors():
-            row = self._db.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+            row = self._run("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
     def keep(self, key: str, answer: str) -> None:
         """Remember an answer."""
         with self._lock, self._errors():
-            self._db.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (key, answer, time.time()))
+            self._run("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (key, answer, time.time()))
 
     def take(self, budget: str, max_calls: int | None, max_tokens: int | None) -> bool:
         """Book one call on a budget; False: it is used up, and nothing was booked."""
         with self._lock, self._errors():
-            self._db.execute("INSERT OR IGNORE INTO spent VALUES (?, 0, 0)", (budget,))
+            self._run("INSERT OR IGNORE INTO spent VALUES (?, 0, 0)", (budget,))
             return bool(
-                self._db.execute(
+                self._run(
                     "UPDATE spent SET calls = calls + 1 WHERE budget = ? AND calls < ? AND tokens < ?",
                     (budget, _limit(max_calls), _limit(max_tokens)),
                 ).rowcount
@@ -83,19 +85,19 @@ class JudgeMemory:
     def book_tokens(self, budget: str, tokens: int) -> None:
         """Book the tokens of a call that was answered."""
         with self._lock, self._errors():
-            self._db.execute("UPDATE spent SET tokens = tokens + ? WHERE budget = ?", (tokens, budget))
+            self._run("UPDATE spent SET tokens = tokens + ? WHERE budget = ?", (tokens, budget))
 
     def spent(self, budget: str) -> tuple[int, int]:
         """Return (calls, tokens) of a budget."""
         with self._lock, self._errors():
-            row = self._db.execute("SELECT calls, tokens FROM spent WHERE budget = ?", (budget,)).fetchone()
+            row = self._run("SELECT calls, tokens FROM spent WHERE budget = ?", (budget,)).fetchone()
         return (0, 0) if row is None else (int(row[0]), int(row[1]))
 
     def hear(self, judge: str, trajectory: str, heard: Heard) -> None:
         """Remember what the judge said of an episode whose outcome is known. Said twice of one episode, it counts
         once."""
         with self._lock, self._errors():
-            self._db.execute(
+            self._run(
                 "INSERT OR REPLACE INTO heard VALUES (?, ?, ?, ?, ?, ?)",
                 (judge, trajectory, heard.task, heard.truth, heard.said, time.time()),
             )
@@ -103,7 +105,7 @@ class JudgeMemory:
     def heard(self, judge: str, newest: int) -> list[Heard]:
         """Return the `newest` episodes of `hear`, the oldest of them first."""
         with self._lock, self._errors():
-            rows = self._db.execute(
+            rows = self._run(
                 "SELECT task, truth, said FROM heard WHERE judge = ? ORDER BY created DESC LIMIT ?", (judge, newest)
             ).fetchall()
         return [Heard(str(task), bool(truth), bool(said)) for task, truth, said in reversed(rows)]
@@ -112,8 +114,8 @@ class JudgeMemory:
         """Return the error rates by which the judge is corrected in a group: those that were first settled for it.
         Members that are scored while the estimate moves would else differ by nothing but that."""
         with self._lock, self._errors():
-            self._db.execute("INSERT OR IGNORE INTO settled VALUES (?, ?, ?, ?)", (judge, group, *rates))
-            row = self._db.execute(
+            self._run("INSERT OR IGNORE INTO settled VALUES (?, ?, ?, ?)", (judge, group, *rates))
+            row = self._run(
                 "SELECT true_accepts, false_accepts FROM settled WHERE judge = ? AND grp = ?", (judge, group)
             ).fetchone()
         return float(row[0]), float(row[1])
@@ -122,6 +124,10 @@ class JudgeMemory:
         """Close the file. Calling it twice is fine."""
         with self._lock:
             self._db.close()
+
+    def _run(self, query: str, values: tuple[Any, ...]) -> sqlite3.Cursor:
+        """Execute one statement; names of tasks and answers may hold half characters, which UTF-8 has not."""
+        return self._db.execute(query, [in_column(value) if isinstance(value, str) else value for value in values])
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
