@@ -284,3 +284,29 @@ async def test_the_report_on_a_judge_of_known_error_is_right_within_its_interval
 def test_an_outcome_is_never_a_truth_value() -> None:
     assert Outcome.of(None) is Outcome.UNKNOWN
     assert verdict()
+
+
+async def test_runs_that_share_a_memory_share_no_rates(server: ScriptedJudge, tmp_path: Path) -> None:
+    def of_run(name: str) -> HybridVerifier:
+        judge = judge_of(server, tmp_path / "judge.sqlite")
+        judge.client.budget = name
+        return HybridVerifier(judge, rules=RULES, options=HybridOptions(audit=1.0, correct_noise=True))
+
+    first, second = of_run("first"), of_run("second")
+    assert (
+        await found(first, episode("weak", False, green(), "a", group="train-000000"))
+    ).score == 1.0  # nothing known
+    for i in range(40):  # of its failures the judge accepts every second one
+        solved = i < 20
+        made = episode("sure", solved, green() if solved or i % 2 else red(), f"e{i}", group=f"train-{i + 1:06d}")
+        await found(second, made)
+    assert (second.quality().overall.n, first.quality().overall.n) == (40, 0)
+    corrected = (await found(second, episode("weak", False, green(), "b", group="train-000000"))).score
+    known = Channel.of(second.quality().newest)
+    assert known is not None
+    assert corrected == pytest.approx(known.corrected(1.0))
+    assert corrected > 1.0
+    again = of_run("second")  # a run that goes on knows what it knew
+    assert again.quality().overall.n == 40
+    for one in (first, second, again):
+        await one.close()

@@ -15,6 +15,7 @@ from uirl import ConfigStore, RayPPOTrainer, RunDirectory, TrajectoryStore, read
 from uirl.cli.main import main
 from uirl.errors import ConfigError, RolloutFailure
 from uirl.storage.labels import Label, LabelStore
+from uirl.training.actors.job import job_for
 from uirl.verification.hybrid import JUDGE, RULE
 
 RUN = [
@@ -208,3 +209,25 @@ def test_mistakes_of_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["judge-report", str(run), "--labels", str(tmp_path / "labels.json")]) == 2
     assert "the label of 'a' is 'perhaps'; expected true or false" in capsys.readouterr().err
     assert verdict()
+
+
+def test_runs_without_a_name_have_budgets_of_their_own(server: ScriptedJudge, tmp_path: Path) -> None:
+    settings = judged(server, "verification.ask=always", "verification.max_calls=1000")
+    config = config_of(tmp_path, *settings)
+    config.logging.run_name = None
+    first = train(config)
+    trainer = RayPPOTrainer(config)
+    try:
+        assert first.name == "guess_number"
+        verifier = trainer._parts.verifier
+        assert verifier is not None
+        assert verifier.judge is not None
+        memory = verifier.judge.client.memory
+        assert memory.spent("guess_number")[0] > 0
+        assert verifier.judge.client.budget == "guess_number-2"
+        assert job_for(config, {}, reward_fn=verifier).config.logging.run_name == "guess_number-2"
+        assert config.logging.run_name is None
+        trainer.fit()
+        assert trainer.run_path == tmp_path / "guess_number-2"
+    finally:
+        trainer.cleanup()

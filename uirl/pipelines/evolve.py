@@ -82,7 +82,7 @@ class Evolution:
             torch.set_num_threads(training.threads)
         self._parts: Assembly = assemble(self.config, environment)
         judged = settings.prefixes == "judge"
-        self._judge = judge_of(self.config) if judged or settings.variations else None
+        self._judge = judge_of(self.config, self._run_name()) if judged or settings.variations else None
         self._analyzer = FineGrainedTrajectoryAnalyzer(self._judge if judged else None)
         self._propose = propose or (ModelProposer(self._judge.client) if self._judge and settings.variations else None)
         self._validate = validate
@@ -360,13 +360,13 @@ class Evolution:
 
     def _open(self) -> None:
         if self._directory is None:
-            config = self.config
-            name = run_name_for(config, config.environment.label)
-            begun = config.model_copy(deep=True)
+            begun, path = self.config.model_copy(deep=True), Path(self.config.logging.runs_dir) / self._run_name()
             begun.checkpoint.resume = False
-            self._directory = RunDirectory.create(
-                Path(config.logging.runs_dir) / name, begun.to_yaml(), resume=bool(config.checkpoint.resume)
-            )
+            resume = bool(self.config.checkpoint.resume)
+            self._directory = RunDirectory.create(path, begun.to_yaml(), resume=resume)
+
+    def _run_name(self) -> str:
+        return run_name_for(self.config, self.config.environment.label)
 
     def _summary(self) -> dict[str, Any]:
         rounds = []

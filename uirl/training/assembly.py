@@ -22,6 +22,7 @@ from uirl.rollout.collector import Collector, options_of
 from uirl.rollout.reward import RewardFunction
 from uirl.runtime.memory import give_back_memory
 from uirl.training.record.progress import doing
+from uirl.training.resume import run_name_for
 from uirl.training.tasks.reach import require_shared_instances, require_tasks_arrive
 from uirl.training.tasks.task_sets import TaskSets, task_sets
 from uirl.verification.hybrid import HybridVerifier
@@ -109,7 +110,9 @@ def assemble(
     if for_training:
         require_tasks_arrive(environment, tasks.train, of_environment=tasks.of_environment)
         require_shared_instances(environment, tasks.train, config)
-    verifier = verifier_of(config)
+    # a run without a name of its own gets one that is free, and does not share the judge's budget with others
+    judged = config.verification.enabled and config.verification.judge is not None
+    verifier = verifier_of(config, run_name_for(config, settings.label) if judged else None)
     if verifier is not None and reward_fn is not None:
         raise ConfigError(
             "got a reward_fn and verification.enabled=true, which each give the reward of an episode; leave one out"

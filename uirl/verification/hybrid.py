@@ -196,7 +196,7 @@ class HybridVerifier:
         """Return how good the judge is, by the newest episodes of which rules knew the truth."""
         quality = JudgeQuality(self.options.window, self.options.precision_limit)
         if self.judge is not None:
-            for heard in self.judge.client.memory.heard(self.judge.name, self.options.window):
+            for heard in self.judge.client.memory.heard(self._judge_in_run, self.options.window):
                 quality.add(heard.task, heard.truth, heard.said)
         return quality
 
@@ -206,6 +206,13 @@ class HybridVerifier:
             await self.judge.close()
 
     # -- parts of it -------------------------------------------------------------------------------------------
+
+    @property
+    def _judge_in_run(self) -> str:
+        """Under which name is remembered what the judge said: episodes and groups of other runs have the same ids, and
+        of other tasks the judge may know more or less."""
+        assert self.judge is not None
+        return f"{self.judge.name} in {self.judge.client.budget}"
 
     async def _ask(
         self, evidence: Evidence, rule: Finding, worth_asking: bool
@@ -238,7 +245,7 @@ class HybridVerifier:
         if truth is None or passed is None:
             return
         assert self.judge is not None
-        self.judge.client.memory.hear(self.judge.name, record.id, Heard(record.task.id, truth, passed))
+        self.judge.client.memory.hear(self._judge_in_run, record.id, Heard(record.task.id, truth, passed))
         self.counts["agreed" if truth == passed else "disagreed"] += 1
         if truth != passed and is_round(self.counts["disagreed"]):
             _LOG.warning(
@@ -296,7 +303,7 @@ class HybridVerifier:
         assert self.judge is not None
         known = Channel.of(self.quality().newest)
         rates = (known.true_accept_rate, known.false_accept_rate) if known is not None else PERFECT
-        channel = Channel(*self.judge.client.memory.settle(self.judge.name, group, rates))
+        channel = Channel(*self.judge.client.memory.settle(self._judge_in_run, group, rates))
         if (channel.true_accept_rate, channel.false_accept_rate) == PERFECT:
             self.counts["uncorrected"] += 1
             if is_round(self.counts["uncorrected"]):

@@ -17,8 +17,8 @@ MEMORY = "judge.sqlite"
 """File of the judge's memory in the folder of the runs."""
 
 
-def verifier_of(config: ConfigStore) -> HybridVerifier | None:
-    """Return the verifier that the section `verification` describes; None: it is not enabled.
+def verifier_of(config: ConfigStore, run: str | None = None) -> HybridVerifier | None:
+    """Return the verifier that the section `verification` describes; None: it is not enabled. `run`: see `judge_of`.
 
     Raises ConfigError for rules that cannot be read, and for rules that leave open what nobody else could say.
     """
@@ -26,7 +26,7 @@ def verifier_of(config: ConfigStore) -> HybridVerifier | None:
     if not settings.enabled:
         return None
     rules = RuleBook.of_environment() if settings.rules is None else RuleBook.from_file(settings.rules)
-    judge = None if settings.judge is None else judge_of(config)
+    judge = None if settings.judge is None else judge_of(config, run)
     if judge is None and (undecided := rules.undecided()):
         raise ConfigError(
             f"verification.rules: {settings.rules} holds checks whose no is 'unknown' ({', '.join(undecided)}), and "
@@ -42,8 +42,12 @@ def verifier_of(config: ConfigStore) -> HybridVerifier | None:
     return HybridVerifier(judge, settings.prefer_rules, rules=rules, options=options, from_config=True)
 
 
-def judge_of(config: ConfigStore) -> Judge:
-    """Return the judge of the section `verification`. Raises ConfigError where it names none."""
+def judge_of(config: ConfigStore, run: str | None = None) -> Judge:
+    """Return the judge of the section `verification`. Raises ConfigError where it names none.
+
+    `run`: name of the run for which calls are booked and answers compared; None: `logging.run_name` or, where that is
+    not set either, the environment's.
+    """
     settings = config.verification
     if settings.judge is None:
         raise ConfigError("verification.judge names no model; set it to one that the server knows")
@@ -54,7 +58,7 @@ def judge_of(config: ConfigStore) -> Judge:
         settings.api_key_env or default_key_variable(url),
         CallLimits(settings.timeout, settings.retries, settings.concurrent, settings.max_calls, settings.max_tokens),
         JudgeMemory(settings.memory or Path(config.logging.runs_dir) / MEMORY),
-        budget=config.logging.run_name or config.environment.label,
+        budget=run or config.logging.run_name or config.environment.label,
     )
     return Judge(
         client, JudgeOptions(settings.votes, screens=ScreenLimits(settings.key_screens, size=settings.screen_size))

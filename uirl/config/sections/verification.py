@@ -55,5 +55,5 @@ class VerificationConfig(Section):
     """What the judge alone says is corrected for its error rates as rules found them; the reward can then lie outside
     of [0, 1]."""
     memory: PathText | None = None
-    """SQLite file with the judge's answers by content, what was spent, and what it said where rules knew the truth.
-    None: judge.sqlite in logging.runs_dir."""
+    """SQLite file with the judge's answers by content and, of each run, what was spent and what it said where rules
+    knew the truth. None: judge.sqlite in logging.runs_dir."""

@@ -65,7 +65,11 @@ def job_for(
     `environment`: the one that was handed over in code; None: actors make the one that the config names. Each actor
     has copies of its own of both objects. Raises ConfigError where one cannot be copied.
     """
-    reward = None if reward_fn is None or _of_config(reward_fn) else reward_fn
+    described = isinstance(reward_fn, HybridVerifier) and reward_fn.from_config
+    if isinstance(reward_fn, HybridVerifier) and described and reward_fn.judge is not None:
+        config = config.model_copy(deep=True)  # actors book what the judge costs on the same run
+        config.logging.run_name = reward_fn.judge.client.budget
+    reward = None if described else reward_fn
     given = {"the environment": environment, "the reward function": reward}
     made = {name: value for name, value in given.items() if value is not None}
     return ActorJob(
@@ -82,11 +86,6 @@ def made_in(job: ActorJob) -> tuple[BaseEnvironment | None, RewardFunction | Non
     made here."""
     made = {} if job.made is None else unpack(job.made)
     return made.get("the environment"), made.get("the reward function")
-
-
-def _of_config(reward_fn: RewardFunction) -> bool:
-    """Return whether it is the verifier of the config, of which every actor makes its own."""
-    return isinstance(reward_fn, HybridVerifier) and reward_fn.from_config
 
 
 def probe_of(chat: ChatRenderer) -> tuple[int, ...]:
