@@ -64,8 +64,9 @@ class Judgement(WireAnswer):
 
     @property
     def vote(self) -> Outcome:
-        """Success where every key point is met, failure, or unknown: it says so, or contradicts itself."""
-        if self.outcome == "success" and all(point.met == "yes" for point in self.key_points):
+        """Success where every key point is met, failure, or unknown: it says so, contradicts itself, or claims a
+        success of which it shows no key point."""
+        if self.outcome == "success" and self.key_points and all(point.met == "yes" for point in self.key_points):
             return Outcome.PASSED
         return Outcome.FAILED if self.outcome == "failure" else Outcome.UNKNOWN
 
@@ -96,7 +97,9 @@ def read_answer(model: type[A], text: str) -> A:
     """Return the answer in a reply: one JSON object, which may follow a thought (`</think>`) or stand in a code fence.
     An object somewhere in other words does not count: it may be quoted from what is judged. Raises WouldNotJudge, and
     ValueError for junk."""
-    said = text.rpartition("</think>")[2].strip()
+    said = text.strip()
+    if not said.startswith(("{", "```")):  # inside the object `</think>` may be quoted from what is judged
+        said = said.rpartition("</think>")[2].strip()
     fenced = _FENCED.fullmatch(said)
     try:
         return model.read(read_json(fenced[1] if fenced else said, _LIMITS, "the answer"), "the answer")

@@ -8,7 +8,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -103,10 +103,14 @@ class JudgeClient:
     limits: CallLimits = field(default_factory=CallLimits)
     memory: JudgeMemory = field(default_factory=JudgeMemory)
     budget: str = "judge"
-    """Name under which is booked what was spent; it outlives the process where the memory is a file."""
+    """Name of the run: under it is booked what was spent and what was said where somebody else spoke too. It outlives
+    the process where the memory is a file."""
     counts: Counter[str] = field(default_factory=Counter)
     """'calls' that were made, 'kept' answers instead of calls, 'tokens', and failures by cause."""
     _dialect: _Dialect = field(default_factory=_Dialect)
+    """In which a request was taken."""
+    _taken: set[str] = field(default_factory=set)
+    """Forms of answers that were asked for in it and given."""
     _transport: HTTPTransport = field(default_factory=lambda: HTTPTransport("server"))
     _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = field(default_factory=WeakKeyDictionary)
     _asking: dict[tuple[int, str], asyncio.Lock] = field(default_factory=dict)
@@ -185,9 +189,11 @@ class JudgeClient:
         return self._slots[loop]
 
     async def _call(self, answer: type[A], messages: list[Any], vote: int, temperature: float) -> str:
-        """Return the text of an answer. A refusal of something that can do without is asked again without it."""
+        """Return the text of an answer. A refusal of something that can do without is asked again without it; later
+        requests go without it only if that was the reason: a single episode may be refused for its length."""
+        dialect = replace(self._dialect)
         while True:
-            body = self._body(answer, messages, vote, temperature)
+            body = self._body(answer, messages, vote, temperature, dialect)
             if not self.memory.take(self.budget, self.limits.max_calls, self.limits.max_tokens):
                 calls, tokens = self.memory.spent(self.budget)
                 raise judge_failure(
@@ -200,12 +206,15 @@ class JudgeClient:
                 content = await self._send(body)
             except ErrorStatus as error:
                 told = error.response.text[:4000]
-                if error.response.status in (400, 422) and self._dialect.narrowed(told):
+                known = answer.__name__ in self._taken
+                if error.response.status in (400, 422) and not known and dialect.narrowed(told):
                     _LOG.info("%s refuses a field of the request; asked again without: %.200s", self.url, told)
                     continue
                 raise self._failure(error) from None
             except RequestFailure as error:
                 raise self._failure(error) from None
+            self._dialect = dialect
+            self._taken.add(answer.__name__)
             return self._text(content)
 
     async def _send(self, body: dict[str, Any]) -> bytes:
@@ -223,15 +232,17 @@ class JudgeClient:
         )
         return response.content
 
-    def _body(self, answer: type[A], messages: list[Any], vote: int, temperature: float) -> dict[str, Any]:
-        body: dict[str, Any] = {"model": self.model, "messages": messages, self._dialect.limit: MAX_TOKENS}
-        if self._dialect.sampling:
+    def _body(
+        self, answer: type[A], messages: list[Any], vote: int, temperature: float, dialect: _Dialect
+    ) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": self.model, "messages": messages, dialect.limit: MAX_TOKENS}
+        if dialect.sampling:
             body |= {"temperature": temperature, "seed": vote}
-        if self._dialect.format == "json_schema":
+        if dialect.format == "json_schema":
             schema = {"name": answer.__name__, "schema": answer.model_json_schema()}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        elif self._dialect.format is not None:
-            body["response_format"] = {"type": self._dialect.format}
+        elif dialect.format is not None:
+            body["response_format"] = {"type": dialect.format}
         return body
 
     def _text(self, content: bytes) -> str:

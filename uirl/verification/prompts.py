@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from uirl.runtime.limits import clip, whole_characters
 from uirl.types import Trajectory, Turn
 
-VERSION = "1"
+VERSION = "2"
 """Part of the key of every kept answer: other words are another judge."""
-MAX_REPLY, MAX_CALL, MAX_PAGE, MAX_GOAL, MAX_STEPS = 2000, 300, 4000, 4000, 120
-"""Characters of the last reply, of each part of a step, of the text of the last page and of the goal; steps that are
+MAX_REPLY, MAX_CALL, MAX_PAGE, MAX_GOAL, MAX_STEPS = 2000, 300, 4000, 20_000, 120
+"""Characters of the last reply, of each part of a step, of the text of a page and of a person's goal; steps that are
 told."""
 
 _RULES = """You judge whether an agent that operates a user interface has reached a goal.
@@ -101,14 +101,18 @@ class Goal:
     text: str
     by_person: bool = True
     """False: the environment stated it, on the first screen."""
+    length: int = 0
+    """Characters of the whole, of which `text` may be the beginning; 0: it is the whole."""
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Goal:
         """Return the goal of the task; of one that has none, what the environment said first."""
-        task = trajectory.task
+        task, by_person = trajectory.task, True
         if task.goal or not trajectory.turns or not trajectory.turns[0].observation.text:
-            return cls(clip(whole_characters(task.goal or task.id), MAX_GOAL))
-        return cls(clip(whole_characters(trajectory.turns[0].observation.text), MAX_GOAL), by_person=False)
+            whole, most = whole_characters(task.goal or task.id), MAX_GOAL
+        else:
+            whole, most, by_person = whole_characters(trajectory.turns[0].observation.text), MAX_PAGE, False
+        return cls(whole[:most], by_person, len(whole))
 
     @property
     def foreign(self) -> list[str]:
@@ -117,9 +121,20 @@ class Goal:
 
     def told(self, fence: Fence) -> str:
         """Return how the judge is told of it."""
+        cut = ""
+        if self.length > len(self.text):
+            cut = f" (the first {len(self.text)} of its {self.length} characters; what the rest asks for is not known)"
         if self.by_person:
-            return f"The goal, as the person set it:\n{self.text}"
-        return f"The goal is what the first screen tells the agent to do:\n{fence.around(self.text)}"
+            return f"The goal, as the person set it{cut}:\n{self.text}"
+        return f"The goal is what the first screen tells the agent to do{cut}:\n{fence.around(self.text)}"
+
+    def told_points(self, fence: Fence, points: Sequence[str]) -> str:
+        """Return the key points; those of a goal that a page may have written are in the words of that page."""
+        return _list(points) if self.by_person else fence.around(_list(points))
+
+    def foreign_points(self, points: Sequence[str]) -> list[str]:
+        """Return the key points, where a page may have moved what they say."""
+        return [] if self.by_person else [_list(points)]
 
 
 def ask_points(goal: Goal) -> Prompt:
@@ -130,18 +145,18 @@ def ask_points(goal: Goal) -> Prompt:
 
 def ask_screens(goal: Goal, points: Sequence[str], numbers: Sequence[int]) -> Prompt:
     """Return the question which screenshots tell something; the pictures go with it, `numbers` are theirs."""
-    fence = Fence(goal.foreign)
-    told = {"goal": goal.told(fence), "points": _list(points), "numbers": _numbers(numbers)}
+    fence = Fence([*goal.foreign, *goal.foreign_points(points)])
+    told = {"goal": goal.told(fence), "points": goal.told_points(fence, points), "numbers": _numbers(numbers)}
     return Prompt(fence.rules, _SCREENS.format(**told, count=len(numbers), first=numbers[0]))
 
 
 def ask_verdict(goal: Goal, points: Sequence[str], trajectory: Trajectory, numbers: Sequence[int]) -> Prompt:
     """Return the question for the verdict; the key screenshots go with it, `numbers` are theirs."""
     steps, last = told_steps(trajectory), _last_words(trajectory)
-    fence = Fence([steps, last, *goal.foreign])
+    fence = Fence([steps, last, *goal.foreign, *goal.foreign_points(points)])
     user = _VERDICT.format(
         goal=goal.told(fence),
-        points=_list(points),
+        points=goal.told_points(fence, points),
         steps=fence.around(steps),
         last=fence.around(last),
         count=len(numbers),

@@ -27,6 +27,10 @@ class ScreenLimits:
     """Longest side where they are chosen."""
 
 
+MOST_BYTES = 2**20
+"""Of a picture that is sent as it was captured: six PNGs of 1280 x 1280 pixels may take 30 MB, as JPEG 2 MB."""
+
+
 @dataclass(frozen=True, slots=True)
 class Screen:
     """One screenshot of an episode."""
@@ -48,7 +52,7 @@ class ScreenCounts:
     left_out: int = 0
     """Never shown to the judge."""
     shrunk: int = 0
-    """Shown smaller than they are."""
+    """Shown with fewer pixels or, as JPEG, with fewer bytes."""
 
 
 def screens_of(evidence: Evidence, limits: ScreenLimits, counts: ScreenCounts) -> list[Screen]:
@@ -87,7 +91,7 @@ def shown_at(screen: Screen, size: int, counts: ScreenCounts) -> bytes | None:
     missing."""
     try:
         width, height = screen.image.read_size()
-        if max(width, height) <= size:
+        if max(width, height) <= size and len(screen.image.data) <= MOST_BYTES:
             screen.image.open()  # what cannot be decoded is not sent on
             return screen.image.data
         picture = screen.image.open()
@@ -97,7 +101,7 @@ def shown_at(screen: Screen, size: int, counts: ScreenCounts) -> bytes | None:
     from PIL import Image
 
     counts.shrunk += 1
-    scale = size / max(width, height)
+    scale = min(1.0, size / max(width, height))
     picture = picture.resize((max(1, round(width * scale)), max(1, round(height * scale))), Image.Resampling.BILINEAR)
     buffer = io.BytesIO()
     picture.save(buffer, format="JPEG", quality=88)
