@@ -1,6 +1,7 @@
 """Training with rewards of a judge of known error: the raw judge, rules before it, the corrected reward, the true one.
 
-    python benchmarks/noisy_rewards.py [--seeds 0 1 2] [--errors 0.2 0.1 0.05] [--updates 48] [--folder DIR]
+    python benchmarks/noisy_rewards.py [--seeds 0 1 2] [--errors 0.2 0.1 0.05] [--ways NAME ...] [--updates 48]
+      [--folder DIR]
 
 One policy for drawn forms of one and two pages, where one miss is forgiven. The judge knows the truth and errs with a
 known probability: either it accepts what is not solved, or it rejects what is. Whether it errs follows from the content
@@ -48,6 +49,7 @@ ONE_WAY = {"all": [{"success": None}, {"equals": {"of": "turns", "value": 2}}]}
 RULES: dict[str, Any] = {"1 pages, *": DECISIVE, "2 pages, 2 *": ONE_WAY, "2 pages, 3 *": ONE_WAY}
 AUDIT = 0.25
 """Share of the episodes that rules decide of which the judge is asked too: its rates are estimated from these."""
+TRUE = "true reward"
 WAYS = ("judge alone", "rules, then judge", "the same, corrected")
 BASE = [
     *("model.model_name=uirl/tiny-vlm", "inference.max_tokens=16", "inference.max_turns=3", "training.threads=1"),
@@ -104,7 +106,7 @@ class NoisyInTraining:
 
 def verifier_of(way: str, false_accepts: float, false_rejects: float, seed: int) -> HybridVerifier | None:
     """Return the verifier of a way; None: the true reward."""
-    if way == "true reward":
+    if way == TRUE:
         return None
     rules = {name: read_rule(rule) for name, rule in RULES.items()} if way != "judge alone" else {}
     options = HybridOptions(audit=AUDIT, correct_noise=way == "the same, corrected")
@@ -157,12 +159,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--errors", type=float, nargs="+", default=[0.2, 0.1, 0.05])
+    parser.add_argument("--ways", nargs="+", default=[TRUE, *WAYS], choices=[TRUE, *WAYS])
     parser.add_argument("--updates", type=int, default=48)
     parser.add_argument("--folder", type=Path, help="keep the runs here; those that are there are read")
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_intermixed_args()
-    cases = [("true reward", "none", 0.0, 0.0)]
-    for error, way in product(options.errors, WAYS):
+    cases = [(TRUE, "none", 0.0, 0.0)] if TRUE in options.ways else []
+    for error, way in product(options.errors, [way for way in WAYS if way in options.ways]):
         cases += [(way, f"{error:.0%} false accepts", error, 0.0), (way, f"{error:.0%} false rejects", 0.0, error)]
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
