@@ -6,7 +6,7 @@ First comes what reinforcement learning is harmed by: a judge that accepts what 
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -183,8 +183,10 @@ class JudgeQuality:
     @property
     def by_task(self) -> Mapping[str, Confusion]:
         """Task -> its counts, in the order of their names."""
-        tasks = sorted({task for task, _, _ in self.pairs})
-        return {task: _confusion([pair for pair in self.pairs if pair[0] == task]) for task in tasks}
+        pairs: dict[str, list[tuple[str, bool, bool]]] = defaultdict(list)
+        for pair in self.pairs:
+            pairs[pair[0]].append(pair)
+        return {task: _confusion(pairs[task]) for task in sorted(pairs)}
 
     @property
     def believed(self) -> bool:

@@ -56,6 +56,17 @@ def test_tables_are_aligned_and_markup_is_text(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == "run [bold]x[/bold]\n  a            1\n  longer name  [red]2[/red]\n\n"
 
 
+def test_any_name_in_a_table_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    report_table("per task", {"a\nbelieved alone  True": 1, "\x1b[31mred": 2, "x" * 100_000: 3, "y": 4})
+    assert capsys.readouterr().out.splitlines() == [
+        "per task",
+        f"  {'a' + chr(92) + 'nbelieved alone  True':<80}  1",
+        f"  {chr(92) + 'x1b[31mred':<80}  2",
+        f"  {'x' * 77 + '...'}  3",
+        f"  {'y':<80}  4",
+    ]
+
+
 def test_what_is_waited_for_is_named() -> None:
     activity = Activity("episodes of update 3", 256)
     activity.done = 96

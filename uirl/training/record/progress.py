@@ -14,6 +14,7 @@ from rich.console import Console
 
 from uirl.metrics import read_metrics
 from uirl.rollout.collector import EpisodePlayer
+from uirl.runtime.limits import clip
 from uirl.training.record.board import Board
 from uirl.types import Trajectory
 
@@ -228,9 +229,10 @@ def step_line(step: int, steps: int, row: Mapping[str, Any]) -> str:
 
 
 def report_table(title: str, rows: Mapping[str, Any]) -> None:
-    """Print two columns: what, how much."""
-    width = max((len(name) for name in rows), default=0)
-    say("\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows.items())]))
+    """Print two columns: what, how much. A name (of a task, say) is one line of at most 80 characters."""
+    lines = [(clip(visible(name).replace("\n", "\\n"), 80), value) for name, value in rows.items()]
+    width = max((len(name) for name, _ in lines), default=0)
+    say("\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in lines)]))
 
 
 def percent(value: float | None, interval: tuple[float, float] | None = None) -> str:
