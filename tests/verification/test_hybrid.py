@@ -181,6 +181,22 @@ async def test_a_judge_that_accepts_too_much_is_not_believed_alone(
     await judge.close()
 
 
+async def test_whom_nobody_believes_is_asked_only_to_know_how_good_it_is(server: ScriptedJudge) -> None:
+    judge = verifier(server, audit=1.0, precision_limit=0.7, window=30)
+    server.outcome = lambda seen: "success"
+    for i in range(12):
+        await found(judge, episode("sure", i % 4 == 0, red(), id=f"e{i}"))
+    asked, made = len(server.seen), episode("weak", False, red(2))
+    with pytest.raises(JudgeFailure, match=r"^judge not believed: "):
+        await found(judge, made)
+    assert (len(server.seen), judge.counts["saved"], made.metrics[SAVED]) == (asked, 1, 1.0)
+    server.outcome = server.look
+    for i in range(30):
+        await found(judge, episode("sure", True, green(), id=f"f{i}"))
+    assert (await found(judge, episode("weak", False, red(5)))).score == 0.0  # it is believed again
+    await judge.close()
+
+
 async def test_the_corrected_reward_is_unbiased_and_one_in_a_group(server: ScriptedJudge) -> None:
     judge = verifier(server, ask="always", correct_noise=True)
     assert (await found(judge, episode("weak", False, green(), group="g0"))).score == 1.0

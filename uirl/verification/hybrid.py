@@ -221,8 +221,9 @@ class HybridVerifier:
         if self.judge is None:
             return None, None
         record, decided = evidence.trajectory, rule.outcome is not Outcome.UNKNOWN
-        wanted = not decided or self.options.ask == "always" or not self.prefer_rules
-        if not worth_asking or not (wanted or _drawn(record.id, self.options.audit)):
+        useful = self._is_believed() and (not decided or not self.prefer_rules)
+        wanted = useful or self.options.ask == "always"
+        if not worth_asking or not (wanted or (decided and _drawn(record.id, self.options.audit))):
             self._save(record)
             return None, None
         self.counts["asked"] += 1
@@ -267,17 +268,17 @@ class HybridVerifier:
         if by_rule is not None and (self.prefer_rules or by_judge is None or not self._is_believed()):
             self.counts["rules"] += 1
             return Verification(float(by_rule), by_rule, rule.reason, "rules", rule.outcome, said)
-        if said is None or by_judge is None:
-            if failure is not None:
-                raise failure
-            judge = "nobody else was asked" if said is None else said.reason
-            raise judge_failure("abstention", f"the rules do not know ({rule.reason}), and {judge}")
+        if failure is not None:
+            raise failure
         if not self._is_believed():
             raise judge_failure(
                 "not believed",
                 f"the rules do not know ({rule.reason}), and the judge is not believed alone: "
                 f"{_precision(self.quality())} (verification.precision_limit {self.options.precision_limit})",
             )
+        if said is None or by_judge is None:
+            judge = "nobody else was asked" if said is None else said.reason
+            raise judge_failure("abstention", f"the rules do not know ({rule.reason}), and {judge}")
         self.counts["judge"] += 1
         score = self._corrected(float(by_judge), record.group_id or record.id)
         return Verification(score, by_judge, said.reason, "judge", rule.outcome, said)
