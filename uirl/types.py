@@ -6,11 +6,14 @@ One record, many views: an episode appends one `Turn` per model call and everyth
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from uirl.images import screenshot
 
 JSON = Mapping[str, Any]
 
@@ -338,7 +341,13 @@ class Trajectory:
 
 
 def _as_observation(value: Any) -> Observation:
-    return value if isinstance(value, Observation) else Observation(text=str(value))
+    """Return what a state in a list stands for: an observation, a picture, or text."""
+    if isinstance(value, Observation):
+        return value
+    if not isinstance(value, str):
+        with contextlib.suppress(TypeError):  # it is no picture
+            return Observation(images=(screenshot(value),))
+    return Observation(text=str(value))
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.inference.pictures import picture
@@ -333,6 +334,17 @@ def test_trajectories_can_be_filled_by_hand() -> None:
     assert len(t) == 2
     assert t.total_reward() == 1.5
     assert t.stop_reason == "terminated"
+
+
+def test_pictures_in_a_list_of_states_are_pictures() -> None:
+    shot = picture(1)
+    t = Trajectory()
+    t.states = [shot.open(), shot.data, shot, np.zeros((4, 4, 3), np.uint8), np.zeros(4), {"room": 1}]
+    seen = [turn.observation for turn in t.turns]
+    assert [len(one.images) for one in seen] == [1, 1, 1, 1, 0, 0]
+    assert [one.text for one in seen] == ["", "", "", "", "[0. 0. 0. 0.]", "{'room': 1}"]
+    assert seen[1].images[0].hash == shot.hash
+    assert seen[0].images[0].read_size() == shot.read_size()
 
 
 def test_misaligned_log_probs_are_refused_at_birth() -> None:
