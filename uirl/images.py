@@ -123,6 +123,14 @@ def _encoded(picture: Image) -> Screenshot:
     return Screenshot(buffer.getvalue())
 
 
+def is_picture(value: Any) -> bool:
+    """Return whether `screenshot` takes it."""
+    if isinstance(value, (Screenshot, bytes, bytearray)):
+        return True
+    array = getattr(value, "__array_interface__", None)  # PIL images have one too
+    return array is not None and array["typestr"] == "|u1" and len(array["shape"]) in (2, 3)
+
+
 class ImageStore:
     """Screenshots by hash: the newest `room` bytes of them unless they were forgotten, all that came while somebody
     was `holding`, and those of which somebody else still has the `Screenshot`. `get` raises KeyError for one that was

@@ -6,14 +6,13 @@ One record, many views: an episode appends one `Turn` per model call and everyth
 
 from __future__ import annotations
 
-import contextlib
 import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from uirl.images import screenshot
+from uirl.images import is_picture
 
 JSON = Mapping[str, Any]
 
@@ -341,13 +340,8 @@ class Trajectory:
 
 
 def _as_observation(value: Any) -> Observation:
-    """Return what a state in a list stands for: an observation, a picture, or text."""
-    if isinstance(value, Observation):
-        return value
-    if not isinstance(value, str):
-        with contextlib.suppress(TypeError):  # it is no picture
-            return Observation(images=(screenshot(value),))
-    return Observation(text=str(value))
+    made = isinstance(value, Observation)
+    return value if made else Observation(images=(value,)) if is_picture(value) else Observation(text=str(value))
 
 
 @dataclass(slots=True)
