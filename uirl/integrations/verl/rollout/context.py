@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from uirl.config import ConfigStore, ModelConfig
@@ -45,7 +46,8 @@ class RolloutContext:
         self._sent: set[str] = set()
         self._playing = 0
         self._environment_object: BaseEnvironment | None = None
-        self._verifier = verifier_of(self.store)
+        run = None if settings.directory is None else Path(settings.directory).name
+        self._verifier = verifier_of(self.store, run)
         self._reward_fn: RewardFunction | None = self._verifier
 
     async def open(self) -> RolloutContext:
