@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -185,9 +186,13 @@ class Api:
         run, id = self._run(request), request.path_params["id"]
         shown_episode = episode(run, id, self._row(run, id))
         headers = {**FRESH, "content-disposition": _attachment(id, "html"), "content-security-policy": PAGE_POLICY}
-        return StreamingResponse(
-            page_of(shown_episode, run.store), headers=headers, media_type="text/html; charset=utf-8"
-        )
+
+        def pieces() -> Iterator[bytes]:
+            for piece in page_of(shown_episode, run.store):
+                run.used = time.monotonic()  # a slow reader takes long
+                yield piece
+
+        return StreamingResponse(pieces(), headers=headers, media_type="text/html; charset=utf-8")
 
     def export_film(self, request: Request) -> Response:
         run, id = self._run(request), request.path_params["id"]
@@ -262,6 +267,7 @@ class Api:
         run = self._runs.get(request.path_params["run"])
         if run is None:
             raise NotThere(f"there is no run {shown(request.path_params['run'])}; /api/runs lists them")
+        run.used = time.monotonic()
         return run
 
     def _turns(self, request: Request, index: int) -> StoredTurns:

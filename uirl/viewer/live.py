@@ -50,7 +50,7 @@ class Indexing:
 
     def _follow(self) -> None:
         while not self._stopped.is_set():
-            busy = [self._work_on(run) for run in self._runs.opened()]
+            busy = [self._work_on(run) for run in self._runs.followed()]
             self._stopped.wait(PAUSE if any(busy) else EVERY)
 
     def _work_on(self, run: Run) -> bool:
@@ -93,6 +93,7 @@ async def _news(run: Run, request: Request, since: int, sample: bool) -> AsyncIt
     place, count, said = since, -1, time.monotonic()
     yield b"retry: 2000\n\n"
     while not await request.is_disconnected():
+        run.used = time.monotonic()
         piece = await run_in_threadpool(read_from, run.metrics_path, place)
         news = b""
         if piece.restart or (sample and run.curves.complete):

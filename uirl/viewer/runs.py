@@ -23,6 +23,10 @@ from uirl.viewer.vocabulary import Vocabulary
 DEPTH = 3
 """Folders below the one that was named in which runs are looked for: `runs/<name>/round_00`."""
 MOST_RUNS = 2000
+KEPT = 300.0
+"""Seconds after which the files of a run that nobody asks for any more are closed: longer than any answer takes."""
+END = 1 << 16
+"""Bytes at the end of the metrics file in which the newest values are looked for."""
 WRITING = 15.0
 """Seconds after its last write during which a run counts as live where its lock cannot be seen."""
 T = TypeVar("T")
@@ -41,8 +45,12 @@ class Run:
         self.labels = LabelStore(self.folder / FILE if path.is_dir() else path.with_name(f"{path.stem}.{FILE}"))
         self.curves = Curves(self.metrics_path)
         self.vocabulary = Vocabulary(self.folder)
+        self.used = time.monotonic()
+        """When somebody asked for it last."""
         self._lock = threading.Lock()
         self._opened: tuple[tuple[Any, ...], TrajectoryStore, Index] | None = None
+        self._counted: tuple[tuple[Any, ...], int] | None = None
+        self._ends: tuple[tuple[Any, ...], tuple[Mapping[str, Any] | None, Sequence[Mapping[str, Any]]]] | None = None
 
     @property
     def metrics_path(self) -> Path:
@@ -71,11 +79,36 @@ class Run:
             index.set_labels({id: label.passed for id, label in self.labels.all().items()})
         return index
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether its files are open, or read as they grow."""
+        return self._opened is not None or self.curves.begun
+
+    def count(self) -> int:
+        """Return how many trajectories there are. The store is opened for as long as that takes, and only where it was
+        written since: a list of very many runs keeps none of their files open. Raises StorageError where it cannot be
+        read."""
+        state = _state_of(self.store_path)
+        if self._counted is None or self._counted[0] != state:
+            if state[0] is None:
+                return 0
+            with TrajectoryStore(self.store_path, read_only=True) as store:
+                self._counted = state, store.count()
+        return self._counted[1]
+
+    def ends(self) -> tuple[Mapping[str, Any] | None, Sequence[Mapping[str, Any]]]:
+        """Return the first row of its metrics (None: there is none) and the newest ones; read where they changed."""
+        state = _state_of(self.metrics_path)
+        if self._ends is None or self._ends[0] != state:
+            self._ends = state, (_first_row(self.metrics_path), newest_rows(self.metrics_path, END))
+        return self._ends[1]
+
     def close(self) -> None:
-        """Close what is open. Calling it twice is fine."""
+        """Close what is open. It is opened anew when somebody asks; calling it twice is fine."""
         with self._lock:
             self._close_store()
             self.labels.close()
+            self.curves.begun = False
 
     def _open(self) -> tuple[TrajectoryStore, Index]:
         with self._lock:
@@ -124,10 +157,15 @@ class Runs:
             run = {one.key: one for one in self.all()}.get(key)
         return run if run is not None and run.path.exists() else None
 
-    def opened(self) -> list[Run]:
-        """Return the runs that somebody looked at."""
+    def followed(self) -> list[Run]:
+        """Return the runs that somebody looks at; those that nobody asked for in the last `KEPT` seconds are closed."""
+        since = time.monotonic() - KEPT
         with self._lock:
-            return [run for run in self._runs.values() if run._opened is not None or run.curves.begun]
+            followed = [run for run in self._runs.values() if run.is_followed]
+        for run in followed:
+            if run.used < since:
+                run.close()
+        return [run for run in followed if run.is_followed]
 
     def close(self) -> None:
         """Close every run."""
@@ -148,12 +186,11 @@ class Runs:
 
 def describe(run: Run, root_name: str | None = None) -> dict[str, Any]:
     """Return the line of a run in the list. What cannot be read is null, and says why in `problem`."""
-    newest = newest_rows(run.metrics_path, 1 << 16)
-    first = _first_row(run.metrics_path)
+    first, newest = run.ends()
     problem = None
     trajectories = 0
     try:
-        trajectories = run.store.count() if run.has_store else 0
+        trajectories = run.count()
     except StorageError as error:
         problem = str(error)
     times = [_modified(path) for path in (run.metrics_path, run.store_path, Path(f"{run.store_path}-wal"))]
@@ -236,7 +273,7 @@ def is_store(path: Path) -> bool:
 
 
 def _state_of(store: Path) -> tuple[tuple[int, int] | None, tuple[Any, ...]]:
-    """Return which file a store is (None: it is not there), and how it and its log were last written."""
+    """Return which file is at a path (None: none), and how it and, of a store, its log were last written."""
     statuses: list[os.stat_result | None] = []
     for path in (store, Path(f"{store}-wal")):
         try:
