@@ -24,6 +24,7 @@ from uirl.viewer.marks import Mark, marks_of
         ("system_button", {"button": "back"}, Mark("key", (), "back")),
         ("scroll", {"direction": "down", "amount": 3, "x": 9, "y": 9}, Mark("scroll", ((9, 9),), "down 3")),
         ("swipe", {"direction": "up"}, Mark("scroll", (), "up")),
+        ("swipe", {"x": 1, "y": 2, "to_x": 3, "to_y": 4}, Mark("drag", ((1, 2), (3, 4)), "swipe")),
         ("somewhere_else", {"x": 1, "y": 2}, Mark("click", ((1, 2),), "somewhere_else")),
     ],
 )
@@ -38,6 +39,13 @@ def test_a_call_is_a_mark(name, arguments, mark):
 )  # fmt: skip
 def test_what_points_nowhere_is_none(name, arguments):
     assert marks_of([(name, arguments)], (100, 100)) == []
+
+
+@pytest.mark.parametrize("far", [10**400, 1e308, -1e308, 2e9], ids=["whole", "high", "low", "near"])
+@pytest.mark.parametrize("grid", [None, 999])
+def test_a_number_that_no_picture_has_is_no_place(far, grid):
+    assert marks_of([("click", {"x": far, "y": 1})], (1080, 2400), grid) == []
+    assert marks_of([("drag", {"coordinate": [5, far], "text": "a"})], (1080, 2400), grid) == [Mark("drag", (), None)]
 
 
 def test_a_grid_is_that_of_the_action_space():

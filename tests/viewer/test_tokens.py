@@ -10,6 +10,8 @@ import pytest
 from PIL import Image
 
 from tests.viewer.runs import make_run, picture, trajectory, turn
+from uirl.parsers import create_parser
+from uirl.parsers.registry import PARSERS
 from uirl.storage import LearnedTokens, TrajectoryStore
 from uirl.types import Action, Observation, PictureTransform, ToolCall
 from uirl.viewer.pictures import Fed
@@ -56,6 +58,45 @@ def test_pairs_have_no_names():
     call = (ToolCall("drag", {"start_coordinate": [7, 7], "end_coordinate": [7, 9]}),)
     words = ["from [", "7", ", ", "7", "] to [", "7", ",", "9", "]"]
     assert found(words, call) == [("x", 7, 1, 2), ("y", 7, 3, 4), ("x", 7, 5, 6), ("y", 9, 7, 8)]
+
+
+@pytest.mark.parametrize("behind", [', "text": "9"}', ', "duration": 9}'])
+def test_a_pair_stands_beside_itself_whatever_numbers_stand_behind_it(behind):
+    call = (ToolCall("type", {"coordinate": [7, 9], "text": "9"}),)
+    assert found(['{"coordinate": [', "7", ", ", "9", "]", behind], call) == [("x", 7, 1, 2), ("y", 9, 3, 4)]
+
+
+def test_a_pair_behind_its_name_counts_before_one_that_is_typed():
+    call = (ToolCall("type", {"coordinate": [7, 9], "text": "[7, 9]"}),)
+    words = ['{"coordinate": [', "7", ",", "9", '], "text": "[', "7", ",", "9", ']"}']
+    assert found(words, call) == [("x", 7, 1, 2), ("y", 9, 3, 4)]
+
+
+WAYS = [
+    ("click", {"x": 123, "y": 45}),
+    ("drag", {"x": 1, "y": 2, "to_x": 311, "to_y": 5}),
+    ("click", {"coordinate": [123, 45]}),
+    ("drag", {"start_coordinate": [10, 20], "end_coordinate": [20, 10]}),
+]
+
+
+@pytest.mark.parametrize("arguments", [way[1] for way in WAYS], ids=str)
+@pytest.mark.parametrize("name", sorted(set(PARSERS) - {"text"}))  # plain text has no calls
+def test_the_place_of_a_click_is_found_in_the_format_of_every_parser(name, arguments):
+    parser = create_parser(name)
+    call = ToolCall("drag" if len(arguments) == 4 else "click", arguments, "a1b2c3d4e" if name == "mistral" else "")
+    text = parser.render(Action("", (call,), "from 123 to 45"))
+    words = list(text)
+    one = reply(words, parser.parse(text).tool_calls)
+    written = [number for value in arguments.values() for number in (value if isinstance(value, list) else [value])]
+    assert [place.value for place in coordinates_of(one, words)] == written
+    assert ["".join(words[place.start : place.stop]) for place in coordinates_of(one, words)] == list(map(str, written))
+
+
+@pytest.mark.parametrize("text", ["1" * 400_000 + ".1.1", "7" + " " * 400_000 + "x 7"], ids=["digits", "space"])
+def test_a_reply_that_is_made_to_be_slow_is_read_in_linear_time(text):
+    call = (ToolCall("click", {"coordinate": [7, 7]}),)
+    assert coordinates_of(reply([text], call), [text]) == []  # with patterns that go back it would take minutes
 
 
 def test_without_text_or_log_probs_there_are_none():

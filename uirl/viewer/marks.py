@@ -11,6 +11,8 @@ Point = tuple[float, float]
 
 GRID = 999
 """Largest coordinate of the grid of `coordinates: grid_999` and of MAI-UI, whatever the size of the picture."""
+FARTHEST = 1e9
+"""A number beyond it is no coordinate: a policy may write any, and none of them can be drawn."""
 _POINTS = (("x", "y"), ("to_x", "to_y"))
 _PLACES = ("coordinate", "start_coordinate", "end_coordinate", "point", "start_point", "end_point")
 _TYPED = ("text", "value", "content")
@@ -65,7 +67,9 @@ def to_pixel(place: Point, size: tuple[int, int] | None, grid: int | None) -> Po
 def _mark(name: str, arguments: Mapping[str, Any], size: tuple[int, int] | None, grid: int | None) -> Mark | None:
     found = [to_pixel(place, size, grid) for place in places_of(arguments)]
     places = tuple(place for place in found if place is not None)
-    kind = _KINDS.get(name, "drag" if len(places) == 2 else "click")
+    kind = _KINDS.get(name, "click")
+    if len(places) == 2 and kind in ("click", "scroll"):
+        kind = "drag"
     text = _text(name, kind, arguments)
     points = bool(found) or arguments.get("mark") is not None
     if not points and kind == "click":
@@ -82,14 +86,20 @@ def places_of(arguments: Mapping[str, Any]) -> list[Point]:
     return [(float(x), float(y)) for x, y in places if is_number(x) and is_number(y)]
 
 
-def coordinate_parts(arguments: Mapping[str, Any]) -> list[tuple[str, str, float]]:
-    """Return (name, axis, value) of the coordinates as they were written, x and y of each place in turn; those of pairs
-    have no name, and those of boxes are left out."""
+def numbers_written(arguments: Mapping[str, Any]) -> list[tuple[str, str, float]]:
+    """Return (name, axis, value) of the coordinates that have a name each, x and y of each place in turn."""
     parts = [(name, axis, arguments.get(name)) for names in _POINTS for name, axis in zip(names, "xy", strict=True)]
-    written = [arguments.get(name) for name in _PLACES]
-    pairs = [pair for pair in written if isinstance(pair, (list, tuple)) and len(pair) == 2]
-    parts += [("", axis, value) for pair in pairs for axis, value in zip("xy", pair, strict=True)]
     return [(name, axis, float(value)) for name, axis, value in parts if is_number(value)]
+
+
+def pairs_written(arguments: Mapping[str, Any]) -> list[tuple[str, Point]]:
+    """Return (name, place) of the places that were written as pairs; boxes are left out."""
+    pairs = [(name, arguments.get(name)) for name in _PLACES]
+    return [
+        (name, (float(pair[0]), float(pair[1])))
+        for name, pair in pairs
+        if isinstance(pair, (list, tuple)) and len(pair) == 2 and all(map(is_number, pair))
+    ]
 
 
 def _centre(values: Sequence[Any]) -> tuple[Any, Any]:
@@ -116,4 +126,5 @@ def _first(arguments: Mapping[str, Any], names: Sequence[str]) -> str | None:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Return whether a value is a number that can be a coordinate."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -FARTHEST <= value <= FARTHEST

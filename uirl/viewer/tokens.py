@@ -5,16 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from uirl.storage import Learned
 from uirl.types import Turn
-from uirl.viewer.marks import coordinate_parts, to_pixel
+from uirl.viewer.marks import Point, numbers_written, pairs_written, to_pixel
 from uirl.viewer.pictures import Fed
 
-_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\d.]*\d)")
+_NUMBER = re.compile(r"(?<![\w.])-?\d++(?:\.\d++)?(?![\d.]*\d)")  # gives nothing back: linear for every reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,38 +100,67 @@ def coordinates_of(turn: Turn, words: Sequence[str] | None) -> list[Coordinate]:
     """Return the coordinates of the turn's calls in its tokens, x and y of each place in turn; those that are not found
     are left out.
 
-    A number counts where it has the value of the coordinate and stands behind its name (`"x":`); of pairs, which have
-    no names, where it stands in their order. The last such number in the reply counts: the call ends it.
+    A number counts where it has the value of the coordinate and stands behind its name (`"x":`, `<parameter=x>`); a
+    pair where its numbers stand beside each other behind its name (`"coordinate": [`) or, where they never do, behind
+    none. The last such place in the reply counts: the call ends it.
     """
     if words is None or len(turn.rollout_log_probs) != len(turn.response_ids):
         return []
     text, starts = "".join(words), _starts(words)
-    spans = _spans(text, [part for call in turn.action.tool_calls for part in coordinate_parts(call.arguments)])
     found = []
-    for axis, value, span in spans:
+    for axis, value, span in _spans(text, [call.arguments for call in turn.action.tool_calls]):
         start, stop = _tokens_between(starts, *span)
         probability = math.exp(min(0.0, math.fsum(turn.rollout_log_probs[start:stop])))
         found.append(Coordinate(start, stop, axis, value, probability))
     return found
 
 
-def _spans(text: str, parts: Sequence[tuple[str, str, float]]) -> list[tuple[str, float, tuple[int, int]]]:
-    """Return (axis, value, characters) of the coordinates (name, axis, value) that stand in `text`."""
+Span = tuple[int, int]
+"""Characters from here to before there."""
+_BESIDE = re.compile(r"[\"'\s]*+,?[\"'\s]*+")
+"""What stands between the numbers of a pair."""
+
+
+def _spans(text: str, calls: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, Span]]:
+    """Return (axis, value, characters) of the coordinates in the arguments of `calls` that stand in `text`."""
     numbers = list(_NUMBER.finditer(text))
-    found = []
+    found: list[tuple[str, float, Span]] = []
     end = len(text)
-    for name, axis, value in reversed(parts):
-        fits = [one for one in numbers if math.isclose(float(one[0]), value, abs_tol=1e-9)]
-        if name:
-            fits = [
-                one for one in fits if re.search(rf"(?<!\w){name}[\"']?\s*[:=]\s*[\"']?$", text[: one.start()][-40:])
-            ]
-        else:
-            fits = [one for one in fits if one.end() <= end]
-        if fits:
-            end = fits[-1].start()
-            found.append((axis, value, fits[-1].span()))
+    for arguments in reversed(calls):
+        for name, (x, y) in reversed(pairs_written(arguments)):
+            pair = _last_pair(text, numbers, name, (x, y), end)
+            if pair is not None:
+                found += [("y", y, pair[1]), ("x", x, pair[0])]
+                end = pair[0][0]
+        for name, axis, value in reversed(numbers_written(arguments)):
+            behind = [one for one in numbers if _equals(one, value) and _is_named(text, one.start(), name)]
+            if behind:
+                found.append((axis, value, behind[-1].span()))
     return found[::-1]
+
+
+def _last_pair(
+    text: str, numbers: Sequence[re.Match[str]], name: str, place: Point, end: int
+) -> tuple[Span, Span] | None:
+    """Return where x and y of the last such pair before `end` stand, one behind `name` before all others."""
+    pairs = [
+        (x, y)
+        for x, y in itertools.pairwise(numbers)
+        if _equals(x, place[0]) and _equals(y, place[1]) and _BESIDE.fullmatch(text, x.end(), y.start())
+    ]
+    named = [pair for pair in pairs if _is_named(text, pair[0].start(), name, opening=r"\s*[\[(]\s*")]
+    behind = named or [pair for pair in pairs if pair[1].end() <= end]
+    return (behind[-1][0].span(), behind[-1][1].span()) if behind else None
+
+
+def _is_named(text: str, start: int, name: str, opening: str = r"\s*") -> bool:
+    """Return whether `name` and a sign stand before the character `start`."""
+    pattern = rf"(?<!\w){name}(?:[\"']?\s*[:=]|>){opening}[\"']?$"
+    return re.search(pattern, text[max(0, start - 60) : start]) is not None
+
+
+def _equals(written: re.Match[str], value: float) -> bool:
+    return math.isclose(float(written[0]), value, abs_tol=1e-9)
 
 
 def heat_of(
