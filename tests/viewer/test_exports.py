@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import sqlite3
 
 import pytest
 from PIL import Image
@@ -56,6 +58,45 @@ def test_a_terminal_obeys_nothing_that_is_printed(hostile, capsys):
     assert "\u202e" not in printed
     assert "\\x1b[2J" in printed
     assert "verdict:" in printed
+
+
+def test_a_terminal_obeys_no_id_either(tmp_path, capsys):
+    path = make_run(tmp_path / "run", [trajectory("one\x1b[2J\ntwo\u2028\u061c\u202e", task="\x9b2J\n")])
+    assert main(["view", str(path), "--text"]) == 0
+    assert main(["view", str(path), "--export", str(tmp_path / "one.html")]) == 0
+    printed = capsys.readouterr().out
+    assert not set(printed) & set("\x1b\x9b\u2028\u061c\u202e")
+    assert printed.startswith("one\\x1b[2J\\x0atwo")
+
+
+def test_a_terminal_without_a_letter_is_shown_its_number(tmp_path, monkeypatch):
+    path = make_run(tmp_path / "run", [trajectory("one", [turn("Zürich \u6f22")])])
+    narrow = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr("sys.stdout", narrow)
+    assert main(["view", str(path), "--text"]) == 0
+    narrow.flush()
+    assert b"Z\\xfcrich \\u6f22" in narrow.buffer.getvalue()
+
+
+def test_of_several_runs_the_one_that_was_written_last_has_the_newest(tmp_path, capsys):
+    for name, moment in (("a-long-ago", 1000), ("just-now", 3000), ("some-time-ago", 2000)):
+        path = make_run(tmp_path / name, [trajectory(f"of {name}")])
+        for file in path.iterdir():
+            os.utime(file, (moment, moment))
+    assert main(["view", str(tmp_path), "--text"]) == 0
+    assert capsys.readouterr().out.startswith("of just-now  ")
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(tmp_path, capsys):
+    broken = make_run(tmp_path / "broken", [trajectory("x")]) / "trajectories.sqlite"
+    with sqlite3.connect(broken) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    make_run(tmp_path / "whole", [trajectory("y")])
+    assert main(["view", str(tmp_path), "--text", "y"]) == 0
+    assert capsys.readouterr().out.startswith("y  task task")
+    assert main(["view", str(tmp_path), "--text", "z"]) == 2
+    assert "schema version 99" in capsys.readouterr().err
 
 
 def test_the_command_prints_the_newest_or_the_one_named(run, capsys):

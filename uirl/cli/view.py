@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ def _print(paths: Sequence[str], id: str | None) -> int:
     from uirl.viewer.found import find_episode
     from uirl.viewer.text import WIDTH, text_of
 
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that has not every character
     with find_episode(paths, id) as (_, episode):
         width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
         for line in text_of(episode, width):
@@ -57,11 +60,12 @@ def _export(paths: Sequence[str], path: Path, id: str | None) -> int:
     from uirl.runtime.files import write_atomically
     from uirl.viewer.export import film_of, page_of
     from uirl.viewer.found import find_episode
+    from uirl.viewer.text import one_line
 
     if path.suffix not in (".html", ".gif"):
         raise ConfigError(f"got --export {path}, expected a name that ends in .html or .gif")
     with find_episode(paths, id) as (run, episode):
         data = film_of(episode, run.store) if path.suffix == ".gif" else b"".join(page_of(episode, run.store))
         write_atomically(path, data)
-        print(f"{episode['id']} is in {path} ({len(data)} bytes)")
+        print(f"{one_line(episode['id'])} is in {path} ({len(data)} bytes)")
     return 0

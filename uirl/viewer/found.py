@@ -11,31 +11,32 @@ from uirl.viewer.episode import episode
 from uirl.viewer.runs import Run, Runs
 from uirl.viewer.search import line_of
 
-FOREVER = 3600.0
-"""Seconds that a command takes to read the list of a run: all of it."""
-
 
 @contextlib.contextmanager
 def find_episode(paths: Sequence[str], id: str | None) -> Iterator[tuple[Run, dict[str, Any]]]:
-    """Return the run and the trajectory `id`, as `episode` gives it; None: the newest one of the first run that has
-    some. Raises StorageError where there is none."""
-    runs = Runs(paths)
+    """Return the run and the trajectory `id`, as `episode` gives it; None: the newest one of the run that was written
+    last. Raises StorageError where there is none."""
+    runs, unread = Runs(paths), []
     try:
-        for run in runs.all():
-            if not run.has_store:
-                continue
-            run.index.catch_up(FOREVER)
-            name = id if id is not None else _newest(run)
-            row = None if name is None else line_of(run.index, name)
+        for run in sorted(runs.all(), key=Run.written, reverse=True):
+            try:
+                row = _row(run, id)
+            except StorageError as error:  # one run that cannot be read hides none of the others
+                unread.append(str(error))
+                row = None
             if row is not None:
                 yield run, episode(run, row["id"], row)
                 return
+            run.close()  # there may be more runs than files that may be open
         what = "no trajectory" if id is None else f"no trajectory {id!r}"
-        raise StorageError(f"there is {what} in {', '.join(map(str, paths))}; uirl view shows which there are")
+        why = f"there is {what} in {', '.join(map(str, paths))}; uirl view shows which there are"
+        raise StorageError("; ".join([why, *unread[:3]]))
     finally:
         runs.close()
 
 
-def _newest(run: Run) -> str | None:
-    found = run.index.read("SELECT id FROM rows ORDER BY number DESC LIMIT 1")
-    return found[0][0] if found else None
+def _row(run: Run, id: str | None) -> dict[str, Any] | None:
+    if not run.has_store:
+        return None
+    name = run.index.newest() if id is None else id
+    return None if name is None else line_of(run.index, name)

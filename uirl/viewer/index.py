@@ -166,6 +166,11 @@ class Index:
         found = self._from_store(query, (number,))
         return found[0][0] if found else None
 
+    def newest(self) -> str | None:
+        """Return the id of the newest trajectory of the store; None: it has none."""
+        found = self._from_store("SELECT id FROM trajectories ORDER BY number DESC LIMIT 1")
+        return found[0][0] if found else None
+
     def set_labels(self, labels: Mapping[str, bool | None]) -> None:
         """Replace what is known of labels, id -> passed, as the table `labelled` that queries may join."""
         with self._lock, database_errors("cannot write the viewer's index"):

@@ -79,6 +79,14 @@ class Run:
             index.set_labels({id: label.passed for id, label in self.labels.all().items()})
         return index
 
+    def written(self) -> float:
+        """Return when it was written last, in seconds since 1970; 0: never."""
+        return max((time for time in self.times() if time is not None), default=0.0)
+
+    def times(self) -> list[float | None]:
+        """Return when each of its files was written last; None: it is not there."""
+        return [_modified(path) for path in (self.metrics_path, self.store_path, Path(f"{self.store_path}-wal"))]
+
     @property
     def is_followed(self) -> bool:
         """Whether its files are open, or read as they grow."""
@@ -193,7 +201,7 @@ def describe(run: Run, root_name: str | None = None) -> dict[str, Any]:
         trajectories = run.count()
     except StorageError as error:
         problem = str(error)
-    times = [_modified(path) for path in (run.metrics_path, run.store_path, Path(f"{run.store_path}-wal"))]
+    times = run.times()
     return {
         "key": run.key,
         "path": str(run.path),

@@ -13,13 +13,17 @@ from uirl.runtime.limits import whole_characters
 WIDTH = 100
 LONGEST = 4000
 """Characters of one text that are printed; the page shows all."""
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 
 
 def text_of(episode: Mapping[str, Any], width: int = WIDTH) -> Iterator[str]:
     """Return the lines of an episode (`episode.episode`). What it says moves no cursor: control characters stand as
     \\x1b."""
-    yield f"{episode['id']}  task {shown(episode['task']['id'])}  step {episode['step']}  {episode['split']}"
+    return (one_line(line) for line in _lines(episode, width))
+
+
+def _lines(episode: Mapping[str, Any], width: int) -> Iterator[str]:
+    yield f"{episode['id']}  task {episode['task']['id']}  step {episode['step']}  {episode['split']}"
     if episode["task"]["goal"]:
         yield from _block("goal", episode["task"]["goal"], width)
     for turn in episode["turns"]:
@@ -75,6 +79,11 @@ def _block(name: str, text: str, width: int) -> Iterator[str]:
         if number == 0:
             yield f"{shown(name)}:"
         yield from (f"  {part}" for part in wrapped)
+
+
+def one_line(text: Any) -> str:
+    """Return a text as one line, without characters that a terminal would obey."""
+    return shown(text).replace("\n", "\\x0a")
 
 
 def shown(text: Any) -> str:
