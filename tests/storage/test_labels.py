@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from uirl.errors import StorageError
+from uirl.runtime.limits import InputError
 from uirl.storage import labels as module
 from uirl.storage.labels import Label, LabelStore, read_sheet, write_sheet
 
@@ -59,3 +60,22 @@ def test_another_process_may_make_the_file_first(tmp_path, monkeypatch):
     assert sorted(mine.all()) == ["mine", "theirs"]
     mine.close()
     other.close()
+
+
+@pytest.mark.parametrize("sign", [",", ";", "\t"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_sheet_is_read_as_spreadsheets_of_any_country_write_it(sign, end):
+    lines = [["id", "passed", "error_step", "note"], ["a", "TRUE", "", '"one; two, ""three"""'], ["'=b", "no", "2", ""]]
+    sheet = "\ufeff" + "".join(sign.join(line) + end for line in lines)
+    assert read_sheet(sheet) == {"a": Label(True, None, 'one; two, "three"'), "=b": Label(False, 2)}
+
+
+def test_a_note_keeps_its_lines(tmp_path):
+    label = Label(True, None, "one\r\ntwo\nthree\n", "me", 1.0)
+    assert read_sheet(write_sheet({"a": label}))["a"].note == label.note
+
+
+def test_a_sheet_that_says_two_things_of_one_episode_is_refused():
+    assert read_sheet("id,passed\na,yes\na,true\n") == {"a": Label(True)}
+    with pytest.raises(InputError, match="line 3: got another label of 'a'"):
+        read_sheet("id,passed\na,yes\na,no\n")

@@ -48,16 +48,30 @@ async def test_a_chart_is_taken_away_as_numbers_and_as_a_picture(address: str) -
         assert min(width, height) > 100
 
 
+async def chosen(tab: Tab, content: str) -> None:
+    """Choose a file of labels; `content`: what is in it, as JavaScript."""
+    await tab.ask(
+        "((input, data) => {"
+        f"data.items.add(new File([{content}], 'labels.csv', {{type: 'text/csv'}}));"
+        "input.files = data.files; input.dispatchEvent(new Event('change', {bubbles: true}));"
+        "})(document.querySelector('input[type=file]'), new DataTransfer())"
+    )
+
+
+async def test_a_sheet_of_other_letters_is_refused_and_none_is_lost(address: str) -> None:
+    sheet = list("id,passed,note\na,yes,über\n".encode("latin-1"))
+    async with browsing(address) as tab, httpx.AsyncClient(timeout=SECONDS) as client:
+        await tab.goto("#/run/first/trajectories")
+        await chosen(tab, f"new Uint8Array({sheet})")
+        await tab.until("document.body.innerText.includes('the sheet is no UTF-8')")
+        assert len((await client.get(f"{address}/api/runs/first/labels.csv")).text.splitlines()) == 1
+
+
 async def test_a_sheet_of_labels_is_read_and_given_back(address: str) -> None:
     sheet = "id,passed,error_step,note\na,no,1,too early\nnobody,yes,,\n"
     async with browsing(address) as tab, httpx.AsyncClient(timeout=SECONDS) as client:
         await tab.goto("#/run/first/trajectories")
-        await tab.ask(
-            "((input, data) => {"
-            f"data.items.add(new File([{json.dumps(sheet)}], 'labels.csv', {{type: 'text/csv'}}));"
-            "input.files = data.files; input.dispatchEvent(new Event('change', {bubbles: true}));"
-            "})(document.querySelector('input[type=file]'), new DataTransfer())"
-        )
+        await chosen(tab, json.dumps(sheet))
         await tab.until("document.body.innerText.includes('1 labels read, 1 ids are not of this run')")
         await tab.until("document.querySelector('tbody').innerText.includes('✗ failed')")
         given = (await client.get(f"{address}/api/runs/first/labels.csv")).text.splitlines()

@@ -194,18 +194,28 @@ def write_sheet(labels: Mapping[str, Label]) -> str:
 
 def read_sheet(text: str) -> dict[str, Label]:
     """Return the labels of a sheet with the columns `id`, `passed` (true, false, yes, no, 1, 0 or empty) and, where
-    they are there, `error_step` and `note`; a column `label` stands for `passed`. Raises InputError with the line."""
-    rows = csv.DictReader(io.StringIO(text.removeprefix("\ufeff")))
+    they are there, `error_step` and `note`; a column `label` stands for `passed`. Between columns stands a comma, or
+    the semicolon or tab that spreadsheets write in other countries. Raises InputError with the line."""
+    whole = text.removeprefix("\ufeff")
+    rows = csv.DictReader(io.StringIO(whole, newline=""), delimiter=_delimiter(whole))
     columns = set(rows.fieldnames or ())
     if "id" not in columns or not columns & {"passed", "label"}:
         raise InputError(f"got the columns {shown(sorted(columns))}, expected id and passed, as in {','.join(SHEET)}")
-    found = {}
+    found: dict[str, Label] = {}
     try:
         for row in rows:
-            found[_live(row["id"])] = _of_row(row, rows.line_num)
+            id, label = _live(row["id"]), _of_row(row, rows.line_num)
+            if found.setdefault(id, label) != label:
+                raise InputError(f"line {rows.line_num}: got another label of {shown(id)} than in a line before")
     except csv.Error as error:
         raise InputError(f"line {rows.line_num} is no CSV: {error}") from None
     return found
+
+
+def _delimiter(text: str) -> str:
+    """Return what stands between the columns: the sign of which the first line has most."""
+    first = text[:1000].splitlines()[:1]
+    return max(",;\t", key=lambda sign: "".join(first).count(sign))
 
 
 def _of_row(row: Mapping[str, Any], line: int) -> Label:
