@@ -80,6 +80,15 @@ def test_no_line_is_wider_and_no_board_higher_than_the_terminal(width: int, heig
     assert not plain or all(line.isascii() for line in lines)
 
 
+def test_what_is_waited_for_may_have_lines_and_is_drawn_on_one() -> None:
+    board = filled()
+    board.title = "screen\tgrpo\n"
+    lines = drawn(board, 60, 8, "episodes; waits for a page:\n\n\tit does\nnot answer")
+    assert lines[-1].endswith("episodes; waits for a page: it does not answer")
+    assert lines[0] == "screen grpo"
+    assert len(lines) <= 8
+
+
 def test_a_narrow_board_keeps_what_counts() -> None:
     assert drawn(filled(), 26)[2].split() == ["step", "success", "reward"]
 

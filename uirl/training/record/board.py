@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -104,11 +105,11 @@ class Board:
         """Return what is drawn now: at most `height` lines of at most `width` columns. `activity`: what goes on;
         `plain`: of ASCII alone."""
         now = time.monotonic()
-        head = [Text(self.title, style="bold")] if self.title else []
+        head = [Text(_one_line(self.title), style="bold")] if self.title else []
         head += [] if self.progress is None else list(_bar(self.progress, self.begun, now, width, plain))
         foot = list(_sparklines(self.curves, width, plain))
         if activity is not None and not self.over:
-            foot.append(_spinning(activity, now, plain))
+            foot.append(_spinning(_one_line(activity), now, plain))
         room = max(0, height - len(head) - len(foot) - 2)
         table = _table(list(self.rows)[-room:] if room else [], width)
         lines = [*head, *table, *foot][:height]
@@ -190,6 +191,11 @@ def _sparklines(curves: Mapping[str, Sequence[float]], width: int, plain: bool) 
 def _spinning(activity: str, now: float, plain: bool) -> Text:
     mark = "|/-\\"[int(now * 4) % 4] if plain else _SPINNER[int(now * 8) % len(_SPINNER)]
     return Text.assemble((mark, "green"), " ", activity)
+
+
+def _one_line(text: str) -> str:
+    """Return a text without line ends and tabs, which would make the board higher and wider than it is."""
+    return re.sub(r"\s*[\n\t\v\f\r]\s*", " ", text.strip())
 
 
 def _any(rows: Sequence[Mapping[str, float]], metric: str) -> bool:

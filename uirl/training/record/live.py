@@ -39,7 +39,7 @@ def live_board(title: str = "") -> Iterator[Board | None]:
     if not (console.is_interactive and console.is_terminal and not console.is_dumb_terminal and sys.stdout.isatty()):
         yield None
         return
-    board = Board(title)
+    board = Board(progress.visible(title))
     live = Live(
         get_renderable=lambda: _Drawing(board),
         console=console,
