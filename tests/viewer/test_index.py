@@ -20,7 +20,8 @@ from uirl.types import Verdict
 from uirl.viewer import live
 from uirl.viewer.access import Access
 from uirl.viewer.app import create_app
-from uirl.viewer.index import Index, remove_unused
+from uirl.viewer.cache import remove_unused
+from uirl.viewer.index import Index
 from uirl.viewer.runs import Runs
 
 MANY = 8
@@ -233,6 +234,60 @@ def test_an_index_is_removed_with_its_log_or_not_at_all(tmp_path):
     os.utime(tmp_path / "used.sqlite-wal")  # a copy that is read and not written for long has a young log at most
     remove_unused(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["used.sqlite", "used.sqlite-wal"]
+
+
+def steps_of_a_look(index):
+    """Return how much SQLite does when the index looks for news, in tens of its instructions."""
+    steps = []
+    for connection in (index._source, index._connection):
+        connection.set_progress_handler(lambda: steps.append(1), 10)
+    index.catch_up(60)
+    index.read_words(60)
+    return len(steps)
+
+
+def test_a_look_at_a_store_that_stands_still_costs_the_same_whatever_its_size(tmp_path):
+    """A training run is beside it, and it is looked at every second."""
+    work = []
+    for count in (100, 1000):
+        run = make_run(tmp_path / str(count))
+        with TrajectoryStore(run / "trajectories.sqlite") as store:
+            store.add_many([trajectory(f"t{i}") for i in range(count)], step=1)
+        index = Index(run / "trajectories.sqlite", tmp_path / f"{count}.copy")
+        while index.size[:2] != (count, count):
+            index.catch_up(60)
+            index.read_words(60)
+        index.catch_up(60)
+        work.append(steps_of_a_look(index))
+        index.close()
+    assert work[1] < 1.5 * work[0]
+
+
+def test_rows_that_come_while_it_looks_are_no_loss(two, tmp_path):
+    one, _ = two
+    one.catch_up(60)
+    epoch = one._epoch()
+    with TrajectoryStore(tmp_path / "run" / "trajectories.sqlite") as store:
+        for number in range(4):
+            meanwhile(one, "_from_store", lambda number=number: store.add(trajectory(f"new{number}"), step=9))
+            one.catch_up(60)
+    assert one._epoch() == epoch
+    assert one.size[0] == MANY + 4
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_user_without_a_home_has_an_index_all_the_same(run, monkeypatch, tmp_path, there):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path if there else _no_home())
+    index = Index(run / "trajectories.sqlite")
+    index.catch_up(60)
+    assert index.size[0] == 3
+    assert (tmp_path / ".cache" / "uirl" / "viewer").is_dir() is there
+    index.close()
+
+
+def _no_home():
+    raise RuntimeError("Could not determine home directory.")
 
 
 def test_names_with_half_a_pair_lead_to_their_pages(client, run):

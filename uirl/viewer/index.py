@@ -8,9 +8,7 @@ folder, and can be deleted at any time. Rows come in newest first: the first pag
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import os
 import sqlite3
 import threading
 import time
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from uirl.storage.database import Connection, connect, database_errors, transaction
+from uirl.viewer.cache import place_of, remove
 from uirl.viewer.flags import flags_of
 
 VERSION = 2
@@ -36,8 +35,6 @@ MOST_WORDS = 20_000
 """Characters of one episode that are searched."""
 UNREADABLE = "unreadable"
 """Flag of an episode whose record is damaged."""
-UNUSED = 30 * 24 * 3600
-"""Seconds after which an index that nobody opened is removed."""
 _SCHEMA = (
     # of `state`: which numbers were searched for words, all of `rows` from `low` to `high`, and how many; `epoch` grows
     # whenever everything is forgotten: what a process read before then it does not keep
@@ -50,32 +47,6 @@ _SCHEMA = (
     "CREATE TABLE screens (hash TEXT PRIMARY KEY, perceptual TEXT NOT NULL)",
     f"PRAGMA user_version = {VERSION}",
 )
-
-
-def cache_folder() -> Path:
-    """Return the folder of the indices, made where it is missing."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "uirl" / "viewer"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def remove_unused(folder: Path, older_than: float = UNUSED) -> None:
-    """Remove the indices in `folder` that nobody has opened for `older_than` seconds."""
-    for path in folder.glob("*.sqlite"):
-        with contextlib.suppress(OSError):
-            if time.time() - max(part.stat().st_mtime for part in _parts(path) if part.exists()) > older_than:
-                _remove(path)
-
-
-def _parts(file: Path) -> list[Path]:
-    return [Path(f"{file}{ending}") for ending in ("-wal", "-shm", "")]
-
-
-def _remove(file: Path) -> None:
-    """Remove an index with its log: a log that is left would be played into the next file of that name."""
-    for part in _parts(file):
-        part.unlink(missing_ok=True)
 
 
 class Index:
@@ -103,7 +74,7 @@ class Index:
         """What `search.facets` counted last, and how many rows there were."""
         self._file: Path | None = None
         try:
-            self._file = _default_file(store) if file is None else file
+            self._file = place_of(store, VERSION) if file is None else file
             self._connection = _open(self._file)
         except (sqlite3.Error, OSError):
             self._connection = _open(None)
@@ -141,7 +112,7 @@ class Index:
         self._connection.close()
         if self._file is not None:
             with contextlib.suppress(OSError):
-                _remove(self._file)
+                remove(self._file)
         try:
             self._connection = _open(self._file)
         except (sqlite3.Error, OSError):
@@ -273,9 +244,7 @@ class Index:
         if not newest:
             return
         there = self._from_store("SELECT number, id, created FROM trajectories WHERE number = ?", newest[0][:1])
-        low, copied = self.read("SELECT min(number), count(*) FROM rows")[0]
-        kept = self._from_store("SELECT count(*) FROM trajectories WHERE number BETWEEN ? AND ?", (low, newest[0][0]))
-        if there == newest and kept[0][0] == copied:
+        if there == newest and self._kept() == self.read("SELECT count(*) FROM rows")[0][0]:
             return
         with self._writing() as connection:
             connection.execute("DELETE FROM rows")
@@ -283,11 +252,23 @@ class Index:
             connection.execute("UPDATE state SET high = 0, low = 0, count = 0, epoch = epoch + 1")
         self.counted = None
 
+    def _ends(self) -> tuple[int | None, int | None]:
+        """Return the lowest and the highest number that were copied; None: there are no rows. Each is looked up by
+        itself: SQLite goes through all rows for both at once."""
+        return self.read("SELECT (SELECT min(number) FROM rows), (SELECT max(number) FROM rows)")[0]
+
+    def _kept(self) -> int:
+        """Return how many rows the store has between the lowest and the highest copied one: all but those outside,
+        which are few once the copy is whole."""
+        outside = "SELECT count(*) FROM trajectories WHERE number"
+        query = f"SELECT (SELECT count(*) FROM trajectories) - ({outside} < ?) - ({outside} > ?)"
+        return int(self._from_store(query, self._ends())[0][0])  # at one moment: rows come meanwhile
+
     def _copy_some(self) -> bool:
         """Copy rows behind the newest copied one or, where there are none, before the oldest; return whether more may
         be left."""
         epoch = self._epoch()
-        low, high = self.read("SELECT min(number), max(number) FROM rows")[0]
+        low, high = self._ends()
         query = self._query()
         rows = []
         if high is not None:
@@ -361,7 +342,7 @@ def _open(file: Path | None) -> Connection:
     except sqlite3.DatabaseError as error:
         if file is None or not _is_damage(error):
             raise
-        _remove(file)  # it is only a copy
+        remove(file)  # it is only a copy
         return _opened(file)
 
 
@@ -386,10 +367,3 @@ def _opened(file: Path | None) -> Connection:
         connection.close()
         raise
     return connection
-
-
-def _default_file(store: Path) -> Path:
-    """Return the place of the index of a store: another file at the same place has another one."""
-    status, place = store.stat(), store.resolve()
-    name = hashlib.sha256(f"{VERSION}\0{place}\0{status.st_ino}\0{status.st_dev}".encode()).hexdigest()[:24]
-    return cache_folder() / f"{name}.sqlite"

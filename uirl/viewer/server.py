@@ -12,7 +12,7 @@ import uvicorn
 from uirl.errors import ConfigError
 from uirl.viewer.access import Access, is_loopback
 from uirl.viewer.app import create_app
-from uirl.viewer.index import cache_folder, remove_unused
+from uirl.viewer.cache import cache_folder, remove_unused
 from uirl.viewer.runs import Runs
 
 GRACE = 2

@@ -1,0 +1,52 @@
+"""Where the viewer keeps its copies: a folder of the user's, whose files can be deleted at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from pathlib import Path
+
+UNUSED = 30 * 24 * 3600
+"""Seconds after which an index that nobody opened is removed."""
+
+
+def cache_folder() -> Path:
+    """Return the folder of the indices, made where it is missing. Raises OSError where that cannot be, as for a user
+    without a home."""
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise FileNotFoundError(str(error)) from None
+    folder = Path(home) / "uirl" / "viewer"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def remove_unused(folder: Path, older_than: float = UNUSED) -> None:
+    """Remove the indices in `folder` that nobody has opened for `older_than` seconds."""
+    for path in folder.glob("*.sqlite"):
+        with contextlib.suppress(OSError):
+            times = [part.stat().st_mtime for part in files_of(path) if part.exists()]
+            if times and time.time() - max(times) > older_than:
+                remove(path)
+
+
+def files_of(file: Path) -> list[Path]:
+    """Return the files of an index, its log first."""
+    return [Path(f"{file}{ending}") for ending in ("-wal", "-shm", "")]
+
+
+def remove(file: Path) -> None:
+    """Remove an index with its log: a log that is left would be played into the next file of that name."""
+    for part in files_of(file):
+        part.unlink(missing_ok=True)
+
+
+def place_of(store: Path, version: int) -> Path:
+    """Return the place of the index of a store: another file at the same place has another one, and another
+    version of the index too."""
+    status, place = store.stat(), store.resolve()
+    name = hashlib.sha256(f"{version}\0{place}\0{status.st_ino}\0{status.st_dev}".encode()).hexdigest()[:24]
+    return cache_folder() / f"{name}.sqlite"
