@@ -262,6 +262,16 @@ async def test_the_pages_can_be_used_by_everyone(address: str) -> None:
                 assert await violations(tab) == [], f"{route} in {theme}"
 
 
+async def test_a_page_that_is_only_looked_at_draws_nothing(address: str, run: Path) -> None:
+    """What moves without end is drawn sixty times a second: it takes the processor from the run beside it."""
+    async with browsing(address) as tab:
+        for route in ("#/", "#/run/first"):
+            (run / "metrics.jsonl").touch()  # written just now: live
+            await tab.goto(route)
+            await tab.until("document.querySelector('.live')")
+            assert await tab.ask("document.getAnimations().length") == 0, route
+
+
 async def test_a_narrow_page_is_not_wider_than_the_screen(address: str) -> None:
     async with browsing(address, 390, 844) as tab:
         for route in ROUTES:
