@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 from tests.viewer.runs import make_run, trajectory, turn
 from uirl.images import Screenshot
 from uirl.types import Action, Observation, ToolCall
-from uirl.viewer.groups import align
+from uirl.viewer.groups import align, packed
 
 
 def seen(name: str) -> Observation:
@@ -26,9 +26,10 @@ def episode(id: str, screens: str, success: bool, clicks: str = ""):
     return trajectory(id, turns, success=success, final=seen(screens[-1]), group_id="g/1")
 
 
-def aligned(*rows: str) -> list[str]:
+def aligned(*rows: str, pack: bool = False) -> list[str]:
     """Each member as a line of letters, with '-' where a column shows it nothing."""
     places = align([[seen(letter) for letter in row] for row in rows], lambda a, b: a.text == b.text)
+    places = packed(places) if pack else places
     width = 1 + max(column for mine in places for column in mine)
     lines = [["-"] * width for _ in rows]
     for line, row, mine in zip(lines, rows, places, strict=True):
@@ -43,6 +44,17 @@ def test_equal_screens_stand_below_each_other():
     assert aligned("abc", "aabc", "ac") == ["a-bc", "aabc", "a--c"]
     assert aligned("", "ab") == ["--", "ab"]
     assert aligned("aab", "ab", "axab") == ["a-ab", "a--b", "axab"]
+
+
+def test_what_only_one_saw_stands_beside_what_others_saw_meanwhile():
+    assert aligned("abcd", "abxd", pack=True) == ["abcd", "abxd"]
+    assert aligned("a1234z", "a56z", "a7", pack=True) == ["a1234z", "a56--z", "a7----"]
+    assert aligned("abc", "axyc", "ac", pack=True) == ["ab-c", "axyc", "a--c"]
+    assert aligned("12ab", "3b", "4a5b", pack=True) == ["12a-b", "3---b", "4-a5b"]
+    assert aligned("", "ab", pack=True) == ["--", "ab"]
+    parting = [f"o{chr(200 + i)}{chr(300 + i)}" for i in range(16)]
+    assert max(map(len, aligned(*parting))) == 33
+    assert aligned(*parting, pack=True) == parting
 
 
 def ask(client, run, episodes):
@@ -85,7 +97,8 @@ def test_screens_are_compared_by_what_they_show(client, run):
         return trajectory(id, turns, success=success, group_id="g/1")
 
     shown = ask(client, run, [member("a", 0, ["red", "blue"], True), member("b", 5, ["red", "black"], False)])
-    columns = [column["screens"] for column in shown["columns"]]
-    assert columns[0] == {"a": 0, "b": 0}
-    assert {"a": 1, "b": None} in columns
+    assert shown["columns"] == [
+        {"screens": {"a": 0, "b": 0}, "same": True},
+        {"screens": {"a": 1, "b": 1}, "same": False},
+    ]
     assert len(shown["members"][0]["turns"][0]["hash"]) == 16

@@ -86,3 +86,22 @@ async def test_siblings_are_aligned_and_one_key_labels_the_error(address: str) -
         assert {"passed": False, "error_step": 1}.items() <= label.items()
         await tab.press("down", "enter")
         await tab.until("location.hash === '#/run/first/t/worse/1'")
+
+
+async def test_the_arrows_go_over_screens_that_an_episode_never_saw(tmp_path: Path) -> None:
+    def member(id: str, *places: int) -> Trajectory:
+        return trajectory(id, [clicked(WIDE, x, 400) for x in places], group_id="apart")
+
+    path = make_run(tmp_path / "apart", [member("one", 100, 1200), member("two", 100, 500, 800, 1200)])
+    with viewer(path) as address:
+        async with browsing(address) as tab:
+            await tab.goto("#/run/apart/g/apart")
+            await tab.until("document.querySelectorAll('tbody tr').length === 2")
+            at = "document.querySelector('td[aria-selected=true]').cellIndex - 1"
+            seen = [await tab.ask(at)]
+            for _ in range(2):
+                await tab.press("right")
+                seen.append(await tab.ask(at))
+            assert seen == [0, 3, 3]
+            await tab.press("left")
+            assert await tab.ask(at) == 0

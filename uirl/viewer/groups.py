@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -66,7 +68,8 @@ def _perceptual(store: TrajectoryStore, picture: str) -> int:
 
 
 def group(run: Run, group_id: str) -> dict[str, Any] | None:
-    """Return the members of a group with their turns, the columns in which equal screens stand, and where failed
+    """Return the members of a group with their turns, the columns in which equal screens stand (and between them what
+    only one of them saw), and where failed
     members left the way of successful ones; None: there is no such group."""
     rows = run.store.list(group_id=group_id, limit=MOST_MEMBERS)
     if not rows:
@@ -75,13 +78,17 @@ def group(run: Run, group_id: str) -> dict[str, Any] | None:
     members = [replace(run.store.get(row.id, pictures=False, tokens=False), id=row.id) for row in rows]
     screens = Screens(run)
     seen = [screens_of_turns(one)[:MOST_TURNS] for one in members]
-    places = align(seen, screens.same)
+    aligned = align(seen, screens.same)
+    places = packed(aligned)
     forks = find_forks(members, screens, places)
     width = 1 + max((column for one in places for column in one), default=-1)
     columns: list[dict[str, int | None]] = [dict.fromkeys(one.id for one in members) for _ in range(width)]
     for one, mine in zip(members, places, strict=True):
         for index, column in enumerate(mine):
             columns[column][one.id] = index
+    seen_in: list[set[int]] = [set() for _ in range(width)]
+    for new, old in zip(itertools.chain(*places), itertools.chain(*aligned), strict=True):
+        seen_in[new].add(old)
     first = min((fork["column"] for fork in forks), default=None)
     pairs = [[fork["failed"], fork["successful"]] for fork in forks]
     return {
@@ -90,7 +97,9 @@ def group(run: Run, group_id: str) -> dict[str, Any] | None:
         "members": [_member(run, one, screens) for one in members],
         "fork": None if first is None else {"step": first, "pairs": pairs},
         "forks": forks,
-        "columns": [{"screens": column} for column in columns],
+        "columns": [
+            {"screens": column, "same": len(screen) == 1} for column, screen in zip(columns, seen_in, strict=True)
+        ],
     }
 
 
@@ -120,6 +129,23 @@ def align(seen: Sequence[Sequence[Observation]], same: Same) -> list[list[int]]:
         places.append([new for new, (index, _) in enumerate(merged) if index is not None])
         columns = [columns[old] if old is not None else screens[index or 0] for index, old in merged]
     return places
+
+
+def packed(places: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the columns of `align` with those that only one member has pushed together: between two columns of screens
+    that several saw, as many as one member needs. Sixteen that part would else stand in hundreds of columns."""
+    seen_by = Counter(column for mine in places for column in mine)
+    owner = {column: member for member, mine in enumerate(places) for column in mine}
+    moved: dict[int, int] = {}
+    free, further = 0, dict.fromkeys(range(len(places)), 0)  # free columns: of all, and of each member
+    for column in sorted(seen_by):
+        if seen_by[column] > 1:
+            moved[column] = max(free, *further.values())
+            free = moved[column] + 1
+        else:
+            moved[column] = max(free, further[owner[column]])
+            further[owner[column]] = moved[column] + 1
+    return [[moved[column] for column in mine] for mine in places]
 
 
 def _common(screens: Sequence[Observation], columns: Sequence[Observation], same: Same) -> dict[int, int]:

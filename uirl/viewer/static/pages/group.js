@@ -109,14 +109,18 @@ function MemberHead({ run, member }) {
 }
 
 function GridHead({ columns, forks }) {
-  const cell = (_, c) => html`
+  const cell = (column, c) => html`
     <th key=${c} scope="col" class=${forks.has(c) ? "fork" : ""}>
       ${
         forks.has(c)
           ? html`
               <${Chip} tone="warn">fork<//>
             `
-          : c
+          : column.same
+            ? c
+            : html`
+                <span title="screens that only one episode saw">${c} ≠</span>
+              `
       }
     </th>
   `;
@@ -186,18 +190,19 @@ function useLabels(run, group) {
 function useGroupKeys({ run, group, rows, at, setAt, labels }) {
   const member = rows[at[0]];
   const turn = member ? turnAt(group, member, at[1]) : null;
-  const move = (down, right) =>
-    setAt([
-      Math.max(0, Math.min(at[0] + down, rows.length - 1)),
-      Math.max(0, Math.min(at[1] + right, group.columns.length - 1)),
-    ]);
+  const move = (down) => setAt([Math.max(0, Math.min(at[0] + down, rows.length - 1)), at[1]]);
+  const step = (right) => {
+    for (let c = at[1] + right; c >= 0 && c < group.columns.length; c += right)
+      if (member && turnAt(group, member, c) !== null) return setAt([at[0], c]);
+    return undefined;
+  };
   useKeys([
-    { key: "j", text: "next episode", run: () => move(1, 0) },
-    { key: "k", text: "previous episode", run: () => move(-1, 0) },
-    { key: "ArrowDown", text: "next episode", run: () => move(1, 0) },
-    { key: "ArrowUp", text: "previous episode", run: () => move(-1, 0) },
-    { key: "ArrowRight", text: "next screen", run: () => move(0, 1) },
-    { key: "ArrowLeft", text: "previous screen", run: () => move(0, -1) },
+    { key: "j", text: "next episode", run: () => move(1) },
+    { key: "k", text: "previous episode", run: () => move(-1) },
+    { key: "ArrowDown", text: "next episode", run: () => move(1) },
+    { key: "ArrowUp", text: "previous episode", run: () => move(-1) },
+    { key: "ArrowRight", text: "next screen", run: () => step(1) },
+    { key: "ArrowLeft", text: "previous screen", run: () => step(-1) },
     {
       key: "Enter",
       text: "open this turn",
@@ -220,8 +225,9 @@ function Hint({ fork, members }) {
   const parted = fork ? "At the fork the same screen was answered in two ways." : "This group has no fork.";
   return html`
     <p class="hint">
-      A column is one screen; an empty place: the episode never stood before it. ${parted} Enter or a double click opens
-      a turn, e labels the error.${more > 0 ? ` The first ${more} turns of each episode are shown.` : ""}
+      A column is one screen (≠: screens that only one episode saw); an empty place: the episode never stood before it.
+      ${parted} Enter or a double click opens a turn, e labels the error.
+      ${more > 0 ? ` The first ${more} turns of each episode are shown.` : ""}
     </p>
   `;
 }
