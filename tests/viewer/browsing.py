@@ -19,6 +19,7 @@ from uirl.viewer.access import Access
 from uirl.viewer.app import create_app
 from uirl.viewer.runs import Runs
 
+AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
 SECONDS = 30
 """How long a page may take for anything before a test gives up; on an idle machine it takes a tenth of a second."""
 
@@ -99,3 +100,14 @@ async def browsing(address: str, width: int = 1280, height: int = 900) -> AsyncI
         yield Tab(await browser.new_page(width, height), address)
     finally:
         await browser.close()
+
+
+async def violations(tab: Tab) -> list[Any]:
+    """What axe-core finds serious or critical on the page: [rule, impact, element, what to do]."""
+    await tab.ask(f"{AXE};1")
+    found = await tab.ask(
+        "axe.run(document, {resultTypes: ['violations']}).then(({violations}) => violations.map("
+        "({id, impact, nodes}) => [id, impact, nodes[0].html.slice(0, 200), nodes[0].failureSummary]))",
+        SECONDS,
+    )
+    return [one for one in found if one[1] in ("serious", "critical")]

@@ -13,13 +13,12 @@ import httpx
 import pytest
 from PIL import Image
 
-from tests.viewer.browsing import SECONDS, Tab, browsing, viewer
+from tests.viewer.browsing import SECONDS, Tab, browsing, viewer, violations
 from tests.viewer.runs import make_run, passed, trajectory, turn
 from tests.viewer.screens import PHONE, SMALL, TARGET, WIDE, acted, clicked
 from uirl.storage.run_directory import RunDirectory
 from uirl.types import PictureTransform, Trajectory, Verdict
 
-AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 
 
@@ -241,17 +240,6 @@ ROUTES = (
     "#/run/first/g/g",
     "#/compare?runs=first",
 )
-
-
-async def violations(tab: Tab) -> list[Any]:
-    """What axe-core finds serious or critical on the page: [rule, impact, element, what to do]."""
-    await tab.ask(f"{AXE};1")
-    found = await tab.ask(
-        "axe.run(document, {resultTypes: ['violations']}).then(({violations}) => violations.map("
-        "({id, impact, nodes}) => [id, impact, nodes[0].html.slice(0, 200), nodes[0].failureSummary]))",
-        SECONDS,
-    )
-    return [one for one in found if one[1] in ("serious", "critical")]
 
 
 async def test_the_pages_can_be_used_by_everyone(address: str) -> None:

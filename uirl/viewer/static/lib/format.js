@@ -66,6 +66,14 @@ export function plain(value) {
   return typeof value === "string" ? value : (JSON.stringify(value, null, 1) ?? String(value));
 }
 
+// control characters, and those that turn round what stands beside them; line ends and tabs are text
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g;
+
+/** A text with its characters that cannot be seen as their codes: "\\u202e". */
+export function visible(text) {
+  return text.replace(UNSEEN, (one) => (one === "\r" ? "␍" : `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`));
+}
+
 /** The address where it is one that a click may follow (http, https); else null. */
 export function safeLink(address) {
   try {

@@ -173,7 +173,8 @@ function Sheet({ run, done }) {
     event.target.value = "";
     if (!file) return;
     try {
-      const answer = await send("POST", of(run, "labels.csv"), file, "text/csv"); // its bytes: what is no UTF-8 is refused, and no letter lost
+      // its bytes: what is no UTF-8 is refused, and no letter lost
+      const answer = await send("POST", of(run, "labels.csv"), file, "text/csv");
       const unknown = answer.unknown?.length ?? 0;
       setSaid(`${answer.read ?? ""} labels read${unknown ? `, ${unknown} ids are not of this run` : ""}`);
       done();

@@ -4,7 +4,7 @@ import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { of, useData } from "../lib/api.js";
 import { useKeys } from "../lib/keys.js";
 import { lastList } from "../lib/list.js";
-import { date, number, short } from "../lib/format.js";
+import { date, number, short, visible } from "../lib/format.js";
 import { go, href } from "../lib/router.js";
 import { useTurn } from "../lib/turns.js";
 import { Busy, Chip, Copy, Outcome, Problem, Text } from "../parts/basic.js";
@@ -55,7 +55,7 @@ function Top({ run, data, turn, replay }) {
   const base = of(run, "trajectories", data.id);
   return html`
     <div class="bar top">
-      <h1 title=${data.id}><bdi>${data.task.id}</bdi></h1>
+      <h1 title=${data.id}><bdi>${visible(beginning(data.task.id, 160))}</bdi></h1>
       <${Result} row=${data} />
       <span class="grow"></span>
       <button class="main" onClick=${replay.toggle} aria-pressed=${replay.playing ? "true" : "false"}>
@@ -87,9 +87,16 @@ function Top({ run, data, turn, replay }) {
 }
 
 /** What the episode was about: the goal of its task, else what the environment said first. */
-function goalOf(data) {
-  const said = data.task.goal || data.opening;
-  return said.length > 600 ? `${said.slice(0, 600)}…` : said;
+function Goal({ data }) {
+  const said = beginning(data.task.goal || data.opening, 600);
+  const tall = said.length > 150;
+  return html`
+    <p class=${tall ? "goal tall" : "goal"} tabindex=${tall ? 0 : undefined}><bdi>${visible(said)}</bdi></p>
+  `;
+}
+
+function beginning(text, most) {
+  return text.length > most ? `${text.slice(0, most)}…` : text;
 }
 
 function About({ data }) {
@@ -115,7 +122,7 @@ function About({ data }) {
     ["id", short(data.id)],
   ].filter(([, value]) => value !== null && value !== undefined && value !== "");
   return html`
-    <p class="goal"><bdi>${goalOf(data)}</bdi></p>
+    <${Goal} data=${data} />
     <p class="row facts">
       ${facts.map(
         ([name, value]) => html`

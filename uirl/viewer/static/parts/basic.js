@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 import { keyName, keysNow } from "../lib/keys.js";
-import { NONE, plain } from "../lib/format.js";
+import { NONE, plain, visible } from "../lib/format.js";
 
 /** A short word in a frame; `tone`: "good", "bad", "warn", "quiet" or none. */
 export function Chip({ tone = "", title, children }) {
@@ -76,20 +76,29 @@ function beginning(text, lines, characters) {
   return few.length > characters ? Array.from(few.slice(0, characters)).join("") : few;
 }
 
-/** A text as it stands, the long ones folded; `value` that is no text is shown as JSON. */
+/** A text; one that is long is scrolled in a window of its own, also by keys. */
+function Pre({ text, label, more }) {
+  const tall = text.length > CHARACTERS || text.split("\n", LINES + 1).length > LINES;
+  const scrolled = tall ? { tabindex: 0, role: "group", "aria-label": label } : {};
+  return html`
+    <pre class=${tall ? "text tall" : "text"} ...${scrolled}>${visible(text)}${more && "…"}</pre>
+  `;
+}
+
+/** A text, the long ones folded; `value` that is no text is shown as JSON. */
 export function Text({ value, lines = LINES, characters = CHARACTERS, label = "text" }) {
   const [shown, setShown] = useState(0);
   const text = plain(value);
   const start = beginning(text, lines, characters);
   if (start.length === text.length)
     return html`
-      <pre class="text">${text}</pre>
+      <${Pre} text=${text} label=${label} />
     `;
   const now = shown ? text.slice(0, shown) : start;
   const rest = text.length - now.length;
   return html`
     <div class="folded">
-      <pre class="text">${now}${rest > 0 && "…"}</pre>
+      <${Pre} text=${now} label=${label} more=${rest > 0} />
       <div class="row">
         ${
           rest > 0 &&

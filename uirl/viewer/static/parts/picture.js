@@ -254,7 +254,7 @@ export function Picture({ src, size: known, marks = [], which = "raw", heat: hot
           seen
             ? image
             : html`
-                <p class="empty">This picture is not in the store.</p>
+                <p class="empty">This picture is not there, or cannot be shown.</p>
               `
         }
         ${size && overlay} ${zoom && seen && enlarge}

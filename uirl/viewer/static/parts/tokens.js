@@ -3,7 +3,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
 import { of, useData } from "../lib/api.js";
 import { FIGURES, background, has, largest, said } from "../lib/colours.js";
-import { number, percent } from "../lib/format.js";
+import { number, percent, visible } from "../lib/format.js";
 import { withQuery } from "../lib/router.js";
 import { Busy, Choice, Chip, Problem } from "./basic.js";
 
@@ -29,7 +29,7 @@ function single(tokens, { index, times }) {
 export function written({ text, id }) {
   if (text === null || text === undefined) return String(id);
   if (text === "") return "∅";
-  return text.replaceAll("\n", "↵\n").replaceAll("\t", "⇥\t").replaceAll("\r", "␍").replace(/^ | $/g, "·");
+  return visible(text).replaceAll("\n", "↵\n").replaceAll("\t", "⇥\t").replace(/^ | $/g, "·");
 }
 
 function Token({ run, figure, top, current, at, point }) {
@@ -64,7 +64,7 @@ function Detail({ token, index, coordinate }) {
   return html`
     <div class="detail" role="status">
       <b class="mono">
-        ${token.text === null || token.text === undefined ? `#${token.id}` : JSON.stringify(token.text)}
+        ${token.text === null || token.text === undefined ? `#${token.id}` : visible(JSON.stringify(token.text))}
       </b>
       <span class="dim">at ${index}</span>
       <dl>
