@@ -41,7 +41,7 @@ OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "ray": ("inference/ray", "training/chaos", "integrations"),
     "verl": "integrations",
     "fastapi": ("environments/remote", "serving"),
-    "uvicorn": ("environments/remote", "serving", "viewer"),
+    "uvicorn": ("runtime/connections", "environments/remote", "serving", "viewer"),
 }
 """Optional package -> where it may be imported."""
 LONGEST, ALMOST_ALL, FILE, PARAMETERS = 80, 40, 400, 10

@@ -18,6 +18,7 @@ from uirl.environments.browser.process import Chromium
 from uirl.viewer.access import Access
 from uirl.viewer.app import create_app
 from uirl.viewer.runs import Runs
+from uirl.viewer.server import config_of
 
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
 SECONDS = 30
@@ -32,8 +33,7 @@ def viewer(*paths: Path) -> Iterator[str]:
         door.listen()
         port = int(door.getsockname()[1])
         app = create_app(Runs([str(path) for path in paths]), Access("127.0.0.1", port, None))
-        config = uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=1)
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(config_of(app))
         thread = threading.Thread(target=server.run, args=([door],))
         thread.start()
         try:

@@ -18,8 +18,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from uvicorn import Config, Server
 
-from uirl.environments.remote.server.connections import PROVE, connection_class, connection_limit
 from uirl.errors import ConfigError, EngineFailure, RolloutFailure
+from uirl.runtime.connections import PROVE, connection_class, connection_limit
 from uirl.runtime.limits import shown
 from uirl.serving.lengths import beside_the_loop
 from uirl.serving.options import EndpointOptions

@@ -19,6 +19,8 @@ from urllib.parse import parse_qs, urlencode
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
+from uirl.runtime.connections import PROVE
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -90,6 +92,8 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         answer = self._refusal(scope)
+        if answer is None and PROVE in scope:
+            scope[PROVE]()  # where there are too many connections, those that were refused go first
         await (answer or self._app)(scope, receive, _with_headers(send))
 
     def _refusal(self, scope: Scope) -> Response | None:

@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from uirl.errors import UirlError
-from uirl.runtime.limits import InputError, shown
+from uirl.runtime.limits import InputError, Limits, read_json, shown
 from uirl.storage import clean_run_name
 from uirl.storage.labels import Label, read_sheet, write_sheet
 from uirl.viewer import live
@@ -34,6 +34,7 @@ from uirl.viewer.search import answer, facets, line_of, read_question
 STATIC = Path(__file__).parent / "static"
 BODY, SHEET = 1 << 16, 32 << 20
 """Bytes of a label and of a sheet at most."""
+SMALL_JSON = Limits(size=BODY, items=100, depth=4)
 FOREVER = {"cache-control": "private, max-age=31536000, immutable"}
 FRESH = {"cache-control": "no-store"}
 
@@ -220,11 +221,8 @@ class Api:
 
     async def put_label(self, request: Request) -> Response:
         body = await _body(request, BODY)
-        try:
-            given = json.loads(body)
-        except ValueError as error:
-            raise InputError(f"the label is no JSON: {error}; expected passed, error_step and note") from None
-        return await run_in_threadpool(self._set_label, request, Label.read(given))
+        label = Label.read(read_json(body, SMALL_JSON, "the label"))
+        return await run_in_threadpool(self._set_label, request, label)
 
     def _set_label(self, request: Request, label: Label) -> Response:
         run, id = self._run(request), request.path_params["id"]

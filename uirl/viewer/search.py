@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from uirl.runtime.limits import InputError, shown
+from uirl.runtime.limits import InputError, Limits, read_json, shown
 from uirl.viewer.index import COPIED, Index
 
 SORTS = ("number", "step", "reward", "turns", "created")
@@ -19,6 +19,7 @@ MOST_VALUES = 1000
 """Values of one facet, the frequent ones."""
 _THREE: Mapping[str, int | None] = {"true": 1, "false": 0, "null": None, "none": None}
 _LABELS: Mapping[str, int | None] = {"passed": 1, "failed": 0, "none": None}
+_CURSOR = Limits(size=200, items=3, depth=1)
 _WORD = re.compile(r"[^\W_]+")
 
 
@@ -153,7 +154,7 @@ def _cursor(value: Any, number: int) -> str:
 
 def _read_cursor(text: str) -> tuple[Any, int]:
     try:
-        value, number = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        value, number = read_json(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)), _CURSOR)
         if (value is None or type(value) in (int, float)) and type(number) is int:
             return value, number
     except (ValueError, TypeError):

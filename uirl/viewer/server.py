@@ -6,10 +6,12 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import uvicorn
 
 from uirl.errors import ConfigError
+from uirl.runtime.connections import connection_class, connection_limit
 from uirl.viewer.access import Access, is_loopback
 from uirl.viewer.app import create_app
 from uirl.viewer.cache import cache_folder, remove_unused
@@ -17,6 +19,9 @@ from uirl.viewer.runs import Runs
 
 GRACE = 2
 """Seconds that open requests get when the viewer is told to stop; streams of events never end by themselves."""
+MOST_CONNECTIONS = 1024
+HEADER_SECONDS = 10.0
+"""Seconds in which a request must say what it asks for."""
 NICE = 10
 """How far the viewer stands behind a training run on the same machine."""
 SHORTEST_TOKEN = 16
@@ -49,14 +54,26 @@ def serve(
     with _listening(host, port) as listener:
         bound = int(listener.getsockname()[1])
         app = create_app(runs, Access(host, bound, token))
-        config = uvicorn.Config(
-            app, access_log=False, log_level="warning", timeout_graceful_shutdown=GRACE, server_header=False, ws="none"
-        )
+        config = config_of(app)
         shown = f"[{host}]" if ":" in host else host
         query = "" if token is None else "/?token=..."
         announce(f"viewing {len(runs.all())} runs on http://{shown}:{bound}{query}")
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])
+
+
+def config_of(app: Any) -> uvicorn.Config:
+    """Return how the application is served: without a log, as addresses may hold the token."""
+    limits = {"max_connections": connection_limit(MOST_CONNECTIONS), "header_seconds": HEADER_SECONDS}
+    return uvicorn.Config(
+        app,
+        http=connection_class(**limits),
+        ws="none",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=GRACE,
+    )
 
 
 @contextlib.contextmanager

@@ -117,7 +117,7 @@ def _begins_line(file: Any, offset: int, size: int) -> bool:
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line, parse_constant=lambda _: None)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         return None

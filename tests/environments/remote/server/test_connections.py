@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.environments.remote.running import Served, serving
-from uirl.environments.remote.server.connections import connection_limit
+from uirl.runtime.connections import connection_limit
 
 TOKEN = "agent-token-4711"
 KEY = f"Authorization: Bearer {TOKEN}"

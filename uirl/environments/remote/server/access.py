@@ -21,10 +21,10 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
-from uirl.environments.remote.server.connections import PROVE
 from uirl.environments.remote.server.counters import Counters
 from uirl.environments.remote.server.problems import HeadersTooLarge, NotAllowed, NoToken, Refusal, TooLarge, body
 from uirl.environments.remote.server.settings import Tokens
+from uirl.runtime.connections import PROVE
 from uirl.runtime.wire import dumps
 
 HEADER_LIMIT = 16 * 1024

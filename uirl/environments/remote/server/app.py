@@ -18,7 +18,6 @@ from starlette.requests import ClientDisconnect
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.registry import create_environment
 from uirl.environments.remote.server.access import HEADER_LIMIT, Guard
-from uirl.environments.remote.server.connections import connection_class, connection_limit
 from uirl.environments.remote.server.counters import Counters
 from uirl.environments.remote.server.health import Health
 from uirl.environments.remote.server.live_view import LiveView
@@ -29,6 +28,7 @@ from uirl.environments.remote.server.sessions import Sessions
 from uirl.environments.remote.server.settings import ServerSettings, read_tokens
 from uirl.environments.remote.server.ui_verifiers import PodNotFound, UIVerifiers
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure, RolloutFailure
+from uirl.runtime.connections import connection_class, connection_limit
 from uirl.runtime.wire import WireError, dumps
 
 GRACE = 5
