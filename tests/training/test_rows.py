@@ -53,6 +53,14 @@ def test_means_are_those_of_the_episodes_that_are_evidence() -> None:
     assert not [name for name in row if name.startswith("tools/")]
 
 
+def test_failures_are_counted_by_kind_those_that_were_repeated_too() -> None:
+    attempts = [Trajectory(failure=Failure(kind, "gone")) for kind in ("engine", "environment", "engine")]
+    row = row_of([played([1.0]), played([0.0], failed=True)], {}, {}, attempts)
+    failures = {name: value for name, value in row.items() if name.startswith("count/failures/")}
+    assert failures == {"count/failures/engine": 2, "count/failures/environment": 2}
+    assert not [name for name in row_of([played([1.0])], {}, {}, []) if name.startswith("count/failures/")]
+
+
 @pytest.mark.parametrize(
     ("engine", "told"),
     [

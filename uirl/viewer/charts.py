@@ -22,7 +22,7 @@ _CHARTS = (
     _Chart("Success", "share", r"success|eval/success|warm_start/success", ("success_low", "success_high")),
     _Chart("Reward", "", r"reward|reward_max|reward_min|eval/reward"),
     _Chart("Losses", "", r"(?:policy|value|entropy|kl|total)_loss|loss(?:/.*)?|warm_start/loss"),
-    _Chart("KL", "nats", r"approx_kl|kl(?:/.*|_.*)?|reference_kl|mismatch_kl"),
+    _Chart("KL", "nats", r"approx_kl|kl(?:/.*|_(?!loss_coef).*)?|reference_kl|mismatch_kl"),
     _Chart("Entropy", "nats", r"entropy(?:/.*)?"),
     _Chart("Clipped share", "share", r"clip_fraction(?:_.*)?"),
     _Chart("Ratio", "", r"ratio_(?:mean|max|min)|mismatch_weight_.*"),
@@ -40,7 +40,7 @@ _CHARTS = (
     _Chart("Judge", "share", r"judge/(?:precision|false_accept_rate|kappa|agreement)",
            ("judge/precision_low", "judge/precision_high")),
     _Chart("Episodes", "", r"turns|response_tokens|eval/turns|parse_error_rate"),
-    _Chart("Learning", "", r"learning_rate|grad_norm"),
+    _Chart("Learning", "", r"learning_rate|grad_norm|kl_loss_coef"),
 )  # fmt: skip
 
 

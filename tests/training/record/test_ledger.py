@@ -20,6 +20,9 @@ def test_every_episode_ends_in_one_account():
         **{"ordered": 5, "trained": 2, "dropped": {"stale": 1}, "failed": {"environment": 1}},
         **{"in_flight": 1, "balanced": True},
     }
+    accounts = {"ordered": 5, "trained": 2, "dropped": 1, "failed": 1, "in_flight": 1}
+    why = {"dropped/stale": 1, "failed/environment": 1}
+    assert ledger.row() == {f"ledger/{name}": count for name, count in (accounts | why).items()}
     assert Ledger.from_dict(ledger.to_dict()) == ledger
 
 

@@ -104,7 +104,12 @@ class Ledger:
             "ledger/failed": self.failed.total(),
             "ledger/in_flight": len(self.in_flight),
         }
-        return row | {f"ledger/dropped/{reason.replace(' ', '_')}": n for reason, n in sorted(self.dropped.items())}
+        accounts = (("dropped", self.dropped), ("failed", self.failed))
+        return row | {
+            f"ledger/{name}/{why.replace(' ', '_')}": float(count)
+            for name, account in accounts
+            for why, count in sorted(account.items())
+        }
 
     def report(self) -> dict[str, Any]:
         """Return what ledger.json and the summary say."""

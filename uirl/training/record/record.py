@@ -239,6 +239,8 @@ def row_of(
     row["count/failed_episodes"] = sum(t.failure is not None for t in played)
     if attempts is not None:
         row["count/failed_attempts"] = len(attempts)
+    broken = Counter(t.failure.kind for t in (*played, *(attempts or ())) if t.failure is not None)
+    row |= {f"count/failures/{kind}": count for kind, count in sorted(broken.items())}
     row |= _verification([*played, *(attempts or ())])
     row |= update
     seconds = engine.get("prefill_seconds", 0.0) + engine.get("decode_seconds", 0.0)

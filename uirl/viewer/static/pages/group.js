@@ -225,9 +225,9 @@ function Hint({ fork, members }) {
   const parted = fork ? "At the fork the same screen was answered in two ways." : "This group has no fork.";
   return html`
     <p class="hint">
-      A column is one screen (≠: screens that only one episode saw); an empty place: the episode never stood before it.
-      ${parted} Enter or a double click opens a turn, e labels the error.
-      ${more > 0 ? ` The first ${more} turns of each episode are shown.` : ""}
+      A column is one screen (≠: screens that only one episode saw); an empty place: the episode never stood before it.${" "}
+      ${parted} Enter or a double click opens a turn, e labels the error.${" "}
+      ${more > 0 ? `The first ${more} turns of each episode are shown.` : ""}
     </p>
   `;
 }
@@ -251,7 +251,7 @@ function Shown({ run, group }) {
       <div class="bar">
         <h1><bdi>${group.task_id}</bdi></h1>
         <${Chip} tone="quiet">group ${short(group.group_id)}<//>
-        <span class="dim">${rows.length} episodes, ${solved} solved</span>
+        <span class="dim">${rows.length} ${rows.length === 1 ? "episode" : "episodes"}, ${solved} solved</span>
         <span class="grow"></span>
         <a class="button" href=${href.trajectories(run, { group: group.group_id })}>As a list</a>
       </div>
