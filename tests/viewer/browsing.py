@@ -26,13 +26,13 @@ SECONDS = 30
 
 
 @contextlib.contextmanager
-def viewer(*paths: Path) -> Iterator[str]:
+def viewer(*paths: Path, token: str | None = None) -> Iterator[str]:
     """Serve the runs under `paths`; yields the address."""
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
         door.listen()
         port = int(door.getsockname()[1])
-        app = create_app(Runs([str(path) for path in paths]), Access("127.0.0.1", port, None))
+        app = create_app(Runs([str(path) for path in paths]), Access("127.0.0.1", port, token))
         server = uvicorn.Server(config_of(app))
         thread = threading.Thread(target=server.run, args=([door],))
         thread.start()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from starlette.testclient import TestClient
 
+from tests.viewer.browsing import browsing, viewer
 from tests.viewer.conftest import ADDRESS
+from uirl.cli.main import main
 from uirl.errors import ConfigError
 from uirl.viewer.access import Access, is_loopback
 from uirl.viewer.app import create_app
@@ -116,6 +118,29 @@ def test_a_token_opens_by_header_or_once_by_address(guarded):
     assert "samesite=strict" in cookie
     assert TOKEN not in first.text + cookie
     assert guarded.get("/api/runs").status_code == 200
+
+
+async def test_a_link_with_the_token_leads_to_the_page_it_names(run):
+    with viewer(run, token=TOKEN) as address:
+        async with browsing(address) as tab:
+            await tab.page.goto(f"{address}/")
+            assert "wants a token" in await tab.text("body")
+            link = f"{address}/?token={TOKEN}#/run/first/t/b/0"
+            await tab.ask(f"setTimeout(() => location.assign('{link}')) && 1")
+            await tab.until("document.querySelector('h1')?.innerText === 'other'")
+            assert await tab.ask("location.href") == f"{address}/#/run/first/t/b/0"
+
+
+def test_the_token_may_stand_where_other_users_do_not_see_it(run, monkeypatch, capsys):
+    served = []
+    monkeypatch.setattr("uirl.viewer.server.serve", lambda paths, **options: served.append(options["token"]))
+    monkeypatch.setenv("VIEW_TOKEN", TOKEN)
+    assert main(["view", str(run), "--token-env", "VIEW_TOKEN"]) == 0
+    assert main(["view", str(run), "--token", "another"]) == 0
+    assert served == [TOKEN, "another"]
+    assert main(["view", str(run), "--token-env", "NOBODY_SET_IT"]) == 2
+    assert main(["view", str(run), "--token-env", "VIEW_TOKEN", "--token", TOKEN]) == 2
+    assert TOKEN not in "".join(capsys.readouterr())
 
 
 def test_others_are_kept_out_without_a_token():

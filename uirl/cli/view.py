@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ def add_command(commands: Any) -> None:
     view.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
     view.add_argument("--port", type=int, default=8123, help="default 8123; 0: any free one")
     view.add_argument("--token", metavar="TOKEN", help="what others must know; needed beyond this machine")
+    view.add_argument("--token-env", metavar="VAR", help="environment variable with that token: `ps` shows --token")
     view.add_argument("--text", nargs="?", const="", metavar="ID", help="print a trajectory (default: the newest one)")
     view.add_argument("--export", metavar="FILE", help="write a trajectory to FILE.html or FILE.gif; see --id")
     view.add_argument("--id", metavar="ID", help="the trajectory to export (default: the newest one)")
@@ -39,8 +41,19 @@ def _view(options: argparse.Namespace) -> int:
 
     # whoever waits for the line, a script or a test, must not wait for a buffer
     announce = functools.partial(print, flush=True)
-    serve(paths, host=options.host, port=options.port, token=options.token, announce=announce)
+    serve(paths, host=options.host, port=options.port, token=_token(options), announce=announce)
     return 0
+
+
+def _token(options: argparse.Namespace) -> str | None:
+    if options.token_env is None:
+        return options.token  # type: ignore[no-any-return]
+    if options.token is not None:
+        raise ConfigError("view: got --token and --token-env; expected one of them")
+    token = os.environ.get(options.token_env)
+    if not token:
+        raise ConfigError(f"view: the environment variable {options.token_env} is not set; expected the token in it")
+    return token
 
 
 def _print(paths: Sequence[str], id: str | None) -> int:

@@ -133,8 +133,10 @@ class Guard:
             return None
         rest = urlencode(query, doseq=True)
         # reloaded by the page itself: a redirect after a click in a mail would not carry a strict cookie
+        # by a script, as only that knows what stands behind the # of a link
         refresh = HTMLResponse(
-            f'<!doctype html><meta http-equiv="refresh" content="0;url=/{"?" if rest else ""}{rest}">'
+            '<!doctype html><script src="/static/lib/enter.js"></script>'
+            f'<noscript><meta http-equiv="refresh" content="0;url=/{"?" if rest else ""}{rest}"></noscript>'
         )
         refresh.set_cookie(self._access.cookie, self._access.cookie_value, httponly=True, samesite="strict")
         refresh.headers["cache-control"] = "no-store"

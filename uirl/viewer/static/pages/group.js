@@ -225,8 +225,8 @@ function Hint({ fork, members }) {
   const parted = fork ? "At the fork the same screen was answered in two ways." : "This group has no fork.";
   return html`
     <p class="hint">
-      A column is one screen (≠: screens that only one episode saw); an empty place: the episode never stood before it.${" "}
-      ${parted} Enter or a double click opens a turn, e labels the error.${" "}
+      A column is one screen (≠: screens that only one episode saw); an empty place: the episode never stood before
+      it.${" "} ${parted} Enter or a double click opens a turn, e labels the error.${" "}
       ${more > 0 ? `The first ${more} turns of each episode are shown.` : ""}
     </p>
   `;
