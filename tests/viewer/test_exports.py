@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
 import os
 import re
 import sqlite3
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from tests.viewer.browsing import SECONDS, browsing
 from tests.viewer.runs import make_run, passed, picture, trajectory, turn
 from uirl.cli.main import main
 from uirl.types import Action, Observation, ToolCall, ToolResult
@@ -36,6 +43,37 @@ def test_the_page_is_one_file_that_runs_nothing(client, hostile):
     assert page.count("&lt;script&gt;") >= 4
     assert set(re.findall(r'(?:href|src)="([^"]{0,10})', page)) == {"data:image"}
     assert '<circle cx="3.5" cy="4.5"' in page
+    assert not set(page) & set("\u202e\x1b\x07"), "what cannot be seen is shown as its code"
+    assert "\\u001b[2J\\u0007\\u202e" in page
+
+
+async def test_the_page_is_shown_without_a_viewer_and_no_wider_than_the_screen(client, run, tmp_path):
+    """Opened as a file that was sent, from a place that says nothing of scripts."""
+    long = "x" * 50_000
+    wild = turn(long, picture(size=(300, 200)), action=Action(long, (ToolCall(long, {"x": 3, "y": 4}),), long))
+    make_run(run.parent / "wide", [trajectory("t" * 300, [wild], task=long)])
+    (tmp_path / "one.html").write_bytes(client.get(f"/api/runs/wide/trajectories/{'t' * 300}/export.html").content)
+    with files(tmp_path) as address:
+        async with browsing(address, 390, 844) as tab:
+            await tab.page.goto(f"{address}/one.html")
+            assert await tab.ask("document.documentElement.scrollWidth") <= 390
+            assert await tab.ask("document.querySelector('image').getBoundingClientRect().width") > 200
+            drawn = "(src) => new Promise((done) => Object.assign(new Image(), {src, onload: done, onerror: () => done(0)}))"
+            assert await tab.ask(f"({drawn})(document.querySelector('image').href.baseVal).then(Boolean)", SECONDS)
+
+
+@contextlib.contextmanager
+def files(folder: Path) -> Iterator[str]:
+    """Serve a folder as it is; yields the address."""
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_the_film_shows_every_turn(client):

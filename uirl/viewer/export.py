@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -26,6 +27,8 @@ MOST_FRAMES = 200
 LINES = 3
 """Lines of words below a picture of the film."""
 _MARK = (230, 40, 60)
+_UNSEEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Control characters, and those that turn round what stands beside them: shown as their codes, as on the pages."""
 
 _STYLE = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif }
@@ -33,9 +36,11 @@ body { max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
 section { border-top: 1px solid #8886; padding: 1rem 0; display: grid; gap: 1rem;
   grid-template-columns: minmax(0, 26rem) minmax(0, 1fr) }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; font: 13px/1.45 ui-monospace, monospace }
+h1, dd, h3 { overflow-wrap: anywhere } h1 { font-size: 1.4rem }
 h2 { font-size: 1rem; margin: 0 0 .5rem } h3 { font-size: .8rem; margin: .8rem 0 .2rem; opacity: .7; font-weight: 600 }
 svg { width: 100%; height: auto; border: 1px solid #8886; display: block; margin-bottom: .5rem }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem } dd { margin: 0 } dt { opacity: .7 }
+dl { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: .2rem 1rem }
+dd { margin: 0 } dt { opacity: .7 }
 @media (max-width: 40rem) { section { grid-template-columns: minmax(0, 1fr) } }
 """
 
@@ -167,7 +172,8 @@ def _data(picture: Image.Image) -> str:
 
 
 def _text(value: Any) -> str:
-    return escape(whole_characters(value if isinstance(value, str) else str(value)))
+    whole = whole_characters(value if isinstance(value, str) else str(value))
+    return escape(_UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", whole))
 
 
 def _joined(value: Mapping[str, Any] | None) -> str | None:
