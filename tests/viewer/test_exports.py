@@ -58,8 +58,10 @@ async def test_the_page_is_shown_without_a_viewer_and_no_wider_than_the_screen(c
             await tab.page.goto(f"{address}/one.html")
             assert await tab.ask("document.documentElement.scrollWidth") <= 390
             assert await tab.ask("document.querySelector('image').getBoundingClientRect().width") > 200
-            drawn = "(src) => new Promise((done) => Object.assign(new Image(), {src, onload: done, onerror: () => done(0)}))"
-            assert await tab.ask(f"({drawn})(document.querySelector('image').href.baseVal).then(Boolean)", SECONDS)
+            drawn = (
+                "Object.assign(new Image(), {src: document.querySelector('image').href.baseVal}).decode().then(() => 1)"
+            )
+            assert await tab.ask(drawn, SECONDS) == 1
 
 
 @contextlib.contextmanager
