@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import threading
 import time
 from urllib.parse import quote
 
@@ -118,6 +119,32 @@ def test_a_label_of_another_viewer_is_listed(client, run):
     theirs.set("b", Label(False))
     assert get(client, f"{LIST}?label=passed")["count"] == 0
     theirs.close()
+
+
+def test_one_who_asks_while_labels_are_read_has_them_too(runs, monkeypatch):
+    run = runs.get("first")
+    run.index.catch_up(60)
+    run.labels.set("b", Label(True))
+    every, reading, go_on = run.labels.all, threading.Event(), threading.Event()
+
+    def slowly():
+        reading.set()
+        go_on.wait(60)
+        return every()
+
+    monkeypatch.setattr(run.labels, "all", slowly)
+    found = []
+    first = threading.Thread(target=lambda: run.index)  # as the thread that follows the run
+    asked = threading.Thread(target=lambda: found.extend(run.index.read("SELECT id, passed FROM labelled")))
+    first.start()
+    reading.wait(60)
+    asked.start()
+    asked.join(0.3)
+    go_on.set()
+    for thread in (first, asked):
+        thread.join(60)
+    assert found == [("b", 1)]
+    runs.close()
 
 
 def test_a_damaged_copy_is_made_again(two, tmp_path):

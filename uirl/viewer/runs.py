@@ -47,7 +47,7 @@ class Run:
         self.vocabulary = Vocabulary(self.folder)
         self.used = time.monotonic()
         """When somebody asked for it last."""
-        self._lock = threading.Lock()
+        self._lock, self._labelling = threading.Lock(), threading.Lock()
         self._opened: tuple[tuple[Any, ...], TrajectoryStore, Index] | None = None
         self._counted: tuple[tuple[Any, ...], int] | None = None
         self._ends: tuple[tuple[Any, ...], tuple[Mapping[str, Any] | None, Sequence[Mapping[str, Any]]]] | None = None
@@ -75,8 +75,9 @@ class Run:
     def index(self) -> Index:
         """The index, with the labels as they are now. Raises StorageError where there are no trajectories yet."""
         index = self._open()[1]
-        if self.labels.changed() or not index.labelled:
-            index.set_labels({id: label.passed for id, label in self.labels.all().items()})
+        with self._labelling:  # whoever comes while many labels are read waits for them, and shows no old ones
+            if self.labels.changed() or not index.labelled:
+                index.set_labels({id: label.passed for id, label in self.labels.all().items()})
         return index
 
     def written(self) -> float:
