@@ -29,6 +29,20 @@ async def test_the_expert_solves_every_page_it_knows_also_in_small_pictures() ->
     assert small == [[1.0] * 4] * 3
 
 
+async def test_it_finds_a_shape_by_whatever_words_the_instruction_has() -> None:
+    env = MiniWobEnvironment(task="click-shape")
+    kinds = {"item", "shape", "letter", "digit", "circle", "rectangle", "triangle"}
+    asked: Counter[str] = Counter()
+    for seed in range(32):
+        *_, last = (await env.reset(seed=seed)).text.split(" ")
+        asked[last if last in kinds else "itself"] += 1
+        action = env.expert_action()
+        assert action is not None
+        assert (await env.step(action)).reward == 1.0
+    assert {"item", "shape", "letter", "digit", "itself"} <= set(asked)
+    await env.close()
+
+
 async def test_a_careless_demonstrator_clicks_any_of_the_things() -> None:
     env = MiniWobEnvironment(task="click-color", demonstrator="careless", carelessness=1.0)
     places: Counter[tuple[int, int]] = Counter()
@@ -78,7 +92,14 @@ async def test_a_small_page_is_drawn_small_not_shrunk() -> None:
 
 @pytest.mark.parametrize(
     ("page", "seed", "target"),
-    [("click-color", 0, "white"), ("click-test-2", 0, "ONE"), ("click-widget", 0, None), ("grid-coordinate", 0, None)],
+    [
+        ("click-color", 0, "white"),
+        ("click-test-2", 0, "ONE"),
+        ("click-widget", 0, None),
+        ("grid-coordinate", 0, None),
+        ("click-tab", 0, None),
+        ("click-dialog-2", 3, "x"),
+    ],
 )
 async def test_the_demonstrator_says_the_word_of_the_instruction_first(
     page: str, seed: int, target: str | None

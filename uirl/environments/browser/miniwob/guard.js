@@ -51,7 +51,7 @@
   const targets = %s;
   const state = () => {
     const quoted = (goal.match(/"(.*)"/) || [])[1];
-    const [elements, word] = ended ? [[]] : targets({goal, quoted, one, all, first});
+    const [elements, word] = ended ? [[]] : targets({goal, words: goal.split(' '), quoted, one, all, first});
     return {ended, reward, reason, spots: elements.filter(e => e).map(e => spot(e, word)).filter(s => s)};
   };
   return {start, state};

@@ -44,6 +44,11 @@ STATE = "function () { return this.state(); }"
 
 _TEXT = "e => e.textContent"
 _NONE = "e => ''"
+_DIALOG_BUTTON = "e => e.closest('.ui-dialog-titlebar') ? 'x' : e.textContent"
+_SHAPE = """e => ['item', e.getBBox().height > 15 ? 'large' : 'small', e.getAttribute('fill'),
+    !e.textContent ? 'shape' : e.textContent >= '0' && e.textContent <= '9' ? 'digit' : 'letter',
+    e.textContent || {rect: 'rectangle', polygon: 'triangle', circle: 'circle'}[e.tagName]]"""
+"""All words that 'Click on a large red circle' may use of a thing."""
 _TARGETS = {
     "click-test": ("[one('#subbtn')]", _NONE),
     "click-test-2": ("[one('#subbtn'), one('#subbtn2')]", _TEXT),
@@ -56,7 +61,11 @@ _TARGETS = {
         "e => e.dataset.color",
     ),
     "click-widget": ("first(all('#area [data-type]'), e => e.dataset.type === quoted)", "e => e.dataset.type"),
+    "click-tab": ("first(all('#area ul a'), e => goal.includes(e.textContent))", _TEXT),
+    "click-dialog-2": (f"first(all('.ui-dialog button'), e => ({_DIALOG_BUTTON})(e) === quoted)", _DIALOG_BUTTON),
+    "click-shape": (f"first(all('#area_svg > *'), e => words.slice(3).every(w => ({_SHAPE})(e).includes(w)))", _NONE),
     "focus-text": ("[one('#tt')]", _NONE),
+    "focus-text-2": ("first(all('#area input'), e => goal.includes(e.id.slice(2)))", _NONE),
     "grid-coordinate": ("first(all('#area circle'), e => goal.includes(e.id))", "e => e.id"),
 }
 """Page -> JavaScript of the element to click first, then the others that a careless hand could mean; and of the word
@@ -69,7 +78,7 @@ DEMONSTRATED = tuple(_TARGETS)
 def guard(name: str) -> str:
     """Return `GUARD` for a page."""
     elements, word = _TARGETS.get(name, ("[]", _NONE))
-    return GUARD % f"({{goal, quoted, one, all, first}}) => [{elements}, {word}]"
+    return GUARD % f"({{goal, words, quoted, one, all, first}}) => [{elements}, {word}]"
 
 
 def page_folder() -> Path:
