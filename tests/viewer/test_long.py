@@ -144,3 +144,14 @@ def test_nothing_that_was_looked_at_holds_the_log_of_the_store(client, run):
         store.add(trajectory("q", [turn("x", shot)]), step=10)
         with closing(sqlite3.connect(store.path, timeout=30)) as other:
             assert other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
+def test_a_picture_that_was_fed_as_it_is_is_not_drawn_anew(client, run, form, monkeypatch):
+    out = io.BytesIO()
+    Image.new("RGB", (60, 40), "teal").save(out, format=form)
+    make_run(run.parent / "forms", [trajectory("t", [turn("r", Screenshot(out.getvalue()))])])
+    monkeypatch.setattr(Screenshot, "open", lambda *_: pytest.fail("a picture of fifty megapixels would take seconds"))
+    answer = client.get("/api/runs/forms/fed/t/0/0.png")
+    assert (answer.status_code, answer.content) == (200, out.getvalue())
+    assert answer.headers["content-type"] == f"image/{form.lower()}"

@@ -27,7 +27,7 @@ from uirl.viewer.charts import charts_of
 from uirl.viewer.episode import episode, outline, turn_of, turn_tokens
 from uirl.viewer.export import DELAY, PAGE_POLICY, film_of, page_of
 from uirl.viewer.groups import group
-from uirl.viewer.pictures import Sizes, StoredTurns, fed_pictures, fed_png, media_type, small_picture
+from uirl.viewer.pictures import Sizes, StoredTurns, fed_data, fed_pictures, media_type, small_picture
 from uirl.viewer.runs import Run, Runs, describe, read_object, read_text
 from uirl.viewer.search import answer, facets, line_of, read_question
 
@@ -217,7 +217,8 @@ class Api:
         pictures = fed_pictures(self._turns(request, turn), turn, Sizes(run.store))
         if place >= len(pictures):
             raise NotThere(f"got picture {place}, the turn has {len(pictures)}")
-        return Response(fed_png(run.store, pictures[place]), headers=FOREVER, media_type="image/png")
+        data = fed_data(run.store, pictures[place])
+        return Response(data, headers=FOREVER, media_type=media_type(data))
 
     async def put_label(self, request: Request) -> Response:
         body = await _body(request, BODY)

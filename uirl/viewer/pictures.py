@@ -114,11 +114,12 @@ def _transforms(turns: Sequence[Turn], index: int, wanted: set[str]) -> dict[str
     return known
 
 
-def fed_png(store: TrajectoryStore, fed: Fed) -> bytes:
-    """Return the picture that the model was fed as a PNG. Raises StorageError where the raw one was not kept, and
-    InputError where it cannot be decoded, or is not the one that was fed."""
+def fed_data(store: TrajectoryStore, fed: Fed) -> bytes:
+    """Return the picture that the model was fed: as it was stored where it was fed as it is, else as a PNG. Raises
+    StorageError where the raw one was not kept, and InputError where it cannot be decoded, or is not the one that was
+    fed."""
     data = store.image(fed.hash)
-    if fed.transform is None and data[:4] == b"\x89PNG":
+    if fed.transform is None and media_type(data).startswith("image/"):
         return data
     picture = Screenshot(data, fed.hash).open()
     if fed.transform is not None:
