@@ -53,6 +53,19 @@ def test_a_list_that_is_read_again_counts_what_came_and_reads_no_run_that_stands
     assert read == ["run-3"]
 
 
+def test_a_look_at_a_run_that_ended_does_not_make_it_live(client, runs, run, monkeypatch):
+    for file in run.iterdir():
+        os.utime(file, (1e9, 1e9))
+    opened = []
+    store = module.TrajectoryStore
+    monkeypatch.setattr(module, "TrajectoryStore", lambda *a, **k: opened.append(1) or store(*a, **k))
+    for _ in range(3):
+        (listed,) = client.get("/api/runs").json()["runs"]
+        assert (listed["live"], listed["updated"]) == (False, 1e9)
+        assert (run / "trajectories.sqlite-wal").exists(), "whoever reads a store makes its log, an empty one"
+    assert opened == [1]
+
+
 def test_a_run_that_nobody_asks_for_any_more_is_closed_and_opened_again(client, runs, run, monkeypatch):
     assert client.get("/api/runs/first/trajectories/b").status_code == 200
     (opened,) = runs.followed()

@@ -85,8 +85,11 @@ class Run:
         return max((time for time in self.times() if time is not None), default=0.0)
 
     def times(self) -> list[float | None]:
-        """Return when each of its files was written last; None: it is not there."""
-        return [_modified(path) for path in (self.metrics_path, self.store_path, Path(f"{self.store_path}-wal"))]
+        """Return when each of its files was written last; None: it is not there. A log without content says nothing:
+        whoever reads a store makes one."""
+        log = Path(f"{self.store_path}-wal")
+        times = [_modified(path) for path in (self.metrics_path, self.store_path)]
+        return [*times, _modified(log) if _size(log) else None]
 
     @property
     def is_followed(self) -> bool:
@@ -290,7 +293,9 @@ def _state_of(store: Path) -> tuple[tuple[int, int] | None, tuple[Any, ...]]:
         except OSError:
             statuses.append(None)
     first = statuses[0]
-    written = tuple(None if one is None else (one.st_ino, one.st_size, one.st_mtime_ns) for one in statuses)
+    written = tuple(
+        None if one is None or not one.st_size else (one.st_ino, one.st_size, one.st_mtime_ns) for one in statuses
+    )
     return (None if first is None else (first.st_dev, first.st_ino)), written
 
 
@@ -314,6 +319,13 @@ def _modified(path: Path) -> float | None:
         return path.stat().st_mtime
     except OSError:
         return None
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _first_row(path: Path) -> Mapping[str, Any] | None:
