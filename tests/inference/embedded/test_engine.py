@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -81,6 +82,25 @@ async def test_episodes_do_not_depend_on_rows_or_cache(vlm: LoadedModel, rows: i
             assert cached == [0, 0, 0]
     assert not engine._scheduler.has_work
     assert not engine._scheduler.kept_sessions
+
+
+async def test_a_next_turn_asks_where_its_own_tokens_stand_not_where_the_history_does(
+    vlm: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat, engine, asked = ChatRenderer(vlm), TransformersInferenceEngine(vlm), []
+    positions = LoadedModel.positions
+
+    def spied(self: LoadedModel, ids: Any, images: Any) -> Any:
+        asked.append((len(ids), len(images)))
+        return positions(self, ids, images)
+
+    monkeypatch.setattr(LoadedModel, "positions", spied)
+    ids, _, cached = await play(engine, chat, 0)
+    (first, _), *later = asked
+    assert later
+    assert [images for _, images in asked] == [1] * len(cached)
+    fed = [tokens for tokens, _ in later]
+    assert first + sum(fed) <= len(ids)
 
 
 async def test_a_changed_picture_is_not_served_from_the_cache(vlm: LoadedModel) -> None:

@@ -1,8 +1,49 @@
-"""How rows of the KV cache change places when sequences come and go. Imports no torch."""
+"""Rows of the KV cache: what one holds, and how they change places when sequences come and go. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+from itertools import takewhile
+
+from uirl.images import Screenshot
+
+ImageSpans = Callable[[Sequence[int], Sequence[Screenshot]], Sequence[tuple[int, int]]]
+"""(prompt ids, images) -> the places [start, end) of each image's placeholders."""
+
+
+@dataclass(slots=True)
+class FilledRow:
+    """What a turn left in its row, or has there so far."""
+
+    row: int
+    ids: tuple[int, ...]
+    images: tuple[str, ...]
+    """Hashes of the pictures, in order."""
+    prompts: tuple[int, int]
+    """`opening` and `prompt` of the sequence that filled it."""
+    shares: bool
+    """All of it was computed by the weights that sample now: others may copy it."""
+    next_position: int
+    """Rotary position of the token that follows."""
+
+
+def reusable(kept: FilledRow, ids: Sequence[int], images: Sequence[Screenshot], image_spans: ImageSpans | None) -> int:
+    """Return how many leading tokens of a row serve a prompt: at most all but its last, never a part of a picture, and
+    no picture that is another one now. `image_spans`: None for a text model."""
+    n = min(len(kept.ids), len(ids) - 1)
+    if ids[:n] != kept.ids[:n]:
+        n = next(i for i in range(n) if ids[i] != kept.ids[i])
+    if image_spans is None or not images:
+        return n
+    pairs = zip(images, kept.images, strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0].hash == pair[1], pairs))
+    if n == len(kept.ids) and same == len(kept.images):
+        return n  # it goes on from there, and every picture of a row has ended
+    for number, (start, end) in enumerate(image_spans(ids, images)):
+        if start < n and (number >= same or end > n):
+            return start
+    return n
 
 
 def rows_for_admission(running: int, kept: Sequence[int | None], others: Set[int]) -> tuple[list[int], dict[int, int]]:

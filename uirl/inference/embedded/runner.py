@@ -99,12 +99,11 @@ class ModelRunner:
         images: list[Screenshot] = []
         for i, (sequence, n) in enumerate(zip(fed, counts, strict=True)):
             prompt = sequence.request.prompt_ids
-            whole, sequence.next_position = self.loaded.positions(prompt, sequence.request.images)
             ids[i, width - n :] = prompt[sequence.cached :]
-            positions[:, i, width - n :] = whole[:, sequence.cached :]
+            positions[:, i, width - n :], shown = self._uncached(sequence)
             columns[i, width - n :] = np.arange(sequence.cached, len(prompt))
             valid[i, width - n :] = True
-            images += self._uncached_images(sequence)
+            images += shown
             if self.loaded.vision is not None and self._spans.both_ways:
                 groups[i, : len(prompt)] = self.loaded.vision.groups(prompt)
             sequence.cached = len(prompt)
@@ -157,13 +156,22 @@ class ModelRunner:
                 sequence.next_position = sequence.twin.next_position
         return [place[sequence.twin or sequence] for sequence in admitted]
 
-    def _uncached_images(self, sequence: SequenceState) -> Sequence[Screenshot]:
-        """Return the pictures whose placeholders are not in the row yet."""
-        vision, images = self.loaded.vision, sequence.request.images
-        if vision is None or not images:
-            return ()
-        spans = vision.spans(sequence.request.prompt_ids, images)
-        return [image for image, (start, _) in zip(images, spans, strict=True) if start >= sequence.cached]
+    def _uncached(self, sequence: SequenceState) -> tuple[np.ndarray, Sequence[Screenshot]]:
+        """Return positions [axes, n] of the prompt tokens that are not in the row yet, and the pictures whose
+        placeholders are among them; note the position that follows."""
+        prompt, images, row = sequence.request.prompt_ids, sequence.request.images, sequence.continues
+        if row is not None:
+            shown = images[len(row.images) :]
+            if self.loaded.adds_up(shown):
+                places, following = self.loaded.positions(prompt[sequence.cached :], shown)
+                sequence.next_position = row.next_position + following
+                return places + row.next_position, shown
+        whole, sequence.next_position = self.loaded.positions(prompt, images)
+        vision, shown = self.loaded.vision, ()
+        if vision is not None and images:
+            spans = vision.spans(prompt, images)
+            shown = tuple(image for image, (start, _) in zip(images, spans, strict=True) if start >= sequence.cached)
+        return whole[:, sequence.cached :], shown
 
     def _forward(self, ids: np.ndarray, positions: np.ndarray, masks: Masks, images: Sequence[Screenshot]) -> Tensor:
         """Return logits [B, V] after the last column of `ids` [B, n] at `positions` [axes, B, n]. `masks`: what each

@@ -16,20 +16,22 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 
-from uirl.images import Screenshot
 from uirl.inference.base import GenerationRequest
-from uirl.inference.embedded.rows import rows_for_admission, rows_for_retirement, rows_side_by_side
+from uirl.inference.embedded.rows import (
+    FilledRow,
+    ImageSpans,
+    reusable,
+    rows_for_admission,
+    rows_for_retirement,
+    rows_side_by_side,
+)
 
 AHEAD = 1024
 """Tokens of a reply that the cache has room for from the start; it grows with one that is longer, so that what a reply
 may take costs nothing before it takes it."""
-
-ImageSpans = Callable[[Sequence[int], Sequence[Screenshot]], Sequence[tuple[int, int]]]
-"""(prompt ids, images) -> the places [start, end) of each image's placeholders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class SequenceState:
     """Admitted with it and fed the same prompt: its row and its logits are copied."""
     next_position: int = 0
     """Rotary position of the next token; pictures make it differ from the number of tokens."""
+    continues: FilledRow | None = None
+    """The whole row that it goes on from: position and pictures of what is cached are known. None: they are not."""
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     uniforms: random.Random = field(init=False)
@@ -69,7 +73,7 @@ class SequenceState:
     aborted: bool = False
     stale: bool = False
     """The weights changed while it ran: its row serves no other turn."""
-    kept: tuple[_FilledRow, int] | None = None
+    kept: tuple[FilledRow, int] | None = None
     """While it waits: the row of its session, and how many of its tokens serve."""
     shares: bool = True
     """All of its row was computed by the weights that sample now: others may copy it."""
@@ -128,22 +132,11 @@ class Finished:
     """Rows that change places, {from: to}, all at once."""
 
 
-@dataclass(slots=True)
-class _FilledRow:
-    """What a turn left in its row, or has there so far."""
-
-    row: int
-    ids: tuple[int, ...]
-    images: tuple[str, ...]
-    """Hashes of the pictures, in order."""
-    prompts: tuple[int, int]
-    """`opening` and `prompt` of the sequence that filled it."""
-    shares: bool
-
-    @classmethod
-    def of(cls, sequence: SequenceState) -> _FilledRow:
-        ids = (sequence.request.prompt_ids + tuple(sequence.tokens))[: sequence.cached]
-        return cls(sequence.row, ids, sequence.images, (sequence.opening, sequence.prompt), sequence.shares)
+def _filled(sequence: SequenceState) -> FilledRow:
+    """Return what a sequence has in its row so far."""
+    ids = (sequence.request.prompt_ids + tuple(sequence.tokens))[: sequence.cached]
+    prompts = (sequence.opening, sequence.prompt)
+    return FilledRow(sequence.row, ids, sequence.images, prompts, sequence.shares, sequence.next_position)
 
 
 class Scheduler:
@@ -170,7 +163,7 @@ class Scheduler:
         """True: waiting requests are not admitted."""
         self._end_ids = frozenset(end_ids)
         self._keep_rows, self._image_spans = keep_rows, image_spans
-        self._kept: OrderedDict[str, _FilledRow] = OrderedDict()
+        self._kept: OrderedDict[str, FilledRow] = OrderedDict()
 
     @property
     def has_work(self) -> bool:
@@ -323,12 +316,13 @@ class Scheduler:
                 sequence.twin = other
                 sequence.cached = sequence.reused = len(sequence.request.prompt_ids)
 
-    def _take_over(self, sequence: SequenceState, left: _FilledRow) -> None:
+    def _take_over(self, sequence: SequenceState, left: FilledRow) -> None:
         """Let a sequence begin with what an earlier turn left in its row."""
         known = sequence.kept is not None and sequence.kept[0] is left
         served = sequence.kept[1] if known and sequence.kept else self._reusable(left, sequence.request)
         sequence.cached = sequence.reused = served
         sequence.kept = None
+        sequence.continues = left if served == len(left.ids) else None
         if sequence.cached:
             sequence.opening, sequence.shares = left.prompts[0], left.shares
 
@@ -338,7 +332,7 @@ class Scheduler:
         fresh = [sequence for sequence in admitted if not sequence.cached]
         if not fresh:
             return {}
-        filled = [each for each in (*map(_FilledRow.of, self.running), *self._kept.values()) if each.shares]
+        filled = [each for each in (*map(_filled, self.running), *self._kept.values()) if each.shares]
         by_prompt = {prompt: each for each in filled for prompt in each.prompts}
         copies = {}
         for sequence in fresh:
@@ -348,21 +342,8 @@ class Scheduler:
                 copies[sequence.row] = (other.row, sequence.cached)
         return copies
 
-    def _reusable(self, kept: _FilledRow, request: GenerationRequest) -> int:
-        """Return how many leading tokens of a row serve the request: at most all but the last, never a part of a
-        picture, and no picture that is another one now."""
-        ids = request.prompt_ids
-        n = min(len(kept.ids), len(ids) - 1)
-        if ids[:n] != kept.ids[:n]:
-            n = next(i for i in range(n) if ids[i] != kept.ids[i])
-        if self._image_spans is None or not request.images:
-            return n
-        pairs = zip(request.images, kept.images, strict=False)
-        same = sum(1 for _ in takewhile(lambda pair: pair[0].hash == pair[1], pairs))
-        for number, (start, end) in enumerate(self._image_spans(ids, request.images)):
-            if start < n and (number >= same or end > n):
-                return start
-        return n
+    def _reusable(self, kept: FilledRow, request: GenerationRequest) -> int:
+        return reusable(kept, request.prompt_ids, request.images, self._image_spans)
 
     # -- finish ------------------------------------------------------------------------------------------------
 
@@ -396,5 +377,5 @@ class Scheduler:
         for sequence, reason in finished:
             request = sequence.request
             if self._keep_rows and request.session_id and reason != "abort" and not sequence.stale:
-                self._kept[request.session_id] = _FilledRow.of(sequence)
+                self._kept[request.session_id] = _filled(sequence)
         return moves

@@ -112,6 +112,10 @@ class LoadedModel:
             return self.vision.positions(ids, images)
         return np.arange(len(ids))[None], len(ids)
 
+    def adds_up(self, images: Sequence[Screenshot]) -> bool:
+        """Return whether tokens with `images` stand behind others as alone, moved by the next position of those."""
+        return self.vision is None or not images or self.vision.adds_up(images)
+
     def pixel_inputs(self, images: Sequence[Screenshot]) -> dict[str, Tensor]:
         """Return keyword arguments of the forward for the pictures of a batch, in reading order: see
         `VisionInputs.forward_inputs`."""

@@ -38,10 +38,14 @@ class Positions:
     ) -> tuple[np.ndarray, int]:
         """Return positions [axes, len(ids)] and that of the next token. `images`: what stands for each, and its
         tensors; `spans`: the places of each."""
-        if self._blocks and all(len(expansion.places) == len(expansion.ids) for expansion, _ in images):
+        if self.in_blocks([expansion for expansion, _ in images]):
             return self._in_blocks(len(ids), spans, [tensors["image_grid_thw"][0].tolist() for _, tensors in images])
         names = [name for name in images[0][1] if name in self._takes]
         return self._asked(ids, {name: joined([tensors[name] for _, tensors in images]) for name in names})
+
+    def in_blocks(self, expansions: Sequence[Expansion]) -> bool:
+        """Return whether pictures with these `expansions` are blocks, whose positions count from where they begin."""
+        return self._blocks and all(len(one.places) == len(one.ids) for one in expansions)
 
     def _in_blocks(
         self, length: int, spans: Sequence[tuple[int, int]], grids: Sequence[Sequence[int]]

@@ -223,6 +223,10 @@ class VisionInputs:
             return np.broadcast_to(np.arange(len(ids)), (self.axes, len(ids))), len(ids)
         return self.positions_of(ids, spans, [(e.expansion, e.others) for e in self.describe(images)])
 
+    def adds_up(self, images: Sequence[Screenshot]) -> bool:
+        """Return whether positions count from where a stretch of tokens with `images` begins."""
+        return self.axes == 1 or self.positions_of.in_blocks([image.expansion for image in self.describe(images)])
+
     def groups(self, ids: Sequence[int]) -> np.ndarray:
         """Return [len(ids)]: for placeholders the number of their run, from 1; 0 for all other tokens. In some models
         the placeholders of a run see each other in both directions."""
