@@ -152,6 +152,22 @@ async def test_a_picture_of_many_bytes_goes_as_jpeg(server: ScriptedJudge) -> No
     await judge.close()
 
 
+async def test_words_alone_are_not_judged_where_the_screenshots_are_gone(server: ScriptedJudge) -> None:
+    turn = Turn(Observation("x", ("a hash that nobody has",)), action=Action("it is done"))
+    gone = Trajectory("m", Task("t", goal="g"), [turn], "terminated", final=Observation("z", (Screenshot(b"no"),)))
+    judge = judge_of(server)
+    with pytest.raises(JudgeFailure, match=r"^judge no pictures: none of 2 screenshots can be shown"):
+        await judge.judge(Evidence(gone))
+    with pytest.raises(JudgeFailure, match=r"^judge no pictures: "):
+        await judge.progress(Evidence(gone))
+    assert not server.asked("Judgement")
+    assert not server.asked("Progress")
+    text = Trajectory("m", Task("t", goal="g"), [Turn(Observation("x"), action=Action("a"))], "terminated")
+    server.outcome = lambda seen: "success"
+    assert (await judge.judge(Evidence(text))).outcome is Outcome.PASSED  # there never were any
+    await judge.close()
+
+
 class Endless(StandIn):
     """Sends one byte of its answer after the other, and never the last."""
 

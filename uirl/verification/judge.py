@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from uirl.types import Trajectory
 from uirl.verification.answers import Judgement, KeyPoints, Progress, ScreenScores
-from uirl.verification.client import JudgeClient
+from uirl.verification.client import JudgeClient, judge_failure
 from uirl.verification.evidence import Evidence
 from uirl.verification.outcome import Finding, Outcome
 from uirl.verification.prompts import VERSION, Goal, Prompt, ask_points, ask_progress, ask_screens, ask_verdict
@@ -79,6 +79,7 @@ class Judge:
         screens = await asyncio.to_thread(screens_of, evidence, self.options.screens, counts)
         key = await self._key_screens(goal, points, screens, counts, about)
         shown = await asyncio.to_thread(_all_shown, key, self.options.screens.size, counts)
+        _require_some(shown, counts)
         numbers = [screen.number for screen, _ in shown]
         prompt = ask_verdict(goal, points, record, numbers)
         pictures = [picture for _, picture in shown]
@@ -94,6 +95,7 @@ class Judge:
         older = spaced(list(enumerate(screens[:-newest])), limits.key - newest) if limits.key > newest else []
         chosen = [screens[index] for index, _ in older] + screens[-newest:]
         shown = await asyncio.to_thread(_all_shown, chosen, limits.size, counts)
+        _require_some(shown, counts)
         prompt = ask_progress(Goal.of(record), record, [screen.number for screen, _ in shown])
         said = await self._poll(Progress, prompt, [picture for _, picture in shown], digest(record))
         votes = count_votes([None if one is None else one.vote for one in said])
@@ -154,6 +156,16 @@ def _hash(image: Any) -> str:
 def _all_shown(screens: list[Screen], size: int, counts: ScreenCounts) -> list[tuple[Screen, bytes]]:
     pairs = [(screen, shown_at(screen, size, counts)) for screen in screens]
     return [(screen, picture) for screen, picture in pairs if picture is not None]
+
+
+def _require_some(shown: list[tuple[Screen, bytes]], counts: ScreenCounts) -> None:
+    """Raise JudgeFailure where an episode had screenshots and none is left: there would be words alone to judge by,
+    which the policy and its pages wrote."""
+    if counts.taken and not shown:
+        raise judge_failure(
+            "no pictures",
+            f"none of {counts.taken} screenshots can be shown; they were not kept (logging.store_images) or are none",
+        )
 
 
 def _verdict(judgements: list[Judgement | None], counts: ScreenCounts, saved: int) -> JudgeVerdict:
