@@ -90,6 +90,7 @@ def test_chunks_of_the_head_change_neither_log_probs_nor_gradients(policy, image
     whole = run()
     vocabulary = policy.model.get_output_embeddings().weight.shape[0]
     monkeypatch.setattr(policy_module, "LOGITS_PER_CHUNK", 4 * vocabulary)  # four tokens at a time
+    monkeypatch.setattr(policy_module, "LOGITS_KEPT", 6 * vocabulary)
     chunked = run()
     assert (whole[0] - chunked[0]).abs().max() < 1e-5
     assert (whole[1] - chunked[1]).abs().max() < 1e-5
@@ -101,24 +102,26 @@ def test_chunks_of_the_head_change_neither_log_probs_nor_gradients(policy, image
 def test_no_logits_are_made_for_tokens_that_were_not_sampled(policy, images, monkeypatch):
     batch = collate(policy.loaded, sample_trajectories(policy, images, n=3), images)
     seen = []
-    real = policy_module.project
-    monkeypatch.setattr(policy_module, "project", lambda loaded, h: seen.append(len(h)) or real(loaded, h))
+    real = policy_module.raw_logits
+    monkeypatch.setattr(policy_module, "raw_logits", lambda loaded, h: seen.append(len(h)) or real(loaded, h))
     policy.log_probs_and_values(batch)
     assert sum(seen) == int(batch.response_mask.sum()) < batch.input_ids.numel()
 
 
-def test_several_chunks_of_logits_are_made_again_on_the_way_back_and_one_is_kept(policy, images, monkeypatch):
+def test_logits_beyond_those_that_are_kept_are_made_again_on_the_way_back(policy, images, monkeypatch):
     batch = collate(policy.loaded, sample_trajectories(policy, images, n=3), images)
     tokens = int(batch.response_mask.sum())
     seen: list[int] = []
-    real = policy_module.project
-    monkeypatch.setattr(policy_module, "project", lambda loaded, h: seen.append(len(h)) or real(loaded, h))
+    real = policy_module.raw_logits
+    monkeypatch.setattr(policy_module, "raw_logits", lambda loaded, h: seen.append(len(h)) or real(loaded, h))
     vocabulary = policy.model.get_output_embeddings().weight.shape[0]
-    for at_once, made in ((1000, tokens), (4, 2 * tokens)):
-        monkeypatch.setattr(policy_module, "LOGITS_PER_CHUNK", at_once * vocabulary)
+    for kept, made in ((1000, tokens), (6, 2 * tokens - 6)):
+        monkeypatch.setattr(policy_module, "LOGITS_PER_CHUNK", 4 * vocabulary)
+        monkeypatch.setattr(policy_module, "LOGITS_KEPT", kept * vocabulary)
         seen.clear()
         policy.log_probs_and_values(batch).log_probs.sum().backward()
-        assert max(seen) <= at_once
+        assert seen[0] == min(kept, tokens)
+        assert max(seen[1:], default=0) <= 4
         assert sum(seen) == made
         seen.clear()
         with torch.no_grad():

@@ -1,6 +1,7 @@
 """Reinforcement-learning algorithms as pure functions on tensors, and the table that names them.
 
 advantages.py, turns.py   rewards -> one advantage per response token
+token_scores.py           logits -> log-probs and entropies of sampled tokens
 losses.py, entropy.py     what the optimiser minimises
 kl.py                     distance to a reference: estimators, penalty, controller
 aggregation.py            token numbers -> batch numbers
@@ -59,6 +60,7 @@ from uirl.algorithms.policy_loss import (
 )
 from uirl.algorithms.registry import ALGORITHMS, AlgorithmSpec, get_algorithm
 from uirl.algorithms.scan import discounted_suffix_sum
+from uirl.algorithms.token_scores import score_tokens
 from uirl.algorithms.turns import compute_gigpo_advantage, compute_turn_level_advantage, spare_turns
 
 __all__ = [
@@ -110,6 +112,7 @@ __all__ = [
     "masked_whiten",
     "mismatch_log_weight",
     "mismatch_mask",
+    "score_tokens",
     "sequence_log_ratio",
     "spare_turns",
     "token_log_ratio",

@@ -15,19 +15,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from uirl.algorithms import compute_entropy, get_algorithm
+from uirl.algorithms import get_algorithm, score_tokens
 from uirl.config import ConfigStore, ModelConfig
 from uirl.errors import ContractError
 from uirl.images import Screenshot
 from uirl.inference.base import InferenceEngine, Weights
 from uirl.inference.models.features import vision_is_frozen
-from uirl.inference.models.loading import LoadedModel, hidden_states, load_model, project
+from uirl.inference.models.loading import LoadedModel, hidden_states, load_model, project, raw_logits
 from uirl.learner import lora
 from uirl.learner.adapter_folder import load_adapter
 from uirl.learner.batch import Batch
 
 LOGITS_PER_CHUNK = 2**25
-"""Logits held at once: 2**25 numbers are 128 MB of float32, whatever the vocabulary and the batch."""
+"""Logits made at once where they are made again on the way back: 2**25 numbers are 128 MB of float32."""
+LOGITS_KEPT = 2**27
+"""Logits that wait for the way back; those of further tokens are made again there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,18 +160,18 @@ class Policy:
         # the one shift of the package: the state before token t is at t - 1
         before = hidden[:, :-1][batch.response_mask[:, 1:]]
         spread = batch.scatter
-        scores: tuple[Tensor | None, Tensor | None] = (None, None)
+        chosen = entropies = None
         if log_probs or entropy:
-            targets = batch.flatten(batch.input_ids)
-            scores = self._score(before, targets, temperature or 1.0, log_probs, entropy, entropy_gradient)
+            targets, wanted = batch.flatten(batch.input_ids), {"entropy": entropy, "entropy_gradient": entropy_gradient}
+            chosen, entropies = self._score(before, targets, temperature or 1.0, **wanted)
         token_values = final_values = None
         if values:
             token_values = spread(self._values(before))
             ends = batch.attention_mask.sum(1) - 1
             final_values = self._values(hidden[torch.arange(len(ends), device=ends.device), ends])
         return TokenScores(
-            log_probs=None if scores[0] is None else spread(scores[0]),
-            entropy=None if scores[1] is None else spread(scores[1]),
+            log_probs=spread(chosen) if log_probs and chosen is not None else None,
+            entropy=None if entropies is None else spread(entropies),
             values=token_values,
             final_values=final_values,
         )
@@ -239,31 +241,33 @@ class Policy:
     # -- the head ----------------------------------------------------------------------------------------------
 
     def _score(
-        self,
-        hidden: Tensor,
-        targets: Tensor,
-        temperature: float,
-        log_probs: bool,
-        entropy: bool,
-        entropy_gradient: bool,
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Return (log-probs, entropies) of `targets` [n] from `hidden` [n, H]."""
+        self, hidden: Tensor, targets: Tensor, temperature: float, *, entropy: bool, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return (log-probs, entropies if wanted) of `targets` [n] from `hidden` [n, H]."""
 
-        def score(hidden: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
-            logits = project(self.loaded, hidden)
-            if temperature != 1.0:
-                logits = logits / temperature
-            chosen = [-nn.functional.cross_entropy(logits, targets, reduction="none")] if log_probs else []
-            entropies = [compute_entropy(logits if entropy_gradient else logits.detach())] if entropy else []
-            return (*chosen, *entropies)
+        def score(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+            logits = raw_logits(self.loaded, hidden)
+            return score_tokens(logits, targets, temperature, entropy=entropy, entropy_gradient=entropy_gradient)
 
+        first, *others = self._chunks(len(targets))
+        parts = [score(hidden[first], targets[first])]
+        for chunk in others:
+            if torch.is_grad_enabled():
+                parts.append(checkpoint(score, hidden[chunk], targets[chunk], use_reentrant=False))
+            else:
+                parts.append(score(hidden[chunk], targets[chunk]))
+        log_probs, entropies = zip(*parts, strict=True)
+        return torch.cat(log_probs), torch.cat(entropies) if entropy else None
+
+    def _chunks(self, tokens: int) -> list[slice]:
+        """Return which of `tokens` share a projection. The logits of the first chunk wait for the backward pass; the
+        others make theirs again, one chunk at a time."""
         vocabulary = self.loaded.model.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
-        chunks = list(zip(*(t.split(max(1, LOGITS_PER_CHUNK // vocabulary)) for t in (hidden, targets)), strict=True))
-        # several chunks: each recomputes its logits on the way back, so that one chunk at a time is in memory
-        keep = len(chunks) == 1 or not torch.is_grad_enabled()
-        parts = [score(h, t) if keep else checkpoint(score, h, t, use_reentrant=False) for h, t in chunks]
-        columns = [torch.cat(column) for column in zip(*parts, strict=True)]
-        return (columns[0] if log_probs else None), (columns[-1] if entropy else None)
+        at_once = max(1, LOGITS_PER_CHUNK // vocabulary)
+        # a soft cap keeps a second tensor of logits
+        more = torch.is_grad_enabled() and not getattr(self.loaded.text_config, "final_logit_softcapping", None)
+        kept = max(1, LOGITS_KEPT // vocabulary) if more else at_once
+        return [slice(0, kept), *(slice(start, start + at_once) for start in range(kept, tokens, at_once))]
 
     def _values(self, hidden: Tensor) -> Tensor:
         assert self.value_head is not None

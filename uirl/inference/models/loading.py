@@ -272,17 +272,28 @@ def _read(loaded: LoadedModel, sequences: Sequence[Sequence[int]], images: Seque
 
 def project(loaded: LoadedModel, hidden: Tensor) -> Tensor:
     """Return logits [B, T, V] of hidden states [B, T, H], or [B, V] of [B, H], in float32, banned tokens at -inf."""
+    return raw_logits(loaded, hidden).float()
+
+
+def raw_logits(loaded: LoadedModel, hidden: Tensor) -> Tensor:
+    """Return what `project` does, [B, T, V] or [B, V], in the precision of the model where its head only multiplies."""
     config = loaded.text_config
-    logits = loaded.model.get_output_embeddings()(hidden).float()  # type: ignore[operator]
-    if getattr(config, "logit_scale", None):
-        logits = logits * config.logit_scale
-    if getattr(config, "logits_scaling", None):
-        logits = logits / config.logits_scaling
+    scale, divisor = getattr(config, "logit_scale", None), getattr(config, "logits_scaling", None)
     cap = getattr(config, "final_logit_softcapping", None)
+    logits = loaded.model.get_output_embeddings()(hidden)  # type: ignore[operator]
+    if scale or divisor or cap:
+        logits = logits.float()
+    if scale:
+        logits = logits * scale
+    if divisor:
+        logits = logits / divisor
     if cap:
         logits = torch.tanh(logits / cap) * cap
     banned = torch.tensor(loaded.banned_ids, device=logits.device, dtype=torch.long)
-    return logits.index_fill(-1, banned, float("-inf"))
+    # in place, as nothing else holds the logits; unseen by autograd, as what has no probability has no gradient
+    with torch.no_grad():
+        logits.index_fill_(-1, banned, float("-inf"))
+    return logits
 
 
 def pad_sequences(
