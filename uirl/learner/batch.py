@@ -20,6 +20,11 @@ from uirl.inference.models.loading import LoadedModel, pad_sequences
 from uirl.learner.room import MicroBatchRoom
 from uirl.types import Sample
 
+PADDING_SHARE = 0.1
+"""Of the tokens of a micro-batch; with less, samples of unlike lengths would be more micro-batches."""
+PADDING_TOKENS = 256
+"""What a micro-batch more costs anyway, in tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -88,16 +93,20 @@ def micro_batches(samples: Sequence[Sample], token_budget: int) -> list[list[int
     """Return indices of `samples` in groups whose padded size (rows x longest row) is at most `token_budget`.
 
     Samples of like length share a group, longest first; equal lengths keep their order, so the result depends on the
-    lengths alone. A sample longer than the budget gets a group of its own.
+    lengths alone. At most `PADDING_SHARE` of a group is padding, or `PADDING_TOKENS` where that is more. A sample
+    longer than the budget gets a group of its own.
     """
     if token_budget < 1:
         raise ValueError(f"token_budget must be at least 1, got {token_budget} (training.micro_batch_tokens)")
     groups: list[list[int]] = []
-    widest = 0
+    widest, padding = 0, 0
     for index in sorted(range(len(samples)), key=lambda i: -len(samples[i].token_ids)):
-        if not groups or (len(groups[-1]) + 1) * widest > token_budget:
+        length = len(samples[index].token_ids)
+        size = (len(groups[-1]) + 1) * widest if groups else 0
+        padding += widest - length
+        if not groups or size > token_budget or padding > max(PADDING_TOKENS, PADDING_SHARE * size):
             groups.append([])
-            widest = len(samples[index].token_ids)
+            widest, padding = length, 0
         groups[-1].append(index)
     return groups
 
