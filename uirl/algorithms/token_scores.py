@@ -80,14 +80,22 @@ class _TokenScores(torch.autograd.Function):
 
 
 def _score(z: Tensor, targets: Tensor, wanted: _Wanted) -> tuple[Tensor, ...]:
-    """Return (logsumexp, log-probs, entropies if wanted) of the rows `z` [n, V], which it overwrites."""
-    log_sums = z.logsumexp(1, keepdim=True)
-    log_p = z.sub_(log_sums)
-    chosen = log_p.gather(1, targets[:, None])
-    if not wanted.entropy:
-        return log_sums[:, 0], chosen[:, 0]
-    p = log_p.exp()
-    return log_sums[:, 0], chosen[:, 0], p.mul_(_finite(log_p)).sum(1).neg_()
+    """Return (logsumexp, log-probs, entropies if wanted) of the rows `z` [n, V], which it overwrites.
+
+    With `s = sum(exp(z))` of rows whose largest number is 0: `log_prob = z[target] - log(s)` and
+    `entropy = log(s) - sum(exp(z) * z) / s`.
+    """
+    largest = z.amax(1, keepdim=True)
+    z.sub_(largest)
+    chosen = z.gather(1, targets[:, None])
+    unnormalised = z.exp()
+    total = unnormalised.sum(1, keepdim=True)
+    log_total = total.log()
+    scores = [largest + log_total, chosen - log_total]
+    if wanted.entropy:
+        mean = unnormalised.mul_(_finite(z)).sum(1, keepdim=True).div_(total)
+        scores.append(log_total - mean)
+    return tuple(score[:, 0] for score in scores)
 
 
 def _scaled(rows: Tensor, wanted: _Wanted) -> Tensor:
