@@ -90,7 +90,7 @@ def test_chunks_of_the_head_change_neither_log_probs_nor_gradients(policy, image
     whole = run()
     vocabulary = policy.model.get_output_embeddings().weight.shape[0]
     monkeypatch.setattr(policy_module, "LOGITS_PER_CHUNK", 4 * vocabulary)  # four tokens at a time
-    monkeypatch.setattr(policy_module, "LOGITS_KEPT", 6 * vocabulary)
+    monkeypatch.setattr(policy_module, "LOGITS_KEPT", 6 * vocabulary * 4)
     chunked = run()
     assert (whole[0] - chunked[0]).abs().max() < 1e-5
     assert (whole[1] - chunked[1]).abs().max() < 1e-5
@@ -117,7 +117,7 @@ def test_logits_beyond_those_that_are_kept_are_made_again_on_the_way_back(policy
     vocabulary = policy.model.get_output_embeddings().weight.shape[0]
     for kept, made in ((1000, tokens), (6, 2 * tokens - 6)):
         monkeypatch.setattr(policy_module, "LOGITS_PER_CHUNK", 4 * vocabulary)
-        monkeypatch.setattr(policy_module, "LOGITS_KEPT", kept * vocabulary)
+        monkeypatch.setattr(policy_module, "LOGITS_KEPT", kept * vocabulary * 4)
         seen.clear()
         policy.log_probs_and_values(batch).log_probs.sum().backward()
         assert seen[0] == min(kept, tokens)

@@ -21,15 +21,22 @@ from uirl.errors import ContractError
 from uirl.images import Screenshot
 from uirl.inference.base import InferenceEngine, Weights
 from uirl.inference.models.features import vision_is_frozen
-from uirl.inference.models.loading import LoadedModel, hidden_states, load_model, project, raw_logits
+from uirl.inference.models.loading import (
+    LoadedModel,
+    head_is_plain,
+    hidden_states,
+    load_model,
+    project,
+    raw_logits,
+)
 from uirl.learner import lora
 from uirl.learner.adapter_folder import load_adapter
 from uirl.learner.batch import Batch
 
+LOGITS_KEPT = 2**28
+"""Bytes of logits that wait for the backward pass; those of further tokens are made again there."""
 LOGITS_PER_CHUNK = 2**25
-"""Logits made at once where they are made again on the way back: 2**25 numbers are 128 MB of float32."""
-LOGITS_KEPT = 2**27
-"""Logits that wait for the way back; those of further tokens are made again there."""
+"""Logits made at once where they do not wait: 2**25 numbers are 128 MB of float32, whatever vocabulary and batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,16 +269,22 @@ class Policy:
     def _chunks(self, tokens: int) -> list[slice]:
         """Return which of `tokens` share a projection. The logits of the first chunk wait for the backward pass; the
         others make theirs again, one chunk at a time."""
-        vocabulary = self.loaded.model.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
-        at_once = max(1, LOGITS_PER_CHUNK // vocabulary)
-        # a soft cap keeps a second tensor of logits
-        more = torch.is_grad_enabled() and not getattr(self.loaded.text_config, "final_logit_softcapping", None)
-        kept = max(1, LOGITS_KEPT // vocabulary) if more else at_once
-        return [slice(0, kept), *(slice(start, start + at_once) for start in range(kept, tokens, at_once))]
+        kept, at_once = tokens_projected(self.loaded)
+        first = kept if torch.is_grad_enabled() else at_once
+        return [slice(0, first), *(slice(start, start + at_once) for start in range(first, tokens, at_once))]
 
     def _values(self, hidden: Tensor) -> Tensor:
         assert self.value_head is not None
         return self.value_head(hidden.float())[..., 0]
+
+
+def tokens_projected(loaded: LoadedModel) -> tuple[int, int]:
+    """Return (tokens whose logits wait for the backward pass, tokens of a chunk whose logits do not)."""
+    vocabulary = loaded.model.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
+    at_once = max(1, LOGITS_PER_CHUNK // vocabulary)
+    kept = max(1, LOGITS_KEPT // (vocabulary * loaded.dtype.itemsize))
+    # a head that scales or caps its logits makes several tensors of them
+    return (kept if head_is_plain(loaded) else at_once), at_once
 
 
 class PolicyValueModel(nn.Module):

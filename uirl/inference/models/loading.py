@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from uirl.errors import CheckpointError, ConfigError, ContractError, EngineFailure
 from uirl.images import Screenshot
 from uirl.inference.models.attention import AttentionSpans, attention_spans
+from uirl.inference.models.banned import banned_ids
 from uirl.inference.models.features import PictureFeatures
 from uirl.inference.models.picture_proof import prove_pictures
 from uirl.inference.models.processors import PictureProcessor, check_family, load_processor
@@ -29,21 +30,6 @@ from uirl.inference.models.vision_tower import speed_up_vision
 BUILT_IN_MODELS = (*TINY_MODELS, *SHIPPED)
 """Names that no other program knows."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_PLACEHOLDER_KEYS = (
-    "image_token_id",
-    "image_token_index",
-    "video_token_id",
-    "video_token_index",
-    "vision_start_token_id",
-    "vision_end_token_id",
-    "boi_token_id",
-    "eoi_token_id",
-    "boi_token_index",
-    "eoi_token_index",
-    "image_start_token_id",
-    "image_end_token_id",
-)
-"""Config keys of HF that name a token which stands for a picture or encloses one."""
 
 
 @dataclass(slots=True)
@@ -236,7 +222,7 @@ def wrap_model(model: Any, tokenizer: Any, processor: Any | None, *, name: str) 
     ends.discard(None)
     if not ends:
         raise ContractError(f"{name}: the tokenizer has no end token; set tokenizer.eos_token")
-    banned = _banned_ids(model, tokenizer, ends, [vision.front.word_id] if vision else [])
+    banned = banned_ids(model, tokenizer, ends, [vision.front.word_id] if vision else [])
     return LoadedModel(model, tokenizer, vision, banned, tuple(sorted(ends)), name)
 
 
@@ -276,17 +262,16 @@ def project(loaded: LoadedModel, hidden: Tensor) -> Tensor:
 
 
 def raw_logits(loaded: LoadedModel, hidden: Tensor) -> Tensor:
-    """Return what `project` does, [B, T, V] or [B, V], in the precision of the model where its head only multiplies."""
+    """Return what `project` does, [B, T, V] or [B, V], in the precision of the model where its head is plain."""
     config = loaded.text_config
-    scale, divisor = getattr(config, "logit_scale", None), getattr(config, "logits_scaling", None)
-    cap = getattr(config, "final_logit_softcapping", None)
     logits = loaded.model.get_output_embeddings()(hidden)  # type: ignore[operator]
-    if scale or divisor or cap:
+    if not head_is_plain(loaded):
         logits = logits.float()
-    if scale:
-        logits = logits * scale
-    if divisor:
-        logits = logits / divisor
+    if getattr(config, "logit_scale", None):
+        logits = logits * config.logit_scale
+    if getattr(config, "logits_scaling", None):
+        logits = logits / config.logits_scaling
+    cap = getattr(config, "final_logit_softcapping", None)
     if cap:
         logits = torch.tanh(logits / cap) * cap
     banned = torch.tensor(loaded.banned_ids, device=logits.device, dtype=torch.long)
@@ -294,6 +279,12 @@ def raw_logits(loaded: LoadedModel, hidden: Tensor) -> Tensor:
     with torch.no_grad():
         logits.index_fill_(-1, banned, float("-inf"))
     return logits
+
+
+def head_is_plain(loaded: LoadedModel) -> bool:
+    """Return whether logits are hidden states times the output embedding, neither scaled nor capped."""
+    keys = ("logit_scale", "logits_scaling", "final_logit_softcapping")
+    return not any(getattr(loaded.text_config, key, None) for key in keys)
 
 
 def pad_sequences(
@@ -392,14 +383,6 @@ def _quiet() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def _banned_ids(model: Any, tokenizer: Any, ends: set[int], words: Sequence[int]) -> tuple[int, ...]:
-    config = model.config
-    banned = set(range(len(tokenizer), model.get_output_embeddings().weight.shape[0]))
-    placeholders = [getattr(config, key, None) for key in _PLACEHOLDER_KEYS]
-    banned |= {int(token) for token in (*placeholders, *words, tokenizer.pad_token_id) if token is not None}
-    return tuple(sorted(banned - ends))
 
 
 def device_of(name: str) -> torch.device:

@@ -11,7 +11,7 @@ from uirl.config import ConfigStore
 from uirl.errors import ContractError
 from uirl.inference.models.loading import DTYPES, LoadedModel
 from uirl.learner import Policy
-from uirl.learner.policy import LOGITS_KEPT, LOGITS_PER_CHUNK
+from uirl.learner.policy import tokens_projected
 from uirl.training.plan.depth import linear_in_layers, shallow
 from uirl.training.plan.fake import FakeLedger, shape_of_picture, show_shapes, without_memory
 from uirl.training.plan.moment import FREE, GIB, Moment
@@ -139,8 +139,8 @@ def _engine(config: ConfigStore, limit: float | None) -> float:
 def _with_few_replies(work: Workload, policy: Policy) -> Workload:
     """Return `work` with as many sampled tokens as fill the logits that are kept and a few chunks: of more, one chunk
     at a time is there, and each costs time to trace."""
-    vocabulary = policy.model.get_output_embeddings().weight.shape[0]  # type: ignore[operator]
-    enough = (LOGITS_KEPT + CHUNKS * LOGITS_PER_CHUNK) // vocabulary
+    kept, at_once = tokens_projected(policy.loaded)
+    enough = kept + CHUNKS * at_once
     return replace(work, replies=min(work.replies, max(SHORT, -(-enough // work.rows))))
 
 
