@@ -171,17 +171,17 @@ def trl(dtype: str, uneven: bool) -> tuple[Callable[[], None], float]:
 
 
 def limit(dtype: str, uneven: bool) -> tuple[Callable[[], None], float]:
-    """Return a function that multiplies two matrices ten times, and its operations. `uneven` changes nothing."""
+    """Return a function that multiplies two matrices four times, and its operations. `uneven` changes nothing."""
     import torch
 
     a, b = (torch.randn(SIDE, SIDE).to(getattr(torch, dtype)) for _ in range(2))
     out = torch.empty_like(a)
 
     def step() -> None:
-        for _ in range(10):
+        for _ in range(4):
             torch.mm(a, b, out=out)
 
-    return step, 20.0 * SIDE**3
+    return step, 8.0 * SIDE**3
 
 
 PROGRAMS: dict[str, Callable[[str, bool], tuple[Callable[[], None], float]]] = {
@@ -215,6 +215,7 @@ class Program:
     """A process that makes one step when it is asked."""
 
     def __init__(self, name: str, dtype: str, threads: int, asked: argparse.Namespace) -> None:
+        self.name = name
         self.rows: list[dict[str, float]] = []
         command = [sys.executable, __file__, "--serve", name.removeprefix(EARLIER), "--dtypes", dtype]
         command += ["--uneven"] * asked.uneven
@@ -228,6 +229,7 @@ class Program:
     def step(self) -> None:
         self.process.stdin.write("\n")
         self.rows.append(json.loads(self.process.stdout.readline()))
+        print(self.name, self.rows[-1], file=sys.stderr, flush=True)
 
     def median(self, key: str) -> float:
         return statistics.median(row[key] for row in self.rows)
@@ -240,7 +242,8 @@ class Program:
 def measure(names: list[str], dtype: str, threads: int, asked: argparse.Namespace) -> None:
     """Let the programs take turns; print a row of each."""
     programs = {name: Program(name, dtype, threads, asked) for name in ("limit", *names)}
-    for _ in range(asked.rounds):
+    until = time.monotonic() + asked.seconds
+    while time.monotonic() < until:
         for name in names:
             programs["limit"].step()
             programs[name].step()
@@ -275,7 +278,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--threads", default="2")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=90, help="of rounds, for each precision")
     parser.add_argument("--trl", action="store_true")
     parser.add_argument("--uneven", action="store_true", help="replies of 32 to 224 tokens instead of 128 each")
     parser.add_argument("--beside", metavar="FOLDER", help="another checkout, whose `uirl` is measured too")

@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from tests.learner.updates import TEXT, gradients_of_first_step, log_probs_of, make_learner
 from tests.learner.worlds import make_config, sample_trajectories, weights_of
-from uirl.algorithms import GRPO, PPO, RejectionSampling, compute_entropy
+from uirl.algorithms import GRPO, PPO, RejectionSampling, score_tokens
 from uirl.errors import AlignmentError, NonFiniteError
 from uirl.learner import Policy, collate, response_view
 from uirl.learner.optimizer import Optimizer
@@ -101,11 +102,13 @@ def test_the_entropy_costs_a_gradient_only_where_it_weighs_something(coefficient
 
     carried = []
 
-    def note(logits: torch.Tensor) -> torch.Tensor:
-        carried.append(logits.requires_grad)
-        return compute_entropy(logits)
+    def note(*args: Any, **options: Any) -> Any:
+        log_probs, entropy = score_tokens(*args, **options)
+        assert log_probs.requires_grad
+        carried.append(entropy.requires_grad)
+        return log_probs, entropy
 
-    monkeypatch.setattr(module, "compute_entropy", note)
+    monkeypatch.setattr(module, "score_tokens", note)
     learner = make_learner(images, TEXT, f"training.entropy_coef={coefficient}")
     metrics = learner.update(sample_trajectories(learner.policy, images))
     assert metrics["entropy"] > 0
