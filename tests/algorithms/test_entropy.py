@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import uirl.algorithms.entropy as entropy_module
-from uirl.algorithms import compute_entropy
+from uirl.algorithms import EntropyController, compute_entropy, drop_unlikely
 
 
 def test_by_hand():
@@ -78,3 +78,67 @@ def test_empty_and_wrong_inputs():
 def test_what_is_no_logits_is_refused(logits):
     with pytest.raises(ValueError, match=r"must be floats \[..., V\]"):
         compute_entropy(logits)
+
+
+class TestDropUnlikely:
+    def test_by_hand(self):
+        # probabilities 0.5, 0.4, 0.06, 0.04: a tenth of the likeliest is 0.05, so the last one goes
+        probabilities = torch.tensor([0.5, 0.4, 0.06, 0.04])
+        kept = drop_unlikely(probabilities.log(), 0.1)
+        assert kept.tolist() == [*probabilities.log()[:3].tolist(), -math.inf]
+        # the entropy of what is left, 0.5, 0.4, 0.06 of 0.96
+        shares = [0.5 / 0.96, 0.4 / 0.96, 0.06 / 0.96]
+        assert float(compute_entropy(kept)) == pytest.approx(-sum(p * math.log(p) for p in shares))
+
+    def test_its_bonus_moves_no_token_outside_and_levels_those_inside(self):
+        logits = torch.tensor([0.5, 0.4, 0.06, 0.04]).log().requires_grad_()
+        compute_entropy(drop_unlikely(logits, 0.1)).backward()
+        assert logits.grad[3] == 0
+        # dH/dlogit = -p (log p + H): downwards for what is likelier than exp(-H), upwards for the rest
+        p = torch.tensor([0.5, 0.4, 0.06]) / 0.96
+        expected = -p * (p.log() - (p * p.log()).sum())
+        torch.testing.assert_close(logits.grad[:3], expected)
+        whole = torch.tensor([0.5, 0.4, 0.06, 0.04]).log().requires_grad_()
+        compute_entropy(whole).backward()
+        assert whole.grad[3] > 0
+
+    def test_each_row_has_its_own_likeliest_token_and_banned_ones_stay_banned(self):
+        logits = torch.tensor([[0.0, -1.0, -9.0], [-9.0, -12.0, -math.inf]])
+        assert (drop_unlikely(logits, 0.01) > -math.inf).tolist() == [[True, True, False], [True, True, False]]
+
+    def test_zero_keeps_every_token(self):
+        logits = torch.tensor([0.0, -50.0])
+        assert torch.equal(drop_unlikely(logits, 0.0), logits)
+
+    @pytest.mark.parametrize("min_p", [-0.1, 1.0, math.nan])
+    def test_a_share_that_is_none_is_refused(self, min_p):
+        with pytest.raises(ValueError, match="min_p must be at least 0 and below 1: got"):
+            drop_unlikely(torch.zeros(3), min_p)
+
+
+class TestEntropyController:
+    def test_by_hand(self):
+        controller = EntropyController(0.1)
+        # 0.05 nats short: the weight grows by e^0.05; then 0.1 too many: it falls by e^-0.1
+        assert controller.update(0.45, 0.5) == pytest.approx(0.1 * math.exp(0.05))
+        assert controller.update(0.6, 0.5) == pytest.approx(0.1 * math.exp(0.05 - 0.1))
+
+    def test_a_large_error_is_answered_by_a_fifth(self):
+        assert EntropyController(0.1).update(0.0, 3.0) == pytest.approx(0.1 * math.exp(0.2))
+        assert EntropyController(0.1).update(3.0, 0.0) == pytest.approx(0.1 * math.exp(-0.2))
+
+    @pytest.mark.parametrize(("entropy", "reached"), [(0.0, 1.0), (2.0, 0.01)])
+    def test_it_stays_in_its_range(self, entropy, reached):
+        controller = EntropyController(0.1)
+        for _ in range(50):
+            controller.update(entropy, 1.0)
+        assert controller.value == pytest.approx(reached)
+
+    @pytest.mark.parametrize("init_coef", [0.0, -1.0, math.nan, math.inf])
+    def test_a_weight_that_it_could_not_steer_is_refused(self, init_coef):
+        with pytest.raises(ValueError, match="init_coef must be a number above 0"):
+            EntropyController(init_coef)
+
+    def test_an_entropy_that_is_no_number_is_refused(self):
+        with pytest.raises(ValueError, match="entropy must be finite: got nan"):
+            EntropyController(0.1).update(math.nan, 1.0)

@@ -13,6 +13,8 @@ READER = {
     "training.clip_ratio=0.1": "training.adv_estimator=grpo",
     "training.lr_final_ratio=0.1": "training.lr_schedule=cosine",
     "training.entropy_schedule=linear": "training.entropy_coef=0.1",
+    "training.entropy_min_p=0.001": "training.entropy_coef=0.1",
+    "training.target_entropy=0.5": "training.entropy_coef=0.1",
     "algorithm.kl_loss_schedule=linear": "algorithm.kl_loss_coef=0.1",
     "algorithm.kl_loss_final_ratio=0.1": "algorithm.kl_loss_schedule=cosine algorithm.kl_loss_coef=0.1",
     "training.entropy_final_ratio=0.1": "training.entropy_schedule=cosine training.entropy_coef=0.1",

@@ -37,6 +37,7 @@ LAST_DIGIT = {
     "ppo on pixels": ["training.adv_estimator=gae"],
     "adapters, dropout and a KL": [*LORA, "model.lora.lora_dropout=0.1", "algorithm.kl_loss_coef=0.1"],
     "a reference after a warm start": [TEXT, "training.use_kl_in_reward=true", "algorithm.kl_target=0.01"],
+    "a steered weight of the entropy": [TEXT, "training.entropy_min_p=0.001", "training.target_entropy=9"],
     "bfloat16": [TEXT, "model.dtype=bfloat16", "training.adv_estimator=grpo", "training.group_size=2"],
 }
 

@@ -96,6 +96,37 @@ def test_terms_have_the_weights_of_the_config(images, monkeypatch):
     assert float(norms[1]) == pytest.approx(2 * float(norms[0]), rel=1e-4)
 
 
+@pytest.mark.parametrize(("target", "factor"), [(9.0, math.exp(0.2)), (0.001, math.exp(-0.2))])
+def test_the_weight_of_the_entropy_is_steered_towards_its_target(target, factor, images):
+    # a fresh policy has 4 nats: 9 is above it and 0.001 below, both by more than the largest step of 0.2
+    overrides = ["training.entropy_coef=0.1", f"training.target_entropy={target}"]
+    learner = make_learner(images, TEXT, *overrides)
+    samples = sample_trajectories(learner.policy, images)
+    seen = [learner.update(samples) for _ in range(3)]
+    assert [row["entropy_coef"] for row in seen] == pytest.approx([0.1, 0.1 * factor, 0.1 * factor**2])
+    assert {row["target_entropy"] for row in seen} == {target}
+
+
+def test_the_target_of_the_entropy_falls_over_the_run_and_its_weight_does_not(images):
+    overrides = ["training.entropy_coef=0.1", "training.target_entropy=20", "training.entropy_schedule=linear"]
+    overrides += ["training.entropy_final_ratio=0.5", "training.num_epochs=2", "training.num_iters_per_epoch=1"]
+    learner = make_learner(images, TEXT, *overrides)
+    samples = sample_trajectories(learner.policy, images)
+    seen = [learner.update(samples) for _ in range(2)]
+    assert [row["target_entropy"] for row in seen] == [20, 15]
+    assert [row["entropy_coef"] for row in seen] == pytest.approx([0.1, 0.1 * math.exp(0.2)])
+
+
+def test_the_bonus_over_likely_tokens_leaves_the_metric_of_the_whole_entropy(images):
+    rows = []
+    for min_p in (0.0, 0.9):
+        learner = make_learner(images, TEXT, "training.entropy_coef=0.1", f"training.entropy_min_p={min_p}")
+        rows.append(learner.update(sample_trajectories(learner.policy, images)))
+    whole, likely = rows
+    assert whole["bonus_entropy"] == pytest.approx(whole["entropy"])
+    assert likely["bonus_entropy"] < likely["entropy"]
+
+
 @pytest.mark.parametrize("coefficient", [0, 0.02])
 def test_the_entropy_costs_a_gradient_only_where_it_weighs_something(coefficient, images, monkeypatch):
     import uirl.learner.policy as module

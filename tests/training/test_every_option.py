@@ -31,7 +31,7 @@ _OF_OPTIMIZER = (
 )
 _OF_CREDIT = (
     *("gamma", "lam", "clip_ratio", "clip_ratio_low", "clip_ratio_high", "old_log_probs", "entropy_coef"),
-    *("entropy_schedule", "entropy_final_ratio"),
+    *("entropy_min_p", "target_entropy", "entropy_schedule", "entropy_final_ratio"),
     *("value_coef", "value_clip", "value_learning_rate", "use_kl_in_reward", "kl_coef"),
 )
 OF_OPTIMIZER = [f"training.{name}" for name in _OF_OPTIMIZER]

@@ -35,7 +35,7 @@ from uirl.algorithms.descriptions import (
     RejectionSampling,
     TurnLevel,
 )
-from uirl.algorithms.entropy import compute_entropy
+from uirl.algorithms.entropy import EntropyController, compute_entropy, drop_unlikely
 from uirl.algorithms.groups import GroupIndex
 from uirl.algorithms.importance import (
     RatioLevel,
@@ -73,6 +73,7 @@ __all__ = [
     "Aggregation",
     "Algorithm",
     "AlgorithmSpec",
+    "EntropyController",
     "GiGPO",
     "GroupIndex",
     "KLController",
@@ -102,6 +103,7 @@ __all__ = [
     "compute_turn_level_advantage",
     "compute_value_loss",
     "discounted_suffix_sum",
+    "drop_unlikely",
     "dual_clip",
     "effective_sample_size",
     "get_algorithm",

@@ -1,5 +1,6 @@
-"""The entropy of the policy from its logits, at the memory cost of one row block."""
+"""The entropy of the policy: from its logits, over its likely tokens alone, and what steers the weight of its bonus."""
 
+import math
 from typing import Any, cast
 
 import torch
@@ -29,6 +30,62 @@ def compute_entropy(logits: Tensor) -> Tensor:
         raise ValueError(f"logits must be floats [..., V]: got {logits.dtype}, shape {tuple(logits.shape)}")
     entropy: Tensor = cast(Any, _Entropy).apply(logits)
     return entropy
+
+
+def drop_unlikely(logits: Tensor, min_p: float) -> Tensor:
+    """Return the logits with the tokens at -inf whose probability is below `min_p` times that of the likeliest.
+
+    `compute_entropy(drop_unlikely(logits, min_p))` is the entropy of the choice among the likely tokens, renormalised.
+    As a bonus it raises no token outside them: of a vocabulary of 150,000, all that are never right weigh more together
+    than the few that might be.
+
+    Args:
+        logits: `[B, T, V]` (any leading axes). Which tokens are likely is read from them without a gradient.
+        min_p: At least 0, which keeps every token, and below 1.
+
+    Returns:
+        `[B, T, V]`; the gradient is that of `logits` where a token is likely, and 0 elsewhere.
+
+    Papers: AEnt (2509.03493), section 4, the clamped entropy, there over the likeliest tokens by count; min-p sampling
+    (2407.01082), algorithm 1, for the choice of tokens, which needs no sorting.
+    """
+    if not 0 <= min_p < 1:
+        raise ValueError(f"min_p must be at least 0 and below 1: got {min_p}; try 0.001")
+    if min_p == 0:
+        return logits
+    seen = logits.detach()
+    return logits.masked_fill(seen < seen.amax(-1, keepdim=True) + math.log(min_p), -math.inf)
+
+
+class EntropyController:
+    """The weight of the entropy bonus, steered so that the entropy approaches a target.
+
+    `coef *= exp(clip(target - entropy, -0.2, 0.2))` after every update, kept in [`init_coef` / 10, `init_coef` x 10].
+
+    Papers: soft actor-critic (1812.05905), section 5, the dual step on the logarithm of the weight; Skywork-OR1
+    (2505.22312), section 4, the same idea for language models, by constant steps.
+    """
+
+    LARGEST_STEP = 0.2
+    """Nats: a larger error changes the logarithm of the weight by no more than this."""
+    RANGE = 10.0
+
+    def __init__(self, init_coef: float) -> None:
+        """Start at `init_coef`, above 0."""
+        if not (math.isfinite(init_coef) and init_coef > 0):
+            raise ValueError(f"init_coef must be a number above 0: got {init_coef}; a weight of 0 can never leave it")
+        self.init_coef = init_coef
+        self.value = init_coef
+
+    def update(self, entropy: float, target: float) -> float:
+        """Return the weight after an update whose tokens had `entropy`, in nats per token, where it should be `target`;
+        it stays in `value`. Raises ValueError for an entropy that is no number."""
+        if not math.isfinite(entropy):
+            raise ValueError(f"entropy must be finite: got {entropy}; look at the logits of this batch")
+        error = min(max(target - entropy, -self.LARGEST_STEP), self.LARGEST_STEP)
+        lowest, highest = self.init_coef / self.RANGE, self.init_coef * self.RANGE
+        self.value = min(max(self.value * math.exp(error), lowest), highest)
+        return self.value
 
 
 class _Entropy(torch.autograd.Function):

@@ -87,9 +87,9 @@ READ: dict[str, tuple[Condition, str]] = {
         lambda config: config.training.lr_schedule != "constant",
         "where training.lr_schedule is linear or cosine",
     ),
-    "training.entropy_schedule": (
-        lambda config: config.training.entropy_coef > 0,
-        "where training.entropy_coef is above 0",
+    **dict.fromkeys(
+        ("training.entropy_schedule", "training.entropy_min_p", "training.target_entropy"),
+        (lambda config: config.training.entropy_coef > 0, "where training.entropy_coef is above 0"),
     ),
     "training.entropy_final_ratio": (
         lambda config: config.training.entropy_schedule != "constant",

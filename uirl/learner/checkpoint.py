@@ -62,6 +62,8 @@ class CheckpointState(BaseModel):
     optimizer_steps: int
     reference_frozen: bool
     kl_coef: float
+    entropy_coef: float | None = None
+    """Where it was steered to (`training.target_entropy`); None: it is not steered."""
     critic: bool
     adapters: bool
     base_fingerprint: str | None
@@ -127,6 +129,8 @@ def load_checkpoint(folder: str | Path, learner: Learner) -> Any:
     learner.reference_frozen = state.reference_frozen
     learner.version, learner.updates = state.version, state.updates
     learner.kl.load_state_dict({"kl_coef": state.kl_coef})
+    if learner.entropy is not None and state.entropy_coef is not None:
+        learner.entropy.value = state.entropy_coef
     _restore_optimizer(source, state, learner)
     try:
         _set_random(state.random)
@@ -289,6 +293,7 @@ def _state_of(learner: Learner, extra: Mapping[str, Any], save_optimizer: bool) 
         optimizer_steps=optimizer.steps if optimizer is not None and saved else 0,
         reference_frozen=learner.reference_frozen,
         kl_coef=learner.kl.value,
+        entropy_coef=None if learner.entropy is None else learner.entropy.value,
         critic=policy.value_head is not None,
         adapters=policy.lora_config is not None,
         base_fingerprint=_fingerprint(policy) if policy.lora_config is not None else None,

@@ -169,9 +169,12 @@ class Objective:
         coefficient = self.entropy_coef
         if coefficient <= 0:
             return None
-        assert scores.entropy is not None
-        loss = aggregate_loss(scores.entropy, mask, **self._shares())
-        return Term("entropy_loss", loss, -coefficient, {}, float(mask.sum()))
+        entropy = scores.entropy if scores.likely_entropy is None else scores.likely_entropy
+        assert entropy is not None
+        loss = aggregate_loss(entropy, mask, **self._shares())
+        tokens = float(mask.sum())
+        seen = {"bonus_entropy": float(entropy.detach()[mask].sum()) / max(tokens, 1.0)}
+        return Term("entropy_loss", loss, -coefficient, seen, tokens)
 
     def _value(self, scores: TokenScores, rows: UpdateTensors[Tensor], response_mask: Tensor) -> Term | None:
         if scores.values is None or rows.values is None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from uirl.algorithms import get_algorithm, score_tokens
+from uirl.algorithms import compute_entropy, drop_unlikely, get_algorithm, score_tokens
 from uirl.config import ConfigStore, ModelConfig
 from uirl.errors import ContractError
 from uirl.images import Screenshot
@@ -51,6 +51,24 @@ class TokenScores:
     """The value before the token is chosen; None: not asked for."""
     final_values: Tensor | None
     """[B], the value after the last token of the row; None: not asked for."""
+    likely_entropy: Tensor | None = None
+    """Of the choice among the likely tokens (`drop_unlikely`), in nats; None: not asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is asked for of the tokens of an update, beside their log-probs."""
+
+    temperature: float
+    entropy: bool
+    entropy_gradient: bool
+    min_p: float
+    """Above 0: the entropy of the likely tokens too."""
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of what comes, in order."""
+        likely = ("likely_entropy",) if self.entropy and self.min_p > 0 else ()
+        return ("log_probs", *(("entropy",) if self.entropy else ()), *likely)
 
 
 class Policy:
@@ -153,9 +171,11 @@ class Policy:
         entropy: bool = False,
         values: bool = False,
         entropy_gradient: bool = True,
+        entropy_min_p: float = 0.0,
     ) -> TokenScores:
         """Return what the policy says about the response tokens of `batch`; carries the gradient, that of the entropy
-        only with `entropy_gradient`.
+        only with `entropy_gradient`. With `entropy_min_p` above 0 the entropy of the likely tokens comes too, and it
+        alone carries a gradient.
 
         `log_probs[b, t] = log softmax(logits[b, t - 1] / temperature)[input_ids[b, t]]`, banned tokens excluded; a
         temperature of 0 counts as 1, as in the engines. Logits are made at the positions that predict a response
@@ -167,18 +187,20 @@ class Policy:
         # the one shift of the package: the state before token t is at t - 1
         before = hidden[:, :-1][batch.response_mask[:, 1:]]
         spread = batch.scatter
-        chosen = entropies = None
+        scores: dict[str, Tensor] = {}
         if log_probs or entropy:
-            targets, wanted = batch.flatten(batch.input_ids), {"entropy": entropy, "entropy_gradient": entropy_gradient}
-            chosen, entropies = self._score(before, targets, temperature or 1.0, **wanted)
+            asked = _Asked(temperature or 1.0, entropy, entropy_gradient, entropy_min_p)
+            scores = self._score(before, batch.flatten(batch.input_ids), asked)
+        columns = {name: spread(column) for name, column in scores.items()}
         token_values = final_values = None
         if values:
             token_values = spread(self._values(before))
             ends = batch.attention_mask.sum(1) - 1
             final_values = self._values(hidden[torch.arange(len(ends), device=ends.device), ends])
         return TokenScores(
-            log_probs=spread(chosen) if log_probs and chosen is not None else None,
-            entropy=None if entropies is None else spread(entropies),
+            log_probs=columns.get("log_probs") if log_probs else None,
+            entropy=columns.get("entropy"),
+            likely_entropy=columns.get("likely_entropy"),
             values=token_values,
             final_values=final_values,
         )
@@ -247,14 +269,11 @@ class Policy:
 
     # -- the head ----------------------------------------------------------------------------------------------
 
-    def _score(
-        self, hidden: Tensor, targets: Tensor, temperature: float, *, entropy: bool, entropy_gradient: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return (log-probs, entropies if wanted) of `targets` [n] from `hidden` [n, H]."""
+    def _score(self, hidden: Tensor, targets: Tensor, asked: _Asked) -> dict[str, Tensor]:
+        """Return 'log_probs' [n] of `targets` [n] from `hidden` [n, H], and what else is asked for."""
 
-        def score(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-            logits = raw_logits(self.loaded, hidden)
-            return score_tokens(logits, targets, temperature, entropy=entropy, entropy_gradient=entropy_gradient)
+        def score(hidden: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+            return _scores(raw_logits(self.loaded, hidden), targets, asked)
 
         first, *others = self._chunks(len(targets))
         parts = [score(hidden[first], targets[first])]
@@ -263,8 +282,8 @@ class Policy:
                 parts.append(checkpoint(score, hidden[chunk], targets[chunk], use_reentrant=False))
             else:
                 parts.append(score(hidden[chunk], targets[chunk]))
-        log_probs, entropies = zip(*parts, strict=True)
-        return torch.cat(log_probs), torch.cat(entropies) if entropy else None
+        columns = (torch.cat(column) for column in zip(*parts, strict=True))
+        return dict(zip(asked.names(), columns, strict=True))
 
     def _chunks(self, tokens: int) -> list[slice]:
         """Return which of `tokens` share a projection. The logits of the first chunk wait for the backward pass; the
@@ -334,6 +353,20 @@ class PolicyValueModel(nn.Module):
     def log_probs_and_values(self, batch: Batch, temperature: float = 1.0, *, entropy: bool = False) -> TokenScores:
         """Return log-probs and values of the response tokens, for training."""
         return self.policy.log_probs_and_values(batch, temperature, entropy=entropy, values=True)
+
+
+def _scores(logits: Tensor, targets: Tensor, asked: _Asked) -> tuple[Tensor, ...]:
+    """Return what is asked for of `logits` [n, V], which it consumes, and their targets [n]: at most one entropy
+    carries a gradient."""
+    likely = []
+    if "likely_entropy" in asked.names():  # first: on the way back the logits are written over
+        seen = (logits if asked.entropy_gradient else logits.detach()).float() / asked.temperature
+        likely = [compute_entropy(drop_unlikely(seen, asked.min_p))]
+    carried = asked.entropy_gradient and not likely
+    log_probs, entropies = score_tokens(
+        logits, targets, asked.temperature, entropy=asked.entropy, entropy_gradient=carried
+    )
+    return (log_probs, *([] if entropies is None else [entropies]), *likely)
 
 
 @contextlib.contextmanager

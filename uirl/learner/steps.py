@@ -98,6 +98,7 @@ class UpdateSteps:
                 entropy=True,
                 values=rows.values is not None,
                 entropy_gradient=objective.entropy_coef > 0,
+                entropy_min_p=self.settings.training.entropy_min_p,
             )
             if self.passes is not None:
                 self.passes.note(batch, members, scores)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from uirl.algorithms import Algorithm, KLController
+from uirl.algorithms import Algorithm, EntropyController, KLController
 from uirl.config import ConfigStore
 from uirl.errors import AlignmentError, ConfigError
 from uirl.images import ImageStore
@@ -59,6 +59,9 @@ class Learner:
             adaptive=target is not None,
             horizon=config.algorithm.kl_horizon,
         )
+        steered = config.training.target_entropy is not None and config.training.entropy_coef > 0
+        self.entropy = EntropyController(config.training.entropy_coef) if steered else None
+        """Steers the weight of the entropy bonus towards `training.target_entropy`; None: nothing does."""
 
     # -- supervised --------------------------------------------------------------------------------------------
 
@@ -131,6 +134,7 @@ class Learner:
             steps = UpdateSteps(policy, self.use_optimizer("update"), settings, version, metrics, passes)
             steps.take(batches, objective, minibatches, schedule.scale * self._learning_rate_share())
             self.version += 1
+            self._steer_entropy(metrics)
         if on_learned is not None and passes is not None:
             on_learned(learned_tokens(view, credit, weights, old, passes), version)
         return {name: value for name, value in metrics.reduce().items() if value is not None}
@@ -151,9 +155,22 @@ class Learner:
         return share_of_peak(training.lr_schedule, training.lr_final_ratio, self.updates, self.run_length)
 
     def _entropy_coef(self) -> float:
+        return (
+            self.settings.training.entropy_coef * self._entropy_share() if self.entropy is None else self.entropy.value
+        )
+
+    def _entropy_share(self) -> float:
         training = self.settings.training
-        share = share_of_peak(training.entropy_schedule, training.entropy_final_ratio, self.updates, self.run_length)
-        return training.entropy_coef * share
+        return share_of_peak(training.entropy_schedule, training.entropy_final_ratio, self.updates, self.run_length)
+
+    def _steer_entropy(self, metrics: Metrics) -> None:
+        target = self.settings.training.target_entropy
+        if self.entropy is not None and target is not None:
+            target *= self._entropy_share()
+            metrics.add("target_entropy", target)
+            entropy = metrics.reduce()["bonus_entropy"]
+            assert entropy is not None
+            self.entropy.update(entropy, target)
 
     def _kl_loss_coef(self) -> float:
         finer = self.settings.algorithm

@@ -113,12 +113,18 @@ class TrainingConfig(Section):
     the engine's where they are the learner's to 1e-4 (embedded engine, float32, no top-p, top-k or dropout)."""
     entropy_coef: NonNegative = 0.02
     """Weight of the entropy bonus in the loss; 0: none."""
+    entropy_min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """The bonus is the entropy of the choice among the tokens that have at least this share of the likeliest one's
+    probability. 0: all of the vocabulary, where a large weight ends in tokens that mean nothing. Usual: 0.001."""
+    target_entropy: Positive | None = None
+    """Entropy of the bonus, in nats per token, to which `entropy_coef` is steered: after every update it grows or falls
+    by up to a fifth, to at most 10 times and at least a tenth of what it was. None: it stays."""
     entropy_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How that weight falls over the run: 'linear' or 'cosine' to `entropy_final_ratio` of it, by the updates done. It
-    raises every token of the vocabulary: a large weight ends in tokens that mean nothing, where KL to the reference
-    (`algorithm.kl_loss_schedule`) keeps the choice among those that do."""
+    """How `target_entropy`, or without one `entropy_coef`, falls over the run: 'linear' or 'cosine' to
+    `entropy_final_ratio` of it, by the updates done. A policy that begins at chance has to keep its choices until it
+    knows what follows each."""
     entropy_final_ratio: Fraction = 0.0
-    """Share of `entropy_coef` that is left when the run ends."""
+    """Share of it that is left when the run ends."""
     value_coef: NonNegative = 0.5
     """Weight of the critic's loss ('gae')."""
     value_clip: Positive | None = 0.2

@@ -244,8 +244,7 @@ ELSEWHERE: dict[str, str] = {
         BY_OUR_LOOP,
     ),
     **dict.fromkeys(
-        ("training.lr_schedule", "training.lr_final_ratio"),
-        "each of verl's engines has keys of its own: `strategies.decay_keys`",
+        ("training.lr_schedule", "training.lr_final_ratio"), "each engine has keys of its own: `strategies.decay_keys`"
     ),
     "curriculum": "read by our dataset, which asks it for each row",
     "inference.system_prompt": BY_OUR_LOOP,
@@ -276,6 +275,7 @@ WITHOUT_EFFECT: dict[str, str] = {
         (f"{key}_{end}" for key in ("training.entropy", "algorithm.kl_loss") for end in ("schedule", "final_ratio")),
         "under verl the weights of entropy and KL stay what they are at the start",
     ),
+    **dict.fromkeys(("training.entropy_min_p", "training.target_entropy"), "verl's bonus has all tokens, one weight"),
     "training.threads": "verl's workers own their processes",
     "training.warm_start": "run it with the local trainer first and continue its checkpoint under verl",
     "algorithm.whiten_advantages": "verl always whitens the advantages of gae and reinforce_plus_plus",
