@@ -1,7 +1,10 @@
 """A setting that a run would not read is refused by name; the same setting beside its reader is not."""
 
+from pathlib import Path
+
 import pytest
 
+from uirl import load_config
 from uirl.config import ConfigStore
 from uirl.config.unused import READ
 from uirl.errors import ConfigError
@@ -61,6 +64,14 @@ def test_a_setting_without_its_reader_is_refused_by_name(setting: str) -> None:
         alone.check(training=True)
     beside = ["training.adv_estimator=gae", *READER[setting].split(" ")]
     ConfigStore().override([*WITHOUT, setting, *beside]).check(training=True)
+
+
+@pytest.mark.parametrize("estimator", [[], ["training.adv_estimator=gae", "training.value_learning_rate=4.0e-3"]])
+def test_the_recipe_from_chance_reads_all_that_it_sets_with_either_estimator(estimator: list[str]) -> None:
+    recipe = Path(__file__).parents[2] / "configs" / "guess_number_from_chance.yaml"
+    config = load_config(recipe, estimator)
+    config.check(training=True)
+    assert config.training.episodes_per_group == (1 if estimator else 8)
 
 
 def test_the_table_names_keys_that_there_are() -> None:

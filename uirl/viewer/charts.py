@@ -23,7 +23,7 @@ _CHARTS = (
     _Chart("Reward", "", r"reward|reward_max|reward_min|eval/reward"),
     _Chart("Losses", "", r"(?:policy|value|entropy|kl|total)_loss|loss(?:/.*)?|warm_start/loss"),
     _Chart("KL", "nats", r"approx_kl|kl(?:/.*|_(?!loss_coef).*)?|reference_kl|mismatch_kl"),
-    _Chart("Entropy", "nats", r"entropy(?:/.*)?"),
+    _Chart("Entropy", "nats", r"(?:bonus_|target_)?entropy(?:/.*)?"),
     _Chart("Clipped share", "share", r"clip_fraction(?:_.*)?"),
     _Chart("Ratio", "", r"ratio_(?:mean|max|min)|mismatch_weight_.*"),
     _Chart("Log-prob gap, learner to engine", "nats", r"log_prob_gap_.*"),

@@ -102,7 +102,7 @@ def test_an_evaluation_of_training_instances_is_found(tmp_path: Path) -> None:
     assert checked(Declared(), tmp_path, eval_dataset=["burn"])["held-out tasks"][0]
 
 
-@pytest.mark.parametrize("name", ["screen", "guess_number", "calculator", "lookup"])
+@pytest.mark.parametrize("name", ["screen", "guess_number", "guess_number_from_chance", "calculator", "lookup"])
 def test_no_shipped_config_is_blamed(name: str) -> None:
     config = load_config(ROOT / "configs" / f"{name}.yaml")
     own = config.environment
