@@ -260,6 +260,16 @@ async def test_a_page_that_is_only_looked_at_draws_nothing(address: str, run: Pa
             assert await tab.ask("document.getAnimations().length") == 0, route
 
 
+async def test_an_address_that_leads_nowhere_says_so_and_where_to_go_on(address: str) -> None:
+    async with browsing(address) as tab:
+        for route, words in (("#/what", "There is no such page. All runs"), ("#/compare", "No run is named. All runs")):
+            await tab.goto(route)
+            assert (await tab.text("main")).strip() == words
+            assert await violations(tab) == []
+        await tab.click("main a")
+        await tab.until("document.querySelector('h1')?.innerText === 'Runs'")
+
+
 async def test_a_narrow_page_is_not_wider_than_the_screen(address: str) -> None:
     async with browsing(address, 390, 844) as tab:
         for route in ROUTES:

@@ -12,6 +12,18 @@ import { Runs } from "./pages/runs.js";
 import { Trajectories } from "./pages/trajectories.js";
 import { Trajectory } from "./pages/trajectory.js";
 
+/** A page with nothing but a word on it, and the way on. */
+function Nothing({ children }) {
+  return html`
+    <main class="page">
+      <${Empty}>
+        ${children}${" "}
+        <a href=${href.runs()}>All runs</a>
+      <//>
+    </main>
+  `;
+}
+
 const PAGES = {
   runs: () => html`
     <${Runs} />
@@ -25,10 +37,7 @@ const PAGES = {
           <${Run} keys=${keys} />
         `
       : html`
-          <${Empty}>
-            No run is named.
-            <a href=${href.runs()}>All runs</a>
-          <//>
+          <${Nothing}>No run is named.<//>
         `,
   trajectories: ({ key, query }) => html`
     <${Trajectories} run=${key} query=${query} />
@@ -40,10 +49,7 @@ const PAGES = {
     <${Group} run=${key} group=${group} />
   `,
   unknown: () => html`
-    <${Empty}>
-      There is no such page.
-      <a href=${href.runs()}>All runs</a>
-    <//>
+    <${Nothing}>There is no such page.<//>
   `,
 };
 

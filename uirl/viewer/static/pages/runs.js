@@ -121,11 +121,11 @@ export function Runs() {
   ]);
   if (data === null && error)
     return html`
-      <${Problem} error=${error} retry=${reload} />
+      <main class="page"><${Problem} error=${error} retry=${reload} /></main>
     `;
   if (data === null)
     return html`
-      <${Busy} what="Looking for runs" />
+      <main class="page"><${Busy} what="Looking for runs" /></main>
     `;
   if (runs.length === 0)
     return html`
