@@ -139,7 +139,8 @@ function Heat({ heat, scale }) {
         </radialGradient>
       </defs>
       <ellipse cx=${heat.x} cy=${heat.y} rx=${rx} ry=${ry} fill=${`url(#${id})`} />
-      <ellipse cx=${heat.x} cy=${heat.y} rx=${rx} ry=${ry} class="edge" vector-effect="non-scaling-stroke" />
+      <ellipse ...${{ cx: heat.x, cy: heat.y, rx, ry }} class="edge under" vector-effect="non-scaling-stroke" />
+      <ellipse ...${{ cx: heat.x, cy: heat.y, rx, ry }} class="edge" vector-effect="non-scaling-stroke" />
     </g>
   `;
 }
