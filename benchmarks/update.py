@@ -37,6 +37,7 @@ from typing import Any
 SEQUENCES, PROMPT, SAMPLED = 16, 64, 128
 SIZES = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 11, "num_attention_heads": 12}
 VOCABULARY = 32768
+TOKENS_AT_ONCE = 4096
 EARLIER = "earlier "
 SIDE = 2048
 """Of the matrices whose product is the limit."""
@@ -75,6 +76,18 @@ def token_ids(uneven: bool) -> list[list[int]]:
     return [[rng.randrange(VOCABULARY - 2) for _ in range(PROMPT + count)] for count in replies(uneven)]
 
 
+def padding() -> tuple[float, float]:
+    """Return the shares of the tokens that are padding with --uneven: in our micro-batches, and in one batch of all."""
+    from types import SimpleNamespace
+
+    from uirl.learner import micro_batches
+
+    lengths = [PROMPT + count for count in replies(uneven=True)]
+    made: Any = [SimpleNamespace(token_ids=range(length)) for length in lengths]
+    padded = sum(len(group) * max(lengths[i] for i in group) for group in micro_batches(made, TOKENS_AT_ONCE))
+    return 1 - sum(lengths) / padded, 1 - sum(lengths) / (len(lengths) * max(lengths))
+
+
 def work(loaded: Any, passes: float, uneven: bool) -> float:
     """Return the operations of `passes` forward passes; a backward pass counts as two."""
     weights = sum(p.numel() for name, p in loaded.model.named_parameters() if ".layers." in name and p.ndim == 2)
@@ -98,7 +111,11 @@ def ours(dtype: str, uneven: bool, old: str) -> tuple[Callable[[], None], float]
     loaded = build(dtype)
     options = {"model.dtype": dtype, "training.adv_estimator": "grpo", "training.minibatches": 1}
     options |= {"training.batch_size": SEQUENCES, "training.group_size": SEQUENCES, "training.learning_rate": 1e-6}
-    options |= {"training.old_log_probs": old, "training.entropy_coef": 0, "training.micro_batch_tokens": 4096}
+    options |= {
+        "training.old_log_probs": old,
+        "training.entropy_coef": 0,
+        "training.micro_batch_tokens": TOKENS_AT_ONCE,
+    }
     # the log-probs of the samples are made up; with a filter nobody compares them with the learner's
     options |= {"inference.top_p": 0.999}
     config = ConfigStore().override([f"{key}={value}" for key, value in options.items()])
@@ -295,6 +312,8 @@ def main() -> None:
         return
     mine = ["ours"] + ["ours, recomputed"] * asked.recomputed
     names = [*mine, *(f"{EARLIER}{name}" for name in mine if asked.beside), *["TRL"] * asked.trl]
+    if asked.uneven:
+        print("padding: {:.1%} in our micro-batches, {:.1%} in one batch of all\n".format(*padding()))
     titles = ["", "program", "seconds", "GFLOP/s", "of the limit", "by processor time", "processor s", "of them system"]
     print(f"| {' | '.join([*titles, 'peak, GiB'])} |\n" + "|---" * 9 + "|")
     for threads in asked.threads.split(","):
