@@ -52,6 +52,7 @@ ELSEWHERE = {
     "environment.tasks": "tests/training/tasks/test_task_sets.py",
     "environment.eval_tasks": "tests/training/tasks/test_task_sets.py",
     "environment.step_timeout": "seen in the plan below, tried in tests/environments/test_session.py",
+    "inference.sleep": "tests/training/test_sleep.py, tests/inference/vllm/test_sleep.py",
     "inference.backend": "the engines have suites of their own; 'scripted' is refused in tests/config",
     "logging.wandb": "tests/metrics/test_trackers.py; the package may be missing",
     "logging.tensorboard": "tests/metrics/test_trackers.py; the package may be missing",

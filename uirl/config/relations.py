@@ -15,7 +15,7 @@ GROUNDED = "uirl/tiny-vlm-grounded"
 
 def broken_relations(config: ConfigTree) -> list[str]:
     """Return one message per combination of values that cannot work; empty: none."""
-    rules = (_batches, _rollouts, _objective, _run, _model)
+    rules = (_batches, _rollouts, _objective, _run, _sleep, _model)
     return [message for rule in rules for message in rule(config)]
 
 
@@ -203,6 +203,22 @@ def _run(config: ConfigTree) -> Iterator[str]:
         yield (
             f"checkpoint.from_step={config.checkpoint.from_step} with checkpoint.resume=false: a new run has no "
             "checkpoint to go back to; set resume=true (--resume), or from_step=null"
+        )
+
+
+def _sleep(config: ConfigTree) -> Iterator[str]:
+    sleep = config.inference.sleep
+    if sleep in ("auto", "off"):
+        return
+    if config.actors.run_ahead:
+        yield (
+            f"inference.sleep={sleep} with actors.staleness={config.actors.staleness}: episodes are played while the "
+            "learner learns, and an engine that sleeps answers none; use actors.staleness=0, or sleep=off"
+        )
+    if sleep == 2 and config.model.use_lora:
+        yield (
+            "inference.sleep=2 with model.use_lora=true: the weights under the adapters would be dropped, and an "
+            "update brings adapters alone; use sleep=1, which keeps them in the memory of the host, or auto"
         )
 
 

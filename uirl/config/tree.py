@@ -57,6 +57,19 @@ class ConfigTree(Section):
         return 2 if self.training.adv_estimator in GROUP_ESTIMATORS else 1
 
     @property
+    def engine_sleep_level(self) -> int:
+        """How deep an engine on the learner's GPU sleeps during an update: `inference.sleep`, resolved. 0: not at
+        all."""
+        inference = self.inference
+        if inference.backend != "vllm" or inference.server_url is not None or inference.sleep == "off":
+            return 0
+        if inference.sleep != "auto":
+            return inference.sleep
+        if self.actors.run_ahead:
+            return 0
+        return 1 if self.model.use_lora else 2
+
+    @property
     def needs_reference(self) -> bool:
         """Whether a reference model takes part in the loss or the reward."""
         return self.training.use_kl_in_reward or self.algorithm.kl_loss_coef > 0

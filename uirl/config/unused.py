@@ -207,6 +207,10 @@ READ: dict[str, tuple[Condition, str]] = {
         "by the backends transformers and vllm; sglang sizes its cache by inference.engine_options.mem_fraction_static",
     ),
     "inference.engine_options": _LOCAL_SERVERS,
+    "inference.sleep": (
+        lambda config: config.inference.backend == "vllm" and config.inference.server_url is None,
+        "by the backend vllm without a server_url: others share the learner's weights or have a GPU of their own",
+    ),
     "model.max_image_pixels": (
         lambda config: config.inference.backend in ("transformers", "vllm", "scripted"),
         "by the backends transformers and vllm, which get pictures as the learner sees them; for a server write the "

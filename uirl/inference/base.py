@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from uirl.errors import EngineFailure, PromptTooLong
 from uirl.images import Screenshot
+from uirl.inference.footprint import Footprint
 from uirl.inference.messages import Message
 from uirl.runtime.limits import is_finite, shown
 
@@ -122,6 +123,10 @@ class InferenceEngine(ABC):
     started again."""
     takes_weights: bool = True
     """False: the engine samples from somebody else's model (an API): it can be evaluated, not trained."""
+    sleeps: bool = False
+    """True: it has memory of its own on the learner's GPU, and `sleep` gives that to the learner."""
+    footprint: Footprint | None = None
+    """What it held at the moments of the newest sleep that is over; None: there was none, or it does not tell."""
 
     @abstractmethod
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -137,6 +142,13 @@ class InferenceEngine(ABC):
         `weights` are (HF parameter name, tensor) pairs; None: the engine shares the learner's module, which already
         holds them. `adapter`: the weights are those of a LoRA adapter alone, by their peft names, and this is its
         peft configuration (only where `takes_adapters`); None: they are the whole model, adapters merged in.
+        """
+
+    async def sleep(self) -> None:
+        """Give the memory of the GPU away until the next `update_weights`, which wakes the engine with new weights.
+
+        Waits until what is under way has ended. Meanwhile a request is an EngineFailure. Does nothing where the engine
+        does not sleep (`sleeps`), and where it sleeps already.
         """
 
     async def probe(self) -> None:

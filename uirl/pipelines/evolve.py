@@ -223,13 +223,13 @@ class Evolution:
 
     async def _fine_tune(self, folder: RoundFolder) -> dict[str, Any]:
         """Learn from the data of this round and of those before it."""
-        settings, training = self.config.evolve, self.config.training
+        settings, training, learner = self.config.evolve, self.config.training, self._parts.learner
         self._load(0 if settings.from_base else folder.number - 1)
-        learner = self._parts.learner
         warm = learner.settings.training.warm_start
         warm.learning_rate, warm.warmup_steps = settings.learning_rate, settings.warmup_steps
         first = 1 if settings.rounds_kept is None else max(1, folder.number - settings.rounds_kept + 1)
         plan = Plan(settings.epochs, settings.batch_size, derive_seed(training.seed, "fine-tune", folder.number))
+        await self._parts.engine.sleep()  # whoever plays next pushes weights
         with self._sources(range(first, folder.number + 1)) as sources:
             clock = SaveClock(self.config.checkpoint.save_seconds)
             facts: dict[str, Any] = fine_tune(learner, self._parts.images, sources, plan, folder.checkpoints, clock)

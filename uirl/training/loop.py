@@ -213,6 +213,7 @@ class RLTrainer:
         self._open_record().flush()
         collected = time.perf_counter()
         with doing(f"update {self._state.step + 1}"):
+            await self._parts.engine.sleep()  # where it is on the learner's GPU; the new weights wake it
             update = await self._learning.update(collection.learned, self._open_record().keeper(self._state.step + 1))
             updated = time.perf_counter()
             await self._publish(flow.channel)

@@ -167,6 +167,7 @@ class WarmStart:
         at, settings = self._at, self._settings
         if at.row is None:
             batch = await self._interrupt.give_up(self._demonstrations.batch(settings.batch_size))
+            await self._parts.engine.sleep()
             with doing(f"step {at.step + 1} of {settings.steps} of the warm start"):
                 at.row = plain_row(self._parts.learner.supervised(batch))
             at.row["demonstrations"] = self._demonstrations.episodes

@@ -31,6 +31,10 @@ class InferenceConfig(Section):
     weights_dir: PathText | None = None
     """Folder through which updated weights reach 'vllm', 'sglang' and engine processes; a server must see it under the
     same path. None: a RAM disk where there is one, else the system's temporary folder."""
+    sleep: Literal["auto", "off", 1, 2] = "auto"
+    """Whether a 'vllm' that starts here gives its memory to the learner during an update. 1: its weights wait in the
+    memory of the host; 2: they are dropped, and come back with the next version. 'auto': 2, with adapters 1, where the
+    engine is on the learner's GPU and nobody plays during an update. 'off': it keeps its memory."""
     engine_options: Options = Field(default_factory=dict)
     """Further arguments of the engine's own constructor ('vllm': AsyncEngineArgs; 'sglang': ServerArgs)."""
     max_tokens: Count = 64

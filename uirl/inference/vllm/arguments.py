@@ -35,14 +35,14 @@ OURS = {
 
 
 def engine_arguments(
-    config: ConfigStore, *, beside_learner: bool = False, positions: int | None = None
+    config: ConfigStore, *, beside_learner: bool = False, positions: int | None = None, sleeps: bool = False
 ) -> dict[str, Any]:
     """Keyword arguments of vLLM's `AsyncEngineArgs`, without `model`, as `config` says; `inference.engine_options`
     come last.
 
     `beside_learner`: the learner is on the same GPU, so half of the memory is left to it. `positions`: those of the
-    model, which bound `inference.max_context`; None: not known. Raises ConfigError for an option that vLLM does not
-    have, and for one that must be as it is.
+    model, which bound `inference.max_context`; None: not known. `sleeps`: its memory comes from a pool that can be
+    given away. Raises ConfigError for an option that vLLM does not have, and for one that must be as it is.
     """
     model, inference = config.model, config.inference
     arguments: dict[str, Any] = {
@@ -62,6 +62,8 @@ def engine_arguments(
     }
     if inference.max_context is not None:
         arguments["max_model_len"] = min(inference.max_context, positions or inference.max_context)
+    if sleeps:
+        arguments["enable_sleep_mode"] = True
     if model.use_lora:
         arguments |= _lora_arguments(config)
     if on_cpu():
@@ -106,6 +108,25 @@ def on_cpu() -> bool:
     except ImportError:
         return False
     return bool(current_platform.is_cpu())
+
+
+def sleep_level(config: ConfigStore, *, beside_learner: bool) -> int:
+    """Return how deep the vLLM that starts here sleeps during an update; 0: it does not. `beside_learner`: the learner
+    is on the same GPU.
+
+    Raises ConfigError where `inference.sleep` names a level and vLLM runs on a CPU.
+    """
+    level = config.engine_sleep_level
+    if config.inference.sleep == "auto" and not beside_learner:
+        return 0
+    if level and on_cpu():
+        if config.inference.sleep == "auto":
+            return 0
+        raise ConfigError(
+            f"inference.sleep={level}, but vLLM runs on a CPU here, which has no memory to give away; expected a GPU. "
+            "Leave it at auto"
+        )
+    return level
 
 
 def check_heads(size: int) -> None:

@@ -15,12 +15,15 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 from uirl.errors import ContractError, EngineFailure
 from uirl.inference.base import Generation, GenerationRequest, InferenceEngine, Weights
 from uirl.inference.counters import Counters
+from uirl.inference.footprint import CACHE, WEIGHTS, Footprint, Held
 from uirl.inference.models.loading import LoadedModel
 from uirl.inference.servers import model_folder, pushed_weights, server_client
-from uirl.inference.vllm.arguments import check_heads, engine_arguments
+from uirl.inference.vllm.arguments import check_heads, engine_arguments, sleep_level
 from uirl.inference.vllm.process import VLLMProcess
 from uirl.inference.vllm.requests import Adapter, VLLMBackend, VLLMRequest, VLLMResponse, to_generation, to_vllm_request
 from uirl.inference.vllm.server import VLLMServer
@@ -40,7 +43,7 @@ class VLLMInferenceEngine(InferenceEngine):
     (`load_model(..., weights=False)`). `files`: the folder through which weights go. `max_context`: most tokens of
     prompt and response together; None: what vLLM was started with. `takes_adapters`: LoRA adapters are pushed.
     `holds_base`: vLLM is known to hold the weights of `loaded`; otherwise they are pushed before the first adapter,
-    which would count for nothing on top of others.
+    which would count for nothing on top of others. `sleep_level`: what `sleep` does (`inference.sleep`); 0: nothing.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class VLLMInferenceEngine(InferenceEngine):
         max_context: int | None = None,
         takes_adapters: bool = False,
         holds_base: bool = False,
+        sleep_level: int = 0,
     ) -> None:
         self.loaded = loaded
         self.policy_version = 0
@@ -65,6 +69,11 @@ class VLLMInferenceEngine(InferenceEngine):
         self._adapter: Adapter | None = None
         self._adapters = itertools.count(1)
         self._holds_base = holds_base
+        self._sleep_level, self.sleeps = sleep_level, sleep_level > 0
+        self._asleep: list[str] = []
+        """Parts of its memory that are given away, in the order in which they wake."""
+        self._moments: list[Held | None] = []
+        """What it held at those of the sleep under way."""
         self._broken: str | None = None
         self._clock = _Clock()
         self._counters = Counters()
@@ -82,6 +91,7 @@ class VLLMInferenceEngine(InferenceEngine):
         files = WeightFiles(inference.weights_dir, size=size)
         try:
             backend: VLLMBackend
+            level = sleep_level(config, beside_learner=shared and loaded.device.type == "cuda")
             if inference.server_url is not None:
                 client = server_client(inference, inference.server_url, key_variable="VLLM_API_KEY")
                 rank = config.model.lora.r if use_lora else None
@@ -90,12 +100,17 @@ class VLLMInferenceEngine(InferenceEngine):
                 text = loaded.text_config
                 check_heads(getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
                 positions = getattr(text, "max_position_embeddings", None)
-                arguments = engine_arguments(config, beside_learner=shared, positions=positions)
+                arguments = engine_arguments(config, beside_learner=shared, positions=positions, sleeps=level > 0)
                 backend = VLLMProcess(arguments | {"model": model_folder(config, loaded, files, program="vLLM")})
             starts_here = inference.server_url is None
-            limit = inference.max_context
             engine = cls(
-                backend, loaded, files=files, max_context=limit, takes_adapters=use_lora, holds_base=starts_here
+                backend,
+                loaded,
+                files=files,
+                max_context=inference.max_context,
+                takes_adapters=use_lora,
+                holds_base=starts_here and inference.engine_options.get("load_format") != "dummy",
+                sleep_level=level,
             )
             if starts_here:
                 engine._start()
@@ -138,6 +153,13 @@ class VLLMInferenceEngine(InferenceEngine):
             self._files.remove(whole)
         self._counters.add("update_seconds", time.perf_counter() - started)
 
+    async def sleep(self) -> None:
+        if self.sleeps:
+            started = time.perf_counter()
+            await self._here(self._backend.start())
+            await self._here(self._fall_asleep())
+            self._counters.add("sleep_seconds", time.perf_counter() - started)
+
     async def _write_base(self) -> Path | None:
         """Return the weights under the adapters, on their way to vLLM; None where it holds them."""
         if self._holds_base:
@@ -148,7 +170,8 @@ class VLLMInferenceEngine(InferenceEngine):
 
     def stats(self) -> dict[str, float]:
         """Counters since the last call. `busy_seconds`: the time in which vLLM worked on at least one request (it does
-        not tell prefill from decoding); `update_seconds`: the time that pushing weights took."""
+        not tell prefill from decoding); `update_seconds`: the time that pushing weights took, the waking included;
+        `sleep_seconds`: that of falling asleep."""
         counts, busy = self._counters.take(), self._clock.read()
         return counts | ({"busy_seconds": busy} if busy else {})
 
@@ -192,6 +215,11 @@ class VLLMInferenceEngine(InferenceEngine):
 
     async def _respond(self, call: VLLMRequest) -> tuple[VLLMResponse, int]:
         async with self._gate.request():
+            if self._asleep:
+                raise EngineFailure(
+                    "got a request while the engine sleeps, beside an update of the learner; expected none before the "
+                    "new weights are there. Push weights (update_weights), or set inference.sleep=off"
+                )
             if self._broken is not None:
                 raise EngineFailure(f"the last weight update failed ({self._broken}); push the weights again")
             with self._clock:
@@ -206,6 +234,8 @@ class VLLMInferenceEngine(InferenceEngine):
             try:
                 if whole is not None:
                     self._holds_base, self._broken = False, "it did not end"
+                await self._wake(WEIGHTS)
+                if whole is not None:
                     await self._backend.load(whole)
                 await self._backend.swap(previous, new)
             except BaseException as error:
@@ -218,6 +248,34 @@ class VLLMInferenceEngine(InferenceEngine):
             self._adapter = new
             self._files.remove(previous.folder if previous else None)
             self.policy_version = version
+            await self._wake(CACHE)
+
+    async def _fall_asleep(self) -> None:
+        async with self._gate.update():
+            if self._asleep:
+                return
+            self._moments = [await self._backend.held()]
+            # whatever comes of it, nothing is sampled before new weights are there
+            self._asleep = [WEIGHTS, CACHE]
+            if self._sleep_level == 2:
+                self._holds_base, self._broken = False, "it sleeps, and its weights were dropped"
+            await self._backend.sleep(self._sleep_level)
+            self._moments.append(await self._backend.held())
+
+    async def _wake(self, part: str) -> None:
+        """Take `part` again, where it was given away."""
+        if part not in self._asleep:
+            return
+        if part == CACHE:
+            self._moments.append(await self._backend.held())
+        elif self.loaded.device.type == "cuda":
+            torch.cuda.empty_cache()  # what the learner freed in its update, this process still holds
+        await self._backend.wake(part)
+        self._asleep.remove(part)
+        if not self._asleep:
+            moments = [*self._moments, await self._backend.held()]
+            known = [held for held in moments if held is not None]
+            self.footprint = Footprint(*known) if len(known) == 4 else None
 
     async def _end(self) -> None:
         for task in list(self._running):

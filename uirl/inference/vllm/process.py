@@ -9,11 +9,13 @@ import os
 import subprocess
 import sys
 import types
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from uirl.errors import ConfigError, EngineFailure
+from uirl.inference.footprint import Held
 from uirl.inference.vllm.requests import Adapter, VLLMBackend, VLLMRequest, VLLMResponse
 
 _ENVIRONMENT = {
@@ -89,6 +91,22 @@ class VLLMProcess(VLLMBackend):
                 await self._engine.remove_lora(old.number)
             if old is not None or new is not None:
                 await self._forget()
+
+    async def sleep(self, level: int) -> None:
+        with self._failures("the order to sleep"):
+            await self._engine.sleep(level=level, mode="wait")
+
+    async def wake(self, part: str) -> None:
+        # by tag, never all at once: the cache beside old and new weights is more than an engine takes when it plays
+        with self._failures(f"the order to wake up its {part}"):
+            await self._engine.wake_up(tags=[part])
+
+    async def held(self) -> Held | None:
+        with self._failures("the question for its memory"):
+            told = await self._engine.collective_rpc("uirl_memory")
+        if any(one is None for one in told):
+            return None
+        return dict(sum((Counter(one) for one in told), Counter()))
 
     async def close(self, adapter: Adapter | None) -> None:
         engine, self._engine = self._engine, None

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uirl.errors import AlignmentError, EngineFailure, SamplingRefused
+from uirl.errors import AlignmentError, ContractError, EngineFailure, SamplingRefused
 from uirl.images import Screenshot
 from uirl.inference.base import Generation, GenerationRequest, SamplingParams, max_reply_tokens
+from uirl.inference.footprint import Held
 from uirl.inference.models.loading import LoadedModel
 from uirl.inference.models.vision import VisionInputs
 
@@ -22,6 +23,8 @@ BAN = -1e9
 COLDEST, HOTTEST = 0.01, 2.0
 """Temperatures above 0 that vLLM samples at. It silently warms up colder ones, and the log-probs would be another
 policy's."""
+
+_SLEEPLESS = "a vLLM server has a GPU of its own and does not sleep; let vLLM start here (no inference.server_url)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,19 @@ class VLLMBackend(ABC):
     @abstractmethod
     async def swap(self, old: Adapter | None, new: Adapter | None) -> None:
         """Make `new` ready, forget `old`, and drop what was computed with it."""
+
+    async def sleep(self, level: int) -> None:
+        """Free weights and cache, which are dropped. Level 1: the weights are copied to the memory of the host first.
+        Nothing may be under way."""
+        raise ContractError(_SLEEPLESS)
+
+    async def wake(self, part: str) -> None:
+        """Take the memory of `part` again (`WEIGHTS` or `CACHE`); what was dropped has no content."""
+        raise ContractError(_SLEEPLESS)
+
+    async def held(self) -> Held | None:
+        """Return what it holds of its GPU; None: it cannot tell."""
+        return None
 
     @abstractmethod
     async def close(self, adapter: Adapter | None) -> None:

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from uirl.inference.footprint import CACHE, WEIGHTS
 
 
 class WorkerExtension:
@@ -29,6 +32,27 @@ class WorkerExtension:
         self.reload_weights(weights_iterator=_read(Path(folder)))  # type: ignore[attr-defined]
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         return {"repacked_heads": _repack_heads(model)}
+
+    def uirl_memory(self) -> dict[str, int] | None:
+        """Return the bytes that this worker holds of its GPU: by tag what is in the pool that sleeps, and as 'other'
+        what PyTorch has outside of it. None: there is no such pool."""
+        import torch
+
+        if not torch.cuda.is_available():
+            return None
+        config: Any = self.vllm_config  # type: ignore[attr-defined]
+        if not config.model_config.enable_sleep_mode:
+            return None
+        from vllm.device_allocator import get_mem_allocator_instance
+
+        pool = list(get_mem_allocator_instance().pointer_to_data.values())
+        held = Counter({WEIGHTS: 0, CACHE: 0})
+        for allocation in pool:
+            held[allocation.tag] += 0 if allocation.is_asleep else allocation.handle[1]
+        # PyTorch counts what is in the pool as reserved, awake or not
+        everything = sum(allocation.handle[1] for allocation in pool)
+        held["other"] = max(0, torch.cuda.memory_reserved() - everything)
+        return dict(held)
 
 
 def _read(folder: Path) -> Iterator[tuple[str, Any]]:

@@ -250,6 +250,7 @@ def row_of(
         row["cache_hit_rate"] = engine.get("reused_tokens", 0.0) / prompt if prompt else None
     row |= {f"count/{key}": engine[key] for key in ("engines_out", "engine_moves", "early_swaps") if key in engine}
     row |= {f"time/engine_{key}": engine.get(f"{key}_seconds", 0.0) for key in ("prefill", "decode")}
+    row |= {f"time/engine_{key}": engine[f"{key}_seconds"] for key in ("sleep", "update") if f"{key}_seconds" in engine}
     return row
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
+import importlib
+import inspect
 import multiprocessing
 import os
 import signal
@@ -11,10 +14,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.inference.vllm.real.running import GAP, change, prompts_of
-from uirl.errors import ContractError, EngineFailure
+from tests.inference.vllm.real.running import GAP, change, config_of, prompts_of
+from uirl.errors import ConfigError, ContractError, EngineFailure
 from uirl.inference import ChatRenderer, Generation, GenerationRequest, Message, SamplingParams, check_engine
 from uirl.inference.conformance import recompute_with
+from uirl.inference.footprint import CACHE, WEIGHTS
+from uirl.inference.models.loading import load_model
 from uirl.inference.vllm.engine import VLLMInferenceEngine
 
 pytestmark = pytest.mark.vllm
@@ -162,6 +167,49 @@ async def test_the_edge_of_the_context(lm_engine: VLLMInferenceEngine) -> None:
         await lm_engine.generate(GenerationRequest((*ids, 20, 20), (), request.sampling))
     with pytest.raises(EngineFailure, match=r"vLLM did not take the request.*vocab"):
         await lm_engine.generate(GenerationRequest((10, 10_000), (), request.sampling))
+
+
+async def test_it_sleeps_and_wakes_by_tag_with_the_weights_of_now(lm_engine: VLLMInferenceEngine) -> None:
+    """A CPU has no memory to give away, and vLLM's worker there ignores the order; its scheduler pauses, takes weights
+    and resumes as on a GPU."""
+    await lm_engine.update_weights(lm_engine.loaded.model.named_parameters(), 40)
+    lm_engine._sleep_level, lm_engine.sleeps = 2, True
+    vllm = lm_engine._backend._engine
+    try:
+        await lm_engine.sleep()
+        assert await vllm.is_sleeping()
+        with pytest.raises(EngineFailure, match="while the engine sleeps"):
+            await lm_engine.generate(request_of(lm_engine))
+        change(lm_engine.loaded.model, 41)
+        await lm_engine.update_weights(lm_engine.loaded.model.named_parameters(), 41)
+        assert not await vllm.is_sleeping()
+        request = request_of(lm_engine)
+        made = await lm_engine.generate(request)
+        assert (made.policy_version, made.cached_tokens) == (41, 0)
+        assert gap_of(lm_engine, request, made) < GAP
+        assert lm_engine.footprint is None, "a CPU tells nothing of its pool"
+    finally:
+        lm_engine._sleep_level, lm_engine.sleeps = 0, False
+
+
+def test_what_we_ask_of_sleep_mode_is_what_vllm_has() -> None:
+    from vllm.device_allocator import DEFERRABLE_TAGS, AllocationData
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.executor.abstract import SLEEP_TAGS
+
+    inspect.signature(AsyncLLM.sleep).bind(None, level=1, mode="wait")
+    inspect.signature(AsyncLLM.wake_up).bind(None, tags=[WEIGHTS])
+    assert set(DEFERRABLE_TAGS) == set(SLEEP_TAGS) == {WEIGHTS, CACHE}
+    assert {"handle", "tag", "is_asleep"} <= {field.name for field in dataclasses.fields(AllocationData)}
+    assert "pointer_to_data" in inspect.getsource(importlib.import_module("vllm.device_allocator.cumem"))
+    assert "enable_sleep_mode" in {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+
+
+def test_a_level_that_a_cpu_cannot_have_is_refused() -> None:
+    config = config_of("uirl/tiny-lm", "inference.sleep=1")
+    with pytest.raises(ConfigError, match=r"inference\.sleep=1, but vLLM runs on a CPU"):
+        VLLMInferenceEngine.from_config(config, load_model(config.model), shared=True)
 
 
 async def test_a_killed_process_is_a_failure_for_everybody_and_nothing_is_left(lm_engine: VLLMInferenceEngine) -> None:
