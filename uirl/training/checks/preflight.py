@@ -14,21 +14,20 @@ import torch
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment, check_environment
 from uirl.errors import UirlError
-from uirl.images import Screenshot
-from uirl.inference.base import Generation, GenerationRequest, SamplingParams
-from uirl.learner import Learner, Policy, collate, load_checkpoint, save_checkpoint
+from uirl.inference.base import Generation, GenerationRequest
+from uirl.learner import Learner, Policy, load_checkpoint, save_checkpoint
 from uirl.rollout.samples import samples_of_all
 from uirl.runtime.event_loop import EventLoopThread
-from uirl.training.assembly import Assembly, assemble, sampling_of
+from uirl.training.assembly import Assembly, assemble
 from uirl.training.channels.base import TRAINING
 from uirl.training.channels.choose import open_channel
+from uirl.training.checks.agreement import TOLERANCE, gap_of, update_reaches_engine
 from uirl.training.checks.environment import check_tasks
 from uirl.training.checks.long_context import long_gap
+from uirl.training.checks.sleep import check_sleep
 from uirl.training.tasks.sources import UniformTasks
 from uirl.types import Sample, Trajectory
 
-TOLERANCE = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 5e-2}
-"""Largest |engine - learner| log-prob that rounding explains."""
 LONG_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.5}
 """The same over a sequence of thousands of tokens, against another kernel."""
 
@@ -108,6 +107,7 @@ async def _check_episodes(parts: Assembly, findings: list[Finding]) -> None:
         findings.append(_log_prob_agreement(parts, usable))
         findings.append(await _long_sequences(parts))
         findings.append(await _update_reaches_engine(parts, usable))
+        findings += [Finding(*found) for found in await check_sleep(parts, usable)]
         findings.append(_resume(parts, samples_of_all(usable)))
     finally:
         await parts.close()
@@ -169,7 +169,7 @@ def _control_words(parts: Assembly, requests: dict[str, list[GenerationRequest]]
 
 def _log_prob_agreement(parts: Assembly, played: Sequence[Trajectory]) -> Finding:
     samples = samples_of_all(played)
-    gap, turn = _gap(parts, samples)
+    gap, turn = gap_of(parts, samples)
     tolerance = TOLERANCE[parts.config.model.dtype]
     detail = f"largest difference {gap:.1e} (turn {turn}), tolerated {tolerance:g}"
     inference = parts.config.inference
@@ -177,22 +177,6 @@ def _log_prob_agreement(parts: Assembly, played: Sequence[Trajectory]) -> Findin
         detail = "not compared: top-p or top-k filter the engine's distribution; the learner recomputes its own"
         return Finding("engine and learner agree", True, detail)
     return Finding("engine and learner agree", gap <= tolerance, detail)
-
-
-def _gap(parts: Assembly, samples: Sequence[Sample]) -> tuple[float, int]:
-    """Return (largest |engine - learner| log-prob, the turn it stands in)."""
-    policy, worst, turn = parts.learner.policy, 0.0, 0
-    for sample in samples:
-        batch = collate(policy.loaded, [sample], parts.images)
-        with torch.no_grad():
-            scores = policy.log_probs_and_values(batch, parts.config.inference.temperature)
-        assert scores.log_probs is not None
-        for i, sampled in enumerate(sample.response_mask):
-            if sampled:
-                difference = abs(float(scores.log_probs[0, i]) - sample.rollout_log_probs[i])
-                if difference > worst:
-                    worst, turn = difference, sample.turn_ids[i]
-    return worst, turn
 
 
 async def _long_sequences(parts: Assembly) -> Finding:
@@ -212,34 +196,10 @@ async def _long_sequences(parts: Assembly) -> Finding:
 
 
 async def _update_reaches_engine(parts: Assembly, played: Sequence[Trajectory]) -> Finding:
-    """Change the weights and look whether the engine says something else, and the same as the learner."""
-    first = played[0].turns[0]
-    images: tuple[Screenshot, ...] = tuple(parts.images.get(hash) for hash in first.context_images)
-    request = GenerationRequest(first.context_ids, images, SamplingParams(max_tokens=8, seed=1))
-    before = await parts.engine.generate(request)
-    for _ in range(3):
-        parts.learner.supervised(samples_of_all(played))
-    await parts.publish()
-    after = await parts.engine.generate(request)
     what = (
         "an adapter update reaches the engine" if parts.config.model.use_lora else "a weight update reaches the engine"
     )
-    if after.log_probs == before.log_probs:
-        return Finding(what, False, "the engine samples exactly as before the update: it uses other weights")
-    n, m = len(first.context_ids), len(after.token_ids)
-    sample = Sample(
-        token_ids=first.context_ids + after.token_ids,
-        response_mask=(False,) * n + (True,) * m,
-        rollout_log_probs=(0.0,) * n + (after.log_probs or ()),
-        rewards=(0.0,) * (n + m),
-        turn_ids=(-1,) * n + (0,) * m,
-        images=first.context_images,
-    )
-    if sampling_of(parts.config).temperature != 1.0:
-        return Finding(what, True, "its log-probs changed")
-    gap, _ = _gap(parts, [sample])
-    ok = gap <= TOLERANCE[parts.config.model.dtype]
-    return Finding(what, ok, f"after an update engine and learner differ by {gap:.1e}")
+    return Finding(what, *await update_reaches_engine(parts, played))
 
 
 def _resume(parts: Assembly, samples: Sequence[Sample]) -> Finding:
