@@ -22,6 +22,9 @@ from uirl.training.plan.workload import PICTURE, Workload, workload_of
 
 PROCESS = 0.5 * GIB
 """The context of a GPU, or Python with its libraries. An allowance, not measured."""
+ASLEEP = 1.0 * GIB
+"""What an engine that sleeps keeps of a GPU: the context of its process, libraries, graphs. An allowance, not
+measured."""
 CHUNKS = 3
 """Chunks of logits that are traced."""
 UPDATE, PLAYING = "updating the policy", "playing episodes"
@@ -86,9 +89,10 @@ def plan_of(
     beside = {
         **weights_of(policy),
         **copies_beside(policy, config),
-        "engine": _engine(config, limit),
         "contexts, libraries": PROCESS,
     }
+    awake = {"engine": _engine(config, limit)}
+    asleep = {"engine, asleep": ASLEEP} if gpu and config.engine_sleep_level else awake
     if not gpu:
         beside["pictures kept"] = _pictures_kept(config, loaded, work)
     where, may = "GPU" if gpu else "host", None if limit is None else (1 - FREE) * limit
@@ -96,8 +100,8 @@ def plan_of(
     if config.actors.run_ahead:
         before |= cache
     moments = (
-        Moment(where, UPDATE, _ordered(updating | before | beside), may),
-        Moment(where, PLAYING, _ordered(playing | cache | beside), may),
+        Moment(where, UPDATE, _ordered(updating | before | beside | asleep), may),
+        Moment(where, PLAYING, _ordered(playing | cache | beside | awake), may),
     )
     parameters = list(policy.model.parameters())
     trained = sum(p.numel() for _, p in policy.named_trainable())

@@ -58,6 +58,8 @@ def _fits(plan: Plan, moment: str) -> bool:
 def _changes(config: ConfigStore, plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield (the moment at which it helps, a change). A later change of a key goes further than an earlier one."""
     model, work = config.model, plan.workload
+    if config.inference.sleep == "off" and config.override(["inference.sleep=auto"]).engine_sleep_level:
+        yield UPDATE, "inference.sleep=auto"
     if not model.gradient_checkpointing:
         yield UPDATE, "model.gradient_checkpointing=true"
     if model.dtype == "float32":
