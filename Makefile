@@ -7,7 +7,8 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: train test test-actors test-originals mutants test-verl test-vllm test-clients check format setup browser sandbox clean
+.PHONY: train test test-actors test-originals mutants test-verl test-vllm test-clients check format setup browser sandbox \
+  bench-gpu $(GPU_PARTS:%=bench-gpu-%) gpu-wheels clean
 
 train: setup browser
 	$(BIN)/uirl train configs/screen.yaml
@@ -101,6 +102,40 @@ test-clients: .venv-clients/.ready
 	  --target .venv-clients/datasets-4.5 datasets==4.5.0 dill==0.4.0 multiprocess==0.70.18 fsspec==2025.10.0
 	npm install --silent --no-audit --no-fund --no-save --prefix .venv-clients $$(grep -v '^#' requirements-mcp-servers.txt)
 	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+# what waits for a GPU: six commands of at most nine minutes each, which download nothing; tables on stdout, JSON in
+# GPU_OUT. One part: `make bench-gpu-memory`. GPU_FLAGS="--device cpu --tiny" runs all of it on a CPU, in a few minutes
+GPU_PARTS := memory update engines attention sleep gap
+GPU_OUT ?= build/gpu
+GPU_PYTHON ?= $(BIN)/python
+GPU_FLAGS ?=
+bench-gpu: $(GPU_PARTS:%=bench-gpu-%)
+
+$(GPU_PARTS:%=bench-gpu-%): bench-gpu-%: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup)
+	$(GPU_PYTHON) benchmarks/gpu.py $* --out $(GPU_OUT) $(GPU_FLAGS)
+
+# the packages of a machine with a GPU and without a package index, for Python GPU_PYTHON_VERSION: some 6 GB, and as much
+# again for vLLM. Run it where there is an index (`make -n gpu-wheels` prints the commands) and carry WHEELS along. There,
+#   PIP_NO_INDEX=1 PIP_FIND_LINKS=build/gpu-wheels make bench-gpu
+#   make -k bench-gpu GPU_PYTHON=.venv-gpu-vllm/bin/python      # with vLLM, after `make .venv-gpu-vllm/.ready`
+# PyPI's torch for Linux is the build for CUDA. vLLM asks for a newer transformers than uirl takes: ours comes last
+WHEELS ?= build/gpu-wheels
+GPU_PYTHON_VERSION ?= 3.12
+GPU_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64
+DOWNLOAD = $(PYTHON) -m pip download --only-binary :all: --python-version $(GPU_PYTHON_VERSION) --implementation cp \
+  $(GPU_PLATFORMS:%=--platform %)
+OURS_LAST := $(shell grep -E '^(transformers|tokenizers)==' requirements.lock)
+gpu-wheels:
+	$(DOWNLOAD) --dest $(WHEELS) -r requirements.lock
+	$(DOWNLOAD) --dest $(WHEELS)/vllm -r requirements-gpu-vllm.txt
+	$(DOWNLOAD) --dest $(WHEELS)/vllm --no-deps $(OURS_LAST)
+
+.venv-gpu-vllm/.ready: requirements-gpu-vllm.txt requirements.lock pyproject.toml
+	$(PYTHON) -m venv .venv-gpu-vllm
+	.venv-gpu-vllm/bin/python -m pip install --no-index --find-links $(WHEELS)/vllm -r requirements-gpu-vllm.txt
+	.venv-gpu-vllm/bin/python -m pip install --no-index --find-links $(WHEELS)/vllm --no-deps $(OURS_LAST)
+	.venv-gpu-vllm/bin/python -m pip install --no-index --no-deps --no-build-isolation -e .
 	touch $@
 
 clean:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ _QWEN2_5_TEXT = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
 }
 _QWEN3_ROPE = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True}
+_QWEN3_PLAIN_ROPE = {"rope_type": "default", "rope_theta": 1e6}
 _QWEN3_TEXT = {
     **_RMS,
     "vocab_size": 151_936,
@@ -41,6 +43,10 @@ _QWEN3_TEXT = {
     "max_position_embeddings": 262_144,
     "rope_parameters": _QWEN3_ROPE,
 }
+QWEN3: dict[str, dict[str, int]] = {
+    "8B": {"hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32},
+}
+"""Of huggingface.co/Qwen/Qwen3-*."""
 QWEN2_5_VL: dict[str, tuple[dict[str, int], dict[str, int]]] = {
     "3B": (
         {"hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 2}
@@ -82,6 +88,7 @@ PARAMETERS = {
     "Qwen2.5-VL-72B": 73_410_777_344,
     "Qwen3-VL-2B": 2_127_532_032,
     "Qwen3-VL-4B": 4_437_815_808,
+    "Qwen3-8B": 8_190_735_360,
 }
 """As the safetensors indices of the checkpoints add up."""
 _PIXELS = {"Qwen2.5-VL": (14, 56**2, 28**2 * 16384), "Qwen3-VL": (16, 256**2, 4096**2)}
@@ -90,9 +97,12 @@ _PIXELS = {"Qwen2.5-VL": (14, 56**2, 28**2 * 16384), "Qwen3-VL": (16, 256**2, 40
 
 def published_config(name: str, **ids: Any) -> Any:
     """The HuggingFace config of one of `PARAMETERS`. `ids`: its control tokens, where they are others."""
-    from transformers import Qwen2_5_VLConfig, Qwen3VLConfig
+    from transformers import Qwen2_5_VLConfig, Qwen3Config, Qwen3VLConfig
 
     family, _, size = name.rpartition("-")
+    if family == "Qwen3":
+        text = _QWEN3_TEXT | {"max_position_embeddings": 40_960, "rope_parameters": _QWEN3_PLAIN_ROPE} | QWEN3[size]
+        return Qwen3Config(**text, tie_word_embeddings=False)
     if family == "Qwen2.5-VL":
         text, vision = QWEN2_5_VL[size]
         return Qwen2_5_VLConfig(
@@ -107,18 +117,48 @@ def published_config(name: str, **ids: Any) -> Any:
     )
 
 
-def write_published(name: str, folder: Path) -> Path:
-    """Write a checkpoint without weights: the sizes of `name`, its way with pictures, and a small tokenizer."""
-    from transformers import Qwen2VLImageProcessorPil
-
+def write_published(name: str, folder: Path, *, whole_vocabulary: bool = False) -> Path:
+    """Write a checkpoint without weights: the sizes of `name`, its way with pictures, and a small tokenizer or, with
+    `whole_vocabulary`, one with as many tokens as the model has."""
     from uirl.inference.models.tiny import build_tokenizer
 
     tokenizer = build_tokenizer(512)
     words = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
     ids = {f"{key}_token_id": tokenizer.convert_tokens_to_ids(f"<|{word}|>") for key, word in words.items()}
-    published_config(name, **ids).save_pretrained(folder)
+    config = published_config(name, **ids)
+    if whole_vocabulary:
+        tokenizer = with_made_up_words(tokenizer, config.get_text_config().vocab_size)
+    return write_checkpoint(config, tokenizer, folder, name)
+
+
+def write_checkpoint(config: Any, tokenizer: Any, folder: Path, name: str) -> Path:
+    """Write config and tokenizer, and the processor of pictures of `name` where it sees."""
+    from transformers import Qwen2VLImageProcessorPil
+
+    config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    patch, smallest, largest = _PIXELS[name.rpartition("-")[0]]
-    size = {"shortest_edge": smallest, "longest_edge": largest}
-    Qwen2VLImageProcessorPil(size=size, patch_size=patch).save_pretrained(folder)
+    if (pixels := _PIXELS.get(name.rpartition("-")[0])) is not None:
+        patch, smallest, largest = pixels
+        size = {"shortest_edge": smallest, "longest_edge": largest}
+        Qwen2VLImageProcessorPil(size=size, patch_size=patch).save_pretrained(folder)
     return folder
+
+
+def with_made_up_words(tokenizer: Any, size: int) -> Any:
+    """Return `tokenizer` with tokens that no text is encoded to, `size` in all."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocabulary = state["model"]["vocab"]
+    vocabulary |= {f"made-up-{i}": i for i in range(len(vocabulary), size)}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)),
+        eos_token=tokenizer.eos_token,
+        pad_token=tokenizer.pad_token,
+        padding_side=tokenizer.padding_side,
+        extra_special_tokens=[
+            t for t in tokenizer.all_special_tokens if t not in (tokenizer.eos_token, tokenizer.pad_token)
+        ],
+        chat_template=tokenizer.chat_template,
+    )
