@@ -14,6 +14,7 @@ from uirl.cli.main import main
 from uirl.config import ConfigStore, EvolveConfig
 from uirl.errors import ConfigError, StorageError
 from uirl.pipelines import Evolution
+from uirl.pipelines.fine_tuning import fine_tune
 from uirl.pipelines.round_folder import STEPS, hash_of
 from uirl.storage import TrajectoryStore
 
@@ -282,6 +283,26 @@ def test_the_curriculum_of_the_config_chooses_and_hears_of_every_round(tmp_path:
     first, second = (steps["collect"]["tasks"] for steps in facts(tmp_path / "run")[1:])
     assert (first["position"], second["position"]) == (4, 8)  # groups
     assert first["curriculum"] != second["curriculum"]
+
+
+def test_the_engine_sleeps_while_the_policy_is_fine_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    async def sleep() -> None:
+        order.append("sleep")
+
+    def learn(*arguments: Any) -> dict[str, float]:
+        order.append("learn")
+        return fine_tune(*arguments)
+
+    evolution = made(tmp_path, "evolve.rounds=1", "training.warm_start.enabled=false")
+    monkeypatch.setattr(evolution._parts.engine, "sleep", sleep)
+    monkeypatch.setattr("uirl.pipelines.evolve.fine_tune", learn)
+    try:
+        evolution.run()
+    finally:
+        evolution.close()
+    assert order == ["sleep", "learn"]
 
 
 def test_keeping_the_best_is_refused_where_every_round_keeps_its_checkpoint(tmp_path: Path) -> None:
