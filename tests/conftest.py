@@ -25,7 +25,7 @@ settings.load_profile("steady")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LONGEST = ("test_learning.py", "test_tool_learning.py", "test_miniwob.py", "test_loop.py")
+LONGEST = ("test_learning.py", "test_tool_learning.py", "test_miniwob.py", "test_loop.py", "test_gpu.py")
 """Files that take a minute or more: they begin first, so that no process plays one alone at the end."""
 
 
