@@ -92,6 +92,11 @@ class BaseEnvironment(ABC):
         """Return what a demonstrator would do now, for a warm start; None: this environment has no demonstrator."""
         return None
 
+    @property
+    def has_demonstrator(self) -> bool:
+        """Whether `expert_action` says something: a run warm-starts from nothing else."""
+        return type(self).expert_action is not BaseEnvironment.expert_action
+
     def state_key(self) -> str | None:
         """Return the current state as text, equal in equal states: what 'gigpo' compares the turns of a group by. None:
         what the agent sees is the state. Worth writing where one observation does not tell the whole state ("higher"),

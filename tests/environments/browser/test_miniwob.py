@@ -338,6 +338,11 @@ def test_there_are_130_pages_and_the_tables_name_only_them() -> None:
     assert set(page_names()) == set(page_tags())
 
 
+def test_pages_are_demonstrated_where_each_of_them_is() -> None:
+    assert MiniWobEnvironment(task=list(DEMONSTRATED)).has_demonstrator
+    assert not MiniWobEnvironment(task=[*DEMONSTRATED, "login-user"]).has_demonstrator
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

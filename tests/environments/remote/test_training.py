@@ -8,7 +8,9 @@ from typing import Any
 
 from tests.cli.test_command import QUICK
 from tests.environments.remote.running import serving
+from tests.training.tasks.letters import Letters
 from uirl.cli.main import main
+from uirl.environments.remote.client.native import NativeRemoteEnvironment
 from uirl.storage import TrajectoryStore
 
 
@@ -44,6 +46,12 @@ def test_a_run_on_a_server_equals_the_run_at_home(tmp_path: Path) -> None:
     told = _told(tmp_path / "home")
     assert 0 < sum(sum(rewards) for _, _, rewards, _, _ in told.values()) < len(told)
     assert told == _told(tmp_path / "away")
+
+
+def test_a_served_environment_has_a_demonstrator_where_it_says_so() -> None:
+    for environment, expected in (("guess_number", True), (Letters(), False)):
+        with serving(environment) as served:
+            assert NativeRemoteEnvironment(url=served.url).has_demonstrator == expected
 
 
 def _told(run: Path) -> dict[str, tuple[Any, ...]]:

@@ -8,7 +8,7 @@ from typing import Any
 from uirl.environments.browser.chromium.cdp import Refused
 from uirl.environments.browser.environment import Judgement, PageEnvironment
 from uirl.environments.browser.miniwob.options import MiniWobOptions
-from uirl.environments.browser.miniwob.pages import BEGIN, RELOADED, STATE, guard, page_names, page_url
+from uirl.environments.browser.miniwob.pages import BEGIN, DEMONSTRATED, RELOADED, STATE, guard, page_names, page_url
 from uirl.environments.browser.miniwob.tags import HANDS, LEVELS, NEEDS, page_tags
 from uirl.environments.browser.page.page import Page
 from uirl.environments.options import OptionsLike
@@ -100,6 +100,11 @@ class MiniWobEnvironment(PageEnvironment):
     def tasks(self) -> list[Task]:
         """Return one task per page, named 'miniwob/<page>', with its tags."""
         return [Task(id=f"miniwob/{n}", environment="miniwob", tags=("browser", *page_tags()[n])) for n in self._names]
+
+    @property
+    def has_demonstrator(self) -> bool:
+        """Whether every chosen page has one."""
+        return set(self._names) <= set(DEMONSTRATED)
 
     def expert_action(self) -> Action | None:
         """Return the demonstrator's click; None where this page has no demonstrator or nothing is left to click."""

@@ -194,6 +194,11 @@ class NativeRemoteEnvironment(RemoteEnvironment):
         answer = await self._call("GET", "/state", None, StateAnswer, timeout=self.options.step_timeout, again=True)
         return answer.text
 
+    @property
+    def has_demonstrator(self) -> bool:
+        """Whether the served environment has one, and this client may ask it."""
+        return self.description.demonstrator and not self.options.blind
+
     async def expert_action(self) -> Action | None:  # type: ignore[override]
         """Return what the served environment's demonstrator would do; needs a token with grader rights."""
         if self._server is None:

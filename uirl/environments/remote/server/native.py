@@ -233,7 +233,7 @@ def describe_environment(name: str, environment: BaseEnvironment) -> Environment
         prompt_prefix=environment.get_prompt_prefix(),
         tool_schemas=plain(list(environment.tool_schemas()), "tool_schemas"),
         callable_tools=plain(list(environment.callable_tools()), "callable_tools"),
-        demonstrator=type(environment).expert_action is not BaseEnvironment.expert_action,
+        demonstrator=environment.has_demonstrator,
         demonstrator_may_fail=environment.demonstrator_may_fail,
         controls={key: _control(value) for key, value in environment.controls().items()},
     )
