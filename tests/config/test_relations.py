@@ -97,7 +97,7 @@ REFUSED = {
         ["model.attn_implementation=flash_attention_2", "inference.backend=vllm", "model.dtype=bfloat16"],
     ),
     "the kernel computes in 16 bits alone": (
-        ["model.attn_implementation=flash_attention_2", "inference.backend=vllm"],
+        ["model.attn_implementation=flash_attention_2", "inference.backend=vllm", "model.dtype=float32"],
         ["model.attn_implementation=flash_attention_2", "inference.backend=vllm", "model.dtype=bfloat16"],
     ),
     "use a multiple of 8": (

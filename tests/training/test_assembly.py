@@ -10,6 +10,9 @@ import pytest
 
 from tests.rollout.worlds import Countdown
 from tests.training.test_loop import settings
+from uirl.config import ConfigStore
+from uirl.environments import BaseEnvironment
+from uirl.errors import ConfigError
 from uirl.rollout.collector import Collector
 from uirl.training.assembly import Assembly, assemble, sampling_of
 
@@ -73,6 +76,33 @@ def test_a_reward_function_judges_training_evaluation_and_controls(tmp_path: Pat
     judges = [collector.options.reward_fn for collector in (parts.collector, parts.eval_collector, control)]
     assert judges[0] is judges[1] is judges[2] is not None
     assert control.environment.length == 9  # type: ignore[attr-defined]
+
+
+class Untaught(Countdown):
+    """Nobody shows how it is done."""
+
+    expert_action = BaseEnvironment.expert_action  # type: ignore[assignment]
+
+
+def test_a_warm_start_needs_a_demonstrator(tmp_path: Path) -> None:
+    config = settings(tmp_path)
+    config.training.warm_start.enabled = None
+    assert not assemble(config, Untaught(), for_training=True).warm_starts
+    assert assemble(config, Countdown(), for_training=True).warm_starts
+    config.training.warm_start.enabled = True
+    with pytest.raises(ConfigError, match=r"warm_start\.enabled=true: got .*, which has no demonstrator"):
+        assemble(config, Untaught(), for_training=True)
+    config.training.warm_start.enabled = False
+    assert not assemble(config, Countdown(), for_training=True).warm_starts
+
+
+def test_a_checkpoint_is_warm_started_only_where_that_is_written() -> None:
+    config = ConfigStore()
+    assert config.wants_warm_start
+    config.model.model_name = "some/model"
+    assert not config.wants_warm_start
+    config.training.warm_start.enabled = True
+    assert config.wants_warm_start
 
 
 async def test_closing_frees_both_collectors_and_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,10 +28,15 @@ def _run(options: argparse.Namespace) -> int:
     from uirl.training.plan.guard import memory_here
     from uirl.training.plan.plan import plan_of
     from uirl.training.plan.remedy import advice, remedies
+    from uirl.training.plan.settle import settle
 
     gpu, limit = memory_here(config) if options.gpu is None else (True, _bytes(options.gpu))
-    sizes = {"limit": limit, "gpu": gpu, "picture": (int(size[1]), int(size[2])), "tokens": options.tokens}
-    plan = plan_of(config, **sizes)
+    shown: Any = {"picture": (int(size[1]), int(size[2])), "tokens": options.tokens}
+    settled = settle(config, here=(gpu, limit), **shown)
+    config, sizes = settled.config, {"limit": limit, "gpu": gpu, **shown}
+    plan = settled.plan or plan_of(config, **sizes)
+    if settled.chosen:
+        print(settled)
     print(plan)
     for problem in plan.problems:
         print(f"does not fit: {problem}")

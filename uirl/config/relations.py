@@ -167,7 +167,7 @@ def _run(config: ConfigTree) -> Iterator[str]:
             "training.stop_at_success with training.eval_every=null: the success rate is that of an evaluation, and "
             "there is none between the first and the last update; set eval_every"
         )
-    if warm.enabled and warm.stop_at_success is not None and warm.evaluate_every is None:
+    if config.wants_warm_start and warm.stop_at_success is not None and warm.evaluate_every is None:
         yield (
             "training.warm_start.stop_at_success with training.warm_start.evaluate_every=null: there is no evaluation "
             "that could stop it; set evaluate_every, or stop_at_success=null"

@@ -50,6 +50,12 @@ class ConfigTree(Section):
         return self.inference.max_turns if self.inference.multi_turn else 1
 
     @property
+    def wants_warm_start(self) -> bool:
+        """Whether a run begins with supervised learning where it can: `training.warm_start.enabled`, resolved."""
+        wanted = self.training.warm_start.enabled
+        return self.model.built_in if wanted is None else wanted
+
+    @property
     def group_floor(self) -> int:
         """Usable episodes without which a group is not learned from: `actors.group_floor`, resolved."""
         if self.actors.group_floor is not None:

@@ -222,11 +222,11 @@ READ: dict[str, tuple[Condition, str]] = {
     ),
     "model.adapter_path": (lambda config: config.model.use_lora, "where model.use_lora is true"),
     "model.attn_implementation": (
-        lambda config: not _built_in(config),
+        lambda config: not config.model.built_in,
         "for a checkpoint: the built-in models have HuggingFace's default",
     ),
     "model.trust_remote_code": (
-        lambda config: not _built_in(config),
+        lambda config: not config.model.built_in,
         "for a checkpoint: the built-in models bring no code",
     ),
     **dict.fromkeys(
@@ -272,7 +272,3 @@ def unused_settings(config: ConfigTree) -> Iterator[str]:
 
 def _default(section: Any, name: str) -> Any:
     return type(section).model_fields[name].get_default(call_default_factory=True)
-
-
-def _built_in(config: ConfigTree) -> bool:
-    return config.model.local_path is None and config.model.model_name.startswith("uirl/")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from uirl.config import ConfigStore
 from uirl.errors import AlignmentError
+from uirl.inference.models.precision import dtype_of
 from uirl.learner.batch import Batch, describe
 from uirl.types import Sample
 
@@ -46,7 +47,7 @@ def gap_limits(config: ConfigStore) -> GapLimits | None:
         return None
     if inference.backend != "transformers":
         return OTHER_ENGINE
-    return FLOAT32 if model.dtype == "float32" else HALF
+    return FLOAT32 if dtype_of(model) == "float32" else HALF
 
 
 @dataclass(frozen=True, slots=True)

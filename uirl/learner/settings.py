@@ -13,6 +13,7 @@ from uirl.algorithms import (
     get_algorithm,
 )
 from uirl.config import AlgorithmConfig, ConfigStore, TrainingConfig, WarmStartConfig
+from uirl.config.rates import rate_of
 from uirl.learner.engine_gap import FLOAT32, GapLimits, gap_limits
 from uirl.learner.optimizer import OptimizerSettings
 
@@ -45,6 +46,8 @@ class LearnerSettings:
         """Return the settings of `config`; an `algorithm` (`PPO(...)`, `GRPO(...)`) overrides estimator, credit and
         loss."""
         training, finer = config.training.model_copy(deep=True), config.algorithm.model_copy(deep=True)
+        training.learning_rate = rate_of(config, "training")
+        training.warm_start.learning_rate = rate_of(config, "warm_start")
         spec = algorithm.spec if algorithm else get_algorithm(training.adv_estimator)
         limits = gap_limits(config)
         loss = algorithm.loss_options() if algorithm else _loss_options(training, finer, spec)
@@ -79,9 +82,11 @@ class LearnerSettings:
         """Return how the optimizer of 'update' or 'supervised' steps."""
         rates: TrainingConfig | WarmStartConfig = self.training if phase == "update" else self.training.warm_start
         of_value = self.training.value_learning_rate if phase == "update" else None
+        rate = rates.learning_rate
+        assert rate is not None, "`of` chose it"
         return OptimizerSettings(
-            learning_rate=rates.learning_rate,
-            value_learning_rate=rates.learning_rate if of_value is None else of_value,
+            learning_rate=rate,
+            value_learning_rate=rate if of_value is None else of_value,
             betas=rates.betas,
             weight_decay=self.training.weight_decay,
             warmup_steps=rates.warmup_steps,

@@ -35,7 +35,7 @@ class VLMWrapper(nn.Module):
         use_lora: bool = False,
         lora_config: Mapping[str, Any] | LoraConfig | None = None,
         device: str = "auto",
-        dtype: str = "float32",
+        dtype: str | None = None,
         *,
         seed: int = 0,
         **options: Any,

@@ -32,6 +32,7 @@ from uirl.training.channels.base import Channel
 from uirl.training.channels.choose import open_channel
 from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episodes, require_evidence
 from uirl.training.interrupt import Interrupt
+from uirl.training.plan.settle import settle
 from uirl.training.record.progress import doing, percent, say, tell_progress
 from uirl.training.resume import run_name_for
 from uirl.training.saving import SaveClock
@@ -75,7 +76,8 @@ class Evolution:
         settings, training = self.config.evolve, self.config.training
         # fine-tuning has no critic, and one optimiser for warm start and rounds alike
         training.adv_estimator = "rejection_sampling"
-        self.config.check()
+        self._settled = settle(self.config.check(), phases=("warm_start", "evolve"))
+        self.config = self._settled.config
         if (best := self.config.checkpoint.keep_best) is not None:
             raise ConfigError(f"checkpoint.keep_best={best} does nothing in `uirl evolve`; expected null")
         if training.threads is not None:
@@ -118,8 +120,8 @@ class Evolution:
 
     async def _run(self) -> dict[str, Any]:
         self._open()
-        say(f"run directory {self.path}")
-        say(self._parts.tasks.summary)
+        for line in (f"run directory {self.path}", str(self._settled), self._parts.tasks.summary):
+            say(line)
         for number in range(self.config.evolve.rounds + 1):
             await self._round(number)
         return self._summary()
@@ -146,9 +148,7 @@ class Evolution:
     async def _begin(self, folder: RoundFolder) -> dict[str, Any]:
         """Warm-start where the environment has a demonstrator."""
         torch.manual_seed(self.config.training.seed)
-        facts: dict[str, Any] = {}
-        if self.config.training.warm_start.enabled and self._parts.has_demonstrator:
-            facts = await self._warm_start(folder)
+        facts = await self._warm_start(folder) if self._parts.warm_starts else {}
         return facts | self._save(folder)
 
     async def _warm_start(self, folder: RoundFolder) -> dict[str, Any]:
@@ -360,10 +360,10 @@ class Evolution:
 
     def _open(self) -> None:
         if self._directory is None:
-            begun, path = self.config.model_copy(deep=True), Path(self.config.logging.runs_dir) / self._run_name()
+            config, begun = self.config, self.config.model_copy(deep=True)
             begun.checkpoint.resume = False
-            resume = bool(self.config.checkpoint.resume)
-            self._directory = RunDirectory.create(path, begun.to_yaml(), resume=resume)
+            place = Path(config.logging.runs_dir) / self._run_name()
+            self._directory = RunDirectory.create(place, begun.to_yaml(), resume=bool(config.checkpoint.resume))
 
     def _run_name(self) -> str:
         return run_name_for(self.config, self.config.environment.label)

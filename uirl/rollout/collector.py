@@ -80,7 +80,7 @@ class Collector:
             parser=create_parser(environment.action_format),
             images=images,
             options=options or options_of(config),
-            parallel=math.ceil(rollout.parallel / workers),
+            parallel=math.ceil(rollout.parallel_limit / workers),
             retries=rollout.retries if rollout.group_repair == "retry" else 0,
             step_timeout=settings.step_timeout or math.inf,
             reset_timeout=settings.reset_timeout or math.inf,

@@ -49,9 +49,9 @@ class Assembly:
     """Up to when the store of pictures was cleared last."""
 
     @property
-    def has_demonstrator(self) -> bool:
-        """Whether the environment plays itself, so that a warm start can learn from it."""
-        return type(self.environment).expert_action is not BaseEnvironment.expert_action
+    def warm_starts(self) -> bool:
+        """Whether the run begins with supervised learning: `training.warm_start.enabled`, resolved."""
+        return _warm_starts(self.config, self.environment)
 
     async def publish(self) -> None:
         """Make the policy as it is now what the engine samples from."""
@@ -110,6 +110,7 @@ def assemble(
     if for_training:
         require_tasks_arrive(environment, tasks.train, of_environment=tasks.of_environment)
         require_shared_instances(environment, tasks.train, config)
+        _warm_starts(config, environment)
     # a run without a name of its own gets one that is free, and does not share the judge's budget with others
     judged = config.verification.enabled and config.verification.judge is not None
     verifier = verifier_of(config, run_name_for(config, settings.label) if judged else None)
@@ -135,6 +136,16 @@ def assemble(
         eval_collector=Collector.from_config(config, evaluation, chat, images, options=options),
         verifier=verifier,
     )
+
+
+def _warm_starts(config: ConfigStore, environment: BaseEnvironment) -> bool:
+    """Return whether a run warm-starts. Raises ConfigError where that was asked for and there is no demonstrator."""
+    if config.training.warm_start.enabled and not environment.has_demonstrator:
+        raise ConfigError(
+            f"training.warm_start.enabled=true: got {config.environment.label}, which has no demonstrator "
+            "(`expert_action`); expected one to learn from. Set training.warm_start.enabled=null"
+        )
+    return config.wants_warm_start and environment.has_demonstrator
 
 
 def _policy_of(config: ConfigStore) -> Policy:

@@ -29,6 +29,7 @@ from uirl.training.flow import Collection, Flow
 from uirl.training.interrupt import Interrupt, Interrupted
 from uirl.training.learning import Learning
 from uirl.training.plan.guard import require_room
+from uirl.training.plan.settle import settle
 from uirl.training.record.history import fold_row
 from uirl.training.record.ledger import LEDGER
 from uirl.training.record.progress import doing, percent, say, tell_step
@@ -71,11 +72,13 @@ class RLTrainer:
         if environment is not None:
             config = config.model_copy(deep=True)
             config.environment.note_object(environment)
-        self.config = config.check(training=True)
+        config.check(training=True)
         if config.training.threads is not None:
             torch.set_num_threads(config.training.threads)
         if policy is None:
             require_room(config)
+        self._settled = settle(config, policy=policy)
+        self.config = config = self._settled.config.check(training=True)
         self._parts: Assembly = assemble(
             config, environment, reward_fn, dataset, policy, eval_dataset, for_training=True
         )
@@ -172,6 +175,8 @@ class RLTrainer:
             goal = self.learner.run_length = epochs * per_epoch
             channel.keep_table(record.path)
             say(f"run directory {record.path}")
+            if self._settled.chosen:
+                say(str(self._settled))
             say(self._parts.tasks.summary)
             if self._restored and self._saver.newest is not None:
                 say(f"resumed at {self._state.place()}, from {self._saver.newest[0]}")
@@ -261,7 +266,7 @@ class RLTrainer:
             return
         if state.warm is None and state.warming is None:
             torch.manual_seed(self.config.training.seed)
-        if self.config.training.warm_start.enabled and self._parts.has_demonstrator and state.warm is None:
+        if self._parts.warm_starts and state.warm is None:
             await self._warm_start(channel)
         episodes = self.config.training.eval_episodes
         before = await self._interrupt.give_up(self._evaluate(episodes, "test", label="before"))

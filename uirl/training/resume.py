@@ -21,10 +21,11 @@ NOT_COMPARED = ("checkpoint.resume", "checkpoint.from_step", "logging.run_name",
 MAY_CHANGE = (
     *("training.num_epochs", "training.num_iters_per_epoch", "training.max_seconds", "training.stop_at_success"),
     *("actors.processes", "actors.engines", "actors.silence", "actors.pictures"),
+    *("model.gradient_checkpointing", "training.micro_batch_tokens", "rollout.parallel"),
 )
 MAY_CHANGE_SECTIONS = ("checkpoint.", "logging.", "ray.")
-"""Keys with which a run is still a run of the same config: how long it goes on, what it writes down, and in which
-processes and on which machines it runs."""
+"""Keys with which a run is still a run of the same config: how long it goes on, what it writes down, in which
+processes and on which machines it runs, and what follows from their memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from tests.published import write_published
 from uirl.config import load_config
 from uirl.training.plan.moment import GIB
 from uirl.training.plan.plan import plan_of
+from uirl.training.plan.settle import settle
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 FILES = {
@@ -33,9 +34,11 @@ def test_the_file_fits_its_gpu(file: str, tmp_path: Path) -> None:
     name, gpu, picture = FILES[file]
     config = load_config(CONFIGS / file)
     assert name in config.model.model_name or file == "mobile_world.yaml"
-    assert config.check(training=True).model.dtype == "bfloat16"
     config.model.local_path = str(write_published(name, tmp_path))
-    plan = plan_of(config, limit=gpu * GIB, picture=picture)
+    settled = settle(config, here=(True, gpu * GIB), picture=picture)
+    assert settled.config.check(training=True).model.dtype == "bfloat16"
+    assert not settled.config.wants_warm_start
+    plan = settled.plan or plan_of(settled.config, limit=gpu * GIB, picture=picture)
     assert not plan.problems, str(plan)
     assert plan.workload.bound is not None, "no length is assumed"
     assert plan.workload.pictures

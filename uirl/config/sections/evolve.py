@@ -42,8 +42,9 @@ class EvolveConfig(Section):
     """Passes over the data in a round."""
     batch_size: Count = 64
     """Sequences per step of the optimiser."""
-    learning_rate: Positive = 5e-4
-    """Peak learning rate of AdamW, which begins anew in every round."""
+    learning_rate: Positive | None = None
+    """Peak learning rate of AdamW, which begins anew in every round. None: 5e-4 for a built-in model; for a checkpoint
+    1e-5, and 1e-4 for its adapters."""
     warmup_steps: Index = 5
     """Steps over which it rises from 0."""
     from_base: bool = False

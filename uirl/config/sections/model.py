@@ -73,8 +73,10 @@ class ModelConfig(Section):
     instruction names. Anything else: a HuggingFace id or a folder."""
     local_path: PathText | None = None
     """Folder to load instead of `model_name`; None: load `model_name`."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Precision of the weights. float32 gives engine and learner log-probs that agree to 1e-4."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Precision of the weights. float32 gives engine and learner log-probs that agree to 1e-4. None: on a GPU that of
+    the checkpoint, bfloat16 for one in float16, in which nothing can be learned; float32 for a built-in model and on
+    anything else."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
     """'auto' (a GPU where there is one), 'cpu', 'cuda', 'cuda:1', 'mps'."""
     tensor_parallel_size: Count = 1
@@ -87,8 +89,9 @@ class ModelConfig(Section):
     """HuggingFace attention kernel ('sdpa', 'eager', 'flash_attention_2'); None: HuggingFace's choice. The embedded
     engine takes the first two alone; 'flash_attention_2' needs the package flash-attn, 16 bits, and vllm or sglang."""
     gradient_checkpointing: bool | None = None
-    """Recompute activations in the backward pass: less memory, about a third more time. None: under verl, whose models
-    are large, and not with the local trainer."""
+    """Recompute activations in the backward pass: less memory, about a third more time. None: where the plan of a
+    checkpoint (docs/plan.md) says that a micro-batch does not fit without, and under verl, whose models are large; not
+    for a built-in model."""
     max_image_pixels: Count | None = None
     """Pixels that the model reads of one screenshot at most, all its tiles together; a larger one is made smaller, by
     the settings of the model's own processor where it has such, else before it. It bounds the tokens of a screenshot;
@@ -108,3 +111,8 @@ class ModelConfig(Section):
     the reference of every KL too. None: adapters that change nothing yet."""
     lora: LoraConfig = Field(default_factory=LoraConfig)
     tiny: TinyConfig = Field(default_factory=TinyConfig)
+
+    @property
+    def built_in(self) -> bool:
+        """Whether it is one of the tiny models that this package builds or brings along."""
+        return self.local_path is None and self.model_name.startswith("uirl/")

@@ -6,15 +6,20 @@ from typing import ClassVar, Literal
 
 from uirl.config.section import Count, Index, Positive, Section
 
+PARALLEL = 256
+"""`rollout.parallel` where memory is no limit."""
+
 
 class RolloutConfig(Section):
     """Limits of an episode, the context window, and what happens to failed episodes."""
 
     key: ClassVar[str] = "rollout"
 
-    parallel: Count = 256
+    parallel: Count | None = None
     """Maximum number of episodes at the same time. An environment whose instances are costly may hold fewer
-    (`max_parallel`): a browser opens the pages for which the machine has memory and cores."""
+    (`max_parallel`): a browser opens the pages for which the machine has memory and cores. None: 256; for a
+    checkpoint that is sampled in this process as many as have room for their attention caches by the plan
+    (docs/plan.md), where those are fewer."""
     max_turns: Count | None = None
     """Turns after which an episode is cut; None: `inference.max_turns` (1 where `inference.multi_turn` is false). An
     environment's own limit holds as well."""
@@ -36,3 +41,8 @@ class RolloutConfig(Section):
     group_repair: Literal["retry", "shrink"] = "retry"
     """A group with a failed episode: 'retry' plays it again up to `retries` times, then shrinks; 'shrink' goes on with
     the others at once. A failure is never a reward of zero."""
+
+    @property
+    def parallel_limit(self) -> int:
+        """`parallel`, or the most that it can be where nobody has chosen it yet."""
+        return PARALLEL if self.parallel is None else self.parallel

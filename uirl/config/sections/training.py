@@ -21,6 +21,8 @@ Estimator = Literal[
 GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus_baseline", "turn_level", "gigpo")
 """Estimators whose baseline is the mean of a group of episodes of the same task."""
 DEFAULT_GROUP_SIZE = 8
+MICRO_BATCH_TOKENS = 32_768
+"""`training.micro_batch_tokens` where memory is no limit."""
 
 
 class WarmStartConfig(Section):
@@ -28,16 +30,18 @@ class WarmStartConfig(Section):
 
     key: ClassVar[str] = "training.warm_start"
 
-    enabled: bool = True
-    """Warm-start where the environment has a demonstrator; false: begin with reinforcement learning."""
+    enabled: bool | None = None
+    """Warm-start; false: begin with reinforcement learning. None: a built-in model, which knows nothing, where the
+    environment has a demonstrator; a checkpoint follows instructions as it is."""
     demonstrations: Count = 25_600
     """Maximum number of demonstrated episodes, each with its own seed."""
     steps: Count = 500
     """Maximum number of optimiser steps."""
     batch_size: Count = 64
     """Demonstrations per step."""
-    learning_rate: Positive = 1e-3
-    """Peak learning rate of AdamW."""
+    learning_rate: Positive | None = None
+    """Peak learning rate of AdamW. None: 1e-3 for a built-in model; for a checkpoint 1e-5, and 1e-4 for its adapters,
+    as is usual in supervised fine-tuning."""
     betas: Pair = (0.9, 0.95)
     """AdamW's decay rates of the first and second moment."""
     warmup_steps: Index = 20
@@ -75,11 +79,15 @@ class TrainingConfig(Section):
     """Optimiser steps per pass over the episodes of an update."""
     update_epochs: Count = 1
     """Passes over the episodes of an update."""
-    micro_batch_tokens: Count = 32_768
-    """Maximum number of tokens, with padding, of one forward and backward pass. Changes memory, not the gradient."""
+    micro_batch_tokens: Count | None = None
+    """Maximum number of tokens, with padding, of one forward and backward pass. Changes memory, not the gradient. None:
+    32768; for a checkpoint as many of its longest sequences as fit by the plan (docs/plan.md), where those are fewer,
+    and one at least."""
 
-    learning_rate: Positive = 4e-4
-    """Peak learning rate of AdamW. Usual: 1e-4 to 1e-3 for adapters and tiny models, about 1e-6 for full 7B models."""
+    learning_rate: Positive | None = None
+    """Peak learning rate of AdamW. None: 4e-4 for a built-in model; 1e-6 for all weights of a checkpoint (GRPO,
+    2402.03300; DAPO, 2503.14476) and 2e-5 for adapters, which want ten times as much and more (Schulman et al. 2025,
+    LoRA Without Regret)."""
     betas: Pair = (0.9, 0.99)
     """AdamW's decay rates of the first and second moment."""
     weight_decay: NonNegative = 0.01
@@ -152,6 +160,11 @@ class TrainingConfig(Section):
         if self.group_size is not None:
             return self.group_size
         return DEFAULT_GROUP_SIZE if self.adv_estimator in GROUP_ESTIMATORS else 1
+
+    @property
+    def micro_batch_limit(self) -> int:
+        """`micro_batch_tokens`, or the most that it can be where nobody has chosen it yet."""
+        return MICRO_BATCH_TOKENS if self.micro_batch_tokens is None else self.micro_batch_tokens
 
     @property
     def clip_range(self) -> tuple[float, float]:

@@ -20,6 +20,7 @@ from uirl.inference.models.attention import AttentionSpans, attention_spans
 from uirl.inference.models.banned import banned_ids
 from uirl.inference.models.features import PictureFeatures
 from uirl.inference.models.picture_proof import prove_pictures
+from uirl.inference.models.precision import DTYPES, device_of, dtype_of
 from uirl.inference.models.processors import PictureProcessor, check_family, load_processor
 from uirl.inference.models.shipped import SHIPPED, shipped_folder
 from uirl.inference.models.templates import TEMPLATES
@@ -29,7 +30,6 @@ from uirl.inference.models.vision_tower import speed_up_vision
 
 BUILT_IN_MODELS = (*TINY_MODELS, *SHIPPED)
 """Names that no other program knows."""
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedMod
         weights = weights or _is(config, SHIPPED)
         model, tokenizer, processor = _load_pretrained(config, weights=weights)
     if weights:
-        model.to(device=device, dtype=DTYPES[config.dtype])
+        model.to(device=device, dtype=DTYPES[dtype_of(config)])
     loaded = wrap_model(model.eval(), tokenizer, processor, name=config.local_path or config.model_name)
     if loaded.vision is not None:
         kept = int(config.picture_cache_gib * 2**30)
@@ -331,7 +331,7 @@ def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | Non
             f"there is no folder {path!r}; expected one with config.json, model.safetensors and a tokenizer"
         )
     kwargs = {"trust_remote_code": config.trust_remote_code}
-    options: dict[str, Any] = {"dtype": DTYPES[config.dtype], **kwargs}
+    options: dict[str, Any] = {"dtype": DTYPES[dtype_of(config)], **kwargs}
     if config.attn_implementation:
         options["attn_implementation"] = config.attn_implementation
     try:
@@ -383,12 +383,3 @@ def _quiet() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def device_of(name: str) -> torch.device:
-    """Return the device that `model.device` means here. Raises ConfigError for a GPU where there is none."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"model.device is {name!r}, but torch sees no GPU; use 'cpu' or 'auto'")
-    return torch.device(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from uirl.inference.models.loading import LoadedModel
+from uirl.inference.models.precision import dtype_of
 from uirl.inference.servers import model_folder
 from uirl.inference.weight_files import WeightFiles
 
@@ -17,7 +18,7 @@ def engine_arguments(config: ConfigStore, loaded: LoadedModel, files: WeightFile
     model, inference = config.model, config.inference
     arguments: dict[str, Any] = {
         "model_path": model_folder(config, loaded, files, program="SGLang"),
-        "dtype": model.dtype,
+        "dtype": dtype_of(model),
         "trust_remote_code": model.trust_remote_code,
         "tp_size": model.tensor_parallel_size,
         "max_running_requests": inference.max_batch_size,

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from uirl.errors import ConfigError, did_you_mean
+from uirl.inference.models.precision import dtype_of
 
 if TYPE_CHECKING:
     from uirl.config import ConfigStore
@@ -46,7 +47,7 @@ def engine_arguments(
     """
     model, inference = config.model, config.inference
     arguments: dict[str, Any] = {
-        "dtype": model.dtype,
+        "dtype": dtype_of(model),
         "tensor_parallel_size": model.tensor_parallel_size,
         "trust_remote_code": model.trust_remote_code,
         "max_num_seqs": inference.max_batch_size,

@@ -103,7 +103,7 @@ def servers_of(config: ConfigStore, count: int, folder: Path, uirl: Sequence[str
             "--servers: environment.eval_options would need servers of their own; put them into options, or play the "
             "environment in the actors"
         )
-    sessions = 2 * config.rollout.parallel  # all episodes may come to one server, and evaluations after them
+    sessions = 2 * config.rollout.parallel_limit  # all episodes may come to one server, and evaluations after them
     found = []
     for number in range(count):
         port = _free_port()

@@ -9,6 +9,7 @@ import torch
 from uirl.errors import EngineFailure
 from uirl.images import Screenshot
 from uirl.inference.base import GenerationRequest, SamplingParams
+from uirl.inference.models.precision import dtype_of
 from uirl.learner import collate
 from uirl.rollout.samples import samples_of_all
 from uirl.training.assembly import Assembly, sampling_of
@@ -66,7 +67,7 @@ async def update_reaches_engine(
         images=first.context_images,
     )
     gap, _ = gap_of(parts, [sample])
-    return gap <= TOLERANCE[parts.config.model.dtype], f"after an update engine and learner differ by {gap:.1e}"
+    return gap <= TOLERANCE[dtype_of(parts.config.model)], f"after an update engine and learner differ by {gap:.1e}"
 
 
 async def _answers(parts: Assembly, request: GenerationRequest) -> bool:

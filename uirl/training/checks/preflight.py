@@ -15,6 +15,7 @@ from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment, check_environment
 from uirl.errors import UirlError
 from uirl.inference.base import Generation, GenerationRequest
+from uirl.inference.models.precision import dtype_of
 from uirl.learner import Learner, Policy, load_checkpoint, save_checkpoint
 from uirl.rollout.samples import samples_of_all
 from uirl.runtime.event_loop import EventLoopThread
@@ -25,6 +26,7 @@ from uirl.training.checks.agreement import TOLERANCE, gap_of, update_reaches_eng
 from uirl.training.checks.environment import check_tasks
 from uirl.training.checks.long_context import long_gap
 from uirl.training.checks.sleep import check_sleep
+from uirl.training.plan.settle import settle
 from uirl.training.tasks.sources import UniformTasks
 from uirl.types import Sample, Trajectory
 
@@ -62,7 +64,7 @@ def preflight(config: ConfigStore, environment: BaseEnvironment | None = None) -
 
 def _build(config: ConfigStore, environment: BaseEnvironment | None, findings: list[Finding]) -> Assembly | None:
     try:
-        config.check(training=True)
+        config = settle(config.check(training=True)).config.check(training=True)
         parts = assemble(config, environment, for_training=True)
     except UirlError as error:
         findings.append(Finding("config and model", False, str(error)))
@@ -170,7 +172,7 @@ def _control_words(parts: Assembly, requests: dict[str, list[GenerationRequest]]
 def _log_prob_agreement(parts: Assembly, played: Sequence[Trajectory]) -> Finding:
     samples = samples_of_all(played)
     gap, turn = gap_of(parts, samples)
-    tolerance = TOLERANCE[parts.config.model.dtype]
+    tolerance = TOLERANCE[dtype_of(parts.config.model)]
     detail = f"largest difference {gap:.1e} (turn {turn}), tolerated {tolerance:g}"
     inference = parts.config.inference
     if inference.top_p < 1 or inference.top_k > 0:
@@ -188,7 +190,7 @@ async def _long_sequences(parts: Assembly) -> Finding:
     found = await long_gap(parts.engine, parts.learner.policy.loaded, parts.config)
     if found is None:
         return Finding(what, True, "not compared: the engine tells no log-probs")
-    tolerance = LONG_TOLERANCE[parts.config.model.dtype]
+    tolerance = LONG_TOLERANCE[dtype_of(parts.config.model)]
     if found.gap <= tolerance:
         return Finding(what, True, f"{found}, tolerated {tolerance:g}")
     why = "the engine attends, or counts positions, differently from the model's own forward"

@@ -6,7 +6,7 @@ import torch
 
 from uirl.config import ConfigStore
 from uirl.errors import ConfigError
-from uirl.inference.models.loading import BUILT_IN_MODELS, device_of
+from uirl.inference.models.precision import device_of, dtype_of
 from uirl.runtime.memory import whole_memory
 from uirl.training.plan.moment import Moment, gib
 from uirl.training.plan.states import copies_beside, policy_of_shapes, states_of
@@ -24,11 +24,13 @@ def require_room(config: ConfigStore) -> None:
     """Raise ConfigError where what a run keeps for good (weights, gradients, optimiser, copies) is more than all the
     memory there is. What only its longest sequences take does not count: they may never come, and micro-batches
     shrink."""
-    if config.model.local_path is None and config.model.model_name in BUILT_IN_MODELS:
+    if config.model.built_in:
         return
     gpu, memory = memory_here(config)
     if memory is None:
         return
+    config = config.model_copy(deep=True)
+    config.model.dtype = dtype_of(config.model, gpu=gpu)  # type: ignore[assignment]
     policy = policy_of_shapes(config)
     where = "GPU" if gpu else "machine"
     moment = Moment(where, "training", {**states_of(policy, config), **copies_beside(policy, config)}, memory)

@@ -9,7 +9,8 @@ from typing import Any
 
 from uirl.config import ConfigStore
 from uirl.errors import ContractError
-from uirl.inference.models.loading import DTYPES, LoadedModel
+from uirl.inference.models.loading import LoadedModel
+from uirl.inference.models.precision import DTYPES, dtype_of
 from uirl.learner import Policy
 from uirl.learner.policy import tokens_projected
 from uirl.training.plan.depth import linear_in_layers, shallow
@@ -18,7 +19,7 @@ from uirl.training.plan.moment import FREE, GIB, Moment
 from uirl.training.plan.rehearsal import SHORT, Rehearsal, made_up_picture
 from uirl.training.plan.shape import attention_heads
 from uirl.training.plan.states import copies_beside, policy_of_shapes, states_of, weights_of
-from uirl.training.plan.workload import PICTURE, Workload, workload_of
+from uirl.training.plan.workload import CACHE_ROWS, PICTURE, Workload, workload_of
 
 PROCESS = 0.5 * GIB
 """The context of a GPU, or Python with its libraries. An allowance, not measured."""
@@ -28,6 +29,7 @@ measured."""
 CHUNKS = 3
 """Chunks of logits that are traced."""
 UPDATE, PLAYING = "updating the policy", "playing episodes"
+CACHE = "attention cache"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,14 @@ class Plan:
         """Return the bytes above the limit, of all moments together; 0: it fits."""
         return sum(max(0.0, moment.total - moment.limit) for moment in self.moments if moment.limit is not None)
 
+    def moment(self, name: str) -> Moment:
+        """Return the moment of that name."""
+        return next(moment for moment in self.moments if moment.name == name)
+
+    def fits(self, name: str) -> bool:
+        """Return whether the moment of that name fits."""
+        return self.moment(name).fits
+
     def __str__(self) -> str:
         head = f"{self.model}: {self.parameters / 1e6:.4g} M parameters, {self.trained / 1e6:.4g} M of them are trained"
         return "\n".join([head, str(self.workload), *map(str, self.moments)])
@@ -70,6 +80,7 @@ def plan_of(
     where the config or the tokenizer of the model cannot be read, ContractError for a model that cannot be traced.
     """
     config = config.model_copy(deep=True)
+    config.model.dtype = dtype_of(config.model, gpu=gpu)  # type: ignore[assignment]
     config.model.device = "cpu"
     policy = policy_of_shapes(config)
     loaded = policy.loaded
@@ -96,7 +107,7 @@ def plan_of(
     if not gpu:
         beside["pictures kept"] = _pictures_kept(config, loaded, work)
     where, may = "GPU" if gpu else "host", None if limit is None else (1 - FREE) * limit
-    cache = {"attention cache": _cache(config, policy, work) if here else 0.0}
+    cache = {CACHE: _cache(config, policy, work) if here else 0.0}
     if config.actors.run_ahead:
         before |= cache
     moments = (
@@ -164,8 +175,10 @@ def _cache(config: ConfigStore, policy: Policy, work: Workload) -> float:
     heads, kv_heads = attention_heads(policy.loaded.config)
     head = getattr(text, "head_dim", None) or text.hidden_size // heads
     numbers = 2 * text.num_hidden_layers * kv_heads * head
-    rows, length = -(-work.episodes // 16) * 16, -(-work.width // 64) * 64
-    return float(rows * length * numbers * DTYPES[config.model.dtype].itemsize)
+    rows, length = -(-work.episodes // CACHE_ROWS) * CACHE_ROWS, -(-work.width // 64) * 64
+    whole = float(rows * length * numbers * DTYPES[dtype_of(config.model)].itemsize)
+    most = config.inference.kv_cache_gib  # beyond it requests wait
+    return whole if most is None else min(whole, most * GIB)
 
 
 ORDER = (

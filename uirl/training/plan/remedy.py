@@ -26,7 +26,7 @@ def remedies(config: ConfigStore, plan: Plan, plan_of: Callable[[ConfigStore], P
     for moment, change in _changes(config, plan):
         if not plan.problems:
             break
-        if _fits(plan, moment):
+        if plan.fits(moment):
             continue
         changes = [old for old in kept if _key(old) != _key(change)] + [change]
         tried = _tried(config, changes, plan_of)
@@ -49,10 +49,6 @@ def _tried(config: ConfigStore, changes: list[str], plan_of: Callable[[ConfigSto
         return plan_of(config.override(changes))
     except ConfigError:
         return None
-
-
-def _fits(plan: Plan, moment: str) -> bool:
-    return all(one.fits for one in plan.moments if one.name == moment)
 
 
 def _changes(config: ConfigStore, plan: Plan) -> Iterator[tuple[str, str]]:

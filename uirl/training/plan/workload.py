@@ -14,6 +14,8 @@ PICTURE = (1280, 720)
 """Width and height of a screenshot where nobody says otherwise."""
 OPENING = 512
 """Tokens of system prompt and task that are assumed where nothing bounds a sequence."""
+CACHE_ROWS = 16
+"""The attention cache of the embedded engine grows by so many rows."""
 TEXT = 128
 """Tokens of text that an observation is assumed to have beside its picture."""
 
@@ -81,8 +83,8 @@ def workload_of(
     pictures = min(shown, max(0, width - 2) // of_picture) if of_picture else 0
     replies = min(turns * inference.max_tokens, width - pictures * of_picture - 1)
     samples = math.ceil(training.batch_size / training.minibatches) * len(segments)
-    rows = min(samples, max(1, training.micro_batch_tokens // width))
-    episodes = min(rollout.parallel, max(training.batch_size, training.eval_episodes))
+    rows = min(samples, max(1, training.micro_batch_limit // width))
+    episodes = min(rollout.parallel_limit, max(training.batch_size, training.eval_episodes))
     running = min(episodes, inference.max_batch_size)
     return Workload(
         rows=rows,

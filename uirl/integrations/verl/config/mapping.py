@@ -7,12 +7,24 @@ setting that does nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 from uirl.config import ConfigStore
+from uirl.config.rates import rate_of
 from uirl.errors import ConfigError
+from uirl.integrations.verl.config.conversions import (
+    KL_TYPES,
+    UNSET,
+    Convert,
+    dtype,
+    loss,
+    rollout_name,
+    same,
+    template,
+    unless_null,
+)
 from uirl.integrations.verl.config.keys import (
     ACTOR,
     CRITIC_READS,
@@ -38,23 +50,6 @@ ESTIMATORS = {
 """Our estimators -> verl's, or those of ours that `uirl.integrations.verl.trainer.estimators` registers with it."""
 OUR_ESTIMATORS = {theirs: ours for ours, theirs in ESTIMATORS.items()}
 
-_UNSET: Any = object()
-"""verl's own value stays."""
-
-KL_TYPES = {"k1": "k1", "k2": "k2", "k3": "low_var_kl"}
-
-Convert = Callable[[Any, ConfigStore], Any]
-
-
-def same(value: Any, config: ConfigStore) -> Any:
-    """Return the value: it means the same under verl."""
-    return value
-
-
-def unless_null(replacement: Any) -> Convert:
-    """Return a conversion that leaves values as they are, and puts `replacement` in place of null."""
-    return lambda value, config: replacement if value is None else value
-
 
 def _estimator(value: str, config: ConfigStore) -> str:
     if value not in ESTIMATORS:
@@ -77,41 +72,21 @@ def _sequences(value: int, config: ConfigStore) -> int:
     return prompts // value
 
 
-def _loss(value: str, config: ConfigStore) -> str:
-    if config.training.adv_estimator == "rejection_sampling":
-        return "gpg"  # -log_prob x advantage, where the advantage is 1 for what is kept
-    return {"token": "vanilla", "sequence": "gspo"}[value]
-
-
-def _rollout_name(backend: str, config: ConfigStore) -> str:
-    if backend in ("vllm", "sglang"):
-        return backend
-    if backend == "transformers":
-        return "vllm"  # the embedded engine lives in one process; verl's default stands in
-    raise ConfigError(f"inference.backend={backend!r} cannot be updated by verl; use vllm or sglang")
-
-
-def _template(name: str | None, config: ConfigStore) -> Any:
-    from uirl.inference.models.templates import TEMPLATES
-
-    return None if name is None else TEMPLATES.get(name, name)
-
-
 MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
-    "model.dtype": ([f"{ROLLOUT}.dtype"], same),
+    "model.dtype": ([f"{ROLLOUT}.dtype"], dtype),
     "model.tensor_parallel_size": ([f"{ROLLOUT}.tensor_model_parallel_size"], same),
     "model.trust_remote_code": ([f"{HF}.trust_remote_code", "data.trust_remote_code"], same),
-    "model.chat_template": ([f"{HF}.custom_chat_template"], _template),
-    "model.attn_implementation": ([f"{HF}.override_config.attn_implementation"], unless_null(_UNSET)),
+    "model.chat_template": ([f"{HF}.custom_chat_template"], template),
+    "model.attn_implementation": ([f"{HF}.override_config.attn_implementation"], unless_null(UNSET)),
     "model.gradient_checkpointing": (
         [f"{HF}.enable_gradient_checkpointing", "critic.model.enable_gradient_checkpointing"],
-        unless_null(_UNSET),
+        unless_null(UNSET),
     ),
-    "model.max_image_pixels": (["data.mm_processor_kwargs.max_pixels"], unless_null(_UNSET)),
+    "model.max_image_pixels": (["data.mm_processor_kwargs.max_pixels"], unless_null(UNSET)),
     "model.freeze_vision": ([f"{ACTOR}.freeze_vision_tower"], same),
-    "model.adapter_path": ([f"{HF}.lora_adapter_path"], unless_null(_UNSET)),
+    "model.adapter_path": ([f"{HF}.lora_adapter_path"], unless_null(UNSET)),
     "model.lora.lora_alpha": ([f"{HF}.lora_alpha"], same),
-    "inference.backend": ([f"{ROLLOUT}.name"], _rollout_name),
+    "inference.backend": ([f"{ROLLOUT}.name"], rollout_name),
     "inference.temperature": ([f"{ROLLOUT}.temperature"], same),
     "inference.top_p": ([f"{ROLLOUT}.top_p", f"{ROLLOUT}.val_kwargs.top_p"], same),
     "inference.top_k": ([f"{ROLLOUT}.top_k", f"{ROLLOUT}.val_kwargs.top_k"], lambda value, config: value or -1),
@@ -131,8 +106,11 @@ MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
     "training.group_size": ([f"{ROLLOUT}.n"], lambda value, config: config.training.episodes_per_group),
     "training.minibatches": ([f"{ACTOR}.ppo_mini_batch_size", "critic.ppo_mini_batch_size"], _sequences),
     "training.update_epochs": ([f"{ACTOR}.ppo_epochs", "critic.ppo_epochs"], same),
-    "training.micro_batch_tokens": ([f"{ACTOR}.ppo_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu"], same),
-    "training.learning_rate": ([f"{ACTOR}.optim.lr"], same),
+    "training.micro_batch_tokens": (
+        [f"{ACTOR}.ppo_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu"],
+        lambda value, config: config.training.micro_batch_limit,
+    ),
+    "training.learning_rate": ([f"{ACTOR}.optim.lr"], lambda value, config: rate_of(config, "training")),
     "training.betas": ([f"{ACTOR}.optim.betas", "critic.optim.betas"], lambda value, config: list(value)),
     "training.weight_decay": ([f"{ACTOR}.optim.weight_decay", "critic.optim.weight_decay"], same),
     "training.warmup_steps": (
@@ -151,7 +129,7 @@ MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
     "training.value_clip": (["critic.cliprange_value"], unless_null(1e9)),
     "training.value_learning_rate": (
         ["critic.optim.lr"],
-        lambda value, config: config.training.learning_rate if value is None else value,
+        lambda value, config: rate_of(config, "training") if value is None else value,
     ),
     "training.use_kl_in_reward": (["algorithm.use_kl_in_reward"], same),
     "training.kl_coef": (["algorithm.kl_ctrl.kl_coef"], same),
@@ -162,7 +140,7 @@ MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
     ),
     "algorithm.loss_aggregation": ([f"{ACTOR}.loss_agg_mode", "critic.loss_agg_mode"], same),
     "algorithm.loss_length": ([f"{ACTOR}.loss_scale_factor"], same),
-    "algorithm.ratio": ([f"{ACTOR}.policy_loss.loss_mode"], _loss),
+    "algorithm.ratio": ([f"{ACTOR}.policy_loss.loss_mode"], loss),
     "algorithm.dual_clip": ([f"{ACTOR}.clip_ratio_c"], unless_null(1e9)),
     "algorithm.tis_cap": (
         ["algorithm.rollout_correction.rollout_is", "algorithm.rollout_correction.rollout_is_threshold"],
@@ -183,14 +161,14 @@ MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
         lambda value, config: ("fixed", 0.1) if value is None else ("adaptive", value),
     ),
     "algorithm.kl_horizon": (["algorithm.kl_ctrl.horizon"], same),
-    "checkpoint.output_dir": (["trainer.default_local_dir"], unless_null(_UNSET)),
+    "checkpoint.output_dir": (["trainer.default_local_dir"], unless_null(UNSET)),
     "checkpoint.save_interval": (
         ["trainer.save_freq"],
         lambda value, config: -1 if value is None else value * config.training.num_iters_per_epoch,
     ),
     "checkpoint.keep_last_n": (["trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep"], same),
     "checkpoint.resume": (["trainer.resume_mode"], lambda value, config: "auto" if value else "disable"),
-    "ray.address": (["ray_kwargs.ray_init.address"], unless_null(_UNSET)),
+    "ray.address": (["ray_kwargs.ray_init.address"], unless_null(UNSET)),
     "ray.nnodes": (["trainer.nnodes"], same),
     "ray.gpus_per_node": (["trainer.n_gpus_per_node"], same),
     "logging.wandb": (
@@ -373,7 +351,7 @@ def verl_values(config: ConfigStore, keys: Iterable[str]) -> dict[str, Any]:
         targets, convert = MAPPED[key]
         value = convert(attrgetter(key)(config), config)
         spread = value if isinstance(value, tuple) else (value,) * len(targets)
-        values |= {target: v for target, v in zip(targets, spread, strict=True) if v is not _UNSET}
+        values |= {target: v for target, v in zip(targets, spread, strict=True) if v is not UNSET}
     return values
 
 

@@ -39,7 +39,7 @@ def load_verl_config(
         flat[f"{HF}.path"] = model_path
     store = with_verl_values(store, flat)
     if "rollout.parallel" not in written:  # verl plays all episodes of an update at once
-        store.rollout.parallel = max(store.rollout.parallel, store.training.batch_size)
+        store.rollout.parallel = max(store.rollout.parallel_limit, store.training.batch_size)
     return create_verl_config(store, flat, model_path=flat.get(f"{HF}.path")), store, own_curriculum
 
 
@@ -152,7 +152,10 @@ def _backend(value: Any, config: ConfigStore, flat: Mapping[str, Any]) -> Any:
 
 Back = Callable[[Any, ConfigStore, Mapping[str, Any]], Any]
 BACK: dict[str, Back] = {
+    "model.dtype": _same,
     "model.gradient_checkpointing": _same,
+    "training.learning_rate": _same,
+    "training.micro_batch_tokens": _same,
     "training.betas": _same,
     "training.warmup_steps": lambda value, config, flat: _NOTHING if value > 0 else 0,
     "training.value_clip": _limit,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from uirl.config import ConfigStore
+from uirl.config.rates import rate_of
 from uirl.errors import ConfigError, did_you_mean
 from uirl.integrations.verl.config.keys import ACTOR, HF
 from uirl.learner.lora import ATTENTION, MLP, VISION_ROOTS
@@ -121,7 +122,8 @@ def decay_keys(config: ConfigStore, strategy: str) -> dict[str, Any]:
     training = config.training
     if training.lr_schedule == "constant":
         return {}
-    ends = {ACTOR: training.learning_rate, "critic": training.value_learning_rate or training.learning_rate}
+    rate = rate_of(config, "training")
+    ends = {ACTOR: rate, "critic": training.value_learning_rate or rate}
     keys: dict[str, Any] = {}
     for part, rate in ends.items():
         if strategy == "megatron":
