@@ -32,6 +32,7 @@ OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "pyarrow": "storage",
     "wandb": "metrics",
     "peft": "learner",
+    "bitsandbytes": "learner",
     "vllm": "inference",
     "openai": "inference",
     "httpx": ("runtime", "inference", "serving", "environments/remote"),

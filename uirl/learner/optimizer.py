@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from uirl.errors import CheckpointError, NonFiniteError
+from uirl.learner.adamw_8bit import KINDS, adamw_8bit, moments_of, restore_moments
 
 Named = Sequence[tuple[str, nn.Parameter]]
 
@@ -25,6 +27,8 @@ class OptimizerSettings:
     """Steps over which the learning rate rises linearly; a fresh AdamW knows nothing of the scale of gradients."""
     max_grad_norm: float | None
     """Gradients of a larger norm are scaled to it, policy and value head each by its own norm; None: never."""
+    eight_bit: bool = False
+    """Moments of 8 bits: see `uirl.learner.adamw_8bit`."""
 
 
 class Optimizer:
@@ -42,16 +46,13 @@ class Optimizer:
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._stepped = {name: self._tensor_to_step(name, p) for group in self._groups for name, p in group}
         rates = (settings.learning_rate, settings.value_learning_rate)
-        self._adam = torch.optim.AdamW(
-            [
-                {"params": [self._stepped[name] for name, _ in group], "lr": rate, "peak": rate}
-                for group, rate in zip(self._groups, rates, strict=True)
-                if group
-            ],
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        stepped = [
+            {"params": [self._stepped[name] for name, _ in group], "lr": rate, "peak": rate}
+            for group, rate in zip(self._groups, rates, strict=True)
+            if group
+        ]
+        how: dict[str, Any] = {"betas": settings.betas, "weight_decay": settings.weight_decay}
+        self._adam = adamw_8bit(stepped, **how) if settings.eight_bit else torch.optim.AdamW(stepped, **how, fused=True)
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -100,18 +101,27 @@ class Optimizer:
     def state(self) -> dict[str, Tensor]:
         """Return everything but the number of steps, as named tensors."""
         tensors = {f"master.{name}": master for name, (_, master) in self._masters.items()}
-        for name, parameter in self._stepped.items():
-            for key, value in self._adam.state.get(parameter, {}).items():
-                tensors[f"{key}.{name}"] = value
+        for name, weight in self._stepped.items():
+            kept = moments_of(self._adam, weight) if self.settings.eight_bit else self._adam.state.get(weight, {})
+            tensors |= {f"{kind}.{name}": value for kind, value in kept.items()}
         return tensors
 
     def load_state(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Continue from what `state` gave. Raises CheckpointError where the weights have other names or shapes."""
+        """Continue from what `state` gave. Raises CheckpointError where the weights have other names or shapes, and for
+        the moments of another optimizer."""
         self.steps = steps
         states: dict[str, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             kind, _, name = key.partition(".")
-            if name not in self._stepped or (kind != "step" and tensor.shape != self._stepped[name].shape):
+            if kind not in self._kinds:
+                raise CheckpointError(
+                    f"the optimizer state holds {kind!r} of {name!r}; expected {', '.join(self._kinds)}: was the "
+                    "checkpoint made with another training.optimizer? Keep the one it was made with"
+                )
+            fits = kind.startswith(("step", "absmax")) or tensor.shape == getattr(
+                self._stepped.get(name), "shape", None
+            )
+            if name not in self._stepped or not fits:
                 raise CheckpointError(
                     f"the optimizer state of {name!r} ({kind}, {tuple(tensor.shape)}) fits no weight of this policy; "
                     "was the checkpoint made with another model, other adapters or another estimator?"
@@ -122,8 +132,15 @@ class Optimizer:
                 stepped = self._stepped[name]
                 if "master" in state:
                     stepped.copy_(state.pop("master"))
-                if state:
+                if state and self.settings.eight_bit:
+                    restore_moments(self._adam, stepped, state)
+                elif state:
                     self._adam.state[stepped] = {k: t.to(stepped.device, copy=True) for k, t in state.items()}
+
+    @property
+    def _kinds(self) -> tuple[str, ...]:
+        """What a state may hold of a weight."""
+        return ("master", *(KINDS if self.settings.eight_bit else ("step", "exp_avg", "exp_avg_sq")))
 
     def detach(self) -> None:
         """Let go of the model's gradients; call it before another optimizer takes over."""

@@ -91,6 +91,7 @@ class LearnerSettings:
             weight_decay=self.training.weight_decay,
             warmup_steps=rates.warmup_steps,
             max_grad_norm=self.training.max_grad_norm,
+            eight_bit=self.training.optimizer == "adamw_8bit",
         )
 
 

@@ -84,6 +84,10 @@ class TrainingConfig(Section):
     32768; for a checkpoint as many of its longest sequences as fit by the plan (docs/plan.md), where those are fewer,
     and one at least."""
 
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """'adamw': two float32 moments, 8 bytes a trained weight. 'adamw_8bit': two of 8 bits, 2 bytes (Dettmers et al.
+    2022, 2110.02861); needs the package bitsandbytes. Warm start and `uirl evolve` use it too. Masters of narrower
+    weights stay in float32."""
     learning_rate: Positive | None = None
     """Peak learning rate of AdamW. None: 4e-4 for a built-in model; 1e-6 for all weights of a checkpoint (GRPO,
     2402.03300; DAPO, 2503.14476) and 2e-5 for adapters, which want ten times as much and more (Schulman et al. 2025,

@@ -92,10 +92,13 @@ def plan_of(
     # the states before the tokens that are left out, and their gradients
     left_out = work.rows * (work.replies - few.replies) * loaded.text_config.hidden_size
     updating["activations"] += 2 * left_out * loaded.dtype.itemsize
+    states = states_of(policy, config)
+    if config.training.optimizer == "adamw_8bit":
+        updating["optimizer"] = int(states["optimizer"])  # the rehearsal steps with float32 moments
     here = config.inference.backend == "transformers" and not config.actors.engines
     playing = _trace(config, shallow(policy), work, Rehearsal.prefill) if here else Counter()
     guarded = "weights before the update"
-    before = {guarded: states_of(policy, config)[guarded]}
+    before = {guarded: states[guarded]}
     playing |= {name: updating[name] for name in ("optimizer", "reference")}
     beside = {
         **weights_of(policy),

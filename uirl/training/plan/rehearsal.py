@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from PIL import Image
@@ -60,7 +61,8 @@ class Rehearsal:
         with ledger.part("optimizer"):
             head = [] if policy.value_head is None else list(policy.value_head.named_parameters())
             trained = policy.named_trainable()
-            self.optimizer = Optimizer(trained, head, self.settings.optimizer("update"))
+            # moments of 8 bits are not traced: the plan knows their size
+            self.optimizer = Optimizer(trained, head, replace(self.settings.optimizer("update"), eight_bit=False))
         for name, parameter in [*trained, *head]:
             parameter.register_post_accumulate_grad_hook(lambda _, name=name: self._count_gradient(name))
 

@@ -67,6 +67,8 @@ def _changes(config: ConfigStore, plan: Plan) -> Iterator[tuple[str, str]]:
         yield PLAYING, f"rollout.parallel={episodes}"
     if work.pictures and not model.use_lora and not model.freeze_vision:
         yield UPDATE, "model.freeze_vision=true"
+    if not model.use_lora and config.training.optimizer == "adamw":
+        yield UPDATE, "training.optimizer=adamw_8bit"
     if not model.use_lora:
         yield UPDATE, "model.use_lora=true"
     if work.pictures > 1:

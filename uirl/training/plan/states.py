@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from torch import Tensor
+
 from uirl.algorithms import get_algorithm
 from uirl.config import ConfigStore
 from uirl.inference.models.loading import load_model
 from uirl.learner import Policy
+from uirl.learner.adamw_8bit import bytes_of_moments
 
 FLOAT32 = 4
 
@@ -31,8 +36,8 @@ def weights_of(policy: Policy) -> dict[str, float]:
 
 
 def states_of(policy: Policy, config: ConfigStore) -> dict[str, float]:
-    """Return the bytes of weights, gradients, optimiser and reference: two float32 moments of what is trained, and
-    float32 masters of what is narrower."""
+    """Return the bytes of weights, gradients, optimiser and reference: two moments of what is trained, and float32
+    masters of what is narrower."""
     trained = [parameter for _, parameter in policy.named_trainable()]
     if policy.value_head is not None:
         trained += policy.value_head.parameters()
@@ -44,7 +49,7 @@ def states_of(policy: Policy, config: ConfigStore) -> dict[str, float]:
         **weights_of(policy),
         "value head": float(head),
         "reference": float(sum(p.nbytes for _, p in policy.named_trainable())) if reference else 0.0,
-        "optimizer": float(FLOAT32 * (2 * numbers + masters)),
+        "optimizer": float(_moments(trained, config) + FLOAT32 * masters),
         "gradients": float(FLOAT32 * numbers),
         "weights before the update": FLOAT32 * numbers if config.algorithm.max_update_kl is not None else 0.0,
     }
@@ -54,3 +59,10 @@ def copies_beside(policy: Policy, config: ConfigStore) -> dict[str, float]:
     """Return the bytes of the copy of the weights that an engine samples from while the learner changes its own."""
     apart = config.inference.backend == "transformers" and config.actors.run_ahead and not config.actors.engines
     return {"the engine's copy of the weights": weights_of(policy)["weights"] if apart else 0.0}
+
+
+def _moments(trained: Sequence[Tensor], config: ConfigStore) -> int:
+    """Return the bytes of both moments of the weights in `trained` [...]."""
+    if config.training.optimizer == "adamw_8bit":
+        return sum(bytes_of_moments(parameter.numel()) for parameter in trained)
+    return 2 * FLOAT32 * sum(parameter.numel() for parameter in trained)

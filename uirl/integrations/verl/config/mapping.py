@@ -249,6 +249,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     **dict.fromkeys(("training.max_seconds", "training.stop_at_success"), "verl ends by steps and epochs"),
     "training.old_log_probs": "verl recomputes them",
     "training.value_coef": "verl's critic is a model of its own with its own optimiser",
+    "training.optimizer": "set verl's own: actor_rollout_ref.actor.optim.optimizer_impl and .optimizer (FSDP)",
     **dict.fromkeys(
         (f"{key}_{end}" for key in ("training.entropy", "algorithm.kl_loss") for end in ("schedule", "final_ratio")),
         "under verl the weights of entropy and KL stay what they are at the start",
