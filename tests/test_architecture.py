@@ -32,7 +32,7 @@ OPTIONAL: dict[str, str | tuple[str, ...]] = {
     "pyarrow": "storage",
     "wandb": "metrics",
     "peft": "learner",
-    "bitsandbytes": "learner",
+    "bitsandbytes": ("learner", "inference/models"),
     "vllm": "inference",
     "openai": "inference",
     "httpx": ("runtime", "inference", "serving", "environments/remote"),

@@ -100,6 +100,25 @@ REFUSED = {
         ["model.attn_implementation=flash_attention_2", "inference.backend=vllm", "model.dtype=float32"],
         ["model.attn_implementation=flash_attention_2", "inference.backend=vllm", "model.dtype=bfloat16"],
     ),
+    "weights of 4 bits are not trained themselves": (
+        ["model.quantization=nf4", "model.model_name=some/model"],
+        ["model.quantization=nf4", "model.model_name=some/model", "model.use_lora=true"],
+    ),
+    "a built-in model is made in memory": (
+        ["model.quantization=nf4", "model.use_lora=true"],
+        ["model.quantization=nf4", "model.use_lora=true", "model.model_name=some/model"],
+    ),
+    "with actors.staleness=1: an engine with weights of its own": (
+        ["model.quantization=nf4", "model.use_lora=true", "model.model_name=some/model", "actors.staleness=1"],
+        [
+            *("model.quantization=nf4", "model.use_lora=true", "model.model_name=some/model", "actors.staleness=1"),
+            "inference.backend=vllm",
+        ],
+    ),
+    "with actors.engines=2: an engine with weights of its own": (
+        ["model.quantization=nf4", "model.use_lora=true", "model.model_name=some/model", "actors.engines=2"],
+        ["model.quantization=nf4", "model.use_lora=true", "model.model_name=some/model"],
+    ),
     "use a multiple of 8": (
         ["model.tiny.hidden_size=100"],
         ["model.tiny.hidden_size=100", "model.model_name=some/model"],

@@ -57,6 +57,7 @@ ELSEWHERE = {
     "logging.wandb": "tests/metrics/test_trackers.py; the package may be missing",
     "logging.tensorboard": "tests/metrics/test_trackers.py; the package may be missing",
     "model.adapter_path": "tests/learner/test_adapter_folder.py",
+    "model.quantization": "tests/learner/test_quantized.py; the package may be missing",
     "training.optimizer": "tests/learner/test_adamw_8bit.py; the package may be missing",
     "model.device": "one machine has one device",
     "model.local_path": "tests/cli loads folders",

@@ -228,6 +228,7 @@ def _model(config: ConfigTree) -> Iterator[str]:
             f"model.tensor_parallel_size={config.model.tensor_parallel_size} with inference.backend=transformers: the "
             "embedded engine keeps the model on one device; use vllm or sglang, or 1"
         )
+    yield from _quantized(config)
     kernel = config.model.attn_implementation
     if kernel not in (None, "sdpa", "eager") and config.inference.backend == "transformers":
         yield (
@@ -268,4 +269,24 @@ def _model(config: ConfigTree) -> Iterator[str]:
         yield (
             f"model.tiny.image_size={tiny.image_size} is no multiple of patch_size x merge_size = {cell}: pictures are "
             f"cut into cells of {cell} x {cell} pixels, one token each; use {max(cell, tiny.image_size // cell * cell)}"
+        )
+
+
+def _quantized(config: ConfigTree) -> Iterator[str]:
+    model, actors = config.model, config.actors
+    if model.quantization is None:
+        return
+    words = f"model.quantization={model.quantization}"
+    if not model.use_lora:
+        yield f"{words} with model.use_lora=false: weights of 4 bits are not trained themselves; set use_lora=true"
+    if model.built_in:
+        yield (
+            f"{words} with model.model_name={model.model_name}: a built-in model is made in memory and needs no "
+            "quantisation; set quantization=null, or name a checkpoint"
+        )
+    if config.inference.backend == "transformers" and (actors.run_ahead or actors.engines):
+        key = f"actors.engines={actors.engines}" if actors.engines else f"actors.staleness={actors.staleness}"
+        yield (
+            f"{words} with {key}: an engine with weights of its own gets them merged with the adapters, in 16 bits; "
+            "use vllm or sglang, which take the adapters, or staleness=0 without engines"
         )

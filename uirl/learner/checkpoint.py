@@ -28,6 +28,7 @@ from torch import Tensor
 from uirl.config import ConfigStore
 from uirl.errors import CheckpointError, ConfigError
 from uirl.inference.models.loading import BUILT_IN_MODELS, LoadedModel, load_model
+from uirl.inference.models.quantized import is_quantized, plain_weight
 from uirl.learner import lora
 from uirl.learner.optimizer import Optimizer
 from uirl.learner.policy import Policy
@@ -228,6 +229,10 @@ def save_merged(policy: Policy, folder: Path) -> None:
 def _without_adapters(policy: Policy) -> dict[str, Tensor]:
     """Return the state dict of the base model, under the names it has without adapters."""
     whole = policy.model.state_dict()
+    codes = {name for name, p in policy.model.named_parameters() if is_quantized(p)}
+    scales = tuple(f"{name}." for name in codes)
+    whole = {name: t for name, t in whole.items() if name not in codes and not name.startswith(scales)}
+    whole |= {name: plain_weight(p) for name, p in policy.model.named_parameters() if name in codes}
     return {name.replace(".base_layer.", "."): t for name, t in whole.items() if ".lora_" not in name}
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from uirl.config.sections.model import LoraConfig
 from uirl.errors import ConfigError, ContractError
+from uirl.inference.models.quantized import plain_weight
 from uirl.runtime.folders import write_tensors
 
 ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "out_proj", "qkv", "qkv_proj", "proj"})
@@ -148,7 +149,8 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) of the model as if it never had adapters, their change added to the weights: W + B A alpha /
     r.
 
-    Names are those of the HF model before `add_adapters`. Without adapters these are the parameters themselves.
+    Names are those of the HF model before `add_adapters`. Without adapters these are the parameters themselves. Weights
+    of 4 bits are given as what they mean, which is what the adapters were trained on.
     """
     changed = dict(_adapted(model))
     for name, parameter in model.named_parameters():
@@ -156,10 +158,10 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             continue
         path, _, leaf = name.rpartition(".base_layer.")
         if not path:
-            yield name, parameter
+            yield name, plain_weight(parameter)
         elif leaf == "weight":
-            delta = changed[path].get_delta_weight(_ADAPTER)
-            yield f"{path}.weight", (parameter.float() + delta.float()).to(parameter.dtype)
+            delta, weight = changed[path].get_delta_weight(_ADAPTER), plain_weight(parameter)
+            yield f"{path}.weight", (weight.float() + delta.float()).to(weight.dtype)
         else:
             yield f"{path}.{leaf}", parameter
 

@@ -26,6 +26,7 @@ def origin_of(config: ConfigStore, packages: Sequence[str] = (), **more: Any) ->
     packages = [*_PACKAGES, *packages]
     packages += [backend] if backend in _SERVERS else []
     packages += ["peft"] if model.use_lora else []
+    packages += ["bitsandbytes"] if model.quantization is not None else []
     return {
         "software": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
         "model": {
@@ -33,6 +34,7 @@ def origin_of(config: ConfigStore, packages: Sequence[str] = (), **more: Any) ->
             "local_path": model.local_path,
             "dtype": model.dtype,
             "lora": model.lora.r if model.use_lora else None,
+            **({} if model.quantization is None else {"quantization": model.quantization}),
         },
         "engine": backend,
         **more,

@@ -106,6 +106,10 @@ class ModelConfig(Section):
     optimiser."""
     use_lora: bool = False
     """Train low-rank adapters (`model.lora`) and leave the weights as they are."""
+    quantization: Literal["nf4"] | None = None
+    """Keep the linear layers of a checkpoint's language model in 4 bits under their adapters (QLoRA, 2305.14314): about
+    half a byte a weight. Needs `use_lora` and the package bitsandbytes. The rest stays in `dtype`, in which everything
+    is computed. None: all weights in `dtype`."""
     adapter_path: PathText | None = None
     """Folder of peft with adapters to begin with and to train on; `model.lora` must describe the same ones. They are
     the reference of every KL too. None: adapters that change nothing yet."""

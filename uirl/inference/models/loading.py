@@ -22,6 +22,7 @@ from uirl.inference.models.features import PictureFeatures
 from uirl.inference.models.picture_proof import prove_pictures
 from uirl.inference.models.precision import DTYPES, device_of, dtype_of
 from uirl.inference.models.processors import PictureProcessor, check_family, load_processor
+from uirl.inference.models.quantized import described_as_plain, keep_layout, quantization_options
 from uirl.inference.models.shipped import SHIPPED, shipped_folder
 from uirl.inference.models.templates import TEMPLATES
 from uirl.inference.models.tiny import TINY_MODELS, build_tiny
@@ -136,7 +137,7 @@ class LoadedModel:
 
     def save_parts(self, folder: Path, state: dict[str, Tensor] | None) -> None:
         """Write a folder like `save`, with the weights `state` (HF names) instead of the model's own; None: its own."""
-        with _quiet():
+        with _quiet(), described_as_plain(self.model):
             self.model.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
         self.tokenizer.save_pretrained(folder)
         if self.vision:
@@ -163,7 +164,7 @@ def load_model(config: Any, *, seed: int = 0, weights: bool = True) -> LoadedMod
     else:
         weights = weights or _is(config, SHIPPED)
         model, tokenizer, processor = _load_pretrained(config, weights=weights)
-    if weights:
+    if weights and getattr(model, "hf_quantizer", None) is None:
         model.to(device=device, dtype=DTYPES[dtype_of(config)])
     loaded = wrap_model(model.eval(), tokenizer, processor, name=config.local_path or config.model_name)
     if loaded.vision is not None:
@@ -344,8 +345,11 @@ def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | Non
         processor = load_processor(str(path), hf_config, tokenizer) if pictures else None
         front = AutoModelForImageTextToText if pictures else AutoModelForCausalLM
         with _quiet():
-            load = front.from_pretrained if weights else _hollow(front, hf_config)
-            model = load(path, **options)
+            hollow = _hollow(front, hf_config)
+            if weights and config.quantization is not None:
+                options |= quantization_options(hollow(path, **options), options["dtype"], device_of(config.device))
+            model = front.from_pretrained(path, **options) if weights else hollow(path, **options)
+            keep_layout(model)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise CheckpointError(
             f"cannot load a model from {path!r}: {str(error).rstrip('.')}. "

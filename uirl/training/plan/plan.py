@@ -101,7 +101,7 @@ def plan_of(
     before = {guarded: states[guarded]}
     playing |= {name: updating[name] for name in ("optimizer", "reference")}
     beside = {
-        **weights_of(policy),
+        **weights_of(policy, config),
         **copies_beside(policy, config),
         "contexts, libraries": PROCESS,
     }

@@ -71,6 +71,8 @@ def _changes(config: ConfigStore, plan: Plan) -> Iterator[tuple[str, str]]:
         yield UPDATE, "training.optimizer=adamw_8bit"
     if not model.use_lora:
         yield UPDATE, "model.use_lora=true"
+    if not model.built_in and model.quantization is None:
+        yield UPDATE, "model.quantization=nf4"
     if work.pictures > 1:
         yield UPDATE, "rollout.max_images=1"
     context = work.width

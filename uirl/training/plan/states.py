@@ -9,6 +9,7 @@ from torch import Tensor
 from uirl.algorithms import get_algorithm
 from uirl.config import ConfigStore
 from uirl.inference.models.loading import load_model
+from uirl.inference.models.quantized import bytes_of_quantized, language_linears
 from uirl.learner import Policy
 from uirl.learner.adamw_8bit import bytes_of_moments
 
@@ -28,11 +29,17 @@ def policy_of_shapes(config: ConfigStore) -> Policy:
     )
 
 
-def weights_of(policy: Policy) -> dict[str, float]:
-    """Return the bytes of weights and adapters."""
+def weights_of(policy: Policy, config: ConfigStore) -> dict[str, float]:
+    """Return the bytes of weights and adapters, and of weights of 4 bits the layer that is computed with, as it is
+    then."""
     adapters = sum(p.nbytes for name, p in policy.model.named_parameters() if ".lora_" in name)
     everything = sum(t.nbytes for t in (*policy.model.parameters(), *policy.model.buffers()))
-    return {"weights": float(everything - adapters), "adapters": float(adapters)}
+    sizes = {"weights": float(everything - adapters), "adapters": float(adapters)}
+    if config.model.quantization is None:
+        return sizes
+    narrow = [layer.weight for layer in language_linears(policy.model).values()]
+    sizes["weights"] += sum(bytes_of_quantized(weight.numel()) - weight.nbytes for weight in narrow)
+    return sizes | {"a layer in full": float(max(weight.nbytes for weight in narrow))}
 
 
 def states_of(policy: Policy, config: ConfigStore) -> dict[str, float]:
@@ -46,7 +53,7 @@ def states_of(policy: Policy, config: ConfigStore) -> dict[str, float]:
     reference = config.needs_reference and policy.lora_config is None
     head = 0 if policy.value_head is None else sum(p.nbytes for p in policy.value_head.parameters())
     return {
-        **weights_of(policy),
+        **weights_of(policy, config),
         "value head": float(head),
         "reference": float(sum(p.nbytes for _, p in policy.named_trainable())) if reference else 0.0,
         "optimizer": float(_moments(trained, config) + FLOAT32 * masters),
@@ -55,14 +62,14 @@ def states_of(policy: Policy, config: ConfigStore) -> dict[str, float]:
     }
 
 
-def copies_beside(policy: Policy, config: ConfigStore) -> dict[str, float]:
-    """Return the bytes of the copy of the weights that an engine samples from while the learner changes its own."""
-    apart = config.inference.backend == "transformers" and config.actors.run_ahead and not config.actors.engines
-    return {"the engine's copy of the weights": weights_of(policy)["weights"] if apart else 0.0}
-
-
 def _moments(trained: Sequence[Tensor], config: ConfigStore) -> int:
     """Return the bytes of both moments of the weights in `trained` [...]."""
     if config.training.optimizer == "adamw_8bit":
         return sum(bytes_of_moments(parameter.numel()) for parameter in trained)
     return 2 * FLOAT32 * sum(parameter.numel() for parameter in trained)
+
+
+def copies_beside(policy: Policy, config: ConfigStore) -> dict[str, float]:
+    """Return the bytes of the copy of the weights that an engine samples from while the learner changes its own."""
+    apart = config.inference.backend == "transformers" and config.actors.run_ahead and not config.actors.engines
+    return {"the engine's copy of the weights": weights_of(policy, config)["weights"] if apart else 0.0}
