@@ -7,8 +7,10 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
+GPU_PARTS := memory update engines attention sleep gap
+
 .PHONY: train test test-actors test-originals mutants test-verl test-vllm test-clients check format setup browser sandbox \
-  bench-gpu $(GPU_PARTS:%=bench-gpu-%) gpu-wheels clean
+  bench bench-gpu $(GPU_PARTS:%=bench-gpu-%) gpu-wheels clean
 
 train: setup browser
 	$(BIN)/uirl train configs/screen.yaml
@@ -106,7 +108,6 @@ test-clients: .venv-clients/.ready
 
 # what waits for a GPU: six commands of at most nine minutes each, which download nothing; tables on stdout, JSON in
 # GPU_OUT. One part: `make bench-gpu-memory`. GPU_FLAGS="--device cpu --tiny" runs all of it on a CPU, in a few minutes
-GPU_PARTS := memory update engines attention sleep gap
 GPU_OUT ?= build/gpu
 GPU_PYTHON ?= $(BIN)/python
 GPU_FLAGS ?=
@@ -136,6 +137,18 @@ gpu-wheels:
 	.venv-gpu-vllm/bin/python -m pip install --no-index --find-links $(WHEELS)/vllm -r requirements-gpu-vllm.txt
 	.venv-gpu-vllm/bin/python -m pip install --no-index --find-links $(WHEELS)/vllm --no-deps $(OURS_LAST)
 	.venv-gpu-vllm/bin/python -m pip install --no-index --no-deps --no-build-isolation -e .
+	touch $@
+
+# every benchmark that has a peer, with its peer in the same run; the table goes to runs/bench/table.md (half an hour, on
+# a machine that does nothing else; the environments of the peers come first). BENCH: options of benchmarks/bench.py
+BENCH ?=
+bench: setup browser .venv-verl/.ready .venv-vllm/.ready .venv-browsergym/.ready
+	$(BIN)/python -m benchmarks.bench $(BENCH)
+
+.venv-browsergym/.ready: requirements-browsergym.txt
+	sh scripts/install_chromedriver.sh
+	$(PYTHON) -m venv .venv-browsergym
+	.venv-browsergym/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-browsergym.txt
 	touch $@
 
 clean:

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pairs import pair, report
 from uirl.environments.browser.process import find_executable
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -182,7 +183,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--pages", nargs="+", default=["click-color", "click-test-2", "enter-text"])
     parser.add_argument("--loud", action="store_true", help="shows what the parties write to stderr")
+    parser.add_argument("--pairs", help="a file to which the pairs are added")
     given = parser.parse_args()
+    pairs = []
     parties = given.parties if given.peers else ["uirl"]
     print(f"{', '.join(given.pages)}; {find_executable()}; {os.cpu_count()} cores; best of {given.rounds} rounds")
     print(
@@ -191,14 +194,21 @@ def main() -> None:
     )
     for sessions in given.sessions:
         best: dict[str, Row] = {}
+        rates: dict[str, list[float]] = {party: [] for party in parties}
         for _ in range(given.rounds):
             for party in parties:
                 row = measure(party, sessions, given)
+                rates[party].append(row.steps)
                 if party not in best or row.steps > best[party].steps:
                     best[party] = row
                 print(f"  {shown(row, None)}", file=sys.stderr, flush=True)
         for party in parties:
             print(shown(best[party], best.get("browsergym")), flush=True)
+        work = f"MiniWoB++, {sessions} sessions: clicks with reward and picture"
+        checked = "the same pages, seeds, clicks and browser"
+        for peer in parties[1:]:
+            pairs.append(pair(work, "steps/s", rates, "uirl", peer, checked, more_is_better=True))
+    report(given.pairs, pairs)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import os
 import statistics
 import time
 
+from benchmarks.pairs import Pair, pair, report
 from uirl.environments.browser.web import WebEnvironment
 from uirl.types import Action
 
@@ -55,8 +56,8 @@ async def rate(envs: list[Buttons], seconds: float) -> float:
     return steps / (time.perf_counter() - started)
 
 
-async def measure(page: str, size: tuple[int, int], given: argparse.Namespace) -> None:
-    """Prints the rows of one page and size."""
+async def measure(page: str, size: tuple[int, int], given: argparse.Namespace) -> Pair:
+    """Print the rows of one page and size; return the most sessions beside the best smaller number."""
     Buttons.html = PAGES[page]
     envs = [Buttons(width=size[0], height=size[1]) for _ in range(max(given.sessions))]
     for env in envs:
@@ -75,6 +76,11 @@ async def measure(page: str, size: tuple[int, int], given: argparse.Namespace) -
             f"{os.getloadavg()[0]:.0f} |",
             flush=True,
         )
+    most = given.sessions[-1]
+    best = max(given.sessions[:-1], key=lambda sessions: statistics.median(found[sessions]), default=most)
+    named = {f"{most} sessions": found[most], f"itself, {best} sessions": found[best]}
+    work = f"steps on a page of {size[0]} x {size[1]} ({page}), {most} sessions"
+    return pair(work, "steps/s", named, *named, "every step returned a picture", more_is_better=True)
 
 
 async def main() -> None:
@@ -85,12 +91,15 @@ async def main() -> None:
     parser.add_argument("--sessions", nargs="+", type=int, default=[1, 4, 16])
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pairs", help="a file to which the pairs are added")
     given = parser.parse_args()
+    pairs = []
     print("| page | size | sessions | steps/s | to 4 sessions | load |\n" + "|---" * 6 + "|")
     for page in given.pages:
         for size in given.sizes:
             width, height = (int(side) for side in size.split("x"))
-            await measure(page, (width, height), given)
+            pairs.append(await measure(page, (width, height), given))
+    report(given.pairs, pairs)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import ray_memory
+from benchmarks.pairs import pair, report
 from uirl import ConfigStore, Observation, RLTrainer
 from uirl.images import Screenshot, screenshot
 from uirl.inference.models.picture_cache import KEPT_BYTES, PictureCache
@@ -102,10 +103,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (("episodes", 32), ("turns", 8), ("scale", 4)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--pairs", help="a file to which the pairs are added")
     asked = parser.parse_args()
+    found = {}
     for name, before in (("before", True), ("after", False)):
-        found = one(asked, before)
-        print(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in found.items()), flush=True)
+        found[name] = one(asked, before)
+        print(f"{name}: " + ", ".join(f"{key} {value:.4g}" for key, value in found[name].items()), flush=True)
+    assert found["before"]["pictures"] == found["after"]["pictures"], "other pictures were played"
+    work = (
+        f"an update of {asked.episodes} episodes of {asked.turns} turns, {1080 // asked.scale} x {2400 // asked.scale}"
+    )
+    checked = f"{found['after']['pictures']:.0f} pictures on both sides"
+    units = {
+        "encodings per picture": "encodings per picture",
+        "vision runs per picture": "vision runs per picture",
+        "seconds": "s",
+    }
+    figures = [{name: [row[key]] for name, row in found.items()} for key in units]
+    rows = zip(figures, units.values(), strict=True)
+    report(
+        asked.pairs,
+        [pair(work, unit, sides, "after", "before", checked, more_is_better=False) for sides, unit in rows],
+    )
 
 
 if __name__ == "__main__":

@@ -15,12 +15,14 @@ import argparse
 import asyncio
 import copy
 import random
+import statistics
 import time
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from benchmarks.pairs import Figures, pair, report
 from uirl import ConfigStore, GenerationRequest, InferenceEngine, LoadedModel, SamplingParams, Screenshot, load_model
 from uirl.images import screenshot
 from uirl.inference import create_engine
@@ -37,6 +39,9 @@ MODELS: dict[str, list[str]] = {
         "model.tiny.initializer_range=0.03",
     ],
 }
+
+
+HF = "HF generate"
 
 
 class Work:
@@ -132,7 +137,7 @@ def as_it_comes(model: Any) -> Any:
 
 
 async def measure(name: str, dtype: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row per engine: seconds of the best of `--repeat` interleaved rounds."""
+    """One row per engine: medians of `--repeat` interleaved rounds, after one that does not count."""
     store = ConfigStore().override([*MODELS[name], f"model.dtype={dtype}", "model.device=cpu"])
     loaded = load_model(store.model)
     loaded = replace(loaded, banned_ids=tuple(sorted({*loaded.banned_ids, *loaded.end_ids})))
@@ -142,30 +147,42 @@ async def measure(name: str, dtype: str, asked: argparse.Namespace) -> list[dict
         options = store.override(["inference.backend=vllm"])
         engines["vLLM"] = create_engine(options, loaded)
         await engines["vLLM"].update_weights(loaded.model.named_parameters(), 1)
-    best: dict[str, float] = {}
+    rounds: Figures = {engine_name: [] for engine_name in (*engines, HF)}
     try:
-        for number in range(asked.repeat):
+        for number in range(asked.repeat + 1):
+            taken = {}
             for engine_name, engine in engines.items():
                 if engine_name == "vLLM" and number:
                     await engine.update_weights(loaded.model.named_parameters(), 1 + number)  # an empty prefix cache
-                seconds = await with_engine(engine, work, asked.episodes, asked.turns, asked.response)
-                best[engine_name] = min(seconds, best.get(engine_name, seconds))
-            seconds = with_generate(loaded, work, asked.episodes, asked.turns, asked.response)
-            best["HF generate"] = min(seconds, best.get("HF generate", seconds))
+                taken[engine_name] = await with_engine(engine, work, asked.episodes, asked.turns, asked.response)
+            taken[HF] = with_generate(loaded, work, asked.episodes, asked.turns, asked.response)
+            if number:
+                for engine_name, seconds in taken.items():
+                    rounds[engine_name].append(seconds)
     finally:
         for engine in engines.values():
             await engine.close()
     done = asked.episodes * asked.turns
+    parameters = sum(p.numel() for p in loaded.model.parameters())
+    work_of = f"{asked.episodes} episodes of {asked.turns} turns, {name} ({parameters / 1e6:.1f} M), {dtype}"
+    checked = f"the same tokens in, {asked.response} sampled a turn, log-probs included"
+    rates = {engine_name: [done / seconds for seconds in row] for engine_name, row in rounds.items()}
+    peers = [peer for peer in rounds if peer != "embedded"]
+    pairs = [pair(work_of, "turns/s", rates, "embedded", peer, checked, more_is_better=True) for peer in peers]
+    report(asked.pairs, pairs)
+    times_better = {
+        "embedded": "1",
+        **{one.peer: f"{one.better:.2f} ({one.low:.2f} to {one.high:.2f})" for one in pairs},
+    }
     return [
         {
-            "model": f"{name}, {dtype}",
-            "parameters": sum(p.numel() for p in loaded.model.parameters()),
+            "model": f"{name}, {dtype} ({parameters / 1e6:.1f} M)",
             "engine": engine_name,
-            "turns_per_s": done / seconds,
-            "tokens_per_s": done * asked.response / seconds,
-            "embedded_is": seconds / best["embedded"],
+            "turns_per_s": statistics.median(row),
+            "tokens_per_s": statistics.median(row) * asked.response,
+            "embedded_is": times_better[engine_name],
         }
-        for engine_name, seconds in best.items()
+        for engine_name, row in rates.items()
     ]
 
 
@@ -178,14 +195,17 @@ def main() -> None:
     parser.add_argument("--response", type=int, default=12)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--vllm", action="store_true")
+    parser.add_argument("--pairs", help="a file to which the pairs are added")
     asked = parser.parse_args()
-    print("| model | engine | turns/s | tokens/s | embedded is |\n|---|---|---|---|---|", flush=True)
+    print(
+        "| model | engine | turns/s | tokens/s | embedded is so many times as fast |\n|---|---|---|---|---|", flush=True
+    )
     for chosen in asked.models.split(","):
         name, _, dtype = chosen.partition(":")
         for row in asyncio.run(measure(name, dtype, asked)):
             print(
-                f"| {row['model']} ({row['parameters'] / 1e6:.1f} M) | {row['engine']} | {row['turns_per_s']:.1f} | "
-                f"{row['tokens_per_s']:.0f} | {row['embedded_is']:.2f}x |",
+                f"| {row['model']} | {row['engine']} | {row['turns_per_s']:.1f} | "
+                f"{row['tokens_per_s']:.0f} | {row['embedded_is']} |",
                 flush=True,
             )
 

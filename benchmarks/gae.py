@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.pairs import Figures, Pair, alternate, pair, report
 from uirl.algorithms import compute_gae_advantage_return, discounted_suffix_sum, masked_whiten
 
 Recurrence = Callable[[Tensor, float], Tensor]
@@ -124,16 +125,15 @@ def holes(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     return ((position < 64) & (torch.arange(columns) < length)).float()
 
 
-def measure(candidates: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each, after one unmeasured call."""
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    for round_number in range(repeats + 1):
-        for name, call in candidates.items():
-            start = time.perf_counter()
-            call()
-            if round_number:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+def measure(candidates: dict[str, Callable[[], object]], repeats: int) -> Figures:
+    """Seconds of each by round, by turns, after one unmeasured call."""
+
+    def seconds(call: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    return alternate({name: partial(seconds, call) for name, call in candidates.items()}, repeats)
 
 
 def exact(x: Tensor, decay: float) -> Tensor:
@@ -145,7 +145,8 @@ def report_recurrences(x: Tensor, decay: float, repeats: int) -> None:
     """One line per form: time, ratio to the column loop, error."""
     reference = exact(x, decay)
     scale = reference.abs().max()
-    seconds = measure({n: partial(f, x, decay) for n, f in RECURRENCES.items()}, repeats)
+    rounds = measure({n: partial(f, x, decay) for n, f in RECURRENCES.items()}, repeats)
+    seconds = {name: statistics.median(times) for name, times in rounds.items()}
     print(f"\nrecurrence, decay {decay:.4f}   ms   times faster   largest error / largest value")
     for name, function in RECURRENCES.items():
         error = ((function(x, decay).double() - reference).abs().max() / scale).item()
@@ -153,16 +154,17 @@ def report_recurrences(x: Tensor, decay: float, repeats: int) -> None:
         print(f"{name:28s} {seconds[name] * 1e3:7.2f} {faster:10.1f} {error:18.1e}")
 
 
-def report_gae(rewards: Tensor, values: Tensor, mask: Tensor, title: str, repeats: int) -> None:
+def report_gae(rewards: Tensor, values: Tensor, mask: Tensor, title: str, repeats: int) -> Pair:
     """One line: the whole function against the token loop."""
     gamma, lam = 0.99, 0.95
-    seconds = measure(
+    rounds = measure(
         {
             "loop": partial(looped_gae, rewards, values, mask, gamma, lam),
             "uirl": partial(compute_gae_advantage_return, rewards, values, mask, gamma, lam),
         },
         repeats,
     )
+    seconds = {name: statistics.median(times) for name, times in rounds.items()}
     precise = looped_gae(rewards.double(), values.double(), mask.double(), gamma, lam)
     ours = compute_gae_advantage_return(rewards, values, mask, gamma, lam)
     error = max((a.double() - b).abs().max().item() for a, b in zip(ours, precise, strict=True))
@@ -170,6 +172,10 @@ def report_gae(rewards: Tensor, values: Tensor, mask: Tensor, title: str, repeat
         f"{title:28s} loop {seconds['loop'] * 1e3:7.1f} ms, uirl {seconds['uirl'] * 1e3:6.2f} ms: "
         f"{seconds['loop'] / seconds['uirl']:.1f} times faster, largest error {error:.1e}"
     )
+    work = f"GAE of {tuple(rewards.shape)}, whitened: {title}"
+    named = {"uirl": rounds["uirl"], "token loop (verl, TRL)": rounds["loop"]}
+    checked = f"largest error {error:.0e}"
+    return pair(work, "s", named, "uirl", "token loop (verl, TRL)", checked, more_is_better=False)
 
 
 def main() -> None:
@@ -178,6 +184,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--columns", type=int, default=2048, help="a multiple of 64")
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--pairs", help="a file to which the pairs are added")
     options = parser.parse_args()
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
@@ -188,9 +195,10 @@ def main() -> None:
         report_recurrences(rewards, decay, options.repeats)
     print("\nthe whole of GAE, whitened")
     one_run = (torch.arange(options.columns) < torch.randint(1, options.columns, (options.rows, 1))).float()
-    report_gae(rewards * one_run, values, one_run, "one response per row", options.repeats)
+    pairs = [report_gae(rewards * one_run, values, one_run, "one response per row", options.repeats)]
     many = holes(options.rows, options.columns, generator)
-    report_gae(rewards * many, values, many, "8 turns per row, with holes", options.repeats)
+    pairs.append(report_gae(rewards * many, values, many, "8 turns per row, with holes", options.repeats))
+    report(options.pairs, pairs)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ import argparse
 import asyncio
 import random
 import time
-from statistics import median
 
 import numpy as np
 
+from benchmarks.pairs import pair, report
 from uirl import GenerationRequest, LoadedModel, SamplingParams, load_model
 from uirl.config import ModelConfig
 from uirl.images import screenshot
@@ -79,19 +79,25 @@ async def measure(asked: argparse.Namespace) -> None:
             assert one.token_ids == other.token_ids, "another reply"
             differences = zip(one.log_probs or (), other.log_probs or (), strict=True)
             gap = max([gap, *(abs(a - b) for a, b in differences)])
-    ratios = [a / b for a, b in zip(times["unshared"], times["shared"], strict=True)]
     parameters = sum(p.numel() for p in loaded.model.parameters())
-    print(
-        f"{asked.members} members, {len(ids)} prompt tokens, {asked.replies} sampled, {parameters / 1e6:.1f} M: "
-        f"unshared {median(times['unshared']):.3f} s, shared {median(times['shared']):.3f} s, {median(ratios):.1f}x "
-        f"({min(ratios):.1f} to {max(ratios):.1f}); largest log-prob difference {gap:.1e}"
+    work = (
+        f"first turn of {asked.members} members, {len(ids)} prompt tokens with a picture, {asked.replies} sampled, "
+        f"{parameters / 1e6:.1f} M"
     )
+    checked = f"the same tokens, log-probs within {gap:.0e}"
+    made_of = pair(work, "CPU s", times, "shared", "unshared", checked, more_is_better=False)
+    print(
+        f"{work}: unshared {made_of.theirs:.3f} s, shared {made_of.ours:.3f} s, {made_of.better:.1f}x "
+        f"({made_of.low:.1f} to {made_of.high:.1f}); {checked}"
+    )
+    report(asked.pairs, [made_of])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (("members", 16), ("side", 448), ("replies", 1), ("rounds", 5), ("width", 256), ("layers", 6)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--pairs", help="a file to which the pairs are added")
     asyncio.run(measure(parser.parse_args()))
 
 

@@ -35,6 +35,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
 
+from benchmarks.pairs import pair, report
 from uirl import ConfigStore, load_config
 from uirl.environments.text.guess_number import GuessNumberEnvironment
 from uirl.inference.models.loading import wrap_model
@@ -295,6 +296,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--no-stock", action="store_true", help="without TRL's stock template, which takes long")
+    parser.add_argument("--pairs", help="a file to which the pairs are added")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     sizes = load_config(CONFIG).model.tiny
@@ -319,10 +321,27 @@ def main() -> None:
     runs[0]()
     for thread in threads:
         thread.join()
-    report(parties)
+    show(parties)
+    counted = {party.name: party.seconds[1:-1] for party in parties}
+    turns = ", ".join(f"{statistics.median(party.turns[1:-1]):.2f}" for party in parties)
+    report(
+        asked.pairs,
+        [
+            pair(
+                "a step of multi-turn GRPO on 256 episodes of higher/lower, tiny LM, 1 thread",
+                "s",
+                counted,
+                parties[0].name,
+                party.name,
+                f"turns per episode of all: {turns}",
+                more_is_better=False,
+            )
+            for party in parties[2:]
+        ],
+    )
 
 
-def report(parties: list[Party]) -> None:
+def show(parties: list[Party]) -> None:
     """Print medians, and ratios of rounds: every party's against ours in the same round."""
     print("| step | seconds | CPU seconds | turns per episode | sampled tokens | of ours with 1 step | with 2 |")
     print("|---|---|---|---|---|---|---|")

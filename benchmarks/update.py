@@ -32,7 +32,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from benchmarks.pairs import Pair
 
 SEQUENCES, PROMPT, SAMPLED = 16, 64, 128
 SIZES = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 11, "num_attention_heads": 12}
@@ -258,8 +261,11 @@ class Program:
         self.process.wait()
 
 
-def measure(names: list[str], dtype: str, threads: int, asked: argparse.Namespace) -> None:
-    """Let the programs take turns; print a row of each."""
+def measure(names: list[str], dtype: str, threads: int, asked: argparse.Namespace) -> list[Pair]:
+    """Let the programs take turns; print a row of each, return ours beside the limit and TRL."""
+    # not above: a process for another checkout (`--beside`) imports that one's modules
+    from benchmarks.pairs import pair
+
     programs = {name: Program(name, dtype, threads, asked) for name in ("limit", *names)}
     until = time.monotonic() + asked.seconds
     while time.monotonic() < until:
@@ -278,6 +284,16 @@ def measure(names: list[str], dtype: str, threads: int, asked: argparse.Namespac
         print(f"| {' | '.join(columns)} |", flush=True)
     for one in programs.values():
         one.close()
+    work = f"an update of 100 M parameters on 16 x 192 tokens, {dtype}, {threads} threads"
+    rates = {name: [row["rate"] for row in one.rows] for name, one in programs.items()}
+    rates["limit"] = [limit.median("rate")] * len(rates["ours"])
+    checked = "operations of the step, counted"
+    peers = [("limit", "a product of two matrices (its share of the limit)"), ("TRL", "TRL's GRPOTrainer")]
+    return [
+        pair(work, "GFLOP/s", {"ours": rates["ours"], name: rates[peer]}, "ours", name, checked, more_is_better=True)
+        for peer, name in peers
+        if peer in rates
+    ]
 
 
 def profile(program: str, dtype: str, uneven: bool) -> None:
@@ -303,6 +319,7 @@ def main() -> None:
     parser.add_argument("--recomputed", action="store_true", help="also with a pass for old log-probs")
     parser.add_argument("--profile", choices=PROGRAMS)
     parser.add_argument("--serve", choices=PROGRAMS, help=argparse.SUPPRESS)
+    parser.add_argument("--pairs", help="a file to which the pairs are added")
     asked = parser.parse_args()
     if asked.serve:
         serve(asked.serve, asked.dtypes, asked.uneven)
@@ -311,6 +328,8 @@ def main() -> None:
         profile(asked.profile, asked.dtypes, asked.uneven)
         return
     mine = ["ours"] + ["ours, recomputed"] * asked.recomputed
+    from benchmarks.pairs import report
+
     names = [*mine, *(f"{EARLIER}{name}" for name in mine if asked.beside), *["TRL"] * asked.trl]
     if asked.uneven:
         print("padding: {:.1%} in our micro-batches, {:.1%} in one batch of all\n".format(*padding()))
@@ -318,7 +337,7 @@ def main() -> None:
     print(f"| {' | '.join([*titles, 'peak, GiB'])} |\n" + "|---" * 9 + "|")
     for threads in asked.threads.split(","):
         for dtype in asked.dtypes.split(","):
-            measure(names, dtype, int(threads), asked)
+            report(asked.pairs, measure(names, dtype, int(threads), asked))
 
 
 if __name__ == "__main__":

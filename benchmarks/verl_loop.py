@@ -31,6 +31,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 from verl.tools.function_tool import FUNCTION_TOOL_REGISTRY, function_tool
 from verl.workers.rollout.replica import TokenOutput
 
+from benchmarks.pairs import pair, report
 from tests.integrations.verl.cpu.rollout import CPUServer
 from tests.integrations.verl.runs import config, trainer
 from uirl.environments import ToolEnvironment
@@ -209,7 +210,7 @@ def recorded(verl: Any, folder: Path) -> tuple[Worker, Any]:
     return Worker(made, None), office
 
 
-def report(name: str, rounds: list[dict[str, Cost]]) -> None:
+def show(name: str, rounds: list[dict[str, Cost]]) -> None:
     """Prints the lines of one server's table."""
     for kind in rounds[0]:
         cells = [name, kind]
@@ -230,7 +231,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--latency", type=float, default=0.2, help="seconds per reply of the server that waits")
     parser.add_argument("--no_record", action="store_true", help="without the loop that keeps a record, and Ray")
+    parser.add_argument("--pairs", help="a file to which the pairs are added")
     options = parser.parse_args()
+    pairs = []
     described()
     servers = [("at once", False, 0.0), (f"after {options.latency:g} s", False, options.latency)]
     with tempfile.TemporaryDirectory() as folder:
@@ -242,7 +245,13 @@ def main() -> None:
         print(f"{options.episodes} episodes at once, {options.rounds} rounds\n")
         print("| server answers | loop | CPU ms | CPU / verl's | ms | time / verl's |\n|---|---|---|---|---|---|")
         for name, engine, latency in [*servers, ("with a tiny model", True, 0.0)]:
-            report(name, asyncio.run(measure(workers, options.episodes, options.rounds, engine, latency)))
+            rounds = asyncio.run(measure(workers, options.episodes, options.rounds, engine, latency))
+            show(name, rounds)
+            figures = {kind: [costs[kind].cpu / 1e3 for costs in rounds] for kind in rounds[0]}
+            work = f"an episode of a calculator in verl's worker, the server answers {name}"
+            checked = "the same prompt, response and mask"
+            pairs.append(pair(work, "CPU s", figures, "ours", "verl", checked, more_is_better=False))
+        report(options.pairs, pairs)
         if office is not None:
             kept = ray.get(office.__ray_call__.remote(_cpu_seconds))
             played = 6 * options.episodes * (options.rounds + 1)
