@@ -32,13 +32,17 @@ class Case:
     picture: tuple[int, int] = (1280, 720)
 
 
+FIXED = ("model.dtype=bfloat16", "model.gradient_checkpointing=true", "training.learning_rate=2.0e-5")
+FIXED += ("training.warm_start.enabled=false", "rollout.parallel=8", "training.micro_batch_tokens=4096")
+"""Said here whatever the files say: figures of today and of next year are of the same job."""
 WHOLE = ("model.use_lora=false", "training.learning_rate=1e-6")
+LARGE = ("rollout.parallel=32", "training.micro_batch_tokens=20480")
 TEXT = ("model.max_image_pixels=null", "rollout.max_images=null", "rollout.keep_images=null")
 SMALL = "qwen3_vl_2b_lora_16gb.yaml"
 CASES = {
     "Qwen3-VL-2B, LoRA": Case("Qwen3-VL-2B", SMALL),
     "Qwen3-VL-4B, LoRA": Case("Qwen3-VL-4B", "qwen3_vl_4b_lora_24gb.yaml"),
-    "Qwen2.5-VL-7B, LoRA": Case("Qwen2.5-VL-7B", "qwen2_5_vl_7b_lora_80gb.yaml"),
+    "Qwen2.5-VL-7B, LoRA": Case("Qwen2.5-VL-7B", "qwen2_5_vl_7b_lora_80gb.yaml", LARGE),
     "Qwen3-8B, LoRA": Case("Qwen3-8B", SMALL, TEXT),
     "Qwen3-VL-2B, all of it": Case("Qwen3-VL-2B", SMALL, WHOLE),
     "Qwen3-VL-2B, LoRA, no checkpointing": Case("Qwen3-VL-2B", SMALL, ("model.gradient_checkpointing=false",)),
@@ -51,7 +55,7 @@ def config_of(case: Case, setting: Setting, *changes: str) -> ConfigStore:
     """The config of a case on the device."""
     folder = checkpoint_of(case.model, setting)
     where = [f"model.local_path={folder}", f"model.device={setting.device}"]
-    return load_config(CONFIGS / case.file, [*case.changes, *where, *(TINY if setting.tiny else ()), *changes])
+    return load_config(CONFIGS / case.file, [*FIXED, *case.changes, *where, *(TINY if setting.tiny else ()), *changes])
 
 
 def measure(name: str, setting: Setting) -> list[Row]:
