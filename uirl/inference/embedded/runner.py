@@ -89,20 +89,19 @@ class ModelRunner:
         """
         started = time.perf_counter()
         fed = [sequence for sequence in admitted if sequence.twin is None]
-        counts = [sequence.uncached for sequence in fed]
-        width, span = max(counts), max(len(s.request.prompt_ids) for s in fed)
+        counts = np.array([sequence.uncached for sequence in fed])
+        width, span = int(counts.max()), max(len(s.request.prompt_ids) for s in fed)
+        begins = (width - counts)[:, None]
+        valid = np.arange(width) >= begins
+        columns = np.where(valid, np.arange(width) - begins + np.array([s.cached for s in fed])[:, None], 0)
         ids = np.full((len(fed), width), self.loaded.end_ids[0])
         positions = np.zeros((self.loaded.axes, len(fed), width), np.int64)
-        columns = np.zeros((len(fed), width), np.int64)
-        valid = np.zeros((len(fed), width), bool)
         groups = np.zeros((len(fed), span), np.int64)
         images: list[Screenshot] = []
-        for i, (sequence, n) in enumerate(zip(fed, counts, strict=True)):
+        for i, (sequence, begin) in enumerate(zip(fed, begins[:, 0].tolist(), strict=True)):
             prompt = sequence.request.prompt_ids
-            ids[i, width - n :] = prompt[sequence.cached :]
-            positions[:, i, width - n :], shown = self._uncached(sequence)
-            columns[i, width - n :] = np.arange(sequence.cached, len(prompt))
-            valid[i, width - n :] = True
+            ids[i, begin:] = prompt[sequence.cached :]
+            positions[:, i, begin:], shown = self._uncached(sequence)
             images += shown
             if self.loaded.vision is not None and self._spans.both_ways:
                 groups[i, : len(prompt)] = self.loaded.vision.groups(prompt)
@@ -117,7 +116,7 @@ class ModelRunner:
         logits = self._forward(ids, positions, masks, images)
         if len(fed) < len(admitted):
             logits = logits[self._share(fed, admitted)]
-        self._counters.add("prefill_tokens", sum(counts))
+        self._counters.add("prefill_tokens", int(counts.sum()))
         self._counters.add("reused_tokens", sum(s.reused for s in admitted))
         self._counters.add("prefill_seconds", time.perf_counter() - started)
         return self._draw(admitted, BatchSampling([s.request.sampling for s in admitted], device), logits)
