@@ -8,7 +8,7 @@ from tests.learner.worlds import make_config, sample_trajectories, weights_of
 from uirl.config import ModelConfig
 from uirl.errors import ConfigError, ContractError
 from uirl.images import ImageStore
-from uirl.inference.models.loading import load_model, pad_sequences
+from uirl.inference.models.loading import load_model, pad_sequences, project
 from uirl.learner import Policy, PolicyValueModel, collate
 from uirl.learner import policy as policy_module
 
@@ -97,6 +97,34 @@ def test_chunks_of_the_head_change_neither_log_probs_nor_gradients(policy, image
     assert whole[2].keys() == chunked[2].keys()
     for name, grad in whole[2].items():
         assert (grad - chunked[2][name]).abs().max() < 1e-3 * max(1.0, float(grad.abs().max())), name
+
+
+def test_scores_and_gradients_are_those_of_the_plain_formula(policy, images):
+    batch = collate(policy.loaded, sample_trajectories(policy, images, n=3), images)
+    targets = batch.flatten(batch.input_ids)
+
+    def plain() -> tuple[torch.Tensor, torch.Tensor]:
+        logits = project(policy.loaded, policy.hidden(batch)[:, :-1][batch.response_mask[:, 1:]])
+        log_p = torch.log_softmax(logits / 0.9, -1)
+        finite = log_p.masked_fill(log_p.isinf(), 0)
+        return log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * finite).sum(-1)
+
+    def ours() -> tuple[torch.Tensor, torch.Tensor]:
+        scores = policy.log_probs_and_values(batch, 0.9, entropy=True)
+        return batch.flatten(scores.log_probs), batch.flatten(scores.entropy)
+
+    weights = torch.randn(2, len(targets), generator=torch.Generator().manual_seed(0))
+    found = []
+    for way in (plain, ours):
+        scores = torch.stack(way())
+        (scores * weights).sum().backward()
+        found.append((scores.detach(), {n: p.grad for n, p in policy.named_trainable() if p.grad is not None}))
+        policy.model.zero_grad(set_to_none=True)
+    (expected, grads), (got, mine) = found
+    assert (got - expected).abs().max() < 1e-5
+    assert mine.keys() == grads.keys()
+    for name, grad in grads.items():
+        assert (mine[name] - grad).abs().max() < 1e-5 * max(1.0, float(grad.abs().max())), name
 
 
 def test_no_logits_are_made_for_tokens_that_were_not_sampled(policy, images, monkeypatch):
