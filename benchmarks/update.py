@@ -241,6 +241,7 @@ class Program:
         self.rows: list[dict[str, float]] = []
         command = [sys.executable, __file__, "--serve", name.removeprefix(EARLIER), "--dtypes", dtype]
         command += ["--uneven"] * asked.uneven
+        command += ["--layers", str(asked.layers), "--vocabulary", str(asked.vocabulary)]
         variables = os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         if name.startswith(EARLIER):
             variables["PYTHONPATH"] = asked.beside
@@ -309,18 +310,22 @@ def profile(program: str, dtype: str, uneven: bool) -> None:
 
 
 def main() -> None:
+    global VOCABULARY
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--threads", default="2")
     parser.add_argument("--seconds", type=float, default=90, help="of rounds, for each precision")
     parser.add_argument("--trl", action="store_true")
     parser.add_argument("--uneven", action="store_true", help="replies of 32 to 224 tokens instead of 128 each")
+    parser.add_argument("--layers", type=int, default=SIZES["num_hidden_layers"])
+    parser.add_argument("--vocabulary", type=int, default=VOCABULARY)
     parser.add_argument("--beside", metavar="FOLDER", help="another checkout, whose `uirl` is measured too")
     parser.add_argument("--recomputed", action="store_true", help="also with a pass for old log-probs")
     parser.add_argument("--profile", choices=PROGRAMS)
     parser.add_argument("--serve", choices=PROGRAMS, help=argparse.SUPPRESS)
     parser.add_argument("--pairs", help="a file to which the pairs are added")
     asked = parser.parse_args()
+    SIZES["num_hidden_layers"], VOCABULARY = asked.layers, asked.vocabulary
     if asked.serve:
         serve(asked.serve, asked.dtypes, asked.uneven)
         return
