@@ -47,7 +47,7 @@ def _view(options: argparse.Namespace) -> int:
 
 def _token(options: argparse.Namespace) -> str | None:
     if options.token_env is None:
-        return options.token
+        return None if options.token is None else str(options.token)
     if options.token is not None:
         raise ConfigError("view: got --token and --token-env; expected one of them")
     token = os.environ.get(options.token_env)
