@@ -21,14 +21,7 @@ from uirl.errors import ContractError
 from uirl.images import Screenshot
 from uirl.inference.base import InferenceEngine, Weights
 from uirl.inference.models.features import vision_is_frozen
-from uirl.inference.models.loading import (
-    LoadedModel,
-    head_is_plain,
-    hidden_states,
-    load_model,
-    project,
-    raw_logits,
-)
+from uirl.inference.models.loading import LoadedModel, head_is_plain, hidden_states, load_model, project, raw_logits
 from uirl.learner import lora
 from uirl.learner.adapter_folder import load_adapter
 from uirl.learner.batch import Batch
