@@ -215,11 +215,10 @@ class RLTrainer:
         """Collect, update, publish: one turn of the cycle; return the row of metrics that it left."""
         begun = time.perf_counter()
         collection = await self._collect(flow)
-        self._open_record().flush()
-        collected = time.perf_counter()
+        record, collected = self._open_record(), time.perf_counter()
         with doing(f"update {self._state.step + 1}"):
             await self._parts.engine.sleep()  # where it is on the learner's GPU; the new weights wake it
-            update = await self._learning.update(collection.learned, self._open_record().keeper(self._state.step + 1))
+            update = await self._learning.update(collection.learned, record.keeper(self._state.step + 1))
             updated = time.perf_counter()
             await self._publish(flow.channel)
         flow.book(collection, update)
@@ -230,8 +229,7 @@ class RLTrainer:
         self._state.add(played, attempts)
         row = row_of(played, update, self._parts.engine.stats(), attempts) | flow.row() | self._parts.judge_row()
         row |= self.tasks.take_metrics() if hasattr(self.tasks, "take_metrics") else {}
-        row["epoch"] = (self._state.step - 1) // per_epoch
-        row["episodes_total"] = self._state.episodes
+        row |= {"epoch": (self._state.step - 1) // per_epoch, "episodes_total": self._state.episodes}
         row["count/replaced_groups"] = collection.replaced
         row["time/collect"], row["time/update"] = collected - begun, updated - collected
         row["time/record"] = time.perf_counter() - updated
@@ -244,13 +242,13 @@ class RLTrainer:
         try:
             with doing(f"episodes of update {self._state.step + 1}", self.config.training.batch_size) as activity:
                 activity.waits_for = flow.channel.waits_for
-                collection = await self._interrupt.give_up(
-                    flow.collect(self._state.step, self.learner.version, activity)
-                )
+                playing = flow.collect(self._state.step, self.learner.version, activity)
+                collection = await self._interrupt.give_up(playing)
         except Interrupted:
             self.tasks.load_state_dict(position)
             self._state.ledger = ledger
             raise
+        self._open_record().flush()
         self.tasks.report(collection.played, self._state.step + 1)
         return collection
 
