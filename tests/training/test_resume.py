@@ -19,7 +19,7 @@ from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.errors import CheckpointError, ConfigError
 from uirl.training import measure
 from uirl.training.interrupt import Interrupt
-from uirl.training.resume import candidates, naming_the_way_back, run_name_for
+from uirl.training.resume import Candidate, candidates, naming_the_way_back, run_name_for
 from uirl.training.saving import SaveClock
 
 
@@ -466,3 +466,12 @@ def test_a_run_without_a_checkpoint_says_that_it_begins_again(
     assert f"run run {said}" in capsys.readouterr().out
     fit(resumed(config), epochs=1)
     assert said not in capsys.readouterr().out
+
+
+def test_what_follows_from_memory_may_differ_where_a_run_goes_on(tmp_path: Path) -> None:
+    for changed, same in (
+        (("model.gradient_checkpointing: False -> True", "training.micro_batch_tokens: 32768 -> 4096"), True),
+        (("rollout.parallel: 256 -> 64",), True),
+        (("rollout.parallel: 256 -> 64", "training.learning_rate: 1e-06 -> 2e-05"), False),
+    ):
+        assert Candidate(tmp_path, 1, 0.0, changed).same_config == same
