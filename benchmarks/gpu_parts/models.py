@@ -19,7 +19,8 @@ from uirl.algorithms import get_algorithm
 from uirl.config import ConfigStore
 from uirl.inference import LoadedModel
 from uirl.inference.models.features import PictureFeatures
-from uirl.inference.models.loading import DTYPES, load_model, wrap_model
+from uirl.inference.models.loading import load_model, wrap_model
+from uirl.inference.models.precision import DTYPES, dtype_of
 from uirl.learner import Policy
 
 SHARPNESS = 4.0
@@ -59,7 +60,7 @@ def loaded_of(config: ConfigStore, setting: Setting) -> LoadedModel:
     torch.manual_seed(0)
     attention = config.model.attn_implementation or "sdpa"
     with torch.device(setting.device):
-        made = kind.from_config(shapes.config, dtype=DTYPES[config.model.dtype], attn_implementation=attention)
+        made = kind.from_config(shapes.config, dtype=DTYPES[dtype_of(config.model)], attn_implementation=attention)
     made.get_decoder().norm.weight.data.mul_(SHARPNESS)
     made.generation_config = GenerationConfig(eos_token_id=shapes.tokenizer.eos_token_id)
     front = None if shapes.vision is None else shapes.vision.front

@@ -31,7 +31,7 @@ OTHERS: dict[str, Any] = {
     "spared": torch.tensor([1, 0]),
 }
 """What the functions need beside tensors of [B, T]."""
-NOT_ALIGNED = {"compute_entropy", "group_codes"}
+NOT_ALIGNED = {"compute_entropy", "group_codes", "score_tokens"}
 """Functions of logits or names alone."""
 
 

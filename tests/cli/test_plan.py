@@ -12,7 +12,8 @@ BIG = ["model.tiny.hidden_size=256", "model.tiny.num_layers=6", "training.batch_
 
 
 def test_a_plan_names_every_part_and_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--gpu", "80GB", "--tokens", "256", *TINY]) == 0
+    # of two micro-batches the second one finds the gradients of the first
+    assert main(["plan", "--gpu", "80GB", "--tokens", "256", *TINY, "training.micro_batch_tokens=256"]) == 0
     printed = capsys.readouterr().out
     for part in ("weights", "optimizer", "gradients", "activations", "attention cache", "of 72.0 GiB", "x 256 tokens"):
         assert part in printed

@@ -221,7 +221,11 @@ async def test_an_episode_that_is_refused_for_its_length_changes_no_later_reques
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["\ud800", "a\x00b", "\x1b[31mred", "order\n1", "[*]", "x" * 100_000])
+@pytest.mark.parametrize(
+    "name",
+    ["\ud800", "a\x00b", "\x1b[31mred", "order\n1", "[*]", "x" * 100_000],
+    ids=["surrogate", "NUL", "escape", "line end", "pattern", "long"],
+)
 async def test_any_name_of_a_task_is_remembered(server: ScriptedJudge, tmp_path: Path, name: str) -> None:
     options = HybridOptions(ask="always", precision_limit=0.5, correct_noise=True)
     verifier = HybridVerifier(judge_of(server, tmp_path / "judge.sqlite"), options=options)

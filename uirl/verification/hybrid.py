@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from uirl.errors import JudgeFailure, is_round
 from uirl.runtime.event_loop import EventLoopThread
+from uirl.runtime.limits import shown
 from uirl.types import Trajectory, Verdict
 from uirl.verification.client import (
     CallLimits,
@@ -250,14 +251,14 @@ class HybridVerifier:
         self.counts["agreed" if truth == passed else "disagreed"] += 1
         if truth != passed and is_round(self.counts["disagreed"]):
             _LOG.warning(
-                "rules and judge disagree (time %d) on %s of task %s: the rules say %s (%.200s), the judge %s (%.200s)",
+                "rules and judge disagree (time %d) on %s of task %s: the rules say %s (%s), the judge %s (%s)",
                 self.counts["disagreed"],
-                record.id,
-                record.task.id,
+                shown(record.id),
+                shown(record.task.id),
                 rule.outcome.value,
-                rule.reason,
+                shown(rule.reason, 200),
                 said.outcome.value,
-                said.reason,
+                shown(said.reason, 200),
             )
 
     def _decide(

@@ -40,6 +40,22 @@ When a model is loaded, two pictures of different shapes are read both ways: as 
 forward do, and as the learner does. The embedded engine then tries its masks and its cache on a prompt with a picture.
 What differs is refused, by name, before anything is sampled.
 
+## Weights of 4 bits
+
+`model.quantization=nf4` with `model.use_lora=true` loads a checkpoint through bitsandbytes: the linear layers of the
+language model as NF4 with quantised scales (QLoRA, 2305.14314), 0.52 bytes a weight. Embeddings, head, projector and
+vision tower stay in `model.dtype`, in which adapters lie and everything is computed. It works on a GPU and, slowly, on
+a CPU.
+
+- The embedded engine samples from the learner's own module, so their log-probs agree as ever. With an engine that has
+  weights of its own (`actors.staleness`, `actors.engines`) it is refused.
+- vLLM and SGLang get the adapters alone and have the checkpoint in 16 bits below them, unless
+  `inference.engine_options` says otherwise (vLLM: `{quantization: bitsandbytes}`). What the quantisation changes is a
+  gap between engine and learner like that of other kernels, and is measured as one.
+- A checkpoint holds the adapters. `uirl export --to hf` merges them into what the 4 bits mean, in `model.dtype`: that
+  is the policy that was trained. `--to peft` writes the adapters; on the checkpoint in 16 bits they give nearly that
+  policy.
+
 ## Families that the tests build
 
 `tests/inference/models/test_vision_families.py` builds a tiny random model of each family, with its real processor
