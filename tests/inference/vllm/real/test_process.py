@@ -169,29 +169,6 @@ async def test_the_edge_of_the_context(lm_engine: VLLMInferenceEngine) -> None:
         await lm_engine.generate(GenerationRequest((10, 10_000), (), request.sampling))
 
 
-async def test_it_sleeps_and_wakes_by_tag_with_the_weights_of_now(lm_engine: VLLMInferenceEngine) -> None:
-    """A CPU has no memory to give away, and vLLM's worker there ignores the order; its scheduler pauses, takes weights
-    and resumes as on a GPU."""
-    await lm_engine.update_weights(lm_engine.loaded.model.named_parameters(), 40)
-    lm_engine._sleep_level, lm_engine.sleeps = 2, True
-    vllm = lm_engine._backend._engine
-    try:
-        await lm_engine.sleep()
-        assert await vllm.is_sleeping()
-        with pytest.raises(EngineFailure, match="while the engine sleeps"):
-            await lm_engine.generate(request_of(lm_engine))
-        change(lm_engine.loaded.model, 41)
-        await lm_engine.update_weights(lm_engine.loaded.model.named_parameters(), 41)
-        assert not await vllm.is_sleeping()
-        request = request_of(lm_engine)
-        made = await lm_engine.generate(request)
-        assert (made.policy_version, made.cached_tokens) == (41, 0)
-        assert gap_of(lm_engine, request, made) < GAP
-        assert lm_engine.footprint is None, "a CPU tells nothing of its pool"
-    finally:
-        lm_engine._sleep_level, lm_engine.sleeps = 0, False
-
-
 def test_what_we_ask_of_sleep_mode_is_what_vllm_has() -> None:
     from vllm.device_allocator import DEFERRABLE_TAGS, AllocationData
     from vllm.engine.arg_utils import AsyncEngineArgs
