@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
@@ -23,7 +24,7 @@ LARGE, SMALL = (96, 64), (17,)
 
 @pytest.fixture
 def bitsandbytes() -> Any:
-    return pytest.importorskip("bitsandbytes", reason="pip install 'uirl[bitsandbytes]'")
+    return importlib.import_module("bitsandbytes")  # it is locked: where it is missing, that is a failure
 
 
 class Toy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def bitsandbytes() -> Any:
-    return pytest.importorskip("bitsandbytes", reason="pip install 'uirl[bitsandbytes]'")
+    return importlib.import_module("bitsandbytes")  # it is locked: where it is missing, that is a failure
 
 
 def config_of(folder: Path, *changes: str) -> ConfigStore:
