@@ -221,8 +221,8 @@ def test_the_command_prints_the_sum_and_says_whether_it_fits(
     command = ["verl", "--config", str(path), "--plan", "--sft_model_path", str(tmp_path / "model")]
     assert main([*command, "--host_gib", "500"]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"^GPU, updating the policy: \d+ of 72 GiB$", said, re.MULTILINE)
-    assert re.search(r"^host, learning: \d+ of 450 GiB$", said, re.MULTILINE)
+    assert re.search(r"^GPU, updating the policy: \d+\.\d of 72\.0 GiB$", said, re.MULTILINE)
+    assert re.search(r"^host, learning: \d+\.\d of 450 GiB$", said, re.MULTILINE)
     assert main([*command, "--gpu_gib", "4"]) == 1
     assert "does not fit: " in capsys.readouterr().out
     assert main([*command, "--picture", "large"]) == 2

@@ -241,6 +241,7 @@ OWN_SERVERS = "verl starts its own rollout servers"
 WITHOUT_EFFECT: dict[str, str] = {
     "evolve": "rounds of fine-tuning are `uirl evolve`, with our learner",
     "inference.kv_cache_gib": "verl sizes the caches of its servers (actor_rollout_ref.rollout.gpu_memory_utilization)",
+    "inference.sleep": "verl puts its servers to sleep itself; set actor_rollout_ref.rollout.free_cache_engine",
     "logging.store_learner_figures": "verl's learner does not hand over its figures token by token",
     "model.quantization": "verl's adapters stand on weights of 16 bits",
     "model.picture_cache_gib": "verl's workers hold the encoded pictures of an update themselves",
