@@ -306,11 +306,14 @@ def test_ctrl_c_is_the_learners_affair(tmp_path: Path, start: Callable[..., Run]
 
 
 def test_what_an_environment_prints_comes_with_the_name_of_its_actor(tmp_path: Path, start: Callable[..., Run]) -> None:
-    run = start(own(tmp_path))
-    assert run.ends() == 0, run.text()
-    assert {line.split("]")[0] for line in run.text().splitlines() if "] step 1 of" in line} == {
-        "[actor-0",
-        "[actor-1",
-    }
+    run = start(own(tmp_path), training={"num_iters_per_epoch": 1000})
+
+    def talkers() -> set[str]:
+        return {line.split("]")[0] for line in run.text().splitlines() if "] step 1 of" in line}
+
+    run.until(lambda: len(talkers()) > 1, "both actors spoke")  # a quick one may play some batches alone
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert run.ends() == 130, run.text()
+    assert talkers() == {"[actor-0", "[actor-1"}
     states = {row["name"]: row["state"] for row in json.loads((run.folder / PROCESSES).read_text())["processes"]}
     assert states == {"learner": "stopped", "actor-0": "stopped", "actor-1": "stopped"}
