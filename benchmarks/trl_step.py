@@ -26,6 +26,7 @@ import statistics
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -292,6 +293,15 @@ def theirs(party: Party, taught: tuple[Any, Any], steps: int, longest: int, fold
     return trainer.train
 
 
+def whole(run: Callable[[], None]) -> None:
+    """Run one party; end the program where it fails, as the others would wait for its turn."""
+    try:
+        run()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
@@ -314,11 +324,14 @@ def main() -> None:
         runs.append(theirs(parties[3], stock, steps, 400, folder))
     for one, following in zip(parties, [*parties[1:], parties[0]], strict=True):
         one.following = following
-    threads = [threading.Thread(target=run, name=party.name) for run, party in zip(runs[1:], parties[1:], strict=True)]
+    threads = [
+        threading.Thread(target=whole, args=(run,), name=party.name)
+        for run, party in zip(runs[1:], parties[1:], strict=True)
+    ]
     for thread in threads:
         thread.start()
     parties[0].mine.set()
-    runs[0]()
+    whole(runs[0])
     for thread in threads:
         thread.join()
     show(parties)
