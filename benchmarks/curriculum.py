@@ -46,8 +46,8 @@ SUITES = {
     ],
     "pages": [
         *("model.model_name=uirl/tiny-vlm-grounded", "inference.max_tokens=16", "inference.max_turns=1"),
-        *("inference.system_prompt=''", "environment.name=miniwob", "model.use_lora=true", "rollout.parallel=16"),
-        *("training.learning_rate=1.0e-3", "training.minibatches=4", "training.warmup_steps=4"),
+        *("inference.system_prompt=''", "environment.name=miniwob", "model.freeze_vision=true", "rollout.parallel=16"),
+        *("training.minibatches=4", "training.warmup_steps=4", "algorithm.target_kl=0.05"),
         *("algorithm.max_resamples=3", f"training.eval_episodes={10 * len(PAGES)}"),
         "environment.options={task: [" + ", ".join(PAGES) + "], crop: area, max_turns: 1, reward: success}",
     ],
