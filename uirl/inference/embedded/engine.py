@@ -133,7 +133,9 @@ class TransformersInferenceEngine(InferenceEngine):
                     await self._let_replies_end()
                 if self._closed:
                     raise EngineFailure("the engine is closed; make a new one")
-                if weights is not None:
+                if weights is None:
+                    self._runner.weights_changed()
+                else:
                     self._runner.load_weights(weights)
                 self.policy_version = version
                 self._scheduler.stop_sharing()

@@ -15,6 +15,7 @@ from uirl.inference.base import Weights
 from uirl.inference.counters import Counters
 from uirl.inference.embedded.attention_proof import evaluating, proven_spans
 from uirl.inference.embedded.cache import SlotCache
+from uirl.inference.embedded.packed_weights import PackedWeights
 from uirl.inference.embedded.sampling import BatchSampling
 from uirl.inference.embedded.scheduler import Admission, SequenceState
 from uirl.inference.models.attention import Masks
@@ -39,6 +40,7 @@ class ModelRunner:
         """Rows x tokens of each that the cache holds at most."""
         self._max_context = min(max_context, self.max_cached_tokens)
         self._cache = SlotCache(loaded.device, self.max_cached_tokens)
+        self._packed = PackedWeights(loaded.model)
         self._rows = 0
         self._batch: BatchSampling | None = None
 
@@ -48,8 +50,13 @@ class ModelRunner:
         return self._cache.bytes
 
     def reset(self) -> None:
-        """Free the cache."""
+        """Free the cache, and the copies of weights that decoding uses."""
+        self._packed.forget()
         self._cache, self._batch = SlotCache(self.loaded.device, self.max_cached_tokens), None
+
+    def weights_changed(self) -> None:
+        """Forget what was made of the weights: somebody changes them in place."""
+        self._packed.forget()
 
     def load_weights(self, weights: Weights) -> None:
         """Copy `weights` into the model by name. Raises ContractError for a name or a shape that it does not have."""
@@ -63,6 +70,7 @@ class ModelRunner:
                     raise ContractError(f"{name}: got shape {tuple(tensor.shape)}, expected {tuple(expected)}")
                 parameters[name].copy_(tensor)
         self.loaded.features.clear()  # the weights may be those of another vision side
+        self._packed.forget()
 
     # -- rows --------------------------------------------------------------------------------------------------
 
@@ -178,16 +186,17 @@ class ModelRunner:
         if self.loaded.model.training:
             self.loaded.model.eval()
         device = self.loaded.device
-        hidden = hidden_states(
-            self.loaded,
-            torch.from_numpy(ids).to(device),
-            torch.from_numpy(positions).to(device),
-            images,
-            attention_mask=masks,
-            past_key_values=self._cache,
-            use_cache=True,
-        )
-        return project(self.loaded, hidden[:, -1])
+        with self._packed.at_work():
+            hidden = hidden_states(
+                self.loaded,
+                torch.from_numpy(ids).to(device),
+                torch.from_numpy(positions).to(device),
+                images,
+                attention_mask=masks,
+                past_key_values=self._cache,
+                use_cache=True,
+            )
+            return project(self.loaded, hidden[:, -1])
 
     @torch.inference_mode()
     def _bytes_of_a_token(self) -> int:

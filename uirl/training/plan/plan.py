@@ -9,6 +9,7 @@ from typing import Any
 
 from uirl.config import ConfigStore
 from uirl.errors import ContractError
+from uirl.inference.embedded.packed_weights import packable
 from uirl.inference.models.loading import LoadedModel
 from uirl.inference.models.precision import DTYPES, dtype_of
 from uirl.learner import Policy
@@ -30,6 +31,7 @@ CHUNKS = 3
 """Chunks of logits that are traced."""
 UPDATE, PLAYING = "updating the policy", "playing episodes"
 CACHE = "attention cache"
+PACKED = "packed weights of decoding"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,10 @@ def plan_of(
         beside["pictures kept"] = _pictures_kept(config, loaded, work)
     where, may = "GPU" if gpu else "host", None if limit is None else (1 - FREE) * limit
     cache = {CACHE: _cache(config, policy, work) if here else 0.0}
+    packed = float(sum(linear.weight.nbytes for linear in packable(policy.model))) if here and not gpu else 0.0
+    free = None if may is None else may - sum({**playing, **cache, **beside, **awake}.values())
+    if free is None or free > 2 * packed:  # else the engine does without
+        cache[PACKED] = packed
     if config.actors.run_ahead:
         before |= cache
     moments = (

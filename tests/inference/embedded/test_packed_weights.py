@@ -1,0 +1,119 @@
+"""Packed copies of large matrices: what is sampled stays, and they never outlive the weights they are copies of."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+
+import pytest
+import torch
+
+from tests.conftest import tiny_model
+from uirl.inference import ChatRenderer, GenerationRequest, LoadedModel, Message, SamplingParams, recompute_with
+from uirl.inference.base import Generation
+from uirl.inference.embedded import packed_weights
+from uirl.inference.embedded.engine import TransformersInferenceEngine
+from uirl.inference.embedded.packed_weights import PackedWeights
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pack the matrices of tiny models, too."""
+    monkeypatch.setattr(packed_weights, "LARGE", 2**10)
+
+
+@pytest.fixture
+def model() -> LoadedModel:
+    return tiny_model("uirl/tiny-lm")
+
+
+async def replies(engine: TransformersInferenceEngine, chat: ChatRenderer, tokens: int = 24) -> list[Generation]:
+    requests = [
+        GenerationRequest(
+            tuple(chat.whole([Message("user", f"say {number}")])), (), SamplingParams(max_tokens=tokens, seed=number)
+        )
+        for number in range(4)
+    ]
+    return list(await asyncio.gather(*map(engine.generate, requests)))
+
+
+def watch(engine: TransformersInferenceEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list that grows by the bytes of the copies with every forward."""
+    seen: list[int] = []
+    forward = engine._runner._forward
+
+    def watched(*args: object) -> torch.Tensor:
+        logits = forward(*args)  # type: ignore[arg-type]
+        seen.append(engine._runner._packed.bytes)
+        return logits
+
+    monkeypatch.setattr(engine._runner, "_forward", watched)
+    return seen
+
+
+async def test_replies_are_those_of_the_plain_product(
+    small: None, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = ChatRenderer(model)
+    engine = TransformersInferenceEngine(model)
+    seen = watch(engine, monkeypatch)
+    packed = await replies(engine, chat)
+    assert not any(seen[: packed_weights.SOON - 1])
+    assert seen[-1] > 0
+    assert engine._runner._packed.bytes == 0, "an idle engine holds no copies"
+    assert not any("forward" in module.__dict__ for module in model.model.modules())
+    monkeypatch.setattr(packed_weights, "LARGE", 2**40)
+    plain = await replies(TransformersInferenceEngine(model), chat)
+    for one, other in zip(packed, plain, strict=True):
+        assert one.token_ids == other.token_ids
+        assert torch.allclose(torch.tensor(one.log_probs), torch.tensor(other.log_probs), atol=1e-5)
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_weights_that_change_are_packed_anew(
+    small: None, model: LoadedModel, monkeypatch: pytest.MonkeyPatch, announced: bool
+) -> None:
+    engine = TransformersInferenceEngine(model, shared=True)
+    ids = tuple(ChatRenderer(model).whole([Message("user", "say it")]))
+    seen = watch(engine, monkeypatch)
+    runner = engine._runner
+    other = asyncio.create_task(
+        engine.generate(GenerationRequest(ids, (), SamplingParams(max_tokens=60, seed=5), "other"))
+    )
+    await replies(engine, ChatRenderer(model))
+    assert seen[-1] > 0, "one reply still goes on, so the copies are there"
+    with torch.no_grad():
+        for parameter in model.model.parameters():
+            parameter.mul_(0.5)
+    if announced:
+        await engine.update_weights(None, 1)
+        assert runner._packed.bytes == 0
+    made = (await replies(engine, ChatRenderer(model)))[0]
+    assert seen[-1] > 0
+    await other
+    whole = [*ChatRenderer(model).whole([Message("user", "say 0")]), *made.token_ids]
+    learned = recompute_with(model)(whole, (), len(made.token_ids), SamplingParams())
+    assert torch.allclose(torch.tensor(learned), torch.tensor(made.log_probs), atol=1e-4)
+    await engine.close()
+
+
+def test_no_copies_where_memory_is_short(small: None, model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = PackedWeights(model.model)
+    monkeypatch.setattr(packed_weights, "free_memory", lambda: 1000)
+    for _ in range(3 * packed_weights.SOON):
+        with packed.at_work():
+            assert packed.bytes == 0
+
+
+def test_a_copy_of_a_model_is_plain(small: None, model: LoadedModel) -> None:
+    packed = PackedWeights(model.model)
+    with torch.inference_mode():
+        for _ in range(packed_weights.SOON):
+            with packed.at_work():
+                pass
+    assert packed.bytes > 0
+    assert not any("forward" in module.__dict__ for module in copy.deepcopy(model.model).modules())
+
+
+def test_small_matrices_stay_as_they_are(model: LoadedModel) -> None:
+    assert not PackedWeights(model.model)._linears
