@@ -18,6 +18,7 @@ from uirl.images import ImageStore
 from uirl.rollout.collector import not_begun
 from uirl.rollout.episode import EpisodeSpec
 from uirl.rollout.players import Order
+from uirl.training import warm_start
 from uirl.training.assembly import assemble, sampling_of
 from uirl.training.channels.choose import local_channel
 from uirl.training.channels.local import LocalChannel
@@ -40,6 +41,35 @@ def test_the_pictures_of_demonstrations_outlive_the_bound_of_the_store(tmp_path:
         for _ in range(2):  # from now on those that were made are drawn again
             gc.collect()
             assert parts.learner.supervised(await demonstrations.batch(2))["sequences"] == 2
+        await parts.close()
+
+    asyncio.run(learn())
+
+
+def test_no_more_demonstrations_are_made_than_pictures_have_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = settings(tmp_path)
+    config.model.model_name = "uirl/tiny-vlm"
+    parts = assemble(config, Countdown(length=2, pictures=True))
+
+    async def learn() -> None:
+        demonstrations = Demonstrations(parts, local_channel(parts), size=1000, seed=0)
+        await demonstrations.batch(2)
+        assert demonstrations.episodes == 2
+        monkeypatch.setattr(warm_start, "HELD", 1)
+        made = await demonstrations.batch(2)
+        assert "of 4 demonstrations" in capsys.readouterr().out
+        names = {sample.trajectory_id for sample in [*made, *demonstrations._samples]}
+        for _ in range(3):
+            assert {sample.trajectory_id for sample in await demonstrations.batch(3)} <= names
+        assert demonstrations.episodes == 4
+        later = Demonstrations(parts, local_channel(parts), size=1000, seed=0)
+        later.load_state_dict(demonstrations.state_dict())
+        monkeypatch.setattr(warm_start, "HELD", 2**30)
+        again = await later.batch(3)
+        assert {sample.trajectory_id for sample in again} <= names
+        assert later.episodes == 4
         await parts.close()
 
     asyncio.run(learn())

@@ -24,6 +24,8 @@ from uirl.training.record.progress import doing, playing, say, tell_progress
 from uirl.training.tasks.sources import UniformTasks
 from uirl.types import Sample, Trajectory
 
+HELD = 2**30
+"""Bytes of pictures, as they were captured, from which no new demonstrations are made: all of them stay in memory."""
 LOST = 3
 """Times that demonstrations are played again whose actor was lost, beside the attempts that every episode has."""
 
@@ -31,8 +33,9 @@ LOST = 3
 class Demonstrations:
     """Episodes of the environment's demonstrator as samples, made when they are needed.
 
-    The first `size` are new; from then on batches are drawn from those that were made. They are functions of the seed
-    and their number, so that a run which goes on needs no more than how many there were.
+    The first `size` are new, or fewer where their pictures take `HELD` bytes; from then on batches are drawn from those
+    that were made. They are functions of the seed and their number, so that a run which goes on needs no more than how
+    many there were.
     """
 
     def __init__(self, parts: Assembly, channel: Channel, size: int, seed: int) -> None:
@@ -42,13 +45,15 @@ class Demonstrations:
         self._samples: list[Sample] = []
         self._pictures: dict[str, Screenshot] = {}  # of what was made: held, the store may not lose them
         self._missing = 0
+        self._full = False
+        """Their pictures have no more room."""
         self._rng = random.Random(derive_seed(seed, "demonstrations"))
         self.episodes = 0
         self.successes = 0
 
     async def batch(self, count: int) -> list[Sample]:
         """Return `count` demonstrations. Raises EnvironmentFailure where the demonstrator or the environment fails."""
-        if self.episodes >= self._size:
+        if self._full or self.episodes >= self._size:
             await self._make_again()
             return self._rng.sample(self._samples, min(count, len(self._samples)))
         count = min(count, self._size - self.episodes)
@@ -56,16 +61,25 @@ class Demonstrations:
         self.episodes += count
         self.successes += successes
         self._samples += samples
+        held = sum(len(picture.data) for picture in self._pictures.values())
+        if held >= HELD and self.episodes < self._size:
+            say(
+                f"the pictures of {self.episodes} demonstrations take {held / 2**30:.1f} GiB: batches are drawn from "
+                f"these now, fewer than training.warm_start.demonstrations={self._size}"
+            )
+            self._full = True
         return samples
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain data from which `load_state_dict` continues exactly here."""
         version, numbers, spare = self._rng.getstate()
-        return {"episodes": self.episodes, "successes": self.successes, "random": [version, list(numbers), spare]}
+        drawn = {"episodes": self.episodes, "successes": self.successes, "random": [version, list(numbers), spare]}
+        return drawn | {"full": self._full}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken. What was made before then is made again when batches are drawn."""
         self.episodes, self.successes = state["episodes"], state["successes"]
+        self._full = state.get("full", False)
         self._missing, self._samples = self.episodes, []
         self._tasks.load_state_dict({"position": self.episodes})
         version, numbers, spare = state["random"]

@@ -34,7 +34,8 @@ class WarmStartConfig(Section):
     """Warm-start; false: begin with reinforcement learning. None: a built-in model, which knows nothing, where the
     environment has a demonstrator; a checkpoint follows instructions as it is."""
     demonstrations: Count = 25_600
-    """Maximum number of demonstrated episodes, each with its own seed."""
+    """Maximum number of demonstrated episodes, each with its own seed; fewer where their pictures take a GiB. Then they
+    are drawn again."""
     steps: Count = 500
     """Maximum number of optimiser steps."""
     batch_size: Count = 64
