@@ -69,9 +69,9 @@ async def test_replies_are_those_of_the_plain_product(
         assert torch.allclose(torch.tensor(one.log_probs), torch.tensor(other.log_probs), atol=1e-5)
 
 
-@pytest.mark.parametrize("announced", [True, False])
+@pytest.mark.parametrize("change", ["announced", "in place", "data", "fused AdamW"])
 async def test_weights_that_change_are_packed_anew(
-    small: None, model: LoadedModel, monkeypatch: pytest.MonkeyPatch, announced: bool
+    small: None, model: LoadedModel, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     engine = TransformersInferenceEngine(model, shared=True)
     ids = tuple(ChatRenderer(model).whole([Message("user", "say it")]))
@@ -82,10 +82,17 @@ async def test_weights_that_change_are_packed_anew(
     )
     await replies(engine, ChatRenderer(model))
     assert seen[-1] > 0, "one reply still goes on, so the copies are there"
+    parameters = list(model.model.parameters())
+    if change == "fused AdamW":
+        optimiser = torch.optim.AdamW(parameters, lr=0.05, fused=True)
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        optimiser.step()
+        optimiser.zero_grad()
     with torch.no_grad():
-        for parameter in model.model.parameters():
-            parameter.mul_(0.5)
-    if announced:
+        for parameter in parameters if change != "fused AdamW" else []:
+            (parameter.data if change == "data" else parameter).mul_(0.5)
+    if change == "announced":
         await engine.update_weights(None, 1)
         assert runner._packed.bytes == 0
     made = (await replies(engine, ChatRenderer(model)))[0]
@@ -117,3 +124,44 @@ def test_a_copy_of_a_model_is_plain(small: None, model: LoadedModel) -> None:
 
 def test_small_matrices_stay_as_they_are(model: LoadedModel) -> None:
     assert not PackedWeights(model.model)._linears
+
+
+def steps(packed: PackedWeights, module: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        for _ in range(packed_weights.SOON + 1):
+            with packed.at_work():
+                made = module(rows)
+    return made
+
+
+def test_weights_that_do_not_say_when_they_change_are_not_packed(small: None) -> None:
+    with torch.inference_mode():
+        linear = torch.nn.Linear(64, 64)
+    packed = PackedWeights(linear)
+    steps(packed, linear, torch.randn(4, 64))
+    assert packed.bytes == 0
+
+
+def test_a_forward_that_somebody_else_put_stays(small: None) -> None:
+    linear = torch.nn.Linear(64, 64)
+    packed = PackedWeights(linear)
+    linear.forward = lambda rows: rows * 0  # type: ignore[method-assign,assignment]
+    assert not steps(packed, linear, torch.randn(4, 64)).any()
+    assert "forward" in linear.__dict__
+
+
+def test_weights_that_cannot_be_packed_are_multiplied_as_they_are(
+    small: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    linear = torch.nn.Linear(64, 64)
+    packed = PackedWeights(linear)
+
+    def refuse(weight: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no such layout")
+
+    assert packed_weights._supported()
+    monkeypatch.setattr(packed_weights, "_pack", refuse)
+    rows = torch.randn(4, 64)
+    assert torch.equal(steps(packed, linear, rows), linear(rows))
+    assert packed.bytes == 0
+    assert "no such layout" in caplog.text

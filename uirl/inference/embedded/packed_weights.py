@@ -8,6 +8,7 @@ that are laid out for it. The sums are taken in another order, so logits agree u
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from functools import cache
 from types import MethodType
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from uirl.runtime.memory import free_memory
 
+_LOG = logging.getLogger(__name__)
 LARGE = 2**18
 """Weights from which a matrix is packed: smaller ones stay in the cache of a core, where the general product is as
 quick."""
@@ -57,21 +59,25 @@ class PackedWeights:
         if not self._ready():
             yield
             return
-        for linear, packed in self._packed.items():
-            linear.__dict__["forward"] = MethodType(_forward_with(packed), linear)
+        # what somebody else has put in the place of a forward stays
+        mine = [linear for linear in self._packed if "forward" not in linear.__dict__]
+        for linear in mine:
+            linear.__dict__["forward"] = MethodType(_forward_with(self._packed[linear]), linear)
         try:
             yield
         finally:
-            for linear in self._packed:
+            for linear in mine:
                 linear.__dict__.pop("forward", None)
 
     def _ready(self) -> bool:
         """Return whether the copies are there, and make them where it is time."""
         if not self._linears or not _supported():
             return False
-        now = tuple(
-            version for linear in self._linears for version in (linear.weight.data_ptr(), linear.weight._version)
-        )
+        try:
+            now = tuple(_mark(linear.weight) for linear in self._linears)
+        except RuntimeError as error:
+            self._give_up(error)
+            return False
         if now != self._of:
             self.forget()
             self._of = now
@@ -79,14 +85,35 @@ class PackedWeights:
         if not self._packed and self._steps == SOON:
             free = free_memory()
             if free is None or free > 2 * sum(linear.weight.nbytes for linear in self._linears):
-                self._packed = {linear: _pack(linear.weight) for linear in self._linears}
+                try:
+                    self._packed = {linear: _pack(linear.weight) for linear in self._linears}
+                except RuntimeError as error:
+                    self._give_up(error)
         return bool(self._packed)
+
+    def _give_up(self, error: RuntimeError) -> None:
+        """Do without copies from now on: the weights are where, or what, no copy can be made of."""
+        _LOG.warning("decoding goes on without packed weights: %s", str(error).partition("\n")[0])
+        self._linears, self._packed = [], {}
+
+
+def _mark(weight: Tensor) -> tuple[int, int, float]:
+    """Return what tells weights from what they were. Not every step of an optimiser raises the version of a tensor
+    (AdamW's fused one does not), and what changes weights through `.data` never does: hence a number from their
+    middle. It is a net: who changes weights announces it."""
+    row, column = weight.shape[0] // 2, weight.shape[1] // 2
+    return weight.data_ptr(), weight._version, float(weight.detach()[row, column])
 
 
 def packable(model: nn.Module) -> list[nn.Linear]:
     """Return the products with large matrices that would be packed on a CPU, where they are multiplied as they come."""
     plain = (module for module in model.modules() if type(module) is nn.Linear and "forward" not in module.__dict__)
-    return [linear for linear in plain if linear.weight.dtype in DTYPES and linear.weight.numel() >= LARGE]
+    return [linear for linear in plain if _is_large(linear.weight)]
+
+
+def _is_large(weight: Tensor) -> bool:
+    # inference tensors do not say when they change
+    return weight.dtype in DTYPES and weight.numel() >= LARGE and not weight.is_inference()
 
 
 def _forward_with(packed: Tensor) -> Any:
