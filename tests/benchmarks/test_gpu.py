@@ -132,7 +132,8 @@ def test_the_parts_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def printed(*words: str) -> str:
     """What make would do."""
-    return subprocess.run(["make", "--no-print-directory", "-n", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    command = ["make", "--no-print-directory", "-n", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def test_make_runs_every_part() -> None:

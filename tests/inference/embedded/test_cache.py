@@ -56,3 +56,11 @@ def test_rows_that_grow_token_by_token_are_seldom_copied() -> None:
         lengths.add(cache.length)
         assert length <= cache.length <= length * 9 / 8 + 64
     assert len(lengths) < 60
+
+
+def test_near_the_limit_rows_grow_by_what_still_fits() -> None:
+    cache, lengths = SlotCache(torch.device("cpu"), max_tokens=16 * 1100), set()
+    for length in range(1000, 1089, 8):
+        cache.reserve(16, length)
+        lengths.add(cache.length)
+    assert lengths == {1024, 1088}

@@ -108,7 +108,7 @@ def test_no_copies_where_memory_is_short(small: None, model: LoadedModel, monkey
     packed = PackedWeights(model.model)
     monkeypatch.setattr(packed_weights, "free_memory", lambda: 1000)
     for _ in range(3 * packed_weights.SOON):
-        with packed.at_work():
+        with packed.at_work(4):
             assert packed.bytes == 0
 
 
@@ -116,7 +116,7 @@ def test_a_copy_of_a_model_is_plain(small: None, model: LoadedModel) -> None:
     packed = PackedWeights(model.model)
     with torch.inference_mode():
         for _ in range(packed_weights.SOON):
-            with packed.at_work():
+            with packed.at_work(4):
                 pass
     assert packed.bytes > 0
     assert not any("forward" in module.__dict__ for module in copy.deepcopy(model.model).modules())
@@ -129,7 +129,7 @@ def test_small_matrices_stay_as_they_are(model: LoadedModel) -> None:
 def steps(packed: PackedWeights, module: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
         for _ in range(packed_weights.SOON + 1):
-            with packed.at_work():
+            with packed.at_work(4):
                 made = module(rows)
     return made
 
@@ -165,3 +165,27 @@ def test_weights_that_cannot_be_packed_are_multiplied_as_they_are(
     assert torch.equal(steps(packed, linear, rows), linear(rows))
     assert packed.bytes == 0
     assert "no such layout" in caplog.text
+
+
+def test_rows_that_copies_are_not_for_make_none(small: None) -> None:
+    linear = torch.nn.Linear(64, 64)
+    packed = PackedWeights(linear)
+    with torch.inference_mode():
+        for rows in (1, packed_weights.MANY_ROWS + 1):
+            for _ in range(2 * packed_weights.SOON):
+                with packed.at_work(rows):
+                    assert packed.bytes == 0
+
+
+def test_a_copy_made_during_a_forward_has_weights_of_its_own(small: None) -> None:
+    linear = torch.nn.Linear(64, 64)
+    packed = PackedWeights(linear)
+    rows = torch.randn(4, 64)
+    steps(packed, linear, rows)
+    with packed.at_work(4):
+        other = copy.deepcopy(linear)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    with torch.inference_mode():
+        assert not other(rows).any()

@@ -59,13 +59,14 @@ class SlotCache(Cache):
         The pool grows in steps, rows by an eighth at least, so that it grows seldom: all of it is copied then. Where
         that would be more than `max_tokens`, it gets the least that is needed.
         """
-        grown = self._length if length <= self._length else _round_up(max(length, self._length * 9 // 8), 64)
-        shape = max(self._rows, _round_up(rows, 16)), grown
-        if self._max_tokens is not None and shape[0] * shape[1] > self._max_tokens:
-            self._reshape(rows, length, moves or {})
-            return
-        self._reshape(*shape, {})
-        self.move(moves or {})
+        more = max(self._rows, _round_up(rows, 16))
+        lengths = [_round_up(max(length, self._length * 9 // 8), 64), _round_up(length, 64)]
+        for grown in lengths if length > self._length else [self._length]:
+            if self._max_tokens is None or more * grown <= self._max_tokens:
+                self._reshape(more, grown, {})
+                self.move(moves or {})
+                return
+        self._reshape(rows, length, moves or {})
 
     def aim(self, read: slice | Tensor, rows: Tensor, columns: Tensor, valid: Tensor | None, span: int) -> None:
         """Say where the next forward writes: token j of the valid tokens goes to (rows[j], columns[j]), both [tokens].

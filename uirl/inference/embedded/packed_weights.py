@@ -26,7 +26,7 @@ quick."""
 FEW_ROWS, MANY_ROWS = 2, 256
 """Rows between which packed weights are used: one is a product with a vector, more are limited by arithmetic."""
 SOON = 8
-"""Steps with the same weights before they are packed, which takes as long as a few steps."""
+"""Steps of so many rows with the same weights before they are packed, which takes as long as a few steps."""
 DTYPES = (torch.float32,)
 """Precisions in which it was measured to pay."""
 
@@ -54,16 +54,17 @@ class PackedWeights:
         self._packed, self._of, self._steps = {}, (), 0
 
     @contextlib.contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Return a context, within `torch.inference_mode`, in which the model multiplies with the copies."""
-        if not self._ready():
+    def at_work(self, rows: int) -> Iterator[None]:
+        """Return a context, within `torch.inference_mode`, in which the model multiplies `rows` rows with the copies,
+        where they are for so many."""
+        if not FEW_ROWS <= rows <= MANY_ROWS or not self._ready():
             yield
             return
         # what somebody else has put in the place of a forward stays
         mine = [linear for linear in self._packed if "forward" not in linear.__dict__]
-        for linear in mine:
-            linear.__dict__["forward"] = MethodType(_forward_with(self._packed[linear]), linear)
         try:
+            for linear in mine:
+                linear.__dict__["forward"] = MethodType(_forward_with(self._packed[linear], linear), linear)
             yield
         finally:
             for linear in mine:
@@ -116,10 +117,11 @@ def _is_large(weight: Tensor) -> bool:
     return weight.dtype in DTYPES and weight.numel() >= LARGE and not weight.is_inference()
 
 
-def _forward_with(packed: Tensor) -> Any:
+def _forward_with(packed: Tensor, of: nn.Linear) -> Any:
     def forward(self: nn.Linear, input: Tensor) -> Tensor:
         rows = input.numel() // input.shape[-1]
-        if FEW_ROWS <= rows <= MANY_ROWS and torch.is_inference_mode_enabled() and input.dtype == self.weight.dtype:
+        mine = self is of and torch.is_inference_mode_enabled()  # a copy of the model has weights of its own
+        if mine and FEW_ROWS <= rows <= MANY_ROWS and input.dtype == self.weight.dtype:
             return _multiply(input, packed, self.bias)
         return nn.functional.linear(input, self.weight, self.bias)
 
@@ -140,9 +142,10 @@ def _multiply(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 def _supported() -> bool:
     """Return whether this build of PyTorch has the two operations, which its compiler uses, and they are right here."""
     draw = torch.Generator().manual_seed(0)
-    rows, weight, bias = (torch.randn(shape, generator=draw) for shape in ((5, 96), (64, 96), (64,)))
+    shapes = ((5, 96), (64, 96), (64,))
+    rows, weight, bias = (torch.randn(shape, generator=draw, device="cpu", dtype=torch.float32) for shape in shapes)
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.autocast("cpu", enabled=False):
             return torch.allclose(
                 _multiply(rows, _pack(weight), bias), nn.functional.linear(rows, weight, bias), atol=1e-4
             )

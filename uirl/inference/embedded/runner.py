@@ -186,7 +186,7 @@ class ModelRunner:
         if self.loaded.model.training:
             self.loaded.model.eval()
         device = self.loaded.device
-        with self._packed.at_work():
+        with self._packed.at_work(ids.size):
             hidden = hidden_states(
                 self.loaded,
                 torch.from_numpy(ids).to(device),

@@ -184,7 +184,8 @@ def _cache(config: ConfigStore, policy: Policy, work: Workload) -> float:
     heads, kv_heads = attention_heads(policy.loaded.config)
     head = getattr(text, "head_dim", None) or text.hidden_size // heads
     numbers = 2 * text.num_hidden_layers * kv_heads * head
-    rows, length = -(-work.episodes // CACHE_ROWS) * CACHE_ROWS, -(-work.width // 64) * 64
+    # rows of the cache grow by an eighth
+    rows, length = -(-work.episodes // CACHE_ROWS) * CACHE_ROWS, -(-work.width * 9 // 8 // 64) * 64
     whole = float(rows * length * numbers * DTYPES[dtype_of(config.model)].itemsize)
     most = config.inference.kv_cache_gib  # beyond it requests wait
     return whole if most is None else min(whole, most * GIB)
