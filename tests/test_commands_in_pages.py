@@ -29,4 +29,4 @@ def test_a_command_has_a_config_that_it_can_read(place: str, command: str, monke
     monkeypatch.chdir(ROOT)
     words = shlex.split(command, comments=True)[2:]
     changes = [word for word in words[1:] if re.match(r"[a-z_.]+\.[a-z_.]+=", word)]
-    load_config(words[0], changes)
+    assert load_config(words[0], changes).environment.name

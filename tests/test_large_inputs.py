@@ -72,7 +72,7 @@ BODIES: dict[str, Any] = {
 REFUSED = (UirlError, ValueError)
 
 
-def within(entry: str, what: str, work: Callable[[], Any]) -> None:
+def assert_within(entry: str, what: str, work: Callable[[], Any]) -> None:
     """Runs work that may refuse its input and must not keep the thread."""
 
     def run() -> None:
@@ -92,14 +92,14 @@ def _printed() -> Iterator[None]:
 @pytest.mark.parametrize("name", PARSERS)
 def test_parsers(name: str, text: str) -> None:
     parser = create_parser(name)
-    within(f"parser {name}", text, lambda: parser.parse(TEXTS[text]))
+    assert_within(f"parser {name}", text, lambda: parser.parse(TEXTS[text]))
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_action_strings(text: str) -> None:
-    within("actions of BrowserGym", text, lambda: read_actions(TEXTS[text]))
-    within("JSON of the environment server", text, lambda: loads(TEXTS[text]))
-    within("JSON of the model endpoint", text, lambda: read_json(TEXTS[text].encode()))
+    assert_within("actions of BrowserGym", text, lambda: read_actions(TEXTS[text]))
+    assert_within("JSON of the environment server", text, lambda: loads(TEXTS[text]))
+    assert_within("JSON of the model endpoint", text, lambda: read_json(TEXTS[text].encode()))
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -107,7 +107,7 @@ def test_calls(call: str) -> None:
     space = ActionSpace(100, 100)
     tools = ToolRegistry([CalculatorTool(), SearchTool(["a b"]), LookupTool({"a": "b"})])
     given = CALLS[call]
-    within("actions of a user interface", call, lambda: space.read(Action(tool_calls=(given,))))
+    assert_within("actions of a user interface", call, lambda: space.read(Action(tool_calls=(given,))))
     for tool in tools:
         name = given.name if call == "a long name" else tool.name
 
@@ -115,7 +115,7 @@ def test_calls(call: str) -> None:
             success, text = tools.execute_tool(name, **given.arguments)
             assert success or len(str(text)) < 10_000
 
-        within(f"tool {tool.name}", call, execute)
+        assert_within(f"tool {tool.name}", call, execute)
 
 
 READERS: dict[str, Callable[[Any], Any]] = {
@@ -134,7 +134,7 @@ def test_readers(reader: str, body: str) -> None:
         with contextlib.suppress(KeyError, TypeError):
             READERS[reader](BODIES[body])
 
-    within(f"reader of {reader}", body, read)
+    assert_within(f"reader of {reader}", body, read)
 
 
 @pytest.mark.parametrize("body", BODIES)

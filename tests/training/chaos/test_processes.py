@@ -67,4 +67,5 @@ def test_the_table_of_a_run(tmp_path: Path) -> None:
 def test_a_zombie_is_not_alive() -> None:
     child = subprocess.Popen([sys.executable, "-S", "-c", ""])
     until(lambda: not processes.is_alive(child.pid))
+    assert child.returncode is None  # nobody waited for it
     child.wait()

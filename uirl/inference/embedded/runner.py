@@ -55,7 +55,7 @@ class ModelRunner:
         self._cache, self._batch = SlotCache(self.loaded.device, self.max_cached_tokens), None
 
     def weights_changed(self) -> None:
-        """Forget what was made of the weights: somebody changes them in place."""
+        """Drop the copies of the weights, which are others now."""
         self._packed.forget()
 
     def load_weights(self, weights: Weights) -> None:
@@ -70,7 +70,7 @@ class ModelRunner:
                     raise ContractError(f"{name}: got shape {tuple(tensor.shape)}, expected {tuple(expected)}")
                 parameters[name].copy_(tensor)
         self.loaded.features.clear()  # the weights may be those of another vision side
-        self._packed.forget()
+        self.weights_changed()
 
     # -- rows --------------------------------------------------------------------------------------------------
 
