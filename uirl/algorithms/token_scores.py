@@ -1,12 +1,15 @@
 """Log-probs of sampled tokens and entropies of what they were drawn from, without a second tensor of logits."""
 
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 _BLOCK_ELEMENTS = 2**19
 """Numbers of the vocabulary axis worked on at once: 2 MB of float32 stay in the cache of a core."""
+
+T = TypeVar("T")
 
 
 class _Wanted(NamedTuple):
@@ -51,7 +54,7 @@ class _TokenScores(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, wanted: _Wanted) -> tuple[Tensor, Tensor | None]:
-        parts = [_score(_scaled(logits[block], wanted), targets[block], wanted) for block in _blocks(logits)]
+        parts = visit(logits, lambda block: _score(_scaled(logits[block], wanted), targets[block], wanted))
         log_sums, log_probs, *more = (torch.cat(column) for column in zip(*parts, strict=True))
         entropies = more[0] if more else None
         ctx.wanted = wanted
@@ -65,7 +68,8 @@ class _TokenScores(torch.autograd.Function):
     def backward(ctx: Any, of_log_probs: Tensor, of_entropies: Tensor | None) -> tuple[Tensor, None, None]:
         logits, targets, log_sums, entropies = ctx.saved_tensors
         wanted: _Wanted = ctx.wanted
-        for block in _blocks(logits):
+
+        def write(block: slice) -> None:
             rows, outer = logits[block], of_log_probs[block, None]
             log_p = _scaled(rows, wanted).sub_(log_sums[block, None])
             if entropies is None or of_entropies is None:
@@ -76,6 +80,8 @@ class _TokenScores(torch.autograd.Function):
                 grad = inner.mul_(p).neg_()
             grad.scatter_add_(1, targets[block, None], outer)
             rows.copy_(grad if wanted.temperature == 1.0 else grad.div_(wanted.temperature))
+
+        visit(logits, write)
         return logits, None, None
 
 
@@ -110,7 +116,13 @@ def _finite(log_p: Tensor) -> Tensor:
     return log_p.clamp_(min=-1e30)
 
 
-def _blocks(rows: Tensor) -> list[slice]:
+def visit(rows: Tensor, act: Callable[[slice], T]) -> list[T]:
+    """Return what `act` says of each of the `blocks` of `rows`, one after the other. A plan puts another function here
+    for rows without numbers."""
+    return [act(block) for block in blocks(rows)]
+
+
+def blocks(rows: Tensor) -> list[slice]:
     """Return ranges of rows of about `_BLOCK_ELEMENTS` numbers; one empty range for no rows."""
     size = max(1, _BLOCK_ELEMENTS // max(1, rows.shape[-1]))
     return [slice(start, start + size) for start in range(0, max(1, len(rows)), size)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import torch
 
 from tests.inference.models.picture_families import saved
 from tests.published import PARAMETERS, write_published
+from uirl.algorithms import token_scores
 from uirl.config import ConfigStore
 from uirl.errors import CheckpointError, ContractError
 from uirl.learner import Policy
-from uirl.training.plan import depth
+from uirl.training.plan import depth, fake
 from uirl.training.plan.ledger import Ledger
 from uirl.training.plan.moment import GIB
 from uirl.training.plan.plan import PROCESS, Plan, plan_of
@@ -101,6 +103,26 @@ def test_layers_that_are_not_traced_are_added(monkeypatch: pytest.MonkeyPatch) -
     whole = planned(config)
     for one, other in zip(few.moments, whole.moments, strict=True):
         assert one.total - PROCESS == pytest.approx(other.total - PROCESS, rel=0.01)
+
+
+def test_blocks_of_logits_that_are_not_traced_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_scores, "_BLOCK_ELEMENTS", 2**11)  # four rows
+    config = small(LM, "algorithm.kl_loss_coef=0.1")
+    few = planned(config)
+    monkeypatch.setattr(fake, "_few_blocks", contextlib.nullcontext)
+    assert [moment.parts for moment in planned(config).moments] == [moment.parts for moment in few.moments]
+
+
+def test_a_plan_changes_no_score_of_real_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_scores, "_BLOCK_ELEMENTS", 2**5)
+    logits, targets = torch.randn(40, 8), torch.randint(8, (40,))
+    expected = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
+    visit = token_scores.visit
+    with fake._few_blocks():
+        log_probs, _ = token_scores.score_tokens(logits.clone(), targets)
+        assert token_scores.visit is not visit
+    assert torch.allclose(log_probs, expected, atol=1e-6)
+    assert token_scores.visit is visit
 
 
 def test_a_ledger_counts_a_storage_until_it_is_gone_and_once() -> None:
