@@ -53,6 +53,9 @@ class StandIn:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = (
+                True  # headers and body are two packets: the second would wait 40 ms for an answer
+            )
 
             def setup(self) -> None:
                 super().setup()
