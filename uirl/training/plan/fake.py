@@ -98,7 +98,7 @@ def without_memory(module: nn.Module) -> nn.Module:
             if parameter is not None:
                 if id(parameter) not in made:
                     made[id(parameter)] = nn.Parameter(fake(parameter), requires_grad=parameter.requires_grad)
-                part._parameters[name] = made[id(parameter)]
+                part._parameters[name] = made[id(parameter)]  # type: ignore[assignment]
         for name, buffer in part._buffers.items():
             if buffer is not None:
                 part._buffers[name] = fake(buffer)
