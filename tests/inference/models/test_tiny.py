@@ -42,3 +42,9 @@ def test_a_kernel_whose_package_is_missing_is_a_checkpoint_that_cannot_be_loaded
     lm.save(tmp_path)
     with pytest.raises(CheckpointError, match="cannot load a model"):
         load_model(ModelConfig(local_path=str(tmp_path), device="cpu", attn_implementation="flash_attention_2"))
+
+
+def test_a_run_is_no_folder_of_weights_and_the_error_says_how_it_becomes_one(tmp_path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(CheckpointError, match=f"uirl export {tmp_path} --to hf"):
+        load_model(ModelConfig(local_path=str(tmp_path), device="cpu"))

@@ -28,6 +28,7 @@ from uirl.inference.models.templates import TEMPLATES
 from uirl.inference.models.tiny import TINY_MODELS, build_tiny
 from uirl.inference.models.vision import VisionInputs
 from uirl.inference.models.vision_tower import speed_up_vision
+from uirl.runtime.folders import MANIFEST
 
 BUILT_IN_MODELS = (*TINY_MODELS, *SHIPPED)
 """Names that no other program knows."""
@@ -353,11 +354,18 @@ def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | Non
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise CheckpointError(
             f"cannot load a model from {path!r}: {str(error).rstrip('.')}. "
-            "Expected a HF id or a folder with config.json, model.safetensors and a tokenizer."
+            f"Expected a HF id or a folder with config.json, model.safetensors and a tokenizer.{_way_out(Path(path))}"
         ) from error
     except SafetensorError as error:
         raise CheckpointError(f"the weights in {path!r} are damaged: {error}") from error
     return model, tokenizer, processor
+
+
+def _way_out(path: Path) -> str:
+    """Return what to do with a run or a checkpoint of uirl, which is no such folder; empty for anything else."""
+    if not ((path / "checkpoints").is_dir() or (path / MANIFEST).is_file()):
+        return ""
+    return f" This is a run or checkpoint of uirl: `uirl export {path} --to hf --out FOLDER` makes one of it."
 
 
 def _hollow(front: Any, hf_config: Any) -> Any:
