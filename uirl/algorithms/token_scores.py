@@ -117,12 +117,12 @@ def _finite(log_p: Tensor) -> Tensor:
 
 
 def visit(rows: Tensor, act: Callable[[slice], T]) -> list[T]:
-    """Return what `act` says of each of the `blocks` of `rows`, one after the other. A plan puts another function here
-    for rows without numbers."""
+    """Return what `act` says of each of the `blocks` of `rows` [n, V], one after the other. A plan puts another
+    function here for rows without numbers."""
     return [act(block) for block in blocks(rows)]
 
 
 def blocks(rows: Tensor) -> list[slice]:
-    """Return ranges of rows of about `_BLOCK_ELEMENTS` numbers; one empty range for no rows."""
+    """Return ranges of the `rows` [n, V] of about `_BLOCK_ELEMENTS` numbers; one empty range for no rows."""
     size = max(1, _BLOCK_ELEMENTS // max(1, rows.shape[-1]))
     return [slice(start, start + size) for start in range(0, max(1, len(rows)), size)]
