@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from uirl.errors import ContractError
+from uirl.runtime.openmp import give_back_team
 
 T = TypeVar("T")
 
@@ -79,6 +80,7 @@ class EventLoopThread:
                     assert task is not None
                     task.cancel()
 
+        give_back_team()
         try:
             return asyncio.run_coroutine_threadsafe(whole(), self._loop).result()
         except KeyboardInterrupt:
