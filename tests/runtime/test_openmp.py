@@ -50,3 +50,25 @@ expect(before - 1)
 def test_the_caller_of_a_loop_has_no_helper_threads_meanwhile() -> None:
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+FORK = """
+import os, signal, sys
+import torch
+from uirl.runtime.event_loop import EventLoopThread
+
+async def nothing():
+    return 1
+
+torch.set_num_threads(2)
+torch.ones(500, 500).exp()
+if (child := os.fork()) == 0:
+    signal.alarm(20)
+    EventLoopThread().run(nothing())
+    os._exit(0)
+sys.exit(os.waitpid(child, 0)[1] != 0)
+"""
+
+
+def test_a_forked_child_waits_for_no_helper_threads_of_its_parent() -> None:
+    assert subprocess.run([sys.executable, "-c", FORK], check=False).returncode == 0

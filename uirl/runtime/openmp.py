@@ -29,12 +29,17 @@ def give_back_team() -> None:
 @cache
 def _pause_of(process: int) -> Callable[[int], int] | None:
     """Return `omp_pause_resource_all` of the OpenMP that is loaded; None: there is none, or an older one."""
-    maps = Path(f"/proc/{process}/maps")
-    if not maps.exists():
+    try:
+        maps = Path(f"/proc/{process}/maps").read_text(errors="surrogateescape")
+    except OSError:
         return None
-    for path in {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "/libgomp" in line}:
+    for path in {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/libgomp" in line}:
         try:
             return ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW).omp_pause_resource_all
         except (OSError, AttributeError):
             continue
     return None
+
+
+# a forked child has none of these threads, and would wait for ever to end them
+os.register_at_fork(before=give_back_team)

@@ -363,7 +363,7 @@ def _load_pretrained(config: Any, *, weights: bool) -> tuple[Any, Any, Any | Non
 
 def _way_out(path: Path) -> str:
     """Return what to do with a run or a checkpoint of uirl, which is no such folder; empty for anything else."""
-    if not ((path / "checkpoints").is_dir() or (path / MANIFEST).is_file()):
+    if (path / "config.json").is_file() or not ((path / "checkpoints").is_dir() or (path / MANIFEST).is_file()):
         return ""
     return f" This is a run or checkpoint of uirl: `uirl export {path} --to hf --out FOLDER` makes one of it."
 
