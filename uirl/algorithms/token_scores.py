@@ -1,6 +1,7 @@
 """Log-probs of sampled tokens and entropies of what they were drawn from, without a second tensor of logits."""
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -10,6 +11,11 @@ _BLOCK_ELEMENTS = 2**19
 """Numbers of the vocabulary axis worked on at once: 2 MB of float32 stay in the cache of a core."""
 
 T = TypeVar("T")
+Visitor = Callable[[Tensor, Callable[[slice], Any]], list[Any]]
+
+VISITOR: ContextVar[Visitor | None] = ContextVar("VISITOR", default=None)
+"""What visits the blocks of rows; None: `every_block`. A plan, whose rows have no numbers, sets another one for its own
+thread."""
 
 
 class _Wanted(NamedTuple):
@@ -54,7 +60,7 @@ class _TokenScores(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, wanted: _Wanted) -> tuple[Tensor, Tensor | None]:
-        parts = visit(logits, lambda block: _score(_scaled(logits[block], wanted), targets[block], wanted))
+        parts = _visit(logits, lambda block: _score(_scaled(logits[block], wanted), targets[block], wanted))
         log_sums, log_probs, *more = (torch.cat(column) for column in zip(*parts, strict=True))
         entropies = more[0] if more else None
         ctx.wanted = wanted
@@ -81,7 +87,7 @@ class _TokenScores(torch.autograd.Function):
             grad.scatter_add_(1, targets[block, None], outer)
             rows.copy_(grad if wanted.temperature == 1.0 else grad.div_(wanted.temperature))
 
-        visit(logits, write)
+        _visit(logits, write)
         return logits, None, None
 
 
@@ -116,9 +122,12 @@ def _finite(log_p: Tensor) -> Tensor:
     return log_p.clamp_(min=-1e30)
 
 
-def visit(rows: Tensor, act: Callable[[slice], T]) -> list[T]:
-    """Return what `act` says of each of the `blocks` of `rows` [n, V], one after the other. A plan puts another
-    function here for rows without numbers."""
+def _visit(rows: Tensor, act: Callable[[slice], T]) -> list[T]:
+    return (VISITOR.get() or every_block)(rows, act)
+
+
+def every_block(rows: Tensor, act: Callable[[slice], T]) -> list[T]:
+    """Return what `act` says of each of the `blocks` of `rows` [n, V], one after the other."""
     return [act(block) for block in blocks(rows)]
 
 

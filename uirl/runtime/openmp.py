@@ -21,8 +21,11 @@ _SOFT = 1
 
 def give_back_team() -> None:
     """End the helper threads of the calling thread, which must be outside of an operation. Its next operation makes
-    them again. Nothing happens where torch is not loaded, has no OpenMP, or is not on Linux."""
-    if "torch" in sys.modules and (pause := _pause_of(os.getpid())) is not None:
+    them again. Nothing happens where torch is not loaded whole, or has another OpenMP than GNU's on Linux.
+
+    Threads that wait otherwise (`asyncio.to_thread`, `WorkerThread`) keep theirs.
+    """
+    if hasattr(sys.modules.get("torch"), "set_num_threads") and (pause := _pause_of(os.getpid())) is not None:
         pause(_SOFT)
 
 

@@ -117,12 +117,11 @@ def test_a_plan_changes_no_score_of_real_tokens(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(token_scores, "_BLOCK_ELEMENTS", 2**5)
     logits, targets = torch.randn(40, 8), torch.randint(8, (40,))
     expected = logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
-    visit = token_scores.visit
     with fake._few_blocks():
         log_probs, _ = token_scores.score_tokens(logits.clone(), targets)
-        assert token_scores.visit is not visit
+        assert token_scores.VISITOR.get() is not None
     assert torch.allclose(log_probs, expected, atol=1e-6)
-    assert token_scores.visit is visit
+    assert token_scores.VISITOR.get() is None
 
 
 def test_a_ledger_counts_a_storage_until_it_is_gone_and_once() -> None:

@@ -60,22 +60,21 @@ class FakeLedger(Ledger):
 
 @contextlib.contextmanager
 def _few_blocks() -> Iterator[None]:
-    """Return a context in which fake logits are scored in the first two blocks and the last: those between take what
-    the second takes, and of a large vocabulary there are thousands."""
-    every = token_scores.visit
-
-    def visit(rows: Tensor, act: Callable[[slice], T]) -> list[T]:
-        blocks = token_scores.blocks(rows)
-        if not isinstance(rows, FakeTensor) or len(blocks) < 4:
-            return every(rows, act)
-        first, second, last = (act(block) for block in (blocks[0], blocks[1], blocks[-1]))
-        return [first, *[second] * (len(blocks) - 2), last]
-
-    token_scores.visit = visit
+    """Return a context in which fake logits are scored in the first two blocks and the last. Those between take what
+    the second takes, and of a large vocabulary there are thousands; their scores, some bytes a row, are not kept."""
+    token = token_scores.VISITOR.set(_first_two_and_last)
     try:
         yield
     finally:
-        token_scores.visit = every
+        token_scores.VISITOR.reset(token)
+
+
+def _first_two_and_last(rows: Tensor, act: Callable[[slice], T]) -> list[T]:
+    blocks = token_scores.blocks(rows)
+    if not isinstance(rows, FakeTensor) or len(blocks) < 4:
+        return token_scores.every_block(rows, act)
+    first, second, last = (act(block) for block in (blocks[0], blocks[1], blocks[-1]))
+    return [first, *[second] * (len(blocks) - 2), last]
 
 
 def shape_of_picture(number: int) -> Screenshot:
