@@ -25,13 +25,17 @@ settings.load_profile("steady")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-LONGEST = ("test_learning.py", "test_tool_learning.py", "test_miniwob.py", "test_loop.py", "test_gpu.py")
+LONGEST = (
+    *("test_learning.py", "test_tool_learning.py", "test_one_gpu.py", "test_loop.py", "test_every_run_option.py"),
+    *("test_resume.py", "test_gpu.py", "test_miniwob.py"),
+)
 """Files that take a minute or more: they begin first, so that no process plays one alone at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the tests of `LONGEST` first; the others keep their order."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    """Puts the tests of `LONGEST` first, in its order; the others keep theirs."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 @pytest.fixture(scope="session", autouse=True)
