@@ -7,8 +7,9 @@ A `Batch` is [B, T], one row per sample. A number per response token travels bet
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +17,27 @@ from torch import Tensor
 
 from uirl.errors import AlignmentError
 from uirl.images import ImageStore, Screenshot
-from uirl.inference.models.loading import LoadedModel, pad_sequences
+from uirl.inference.models.loading import LoadedModel, hidden_states, pad_sequences
+from uirl.inference.models.shared_prompts import SharedPrompt, packed_masks, prompts_can_be_shared
+from uirl.learner.micro_batching import Family, MicroBatch, padded, with_shared_prompts
 from uirl.learner.room import MicroBatchRoom
 from uirl.types import Sample
 
-PADDING_SHARE = 0.1
-"""Of the tokens of a micro-batch; with less, samples of unlike lengths would be more micro-batches."""
-PADDING_TOKENS = 256
-"""What a micro-batch more costs anyway, in tokens."""
+
+@dataclass(frozen=True, slots=True)
+class PackedRow:
+    """The tokens of a batch in one row, prompts that its samples share once each."""
+
+    input_ids: Tensor
+    """[1, n]."""
+    position_ids: Tensor
+    """[axes, 1, n]."""
+    masks: Any
+    """What the model takes as its attention mask."""
+    places: Tensor
+    """int64 [B, T]: where in the row each token of the batch stands; 0 for padding."""
+    images: tuple[Screenshot, ...]
+    """Those of the row, in reading order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +55,8 @@ class Batch:
     """The engine's, float32; 0 where `response_mask` is False."""
     images: tuple[Screenshot, ...] = ()
     """The pictures of all rows, in reading order."""
+    packed: PackedRow | None = None
+    """What the model reads in place of the padded rows; None: the rows."""
 
     def flatten(self, aligned: Tensor) -> Tensor:
         """Return the response tokens of `aligned` [B, T] as one tensor [tokens]."""
@@ -53,8 +69,11 @@ class Batch:
         return aligned
 
 
-def collate(loaded: LoadedModel, samples: Sequence[Sample], images: ImageStore) -> Batch:
-    """Return the batch of `samples`, on the model's device.
+def collate(
+    loaded: LoadedModel, samples: Sequence[Sample], images: ImageStore, families: Sequence[Family] = ()
+) -> Batch:
+    """Return the batch of `samples`, on the model's device; with `families`, which then hold all of them, to be read as
+    a packed row.
 
     Raises AlignmentError that names the sample where tokens, masks or pictures do not line up: a sampled first token
     (nothing predicts it), a token the policy cannot sample, a picture that is missing or does not match its
@@ -86,29 +105,74 @@ def collate(loaded: LoadedModel, samples: Sequence[Sample], images: ImageStore) 
         response_mask=mask,
         rollout_log_probs=torch.from_numpy(log_probs).to(device),
         images=tuple(itertools.chain.from_iterable(pictures)),
+        packed=_pack(loaded, samples, families, input_ids, position_ids, pictures) if families else None,
     )
 
 
-def micro_batches(samples: Sequence[Sample], token_budget: int) -> list[list[int]]:
-    """Return indices of `samples` in groups whose padded size (rows x longest row) is at most `token_budget`.
+def _pack(
+    loaded: LoadedModel,
+    samples: Sequence[Sample],
+    families: Sequence[Family],
+    input_ids: Tensor,
+    position_ids: Tensor,
+    pictures: Sequence[Sequence[Screenshot]],
+) -> PackedRow:
+    """Return the packed row of padded rows: each family's prompt from its first member, then what follows it in all."""
+    places = np.zeros(tuple(input_ids.shape), np.int64)
+    rows: list[np.ndarray] = []
+    columns: list[np.ndarray] = []
+    shown: list[Screenshot] = []
+    shared: list[SharedPrompt] = []
+    n = 0
 
-    Samples of like length share a group, longest first; equal lengths keep their order, so the result depends on the
-    lengths alone. At most `PADDING_SHARE` of a group is padding, or `PADDING_TOKENS` where that is more. A sample
-    longer than the budget gets a group of its own.
-    """
-    if token_budget < 1:
-        raise ValueError(f"token_budget must be at least 1, got {token_budget} (training.micro_batch_tokens)")
-    groups: list[list[int]] = []
-    widest, padding = 0, 0
-    for index in sorted(range(len(samples)), key=lambda i: -len(samples[i].token_ids)):
-        length = len(samples[index].token_ids)
-        size = (len(groups[-1]) + 1) * widest if groups else 0
-        padding += widest - length
-        if not groups or size > token_budget or padding > max(PADDING_TOKENS, PADDING_SHARE * size):
-            groups.append([])
-            widest, padding = length, 0
-        groups[-1].append(index)
-    return groups
+    def append(row: int, start: int, end: int) -> None:
+        nonlocal n
+        rows.append(np.full(end - start, row))
+        columns.append(np.arange(start, end))
+        places[row, start:end] = np.arange(n, n + end - start)
+        n += end - start
+
+    for family in families:
+        first, prompt = family.members[0], family.prompt
+        append(first, 0, prompt)
+        before = pictures_before(loaded, samples[first], pictures[first], prompt)
+        shown += pictures[first][:before]
+        for row in family.members:
+            places[row, :prompt] = places[first, :prompt]
+            append(row, prompt, len(samples[row].token_ids))
+            shown += pictures[row][before:]
+        replies = tuple(len(samples[row].token_ids) - prompt for row in family.members)
+        shared.append(SharedPrompt(prompt, replies))
+    at = tuple(torch.from_numpy(np.concatenate(part)).to(loaded.device) for part in (rows, columns))
+    return PackedRow(
+        input_ids[at][None],
+        position_ids[:, at[0], at[1]][:, None],
+        packed_masks(loaded, shared),
+        torch.from_numpy(places).to(loaded.device),
+        tuple(shown),
+    )
+
+
+def pictures_before(loaded: LoadedModel, sample: Sample, shown: Sequence[Screenshot], end: int) -> int:
+    """Return how many of the pictures of a sample stand before its token `end`."""
+    if not shown:
+        return 0
+    return sum(stop <= end for _, stop in loaded.vision_for(shown).spans(sample.token_ids, shown))
+
+
+def token_states(loaded: LoadedModel, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the last hidden states [tokens, H] from which each response token of `batch` is drawn, and those [B, H] of
+    the last token of each row."""
+    rows = torch.arange(len(batch.input_ids), device=batch.input_ids.device)
+    ends = batch.attention_mask.sum(1) - 1
+    # the one shift of the package: the state before token t is at t - 1
+    drawn = batch.response_mask[:, 1:]
+    packed = batch.packed
+    if packed is None:
+        hidden = hidden_states(loaded, batch.input_ids, batch.position_ids, batch.images)
+        return hidden[:, :-1][drawn], hidden[rows, ends]
+    row = hidden_states(loaded, packed.input_ids, packed.position_ids, packed.images, attention_mask=packed.masks)[0]
+    return row[packed.places[:, :-1][drawn]], row[packed.places[rows, ends]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +183,8 @@ class SampleBatches:
     samples: Sequence[Sample]
     images: ImageStore
     room: MicroBatchRoom
+    share_prompts: bool = True
+    """A prompt of several samples is read once, where the model takes that and it saves enough."""
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -126,10 +192,31 @@ class SampleBatches:
     def of(self, chosen: Sequence[int]) -> Iterator[tuple[Batch, list[int]]]:
         """Yield (batch, indices of its samples) for every micro-batch of the samples `chosen`."""
         subset = [self.samples[i] for i in chosen]
-        for group in micro_batches(subset, self.room.tokens):
-            members = [chosen[i] for i in group]
-            self.room.rows, self.room.width = len(group), len(subset[group[0]].token_ids)
-            yield collate(self.loaded, [self.samples[i] for i in members], self.images), members
+        for group in self._micro_batches(subset):
+            members = [chosen[i] for i in group.members]
+            self.room.rows, self.room.size = len(members), group.size
+            self.room.width = max(len(subset[i].token_ids) for i in group.members)
+            yield collate(self.loaded, [subset[i] for i in group.members], self.images, group.in_order), members
+
+    def _micro_batches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+        prompts = [self._prompt(index, sample) for index, sample in enumerate(samples)]
+        longest = max((len(sample.token_ids) for sample in samples), default=0)
+        several = self.share_prompts and len(set(prompts)) < len(prompts)
+        if several and prompts_can_be_shared(self.loaded, longest):
+            return with_shared_prompts(samples, prompts, self.room.tokens)
+        return padded(samples, range(len(samples)), self.room.tokens)
+
+    def _prompt(self, index: int, sample: Sample) -> Hashable:
+        """Return what a sample begins with, up to its first sampled token: tokens and pictures."""
+        if True not in sample.response_mask:
+            return index
+        end = sample.response_mask.index(True)
+        shown = [_picture(sample, hash, self.images) for hash in sample.images]
+        try:
+            before = pictures_before(self.loaded, sample, shown, end)
+        except AlignmentError:
+            return index  # `collate` says what is wrong
+        return sample.token_ids[:end], sample.images[:before]
 
 
 def describe(sample: Sample) -> str:

@@ -24,7 +24,7 @@ from uirl.inference.models.features import vision_is_frozen
 from uirl.inference.models.loading import LoadedModel, head_is_plain, hidden_states, load_model, project, raw_logits
 from uirl.learner import lora
 from uirl.learner.adapter_folder import load_adapter
-from uirl.learner.batch import Batch
+from uirl.learner.batch import Batch, token_states
 
 LOGITS_KEPT = 2**28
 """Bytes of logits that wait for the backward pass; those of further tokens are made again there."""
@@ -176,9 +176,7 @@ class Policy:
         """
         if values and self.value_head is None:
             raise ContractError("this policy has no value head; make it with critic=True")
-        hidden = self.hidden(batch)
-        # the one shift of the package: the state before token t is at t - 1
-        before = hidden[:, :-1][batch.response_mask[:, 1:]]
+        before, last = token_states(self.loaded, batch)
         spread = batch.scatter
         scores: dict[str, Tensor] = {}
         if log_probs or entropy:
@@ -188,8 +186,7 @@ class Policy:
         token_values = final_values = None
         if values:
             token_values = spread(self._values(before))
-            ends = batch.attention_mask.sum(1) - 1
-            final_values = self._values(hidden[torch.arange(len(ends), device=ends.device), ends])
+            final_values = self._values(last)
         return TokenScores(
             log_probs=columns.get("log_probs") if log_probs else None,
             entropy=columns.get("entropy"),

@@ -30,7 +30,9 @@ class MicroBatchRoom:
     rows: int = 0
     """Samples of the newest micro-batch."""
     width: int = 0
-    """Tokens of its longest row."""
+    """Tokens of its longest sample."""
+    size: int = 0
+    """What it takes, in tokens: rows x width, or less where prompts are shared."""
 
     def within_memory(self, attempt: Callable[[], T]) -> T:
         """Return what `attempt` returns. Where memory runs out in it, halve the micro-batch and call it again, from its
@@ -55,12 +57,12 @@ class MicroBatchRoom:
                 f"memory ran out in the learner on one sequence of {self.width} tokens, the smallest micro-batch: "
                 f"{reason}. Expected room for it; {REMEDY}. `uirl plan` computes what fits"
             )
-        self.tokens = self.rows * self.width // 2
+        self.tokens = self.size // 2
         _LOG.warning(
-            "memory ran out in the learner on a micro-batch of %d x %d tokens; from now on one has at most %d. The "
-            "gradient stays the same; training.micro_batch_tokens=%d avoids the failed attempt (%s)",
+            "memory ran out in the learner on a micro-batch of %d sequences, %d tokens; from now on one has at most "
+            "%d. The gradient stays the same; training.micro_batch_tokens=%d avoids the failed attempt (%s)",
             self.rows,
-            self.width,
+            self.size,
             self.tokens,
             self.tokens,
             reason,

@@ -74,7 +74,7 @@ class Learner:
         """
         if not any(any(sample.response_mask) for sample in samples):
             raise AlignmentError("no samples: got an empty list, expected at least one demonstration")
-        batches = SampleBatches(self.policy.loaded, samples, self.images, self.room)
+        batches = SampleBatches(self.policy.loaded, samples, self.images, self.room, self.config.training.share_prompts)
         metrics = imitate(self.policy, self.use_optimizer("supervised"), batches)
         self.version += 1
         return metrics
@@ -105,7 +105,7 @@ class Learner:
         self._freeze_reference()
         self.updates += 1
         policy, settings, version = self.policy, self.settings, self.version
-        batches = SampleBatches(policy.loaded, samples, self.images, self.room)
+        batches = SampleBatches(policy.loaded, samples, self.images, self.room, self.config.training.share_prompts)
         old = score_old(policy, settings, view, batches, self.version)
         reference = score_reference(policy, settings, view, batches)
         credit, credit_metrics = credit_of_update(settings, view, old, reference, self.kl, anchors)

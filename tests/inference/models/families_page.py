@@ -10,6 +10,7 @@ from tests.inference.models.picture_families import FAMILIES, saved
 from tests.inference.models.refused_families import REFUSED
 from uirl.inference import LoadedModel
 from uirl.inference.embedded.attention_proof import proven_spans
+from uirl.inference.models.shared_prompts import prompts_can_be_shared
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 
@@ -68,6 +69,9 @@ pictures in conversations of several turns:
 - what is saved and loaded again is the same model.
 
 `position axes`: 3 where pictures have rows and columns. `layers see`: what the embedded engine found.
+`prompts shared`: an update reads a prompt once for all samples that begin with it (`training.share_prompts`). A model
+is tried before the first such update; one that reads packed rows otherwise reads sample by sample, and a warning says
+why. A layer with a window shares the prompts of sequences that fit into it.
 
 """
 
@@ -85,7 +89,10 @@ picture (Gemma 3) are refused there; use the embedded engine.
 
 def models_page(built: Callable[[str], LoadedModel]) -> str:
     """The page, of models by the name of their family."""
-    rows = ["| family | known as | processor | position axes | layers see |", "|---|---|---|---|---|"]
+    rows = [
+        "| family | known as | processor | position axes | layers see | prompts shared |",
+        "|---|---|---|---|---|---|",
+    ]
     rows += [_row(name, built(name)) for name in FAMILIES]
     refused = ["| family | why | where |", "|---|---|---|"]
     refused += [f"| {name} | {each.reason} | {each.by} |" for name, each in REFUSED.items()]
@@ -98,7 +105,8 @@ def _row(name: str, loaded: LoadedModel) -> str:
     kinds = ["all" if size is None else kind.split("_")[0] for kind, size in spans.sizes.items()]
     sees = " and ".join(sorted(kinds)) + (", pictures in both directions" if spans.both_ways else "")
     processor = loaded.vision.front.name
-    return f"| {name} | {FAMILIES[name].checkpoints} | `{processor}` | {loaded.axes} | {sees} |"
+    shared = "yes" if prompts_can_be_shared(loaded, 1) else "no"
+    return f"| {name} | {FAMILIES[name].checkpoints} | `{processor}` | {loaded.axes} | {sees} | {shared} |"
 
 
 if __name__ == "__main__":

@@ -84,6 +84,10 @@ class TrainingConfig(Section):
     """Maximum number of tokens, with padding, of one forward and backward pass. Changes memory, not the gradient. None:
     32768; for a checkpoint as many of its longest sequences as fit by the plan (docs/plan.md), where those are fewer,
     and one at least."""
+    share_prompts: bool = True
+    """A prompt that several samples of a micro-batch begin with is read once for all of them, as the members of a group
+    do. Changes time and memory, and the gradient by rounding alone. Models that do not take it read every sample by
+    itself, and a warning says why."""
 
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
     """'adamw': two float32 moments, 8 bytes a trained weight. 'adamw_8bit': two of 8 bits, 2 bytes (Dettmers et al.

@@ -17,6 +17,7 @@ from uirl.inference.embedded.cache import SlotCache
 from uirl.inference.models.attention import OTHER_ENGINES, SIZE_KEYS, AttentionSpans
 from uirl.inference.models.loading import LoadedModel, hidden_states
 from uirl.inference.models.picture_proof import SIZES, probe
+from uirl.inference.models.probing import evaluating, plain_ids
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 """Largest relative difference of hidden states, as a mean over tokens, that rounding explains. Over the 30 families of
@@ -41,7 +42,7 @@ def prove_attention(loaded: LoadedModel) -> None:
     Compares a few tokens through masks and cache with the model's own forward of all of them, with the windows of the
     config made small for the moment: real ones are longer than what can be tried at every start.
     """
-    ids = list(itertools.islice(itertools.cycle(_plain_ids(loaded)), _TOKENS))
+    ids = list(itertools.islice(itertools.cycle(plain_ids(loaded)), _TOKENS))
     gap = _gap_of(loaded, loaded.attention_spans(), ids, (), (5, 9, *range(10, _TOKENS + 1)))
     if not gap <= TOLERANCE.get(loaded.dtype, 1e-3):
         raise ContractError(
@@ -59,7 +60,7 @@ def proven_with_pictures(loaded: LoadedModel, spans: AttentionSpans) -> Attentio
     vision = loaded.vision
     assert vision is not None
     picture = probe(SIZES[0])
-    text = list(itertools.islice(itertools.cycle(_plain_ids(loaded)), 6))
+    text = list(itertools.islice(itertools.cycle(plain_ids(loaded)), 6))
     (image,) = vision.encode([picture])
     ids = [*text[:2], *image.expansion.ids.tolist(), *text[2:]]
     ends = (len(ids) - 3, len(ids) - 1, len(ids))
@@ -75,11 +76,6 @@ def proven_with_pictures(loaded: LoadedModel, spans: AttentionSpans) -> Attentio
         f"{TOLERANCE.get(loaded.dtype, 1e-3):g}: pictures enter its layers in a way this engine does not know. "
         + OTHER_ENGINES
     )
-
-
-def _plain_ids(loaded: LoadedModel) -> list[int]:
-    banned = {*loaded.banned_ids, *loaded.end_ids}
-    return [i for i in range(len(loaded.tokenizer)) if i not in banned]
 
 
 def _gap_of(
@@ -127,19 +123,6 @@ def _through_the_cache(
         parts.append(hidden_states(loaded, *feed, attention_mask=masks, past_key_values=cache, use_cache=True))
         start = end
     return torch.cat(parts, dim=1)
-
-
-@contextlib.contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Return a context in which `model` is in evaluation mode: HF's gradient checkpointing keeps no cache in training
-    mode."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 @contextlib.contextmanager

@@ -13,13 +13,14 @@ from uirl.errors import ContractError
 from uirl.images import Screenshot
 from uirl.inference.base import Weights
 from uirl.inference.counters import Counters
-from uirl.inference.embedded.attention_proof import evaluating, proven_spans
+from uirl.inference.embedded.attention_proof import proven_spans
 from uirl.inference.embedded.cache import SlotCache
 from uirl.inference.embedded.packed_weights import PackedWeights
 from uirl.inference.embedded.sampling import BatchSampling
 from uirl.inference.embedded.scheduler import Admission, SequenceState
 from uirl.inference.models.attention import Masks
 from uirl.inference.models.loading import LoadedModel, hidden_states, project
+from uirl.inference.models.probing import evaluating
 
 Sampled = tuple[list[int], list[float]]
 """(token, log-prob) of each sequence, as two lists."""

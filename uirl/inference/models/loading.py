@@ -53,6 +53,8 @@ class LoadedModel:
     """What its layers see, once an embedded engine has proved it; None: nobody has asked (`proven_spans`)."""
     features: PictureFeatures = field(default_factory=PictureFeatures)
     """What the vision side made of pictures. Copies with the same vision weights share it."""
+    shares_prompts: bool | None = None
+    """Whether it reads packed rows; None: nobody has tried (`prompts_can_be_shared`)."""
     _vocabulary: int = field(default=0, init=False)
     """Rows of the input embedding; 0: not looked up yet, which takes longer than to look at a reply."""
 

@@ -1,0 +1,129 @@
+"""Packed rows of prompts and replies: the mask against a dense one, the proof against models that do otherwise."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from tests.inference.models.picture_families import saved
+from tests.inference.windowed import windowed_model
+from uirl.config import ModelConfig
+from uirl.errors import ContractError
+from uirl.inference import LoadedModel, load_model
+from uirl.inference.models import shared_prompts
+from uirl.inference.models.shared_prompts import (
+    SharedPrompt,
+    SharedPromptMask,
+    packed_masks,
+    prompts_can_be_shared,
+)
+
+ROWS = (
+    [SharedPrompt(3, (2, 2))],
+    [SharedPrompt(1, (1,))],
+    [SharedPrompt(5, (7, 4, 1)), SharedPrompt(2, (6, 6, 6)), SharedPrompt(4, (9,))],
+    [SharedPrompt(8, tuple(range(40, 0, -1)))],
+)
+
+
+def dense(row: list[SharedPrompt]) -> torch.Tensor:
+    """What each token of a row sees, [n, n], written down token by token."""
+    owner = [(p, r) for p, one in enumerate(row) for r, n in enumerate((one.tokens, *one.replies)) for _ in range(n)]
+    return torch.tensor(
+        [
+            [p == q and reply in (0, mine) and at <= here for at, (p, reply) in enumerate(owner)]
+            for here, (q, mine) in enumerate(owner)
+        ]
+    )
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("queries", [3, 1024])
+@pytest.mark.parametrize("padding", [0, 256])
+def test_attention_and_its_gradient_are_those_of_a_dense_mask(row, queries, padding, monkeypatch):
+    monkeypatch.setattr(shared_prompts, "QUERIES", queries)
+    monkeypatch.setattr(shared_prompts, "PADDING_TOKENS", padding)
+    n = sum(one.length for one in row)
+    parts = [torch.randn(1, heads, n, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
+    weights = torch.randn(1, 4, n, 8, dtype=torch.float64)
+    got = []
+    for mask in (SharedPromptMask.of(row, torch.device("cpu")), dense(row)[None, None]):
+        out = scaled_dot_product_attention(*parts, attn_mask=mask, scale=0.3, enable_gqa=True)
+        got.append((out, *torch.autograd.grad((out * weights).sum(), parts)))
+    for ours, theirs in zip(*got, strict=True):
+        assert (ours - theirs).abs().max() < 1e-10
+
+
+def test_the_mask_has_a_shape_and_nothing_else_to_read():
+    mask = SharedPromptMask.of([SharedPrompt(3, (2, 2))], torch.device("cpu"))
+    assert mask.shape == (1, 1, 7, 7)
+    assert mask.ndim == 4
+    for read in (lambda: mask.to(torch.float32), lambda: mask[..., :3], lambda: torch.where(mask, 0.0, 1.0)):
+        with pytest.raises(ContractError, match="read the mask of a packed row"):
+            read()
+
+
+@pytest.fixture(scope="module")
+def small() -> LoadedModel:
+    return load_model(ModelConfig(model_name="uirl/tiny-vlm", device="cpu"))
+
+
+def untried(loaded: LoadedModel) -> LoadedModel:
+    other = copy.copy(loaded)
+    other.shares_prompts = None
+    return other
+
+
+def test_a_model_is_tried_once(small, monkeypatch):
+    loaded = untried(small)
+    assert prompts_can_be_shared(loaded, 100)
+    monkeypatch.setattr(shared_prompts, "_reason_against", lambda _: pytest.fail("tried again"))
+    assert prompts_can_be_shared(loaded, 10_000)
+
+
+@pytest.mark.parametrize("sees", ["too much", "too little"])
+def test_the_proof_notices_tokens_that_see_others_than_they_should(small, sees, monkeypatch, caplog):
+    attend = shared_prompts._attend
+
+    def wrong(query, key, value, attn_mask, **options):
+        if sees == "too much":
+            return scaled_dot_product_attention(query, key, value, is_causal=True, scale=options.get("scale"))
+        alone = [slice(p.start, p.stop) for p in attn_mask.spans]
+        out = attend(query, key, value, attn_mask, **options).clone()
+        for prompt in alone:
+            out[:, :, prompt] = value[:, :, prompt]
+        return out
+
+    monkeypatch.setattr(shared_prompts, "_attend", wrong)
+    loaded = untried(small)
+    assert not prompts_can_be_shared(loaded, 100)
+    assert not prompts_can_be_shared(loaded, 100)
+    (record,) = caplog.records
+    assert "read a prompt once for each of its replies: hidden states would differ by" in record.message
+
+
+def test_pictures_that_are_read_in_both_directions_are_not_shared(tmp_path: Path):
+    loaded = saved("gemma3", tmp_path)
+    loaded.config.get_text_config().sliding_window = 64
+    reason = shared_prompts._reason_against(loaded)
+    assert reason is not None
+    assert "would differ" in reason
+
+
+def test_a_window_that_does_not_hold_a_sequence_is_not_shared():
+    loaded = windowed_model("gemma3_text")
+    loaded.config.get_text_config().sliding_window = 64
+    assert prompts_can_be_shared(loaded, 64)
+    assert not prompts_can_be_shared(loaded, 65)
+    assert set(packed_masks(loaded, [SharedPrompt(3, (2, 2))])) == {"full_attention", "sliding_attention"}
+
+
+def test_other_attention_than_sdpa_is_not_shared():
+    config = ModelConfig(model_name="uirl/tiny-lm", device="cpu")
+    loaded = load_model(config)
+    loaded.model.set_attn_implementation("eager")
+    assert "eager" in (shared_prompts._reason_against(loaded) or "")

@@ -1,0 +1,178 @@
+"""Samples that begin with one prompt: the gradient is that of each by itself, in fewer tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.learner.updates import gradients_of_first_step, log_probs_of, make_learner
+from tests.learner.worlds import picture, sample_trajectories
+from uirl.images import ImageStore
+from uirl.learner import batch as batch_module
+from uirl.learner.micro_batching import micro_batches, with_shared_prompts
+from uirl.types import Sample
+
+
+def cut(sample: Sample, tokens: int, name: str) -> Sample:
+    """A sample whose reply ends after `tokens`, pictures of later turns left out."""
+    n = sample.response_mask.index(True) + tokens
+    last = max(i for i in range(n) if sample.response_mask[i])
+    rewards = tuple(float(tokens % 3) if i == last else 0.0 for i in range(n))
+    return replace(
+        sample,
+        token_ids=sample.token_ids[:n],
+        response_mask=sample.response_mask[:n],
+        rollout_log_probs=sample.rollout_log_probs[:n],
+        rewards=rewards,
+        turn_ids=sample.turn_ids[:n],
+        images=sample.images[:1],
+        trajectory_id=name,
+    )
+
+
+def families(policy, images: ImageStore, n: int = 3) -> list[Sample]:
+    """Three samples for each of `n` prompts: a whole trajectory, and two that end in its first reply."""
+    made = sample_trajectories(policy, images, n=n, group_size=1)
+    return [s for i, whole in enumerate(made) for s in (cut(whole, 1, f"a{i}"), whole, cut(whole, 2, f"b{i}"))]
+
+
+@pytest.fixture
+def reads(monkeypatch) -> list[int]:
+    """Tokens of every forward pass of the learner."""
+    seen: list[int] = []
+    forward = batch_module.hidden_states
+
+    def noted(loaded, input_ids, *rest, **options):
+        seen.append(input_ids.numel())
+        return forward(loaded, input_ids, *rest, **options)
+
+    monkeypatch.setattr(batch_module, "hidden_states", noted)
+    return seen
+
+
+WORLDS = {
+    "text": ["model.model_name=uirl/tiny-lm"],
+    "qwen2_vl": ["model.tiny.architecture=qwen2_vl"],
+    "qwen3_vl": ["model.tiny.architecture=qwen3_vl"],
+    "checkpointing": ["model.gradient_checkpointing=true"],
+    "adapters": ["model.use_lora=true"],
+    "reference": ["algorithm.kl_loss_coef=0.1"],
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_gradient_is_that_of_each_sample_by_itself(world, images, reads, monkeypatch):
+    got, tokens = [], []
+    for share in ("false", "true"):
+        options = ("training.adv_estimator=gae", "training.minibatches=1", f"training.share_prompts={share}")
+        learner = make_learner(images, *WORLDS[world], *options)
+        torch.manual_seed(0)
+        for name, p in learner.policy.named_trainable():
+            if ".lora_B" in name:
+                torch.nn.init.normal_(p, std=0.02)
+        samples = families(learner.policy, images)
+        reads.clear()
+        got.append(gradients_of_first_step(learner, samples, monkeypatch))
+        tokens.append(sum(reads))
+    assert tokens[1] < 0.7 * tokens[0]
+    assert got[0].keys() == got[1].keys()
+    for name, alone in got[0].items():
+        assert (alone - got[1][name]).abs().max() < 1e-5 * max(1.0, float(alone.abs().max())), name
+
+
+def test_log_probs_are_those_of_each_sample_by_itself(images):
+    learner = make_learner(images, "training.adv_estimator=gae")
+    samples = families(learner.policy, images)
+    alone, shared = (log_probs_of(learner, samples, share=share) for share in (False, True))
+    assert 0 < (alone - shared).abs().max() < 2e-6
+
+
+def test_prompts_of_the_same_tokens_and_other_pictures_are_two(images, reads):
+    learner = make_learner(images)
+    sample = cut(sample_trajectories(learner.policy, images, n=1)[0], 2, "one")
+    other = images.put(picture(77))
+    samples = [sample, replace(sample, images=(other.hash,), trajectory_id="other")]
+    alone = [log_probs_of(learner, [one]) for one in samples]
+    assert (alone[0] - alone[1]).abs().max() > 1e-6
+    reads.clear()
+    assert (log_probs_of(learner, samples) - torch.cat(alone)).abs().max() < 2e-6
+    assert reads == [sum(len(one.token_ids) for one in samples)]
+
+
+def test_a_model_that_does_not_take_packed_rows_reads_each_sample(images, reads, caplog):
+    learner = make_learner(images, "model.attn_implementation=eager", "model.model_name=uirl/tiny-lm")
+    learner.policy.model.set_attn_implementation("eager")
+    samples = families(learner.policy, images)
+    reads.clear()
+    log_probs_of(learner, samples)
+    log_probs_of(learner, samples)
+    assert sum(reads) >= 2 * sum(len(one.token_ids) for one in samples)
+    assert len([record for record in caplog.records if "read a prompt once" in record.message]) == 1
+
+
+def test_what_does_not_fit_is_halved(images, reads, monkeypatch):
+    learner = make_learner(images)
+    samples = families(learner.policy, images)
+    expected = log_probs_of(learner, samples)
+    largest = max(reads)
+    forward = batch_module.hidden_states
+
+    def small(loaded, input_ids, *rest, **options):
+        if input_ids.numel() > largest // 2:
+            raise MemoryError("no room")
+        return forward(loaded, input_ids, *rest, **options)
+
+    monkeypatch.setattr(batch_module, "hidden_states", small)
+    assert (log_probs_of(learner, samples) - expected).abs().max() < 2e-6
+    assert learner.room.tokens < largest
+
+
+def made_up(prompt: int, reply: int) -> Sample:
+    n = prompt + reply
+    mask = (False,) * prompt + (True,) * reply
+    return Sample((1,) * n, mask, (0.0,) * n, (0.0,) * n, (0,) * n)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=30),
+    st.lists(st.integers(1, 60), min_size=4, max_size=4),
+    st.integers(1, 400),
+)
+def test_every_sample_stands_in_one_micro_batch_within_the_budget(drawn, prompts, budget):
+    samples = [made_up(prompts[prompt], reply) for prompt, reply in drawn]
+    made = with_shared_prompts(samples, [prompt for prompt, _ in drawn], budget)
+    assert sorted(i for one in made for i in one.members) == list(range(len(samples)))
+    for one in made:
+        assert one.size <= budget or len(one.members) == 1
+        assert sorted(i for family in one.families for i in family.members) == (
+            sorted(one.members) if one.families else []
+        )
+        for family in one.families:
+            assert len(family.members) > 1
+            assert len({drawn[i][0] for i in family.members}) == 1
+            lengths = [len(samples[i].token_ids) for i in family.members]
+            assert lengths == sorted(lengths, reverse=True)
+            packed = family.prompt + sum(length - family.prompt for length in lengths)
+            assert packed <= 0.8 * sum(lengths)
+    alone = [one for one in made if not one.families]
+    inside = [i for one in made if one.families for i in one.members]
+    others = [i for i in range(len(samples)) if i not in inside]
+    assert [one.members for one in alone] == [
+        [others[i] for i in group] for group in micro_batches([samples[i] for i in others], budget)
+    ]
+
+
+def test_a_prompt_is_cut_into_parts_of_as_many_members():
+    samples = [made_up(100, 10) for _ in range(9)]
+    # of 9: 190 tokens and an eighth of 990; of 5: 150 and an eighth of 550
+    sizes = [[len(one.members) for one in with_shared_prompts(samples, [0] * 9, budget)] for budget in (313, 312, 217)]
+    assert sizes == [[9], [5, 4], [3, 3, 3]]
+
+
+def test_a_prompt_that_saves_little_is_not_shared():
+    samples = [made_up(10, 100) for _ in range(8)]
+    assert [one.families for one in with_shared_prompts(samples, [0] * 8, 10_000)] == [()]

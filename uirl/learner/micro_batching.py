@@ -1,0 +1,139 @@
+"""Which samples share a forward and backward pass, and which of them one prompt.
+
+Members of a group begin with one prompt. Where reading it once saves enough, they become a packed row
+(`uirl.inference.models.shared_prompts`); all others are rows of like length, padded.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+from uirl.types import Sample
+
+PADDING_SHARE = 0.1
+"""Of the tokens of a micro-batch; with less, samples of unlike lengths would be more micro-batches."""
+PADDING_TOKENS = 256
+"""What a micro-batch more costs anyway, in tokens."""
+WORTH_IT = 0.8
+"""Samples with one prompt are packed where they then have at most this share of their tokens."""
+KEY_SHARE = 8
+"""In a packed row each reply has keys and values of the prompt of its own: a token that stands for these alone counts
+as an eighth of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Samples that begin with one prompt."""
+
+    members: tuple[int, ...]
+    """The longest first."""
+    prompt: int
+    """Tokens that they share."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Samples of one forward and backward pass."""
+
+    members: list[int]
+    size: int
+    """What it takes, in tokens."""
+    families: tuple[Family, ...] = ()
+    """All members, where they are a packed row; empty: padded rows."""
+
+    @property
+    def in_order(self) -> list[Family]:
+        """The families, their members by their places in `members`."""
+        place = {index: number for number, index in enumerate(self.members)}
+        return [replace(family, members=tuple(place[i] for i in family.members)) for family in self.families]
+
+
+def micro_batches(samples: Sequence[Sample], token_budget: int) -> list[list[int]]:
+    """Return indices of `samples` in groups whose padded size (rows x longest row) is at most `token_budget`.
+
+    Samples of like length share a group, longest first; equal lengths keep their order, so the result depends on the
+    lengths alone. At most `PADDING_SHARE` of a group is padding, or `PADDING_TOKENS` where that is more. A sample
+    longer than the budget gets a group of its own.
+    """
+    _require_budget(token_budget)
+    groups: list[list[int]] = []
+    widest, padding = 0, 0
+    for index in sorted(range(len(samples)), key=lambda i: -len(samples[i].token_ids)):
+        length = len(samples[index].token_ids)
+        size = (len(groups[-1]) + 1) * widest if groups else 0
+        padding += widest - length
+        if not groups or size > token_budget or padding > max(PADDING_TOKENS, PADDING_SHARE * size):
+            groups.append([])
+            widest, padding = length, 0
+        groups[-1].append(index)
+    return groups
+
+
+def with_shared_prompts(samples: Sequence[Sample], prompts: Sequence[Hashable], token_budget: int) -> list[MicroBatch]:
+    """Return the micro-batches of `samples`, of at most `token_budget` tokens each, packed rows first.
+
+    `prompts`: what each sample begins with, up to its first sampled token. The result depends on lengths and on which
+    prompts are equal.
+    """
+    _require_budget(token_budget)
+    lengths = [len(sample.token_ids) for sample in samples]
+    families: list[Family] = []
+    for family in _families(samples, prompts):
+        families += [part for part in _cut(family, lengths, token_budget) if _is_worth_it(part, lengths)]
+    packed: list[MicroBatch] = []
+    for family in families:
+        size = _size(family, lengths)
+        last = packed.pop() if packed and packed[-1].size + size <= token_budget else MicroBatch([], 0)
+        packed.append(MicroBatch([*last.members, *family.members], last.size + size, (*last.families, family)))
+    inside = {index for family in families for index in family.members}
+    others = [index for index in range(len(samples)) if index not in inside]
+    return packed + padded([samples[i] for i in others], others, token_budget)
+
+
+def padded(samples: Sequence[Sample], indices: Sequence[int], token_budget: int) -> list[MicroBatch]:
+    """Return the micro-batches of padded rows of `samples`, which are known by `indices`."""
+    groups = micro_batches(samples, token_budget)
+    return [MicroBatch([indices[i] for i in group], len(group) * len(samples[group[0]].token_ids)) for group in groups]
+
+
+def _families(samples: Sequence[Sample], prompts: Sequence[Hashable]) -> list[Family]:
+    alike: dict[Hashable, list[int]] = defaultdict(list)
+    for index, prompt in enumerate(prompts):
+        alike[prompt].append(index)
+    families = []
+    for members in alike.values():
+        if len(members) > 1:
+            members.sort(key=lambda i: -len(samples[i].token_ids))
+            families.append(Family(tuple(members), samples[members[0]].response_mask.index(True)))
+    return families
+
+
+def _cut(family: Family, lengths: Sequence[int], budget: int) -> list[Family]:
+    """Return a family in parts that fit into the budget, of about as many members each."""
+    largest = len(family.members)
+    while largest > 1 and _size(Family(family.members[:largest], family.prompt), lengths) > budget:
+        largest -= 1
+    parts = -(-len(family.members) // largest)
+    each = -(-len(family.members) // parts)
+    starts = range(0, len(family.members), each)
+    return [Family(family.members[start : start + each], family.prompt) for start in starts]
+
+
+def _size(family: Family, lengths: Sequence[int]) -> int:
+    keys = len(family.members) * max(lengths[i] for i in family.members)
+    return _tokens(family, lengths) + keys // KEY_SHARE
+
+
+def _tokens(family: Family, lengths: Sequence[int]) -> int:
+    return family.prompt + sum(lengths[i] - family.prompt for i in family.members)
+
+
+def _is_worth_it(family: Family, lengths: Sequence[int]) -> bool:
+    return _tokens(family, lengths) <= WORTH_IT * sum(lengths[i] for i in family.members)
+
+
+def _require_budget(token_budget: int) -> None:
+    if token_budget < 1:
+        raise ValueError(f"token_budget must be at least 1, got {token_budget} (training.micro_batch_tokens)")
