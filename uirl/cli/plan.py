@@ -33,7 +33,7 @@ def _run(options: argparse.Namespace) -> int:
     gpu, limit = memory_here(config) if options.gpu is None else (True, _bytes(options.gpu))
     shown: Any = {"picture": (int(size[1]), int(size[2])), "tokens": options.tokens}
     settled = settle(config, here=(gpu, limit), **shown)
-    config, sizes = settled.config, {"limit": limit, "gpu": gpu, **shown}
+    config, sizes = settled.config, {"limit": limit, "gpu": gpu, "traced": {}, **shown}
     plan = settled.plan or plan_of(config, **sizes)
     if settled.chosen:
         print(settled)

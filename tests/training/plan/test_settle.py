@@ -16,6 +16,7 @@ from uirl.inference.models.precision import dtype_of
 from uirl.learner import Policy
 from uirl.training.loop import RayPPOTrainer
 from uirl.training.plan import guard
+from uirl.training.plan import plan as plan_module
 from uirl.training.plan.moment import GIB, Moment
 from uirl.training.plan.plan import PLAYING, UPDATE, Plan, plan_of
 from uirl.training.plan.settle import AT_ONCE, CHECKPOINTING, TOKENS, settle
@@ -94,7 +95,7 @@ def test_the_precision_is_that_of_the_checkpoint_on_a_gpu(
     assert dtype_of(names(folder, stored, tmp_path), gpu=gpu) == expected
 
 
-def of_parts(config: ConfigStore, *, limit: float, gpu: bool) -> Plan:
+def of_parts(config: ConfigStore, *, limit: float, gpu: bool, traced: Any = None) -> Plan:
     """A plan by hand, in bytes: 50 of weights; a sequence of 1000 tokens takes 10 of activations, 2 where they are
     computed again; 16 rows of the attention cache take 16."""
     rows = min(40, max(1, config.training.micro_batch_limit // 1000))
@@ -142,6 +143,21 @@ def test_what_is_written_is_not_chosen_again(folder: Path, monkeypatch: pytest.M
         settled = settle(of(folder, f"{key}={value}"), here=(True, 60))
         assert key not in settled.chosen
         assert "it does not fit" in str(settled)
+
+
+def test_an_update_is_traced_once_for_configs_that_differ_in_episodes_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    trace = plan_module.linear_in_layers
+    monkeypatch.setattr(plan_module, "linear_in_layers", lambda *args: calls.append(args) or trace(*args))
+    options: dict[str, Any] = {"limit": None, "traced": {}, **PICTURE}
+    configs = [of(folder, f"{AT_ONCE}=64"), of(folder, f"{AT_ONCE}=16"), of(folder, f"{TOKENS}=300", f"{AT_ONCE}=64")]
+    many, one, fewer = (plan_of(config, **options).moments for config in configs)
+    assert len(calls) == 2
+    assert many[0].parts == one[0].parts
+    assert many[1].parts["attention cache"] > one[1].parts["attention cache"]
+    assert fewer[0].parts["activations"] < many[0].parts["activations"]
 
 
 def test_a_bound_on_the_attention_cache_holds_whatever_the_episodes(folder: Path) -> None:

@@ -24,6 +24,7 @@ from uirl.training.plan.ledger import Ledger
 T = TypeVar("T")
 _NONZERO = torch.ops.aten.nonzero.default
 _SCALAR = torch.ops.aten._local_scalar_dense.default
+_DEVICE = torch.ops.prim.device.default
 _INDEXED = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default)
 
 
@@ -36,6 +37,11 @@ class FakeLedger(Ledger):
         """Return a context in which tensors that are not of whole numbers are fake."""
         with FakeTensorMode(allow_non_fake_inputs=True), self, _few_blocks():
             yield
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE:  # more than half of all that is asked, and nothing is made
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -54,7 +60,7 @@ class FakeLedger(Ledger):
             with unset_fake_temporarily():
                 return _all_true(given[0]).nonzero()
         if func in _INDEXED:
-            args = (args[0], _places(args[1]), *args[2:])
+            args = (args[0], _places(args[1], fake=isinstance(args[0], FakeTensor)), *args[2:])
         return func(*args, **kwargs)
 
 
@@ -104,12 +110,17 @@ def without_memory(module: nn.Module) -> nn.Module:
     return module
 
 
-def _places(indices: Any) -> Any:
-    """Return `indices` with masks replaced by the places where they are true."""
+def _places(indices: Any, *, fake: bool) -> Any:
+    """Return `indices` with masks replaced by the places where they are true; of a tensor that is `fake`, by as many
+    places, whichever."""
     out: list[Any] = []
     for index in indices:
         if isinstance(index, Tensor) and index.dtype == torch.bool:
             with unset_fake_temporarily():
+                if fake:
+                    count = index.numel() if isinstance(index, FakeTensor) else int(index.count_nonzero())
+                    out += [torch.zeros(1, dtype=torch.long).expand(count)] * index.ndim
+                    continue
                 mask = _all_true(index) if isinstance(index, FakeTensor) else index
                 out += mask.nonzero(as_tuple=True)
         else:

@@ -74,9 +74,11 @@ def plan_of(
     gpu: bool = True,
     picture: tuple[int, int] = PICTURE,
     tokens: int | None = None,
+    traced: dict[str, Counter[str]] | None = None,
 ) -> Plan:
     """Return the plan of a run. `limit`: bytes of a GPU or, without `gpu`, of the machine; None: unknown. `picture`,
-    `tokens`: see `workload_of`.
+    `tokens`: see `workload_of`. `traced`: the updates of plans that a caller makes with these sizes, one after the
+    other; configs that differ in `rollout.parallel` alone share one.
 
     The learner's own step runs on tensors without memory, and what they would take is counted. Raises CheckpointError
     where the config or the tokenizer of the model cannot be read, ContractError for a model that cannot be traced.
@@ -90,7 +92,10 @@ def plan_of(
     if gpu:
         loaded.features.kept = False  # what was computed once waits in the memory of the host
     few = _with_few_replies(work, policy)
-    updating = linear_in_layers(policy, lambda short: _trace(config, short, few, Rehearsal.update))
+    traced, key = {} if traced is None else traced, _update_of(config)
+    if key not in traced:
+        traced[key] = linear_in_layers(policy, lambda short: _trace(config, short, few, Rehearsal.update))
+    updating = Counter(traced[key])
     # the states before the tokens that are left out, and their gradients
     left_out = work.rows * (work.replies - few.replies) * loaded.text_config.hidden_size
     updating["activations"] += 2 * left_out * loaded.dtype.itemsize
@@ -126,6 +131,13 @@ def plan_of(
     parameters = list(policy.model.parameters())
     trained = sum(p.numel() for _, p in policy.named_trainable())
     return Plan(loaded.name, sum(p.numel() for p in parameters), trained, work, moments)
+
+
+def _update_of(config: ConfigStore) -> str:
+    """Return what an update depends on."""
+    same = config.model_copy(deep=True)
+    same.rollout.parallel = None
+    return same.model_dump_json()
 
 
 def _trace(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from uirl.config import ConfigStore
@@ -70,7 +71,8 @@ def settle(
     found, planned, note = {key: ample[key] for key in open_keys}, None, ""
     if open_keys and policy is None and memory is not None and not model.built_in:
         try:
-            found, planned = _planned(config, open_keys, lambda c: plan_of(c, limit=memory, gpu=gpu, **sizes))
+            plan = partial(plan_of, limit=memory, gpu=gpu, traced={}, **sizes)
+            found, planned = _planned(config, open_keys, plan)
             note = "; it does not fit: ".join(["by the plan", *planned.problems])
         except ContractError as error:
             found |= {CHECKPOINTING: gpu} if CHECKPOINTING in open_keys else {}
