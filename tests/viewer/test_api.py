@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from urllib.parse import quote
 
@@ -75,6 +77,13 @@ def test_metrics_as_a_sheet(client):
     lines = client.get("/api/runs/first/metrics.csv").text.splitlines()
     assert lines[0].startswith("step,time,success")
     assert len(lines) == 4
+
+
+def test_a_spreadsheet_computes_no_name_of_a_metric(client, run):
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 4, "time": 4.0, "=1+1": 2.0, '@x","': 3.0}) + "\n")
+    header = next(csv.reader(io.StringIO(client.get("/api/runs/first/metrics.csv").text)))
+    assert {"'=1+1", '\'@x","'} <= set(header)
 
 
 def ids(answer):

@@ -40,6 +40,8 @@ async def test_a_chart_is_taken_away_as_numbers_and_as_a_picture(address: str) -
         lines = (await kept(tab, "blob.text()")).splitlines()
         assert lines[0].split(",") == ["step", "reward"]
         assert [float(value) for value in lines[3].split(",")] == [3, pytest.approx(0.3)]
+        wild = "import('/static/lib/series.js').then((lib) => lib.csv(['=1+1', '@x,', 'b'], [[-1], [2], [3]]))"
+        assert await tab.ask(wild, SECONDS) == "'=1+1,\"'@x,\",b\r\n-1,2,3\r\n"  # no spreadsheet computes a name
         await tab.ask("window.kept = null")
         await tab.click("[aria-label='Reward as PNG']")
         size = "createImageBitmap(blob).then(({width, height}) => [blob.type, width, height])"

@@ -188,7 +188,7 @@ def write_sheet(labels: Mapping[str, Label]) -> str:
     for id, label in sorted(labels.items()):
         passed = "" if label.passed is None else str(label.passed).lower()
         step = "" if label.error_step is None else label.error_step
-        writer.writerow([_inert(id), passed, step, _inert(label.note), _inert(label.by), f"{label.time:.3f}"])
+        writer.writerow([inert(id), passed, step, inert(label.note), inert(label.by), f"{label.time:.3f}"])
     return out.getvalue()
 
 
@@ -230,7 +230,8 @@ def _of_row(row: Mapping[str, Any], line: int) -> Label:
     )
 
 
-def _inert(text: str) -> str:
+def inert(text: str) -> str:
+    """Return a cell of a sheet that no spreadsheet computes: behind an apostrophe where it would."""
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r", "'") else text
 
 

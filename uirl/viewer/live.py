@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from uirl.errors import StorageError
+from uirl.storage.labels import inert
 from uirl.viewer.runs import Run, Runs
 from uirl.viewer.tail import Piece, read_from
 
@@ -127,12 +128,13 @@ def _event(name: str, data: Any) -> bytes:
 
 
 def csv_of(run: Run) -> Response:
-    """Return all rows as CSV, piece by piece, a column for each name that the run has."""
+    """Return all rows as CSV, piece by piece, a column for each name that the run has: an environment writes names too,
+    and no spreadsheet shall compute them."""
     columns = ["step", "time", *run.curves.names(math.inf)]
 
     def lines() -> Iterator[bytes]:
         place = 0
-        yield (",".join(_quoted(name) for name in columns) + "\r\n").encode()
+        yield (",".join(_quoted(inert(name)) for name in columns) + "\r\n").encode()
         while (piece := read_from(run.metrics_path, place)).rows:
             out = io.StringIO()
             writer = csv.DictWriter(out, columns, restval="", extrasaction="ignore")

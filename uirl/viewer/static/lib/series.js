@@ -112,7 +112,12 @@ export function csv(header, columns) {
     return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
   const lines = columns[0].map((_, i) => columns.map((column) => field(column[i])).join(","));
-  return [header.map(field).join(","), ...lines].join("\r\n") + "\r\n";
+  return [header.map(inert).map(field).join(","), ...lines].join("\r\n") + "\r\n";
+}
+
+/** A cell that no spreadsheet computes: an environment writes names too. */
+function inert(text) {
+  return /^[=+\-@\t\r']/.test(text) ? `'${text}` : text;
 }
 
 /**
