@@ -12,9 +12,9 @@ from pathlib import Path
 from uirl.errors import StorageError
 
 _REMEDIES = {
-    errno.ENOSPC: "the disk is full: free some space or point the run at another disk, then continue with --resume",
-    errno.EDQUOT: "the disk quota is used up: free some space, then continue with --resume",
-    errno.EFBIG: "the file reached the size limit of this process (ulimit -f): raise it, then continue with --resume",
+    errno.ENOSPC: "the disk is full: free some space or point the run at another disk; a run goes on with --resume",
+    errno.EDQUOT: "the disk quota is used up: free some space; a run goes on with --resume",
+    errno.EFBIG: "the file reached the size limit of this process (ulimit -f): raise it; a run goes on with --resume",
     errno.EACCES: "this user may not write there: choose another directory or fix the permissions",
     errno.EROFS: "the file system is read-only: choose another directory",
 }

@@ -63,8 +63,8 @@ _AS_2 = (
 """What a file of version 1 is read through where it may not be changed: it looks like one of this version."""
 
 _REMEDIES = {
-    "SQLITE_FULL": "the disk is full: free some space or move the run, then continue with --resume",
-    "SQLITE_IOERR": "the disk is full or failing: free some space or move the run, then continue with --resume",
+    "SQLITE_FULL": "the disk is full: free some space or move the run; a run goes on with --resume",
+    "SQLITE_IOERR": "the disk is full or failing: free some space or move the run; a run goes on with --resume",
     "SQLITE_BUSY": "another process is writing to it: stop that run first",
     "SQLITE_LOCKED": "another process is writing to it: stop that run first",
     "SQLITE_READONLY": "it is read-only here: open it with read_only=True, or fix the permissions",
