@@ -49,6 +49,9 @@ BENCHES = {
     "gae": Bench(OURS, "benchmarks.gae", "--rows 64 --columns 256 --repeats 2", 3),
     "patches": Bench(OURS, "benchmarks.patches", "--rounds 1", 3),
     "groups": Bench(OURS, "benchmarks.groups --replies 1", "--rounds 1 --members 2 --side 112", 5),
+    "an update of a group": Bench(
+        OURS, "benchmarks.group_update --text 1500 --rounds 3", "--rounds 1 --members 2 --side 112 --text 0", 5
+    ),
     "encodings": Bench(OURS, "benchmarks.encodings --episodes 16 --turns 4", "--episodes 8 --turns 2 --scale 8", 5),
     "engines, tiny": Bench(
         VLLM, "benchmarks.engines --vllm --models 'tiny VLM:float32,tiny LM:float32'", "--repeat 1 --turns 2", 10

@@ -1,6 +1,6 @@
 """The learner's pass over a group: its shared prompt, with a picture, read once or once for every member; in one run.
 
-    python -m benchmarks.group_update [--members 16] [--side 448] [--reply 24] [--text 0] [--rounds 5]
+    python -m benchmarks.group_update [--members 16] [--groups 1] [--side 448] [--reply 24] [--text 0] [--rounds 5]
 
 The model is that of `benchmarks/groups.py`. A pass is forward and backward over all members, as in an update, one
 micro-batch. 'unshared' is the same learner with `training.share_prompts=false`. Both give the vision side each picture
@@ -29,9 +29,11 @@ from uirl.learner.room import MicroBatchRoom
 from uirl.types import Sample
 
 
-def group(policy: Policy, images: ImageStore, members: int, side: int, reply: int, text: int) -> list[Sample]:
-    """Return samples that begin with one prompt and go on with made-up replies of two thirds to all of `reply`."""
-    rng = random.Random(0)
+def group(
+    policy: Policy, images: ImageStore, number: int, members: int, side: int, reply: int, text: int
+) -> list[Sample]:
+    """Return the samples of group `number`: one prompt, and made-up replies of two thirds to all of `reply` tokens."""
+    rng = random.Random(number)
     pixels = np.frombuffer(rng.randbytes(side**2 * 3), np.uint8).reshape(side, side, 3)
     shot = screenshot(pixels)
     images.put(shot)
@@ -39,13 +41,13 @@ def group(policy: Policy, images: ImageStore, members: int, side: int, reply: in
     banned = {*policy.loaded.banned_ids}
     words = [i for i in range(len(policy.loaded.tokenizer)) if i not in banned]
     samples = []
-    for number in range(members):
+    for member in range(members):
         said = rng.choices(words, k=rng.randint(2 * reply // 3, reply))
         n = len(ids) + len(said)
         mask = (False,) * len(ids) + (True,) * len(said)
         turns = tuple(0 if sampled else -1 for sampled in mask)
         samples.append(
-            Sample((*ids, *said), mask, (0.0,) * n, (0.0,) * n, turns, (shot.hash,), trajectory_id=f"member-{number}")
+            Sample((*ids, *said), mask, (0.0,) * n, (0.0,) * n, turns, (shot.hash,), trajectory_id=f"{number}-{member}")
         )
     return samples
 
@@ -71,14 +73,23 @@ def difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, value in (("members", 16), ("side", 448), ("reply", 24), ("text", 0), ("rounds", 5), ("width", 256)):
+    for name, value in (
+        ("members", 16),
+        ("groups", 1),
+        ("side", 448),
+        ("reply", 24),
+        ("text", 0),
+        ("rounds", 5),
+        ("width", 256),
+    ):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--pairs", help="a file to which the pairs are added")
     asked = parser.parse_args()
     policy, images = Policy(model(asked.side, asked.width, asked.layers)), ImageStore()
     with images.holding():
-        samples = group(policy, images, asked.members, asked.side, asked.reply, asked.text)
+        sizes = asked.members, asked.side, asked.reply, asked.text
+        samples = [one for number in range(asked.groups) for one in group(policy, images, number, *sizes)]
         sides = {
             name: SampleBatches(policy.loaded, samples, images, MicroBatchRoom(2**20), share)
             for name, share in (("unshared", False), ("shared", True))
@@ -92,7 +103,7 @@ def main() -> None:
     parameters = sum(p.numel() for p in policy.model.parameters())
     prompt = samples[0].response_mask.index(True)
     work = (
-        f"a pass of the learner over {asked.members} members, {prompt} prompt tokens with a picture, "
+        f"a pass of the learner over {asked.groups} x {asked.members} members, {prompt} prompt tokens with a picture, "
         f"{asked.reply} behind it, {parameters / 1e6:.1f} M"
     )
     checked = f"gradients within {apart:.0e} of their size"

@@ -148,6 +148,8 @@ def test_every_sample_stands_in_one_micro_batch_within_the_budget(drawn, prompts
     assert sorted(i for one in made for i in one.members) == list(range(len(samples)))
     for one in made:
         assert one.size <= budget or len(one.members) == 1
+        longest = max(len(sample.token_ids) for sample in samples)
+        assert not one.families or one.size <= max(1, budget // longest) * longest
         assert sorted(i for family in one.families for i in family.members) == (
             sorted(one.members) if one.families else []
         )
@@ -168,9 +170,29 @@ def test_every_sample_stands_in_one_micro_batch_within_the_budget(drawn, prompts
 
 def test_a_prompt_is_cut_into_parts_of_as_many_members():
     samples = [made_up(100, 10) for _ in range(9)]
-    # of 9: 190 tokens and an eighth of 990; of 5: 150 and an eighth of 550
-    sizes = [[len(one.members) for one in with_shared_prompts(samples, [0] * 9, budget)] for budget in (313, 312, 217)]
-    assert sizes == [[9], [5, 4], [3, 3, 3]]
+    # of 9: 190 tokens and an eighth of 990; of 5: 150 and an eighth of 550; of 2: 120 and an eighth of 220
+    sizes = [[len(one.members) for one in with_shared_prompts(samples, [0] * 9, budget)] for budget in (330, 220, 110)]
+    assert sizes == [[9], [5, 4], [1] * 9]
+
+
+def test_a_packed_row_takes_no_more_than_the_padded_rows_that_a_plan_counts():
+    samples = [made_up(100, 10) for _ in range(9)]
+    # of 5: 218 tokens, which two rows of 110 hold; of 9: 313, which 329 hold and two rows do not
+    assert [len(one.members) for one in with_shared_prompts(samples, [0] * 9, 329)] == [5, 4]
+
+
+def test_a_sample_beyond_a_window_stands_alone_and_the_others_share(reads, monkeypatch):
+    learner = make_learner(ImageStore(), "model.model_name=uirl/tiny-lm")
+    samples = families(learner.policy, ImageStore(), n=1)
+    expected = log_probs_of(learner, samples)
+    longest = max(len(sample.token_ids) for sample in samples)
+    monkeypatch.setattr(batch_module, "window_of", lambda _: longest - 1)
+    reads.clear()
+    found = log_probs_of(learner, samples)
+    assert (found - expected).abs().max() < 2e-6
+    whole = [len(sample.token_ids) for sample in samples if len(sample.token_ids) == longest]
+    assert len(reads) == 2
+    assert reads[1] == sum(whole)
 
 
 def test_a_prompt_that_saves_little_is_not_shared():

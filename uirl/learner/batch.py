@@ -18,7 +18,7 @@ from torch import Tensor
 from uirl.errors import AlignmentError
 from uirl.images import ImageStore, Screenshot
 from uirl.inference.models.loading import LoadedModel, hidden_states, pad_sequences
-from uirl.inference.models.shared_prompts import SharedPrompt, packed_masks, prompts_can_be_shared
+from uirl.inference.models.shared_prompts import SharedPrompt, packed_masks, prompts_can_be_shared, window_of
 from uirl.learner.micro_batching import Family, MicroBatch, padded, with_shared_prompts
 from uirl.learner.room import MicroBatchRoom
 from uirl.types import Sample
@@ -199,15 +199,18 @@ class SampleBatches:
             yield collate(self.loaded, [subset[i] for i in group.members], self.images, group.in_order), members
 
     def _micro_batches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
-        prompts = [self._prompt(index, sample) for index, sample in enumerate(samples)]
-        longest = max((len(sample.token_ids) for sample in samples), default=0)
-        several = self.share_prompts and len(set(prompts)) < len(prompts)
-        if several and prompts_can_be_shared(self.loaded, longest):
+        prompts = [self._prompt(index, sample) for index, sample in enumerate(samples)] if self.share_prompts else []
+        if len(set(prompts)) < len(prompts) and prompts_can_be_shared(self.loaded):
+            window = window_of(self.loaded)
+            for index, sample in enumerate(samples):
+                if window is not None and len(sample.token_ids) > window:
+                    prompts[index] = index
             return with_shared_prompts(samples, prompts, self.room.tokens)
         return padded(samples, range(len(samples)), self.room.tokens)
 
     def _prompt(self, index: int, sample: Sample) -> Hashable:
-        """Return what a sample begins with, up to its first sampled token: tokens and pictures."""
+        """Return what a sample begins with, up to its first sampled token: tokens and pictures. Its own number where
+        that cannot be said."""
         if True not in sample.response_mask:
             return index
         end = sample.response_mask.index(True)

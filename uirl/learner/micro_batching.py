@@ -75,17 +75,19 @@ def with_shared_prompts(samples: Sequence[Sample], prompts: Sequence[Hashable], 
     """Return the micro-batches of `samples`, of at most `token_budget` tokens each, packed rows first.
 
     `prompts`: what each sample begins with, up to its first sampled token. The result depends on lengths and on which
-    prompts are equal.
+    prompts are equal. A packed row takes no more than padded rows of the longest sample do, which a plan counts.
     """
     _require_budget(token_budget)
     lengths = [len(sample.token_ids) for sample in samples]
+    largest = max(lengths, default=1)
+    budget = max(1, token_budget // largest) * min(largest, token_budget)
     families: list[Family] = []
     for family in _families(samples, prompts):
-        families += [part for part in _cut(family, lengths, token_budget) if _is_worth_it(part, lengths)]
+        families += [part for part in _cut(family, lengths, budget) if _is_worth_it(part, lengths)]
     packed: list[MicroBatch] = []
     for family in families:
         size = _size(family, lengths)
-        last = packed.pop() if packed and packed[-1].size + size <= token_budget else MicroBatch([], 0)
+        last = packed.pop() if packed and packed[-1].size + size <= budget else MicroBatch([], 0)
         packed.append(MicroBatch([*last.members, *family.members], last.size + size, (*last.families, family)))
     inside = {index for family in families for index in family.members}
     others = [index for index in range(len(samples)) if index not in inside]

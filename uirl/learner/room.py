@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 
 from uirl.errors import OutOfMemory
+from uirl.runtime.out_of_memory import is_out_of_memory
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -67,12 +68,3 @@ class MicroBatchRoom:
             self.tokens,
             reason,
         )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory of a GPU or of the machine ran out."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    # the allocator of the CPU raises a plain RuntimeError
-    words = str(error)
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in words and "memory" in words

@@ -105,7 +105,7 @@ def _row(name: str, loaded: LoadedModel) -> str:
     kinds = ["all" if size is None else kind.split("_")[0] for kind, size in spans.sizes.items()]
     sees = " and ".join(sorted(kinds)) + (", pictures in both directions" if spans.both_ways else "")
     processor = loaded.vision.front.name
-    shared = "yes" if prompts_can_be_shared(loaded, 1) else "no"
+    shared = "yes" if prompts_can_be_shared(loaded) else "no"
     return f"| {name} | {FAMILIES[name].checkpoints} | `{processor}` | {loaded.axes} | {sees} | {shared} |"
 
 

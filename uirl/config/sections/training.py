@@ -81,13 +81,14 @@ class TrainingConfig(Section):
     update_epochs: Count = 1
     """Passes over the episodes of an update."""
     micro_batch_tokens: Count | None = None
-    """Maximum number of tokens, with padding, of one forward and backward pass. Changes memory, not the gradient. None:
+    """Maximum number of tokens, with padding, of one forward and backward pass; keys and values of a prompt that is
+    shared count as an eighth of its tokens for each sample. Changes memory, not the gradient. None:
     32768; for a checkpoint as many of its longest sequences as fit by the plan (docs/plan.md), where those are fewer,
     and one at least."""
     share_prompts: bool = True
     """A prompt that several samples of a micro-batch begin with is read once for all of them, as the members of a group
-    do. Changes time and memory, and the gradient by rounding alone. Models that do not take it read every sample by
-    itself, and a warning says why."""
+    do. Changes time and memory, and the gradient by rounding alone; with `model.lora.lora_dropout` its samples share
+    what is dropped of the prompt. Models that do not take it read every sample by itself, and a warning says why."""
 
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
     """'adamw': two float32 moments, 8 bytes a trained weight. 'adamw_8bit': two of 8 bits, 2 bytes (Dettmers et al.

@@ -64,12 +64,11 @@ def proven_with_pictures(loaded: LoadedModel, spans: AttentionSpans) -> Attentio
     (image,) = vision.encode([picture])
     ids = [*text[:2], *image.expansion.ids.tolist(), *text[2:]]
     ends = (len(ids) - 3, len(ids) - 1, len(ids))
-    gaps = []
-    for both_ways in (False,) if vision.types is None else (False, True):
-        tried = replace(spans, both_ways=both_ways)
-        gaps.append(_gap_of(loaded, tried, ids, (picture,), ends))
-        if gaps[-1] <= TOLERANCE.get(loaded.dtype, 1e-3):
-            return tried
+    tried = [replace(spans, both_ways=both_ways) for both_ways in ((False,) if vision.types is None else (False, True))]
+    gaps = [_gap_of(loaded, each, ids, (picture,), ends) for each in tried]
+    # the least: in 16 bits the wrong direction of a picture may be less than rounding is allowed
+    if min(gaps) <= TOLERANCE.get(loaded.dtype, 1e-3):
+        return tried[gaps.index(min(gaps))]
     raise ContractError(
         f"{loaded.name}: hidden states of a prompt with a picture, through the masks and the cache of the embedded "
         f"engine, differ from the model's own by {min(gaps):.2g} of their size, expected at most "

@@ -124,6 +124,10 @@ def context_limit(model_config: Any, max_context: int | None) -> tuple[int, str]
     limits = [(int(getattr(config, "max_position_embeddings", None) or 4096), "the model's max_position_embeddings")]
     if max_context is not None:
         limits.append((max_context, "inference.max_context"))
+    if getattr(config, "attn_temperature_tuning", False):
+        # Llama 4 counts places from the length of a cache, of which the rows of a batch have many
+        scale = int(getattr(config, "floor_scale", None) or 1)
+        limits.append((scale - 1, "attn_temperature_tuning: queries are scaled from floor_scale on"))
     for rope in _ropes(config):
         if rope.get("rope_type") in ("longrope", "dynamic"):
             # beyond it every earlier token would turn by another angle than the one it was cached with
