@@ -257,6 +257,7 @@ WITHOUT_EFFECT: dict[str, str] = {
         "under verl the weights of entropy and KL stay what they are at the start",
     ),
     **dict.fromkeys(("training.entropy_min_p", "training.target_entropy"), "verl's bonus has all tokens, one weight"),
+    "training.share_prompts": "verl's engines read every sequence by itself",
     "training.threads": "verl's workers own their processes",
     "training.warm_start": "run it with the local trainer first and continue its checkpoint under verl",
     "algorithm.whiten_advantages": "verl always whitens the advantages of gae and reinforce_plus_plus",
