@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -36,6 +37,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the tests of `LONGEST` first, in its order; the others keep theirs."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays: not to walk over it again and again spares a sixteenth of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 50, 100)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,12 +10,14 @@ CONFIG = Path(__file__).parents[2] / "configs" / "calculator.yaml"
 
 
 def test_a_tiny_language_model_learns_to_use_a_calculator(tmp_path: Path) -> None:
-    trainer = RayPPOTrainer(load_config(CONFIG, [f"logging.runs_dir={tmp_path}"]))
+    """As far as 0.9, to which it takes less time than to the 0.95 of the whole job."""
+    trainer = RayPPOTrainer(load_config(CONFIG, [f"logging.runs_dir={tmp_path}", "training.stop_at_success=0.9"]))
     summary = trainer.fit()
     run = trainer.run_path
     trainer.cleanup()
     assert summary["success_before"] < 0.35  # measured over four seeds: 0.281 to 0.305
-    assert summary["success_after"] >= 0.88  # the seeds are in benchmarks/RESULTS.md; this is one, on any machine
+    assert "0.9" in summary["stopped_because"]
+    assert summary["success_after_interval"][1] >= 0.9  # of other instances than the evaluation that ended it
     assert max(summary["controls"].values()) < 0.05  # without its tools, and with one answer for all
     rows = read_metrics(run / "metrics.jsonl")
     assert rows[-1]["tools/calls"] > 0.8

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -282,7 +283,10 @@ if sys.argv[1] == "killed":
 
 
 @pytest.mark.parametrize("how", ["killed", "ended without closing its event loop"])
-def test_the_browser_ends_with_its_process(how: str) -> None:
+def test_the_browser_ends_with_its_process(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # a folder of its own: other tests start browsers too, and each clears up what it finds
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
     child = subprocess.run([sys.executable, "-c", ORPHAN, how], capture_output=True, text=True, timeout=60, check=False)
     assert child.returncode == (-signal.SIGKILL if how == "killed" else 0), child.stderr
     group, profile = child.stdout.split()
