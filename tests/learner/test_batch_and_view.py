@@ -10,9 +10,10 @@ from tests.learner.worlds import make_config, sample_trajectories
 from uirl.algorithms import get_algorithm
 from uirl.errors import AlignmentError, ConfigError
 from uirl.images import ImageStore
-from uirl.learner import Policy, collate, micro_batches, micro_batching, response_view
+from uirl.learner import Policy, collate, micro_batches, response_view
 from uirl.learner import batch as batch_module
 from uirl.learner.credit import assign_credit
+from uirl.runtime import padding
 from uirl.types import Sample
 
 
@@ -226,14 +227,14 @@ def test_micro_batches_keep_the_budget_and_put_like_lengths_together():
 
 
 def test_a_micro_batch_is_closed_before_a_tenth_of_it_is_padding(monkeypatch):
-    monkeypatch.setattr(micro_batching, "PADDING_TOKENS", 0)
+    monkeypatch.setattr(padding, "PADDING_TOKENS", 0)
     samples = [text_sample(n_response=n) for n in (98, 93, 88, 83, 78, 18)]  # lengths 100, 95, 90, 85, 80, 20
     # padding 5, 15, 30 of 400; with 80 it were 50 of 500, not more than a tenth; with 20 it were 130 of 600
     assert micro_batches(samples, 10_000) == [[0, 1, 2, 3, 4], [5]]
-    monkeypatch.setattr(micro_batching, "PADDING_TOKENS", 130)
+    monkeypatch.setattr(padding, "PADDING_TOKENS", 130)
     assert micro_batches(samples, 10_000) == [[0, 1, 2, 3, 4, 5]]
-    monkeypatch.setattr(micro_batching, "PADDING_SHARE", 0.08)
-    monkeypatch.setattr(micro_batching, "PADDING_TOKENS", 0)
+    monkeypatch.setattr(padding, "PADDING_SHARE", 0.08)
+    monkeypatch.setattr(padding, "PADDING_TOKENS", 0)
     # 30 of 400 is less than 0.08, 50 of 500 is more; then 60 of 160
     assert micro_batches(samples, 10_000) == [[0, 1, 2, 3], [4], [5]]
 

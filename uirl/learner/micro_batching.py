@@ -6,16 +6,14 @@ Members of a group begin with one prompt. Where reading it once saves enough, th
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
+from uirl.runtime.padding import runs_of_like_length
 from uirl.types import Sample
 
-PADDING_SHARE = 0.1
-"""Of the tokens of a micro-batch; with less, samples of unlike lengths would be more micro-batches."""
-PADDING_TOKENS = 256
-"""What a micro-batch more costs anyway, in tokens."""
 WORTH_IT = 0.8
 """Samples with one prompt are packed where they then have at most this share of their tokens."""
 KEY_SHARE = 8
@@ -54,21 +52,14 @@ def micro_batches(samples: Sequence[Sample], token_budget: int) -> list[list[int
     """Return indices of `samples` in groups whose padded size (rows x longest row) is at most `token_budget`.
 
     Samples of like length share a group, longest first; equal lengths keep their order, so the result depends on the
-    lengths alone. At most `PADDING_SHARE` of a group is padding, or `PADDING_TOKENS` where that is more. A sample
-    longer than the budget gets a group of its own.
+    lengths alone. Little of a group is padding (`runs_of_like_length`). A sample longer than the budget gets a group of
+    its own.
     """
     _require_budget(token_budget)
-    groups: list[list[int]] = []
-    widest, padding = 0, 0
-    for index in sorted(range(len(samples)), key=lambda i: -len(samples[i].token_ids)):
-        length = len(samples[index].token_ids)
-        size = (len(groups[-1]) + 1) * widest if groups else 0
-        padding += widest - length
-        if not groups or size > token_budget or padding > max(PADDING_TOKENS, PADDING_SHARE * size):
-            groups.append([])
-            widest, padding = length, 0
-        groups[-1].append(index)
-    return groups
+    longest_first = sorted(range(len(samples)), key=lambda i: -len(samples[i].token_ids))
+    runs = runs_of_like_length([len(samples[i].token_ids) for i in longest_first], token_budget)
+    indices = iter(longest_first)
+    return [list(itertools.islice(indices, len(run))) for run in runs]
 
 
 def with_shared_prompts(samples: Sequence[Sample], prompts: Sequence[Hashable], token_budget: int) -> list[MicroBatch]:

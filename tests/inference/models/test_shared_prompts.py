@@ -24,6 +24,7 @@ from uirl.inference.models.shared_prompts import (
     prompts_can_be_shared,
     window_of,
 )
+from uirl.runtime import padding as padding_rule
 
 ROWS = (
     [SharedPrompt(3, (2, 2))],
@@ -49,7 +50,7 @@ def dense(row: list[SharedPrompt]) -> torch.Tensor:
 @pytest.mark.parametrize("padding", [0, 256])
 def test_attention_and_its_gradient_are_those_of_a_dense_mask(row, queries, padding, monkeypatch):
     monkeypatch.setattr(shared_prompts, "QUERIES", queries)
-    monkeypatch.setattr(shared_prompts, "PADDING_TOKENS", padding)
+    monkeypatch.setattr(padding_rule, "PADDING_TOKENS", padding)
     n = sum(one.length for one in row)
     parts = [torch.randn(1, heads, n, 8, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
     weights = torch.randn(1, 4, n, 8, dtype=torch.float64)

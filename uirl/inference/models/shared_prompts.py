@@ -26,6 +26,7 @@ from uirl.inference.models.loading import LoadedModel, hidden_states, pad_sequen
 from uirl.inference.models.picture_proof import SIZES, TOLERANCE, probe
 from uirl.inference.models.probing import evaluating, plain_ids
 from uirl.runtime.out_of_memory import is_out_of_memory
+from uirl.runtime.padding import runs_of_like_length
 
 _LOG = logging.getLogger(__name__)
 SMALL = 0.2
@@ -35,8 +36,6 @@ QUERIES = 1024
 """Tokens of a reply whose mask is made at once: with 8000 keys it takes 32 MB of float32."""
 _Heads = tuple[Tensor, ...]
 """Queries, keys and values, [1, heads, n, d] each."""
-PADDING_SHARE, PADDING_TOKENS = 0.1, 256
-"""Replies of unlike lengths are read side by side up to this much padding, in attention alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ class SharedPromptMask(Tensor):
         mask = torch.zeros(1, dtype=torch.bool, device=device).expand(1, 1, n, n).as_subclass(cls)
         mask.sizes, mask.blocks = [], []
         for one in shared:
-            alike = _alike(one.replies)
+            alike = runs_of_like_length(one.replies)  # side by side in attention alone
             mask.sizes += [one.tokens, *map(sum, alike)]
             mask.blocks.append([_Block.of(lengths, device) for lengths in alike])
         return mask
@@ -121,20 +120,6 @@ class SharedPromptMask(Tensor):
             name = getattr(func, "__name__", func)
             raise ContractError(f"{name} read the mask of a packed row; expected scaled_dot_product_attention alone")
         return result
-
-
-def _alike(lengths: Sequence[int]) -> list[list[int]]:
-    """Return `lengths`, which fall, in runs of like length."""
-    runs: list[list[int]] = []
-    padding = 0
-    for length in lengths:
-        if runs:
-            padding += runs[-1][0] - length
-        if not runs or padding > max(PADDING_TOKENS, PADDING_SHARE * len(runs[-1]) * runs[-1][0]):
-            runs.append([])
-            padding = 0
-        runs[-1].append(length)
-    return runs
 
 
 def _attend(
