@@ -8,7 +8,7 @@ from tests.learner.worlds import make_config, sample_trajectories, weights_of
 from uirl.config import ModelConfig
 from uirl.errors import ConfigError, ContractError
 from uirl.images import ImageStore
-from uirl.inference.models.loading import load_model, pad_sequences, project
+from uirl.inference.models.loading import hidden_states, load_model, pad_sequences, project
 from uirl.learner import Policy, PolicyValueModel, collate
 from uirl.learner import policy as policy_module
 
@@ -104,7 +104,12 @@ def test_scores_and_gradients_are_those_of_the_plain_formula(policy, images):
     targets = batch.flatten(batch.input_ids)
 
     def plain() -> tuple[torch.Tensor, torch.Tensor]:
-        logits = project(policy.loaded, policy.hidden(batch)[:, :-1][batch.response_mask[:, 1:]])
+        logits = project(
+            policy.loaded,
+            hidden_states(policy.loaded, batch.input_ids, batch.position_ids, batch.images)[:, :-1][
+                batch.response_mask[:, 1:]
+            ],
+        )
         log_p = torch.log_softmax(logits / 0.9, -1)
         finite = log_p.masked_fill(log_p.isinf(), 0)
         return log_p.gather(1, targets[:, None])[:, 0], -(log_p.exp() * finite).sum(-1)
@@ -162,7 +167,9 @@ def test_values_stand_before_the_token_is_chosen(policy, images):
     torch.nn.init.normal_(policy.value_head.weight)
     with torch.no_grad():
         scores = policy.log_probs_and_values(batch, values=True, log_probs=False)
-        everywhere = policy.value_head(policy.hidden(batch))[..., 0]
+        everywhere = policy.value_head(hidden_states(policy.loaded, batch.input_ids, batch.position_ids, batch.images))[
+            ..., 0
+        ]
     row, column = batch.response_mask.nonzero()[3].tolist()
     assert torch.isclose(scores.values[row, column], everywhere[row, column - 1])
     lengths = batch.attention_mask.sum(1)

@@ -151,10 +151,6 @@ class Policy:
                 if isinstance(module, nn.Dropout) and ".lora_" not in name:
                     module.eval()
 
-    def hidden(self, batch: Batch) -> Tensor:
-        """Return last hidden states [B, T, H]."""
-        return hidden_states(self.loaded, batch.input_ids, batch.position_ids, batch.images)
-
     def log_probs_and_values(
         self,
         batch: Batch,
