@@ -1,4 +1,4 @@
-"""Samples that begin with one prompt: the gradient is that of each by itself, in fewer tokens."""
+"""Samples that begin with one prompt, or are of unlike lengths: the gradient of padded rows, in fewer tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.learner.updates import gradients_of_first_step, log_probs_of, make_le
 from tests.learner.worlds import picture, sample_trajectories
 from uirl.images import ImageStore
 from uirl.learner import batch as batch_module
-from uirl.learner.micro_batching import micro_batches, with_shared_prompts
+from uirl.learner.micro_batching import MicroBatch, micro_batches, packed
 from uirl.types import Sample
 
 
@@ -67,8 +67,9 @@ WORLDS = {
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_gradient_is_that_of_each_sample_by_itself(world, images, reads, monkeypatch):
     got, tokens = [], []
-    for share in ("false", "true"):
-        options = ("training.adv_estimator=gae", "training.minibatches=1", f"training.share_prompts={share}")
+    for share, unpad in (("false", "false"), ("false", "true"), ("true", "false"), ("true", "true")):
+        how = (f"training.share_prompts={share}", f"training.padding_free={unpad}")
+        options = ("training.adv_estimator=gae", "training.minibatches=1", *how)
         learner = make_learner(images, *WORLDS[world], *options)
         torch.manual_seed(0)
         for name, p in learner.policy.named_trainable():
@@ -78,17 +79,25 @@ def test_the_gradient_is_that_of_each_sample_by_itself(world, images, reads, mon
         reads.clear()
         got.append(gradients_of_first_step(learner, samples, monkeypatch))
         tokens.append(sum(reads))
-    assert tokens[1] < 0.7 * tokens[0]
-    assert got[0].keys() == got[1].keys()
-    for name, alone in got[0].items():
-        assert (alone - got[1][name]).abs().max() < 1e-5 * max(1.0, float(alone.abs().max())), name
+    assert tokens[1] % sum(len(sample.token_ids) for sample in samples) == 0, "no padding in any pass"
+    assert tokens[1] < tokens[0]
+    assert tokens[3] <= tokens[2] < 0.7 * tokens[0]
+    for other in got[1:]:
+        assert got[0].keys() == other.keys()
+        for name, alone in got[0].items():
+            assert (alone - other[name]).abs().max() < 1e-5 * max(1.0, float(alone.abs().max())), name
 
 
 def test_log_probs_are_those_of_each_sample_by_itself(images):
     learner = make_learner(images, "training.adv_estimator=gae")
     samples = families(learner.policy, images)
-    alone, shared = (log_probs_of(learner, samples, share=share) for share in (False, True))
-    assert 0 < (alone - shared).abs().max() < 2e-6
+    alone = log_probs_of(learner, samples, share=False, unpad=False)
+    gaps = [
+        float((alone - log_probs_of(learner, samples, share=share, unpad=unpad)).abs().max())
+        for share, unpad in ((True, False), (False, True), (True, True))
+    ]
+    assert max(gaps) < 2e-6
+    assert gaps[0] > 0
 
 
 def test_prompts_of_the_same_tokens_and_other_pictures_are_two(images, reads):
@@ -111,7 +120,7 @@ def test_a_model_that_does_not_take_packed_rows_reads_each_sample(images, reads,
     log_probs_of(learner, samples)
     log_probs_of(learner, samples)
     assert sum(reads) >= 2 * sum(len(one.token_ids) for one in samples)
-    assert len([record for record in caplog.records if "read a prompt once" in record.message]) == 1
+    assert len([record for record in caplog.records if "read padded rows" in record.message]) == 1
 
 
 def test_what_does_not_fit_is_halved(images, reads, monkeypatch):
@@ -138,47 +147,59 @@ def made_up(prompt: int, reply: int) -> Sample:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=30),
-    st.lists(st.integers(1, 60), min_size=4, max_size=4),
+    st.lists(st.tuples(st.sampled_from([None, 0, 1, 2]), st.integers(1, 40)), min_size=1, max_size=30),
+    st.lists(st.integers(1, 60), min_size=3, max_size=3),
     st.integers(1, 400),
+    st.booleans(),
+    st.booleans(),
 )
-def test_every_sample_stands_in_one_micro_batch_within_the_budget(drawn, prompts, budget):
-    samples = [made_up(prompts[prompt], reply) for prompt, reply in drawn]
-    made = with_shared_prompts(samples, [prompt for prompt, _ in drawn], budget)
+def test_every_sample_stands_in_one_micro_batch_within_the_budget(drawn, prompts, budget, share, unpad):
+    samples = [made_up(60 if prompt is None else prompts[prompt], reply) for prompt, reply in drawn]
+    lengths = [len(sample.token_ids) for sample in samples]
+    made = packed(samples, [prompt for prompt, _ in drawn], budget, share=share, unpad=unpad)
     assert sorted(i for one in made for i in one.members) == list(range(len(samples)))
     for one in made:
         assert one.size <= budget or len(one.members) == 1
-        longest = max(len(sample.token_ids) for sample in samples)
-        assert not one.families or one.size <= max(1, budget // longest) * longest
+        assert not one.families or one.size <= max(1, budget // max(lengths)) * max(lengths)
         assert sorted(i for family in one.families for i in family.members) == (
             sorted(one.members) if one.families else []
         )
         for family in one.families:
-            assert len(family.members) > 1
-            assert len({drawn[i][0] for i in family.members}) == 1
-            lengths = [len(samples[i].token_ids) for i in family.members]
-            assert lengths == sorted(lengths, reverse=True)
-            packed = family.prompt + sum(length - family.prompt for length in lengths)
-            assert packed <= 0.8 * sum(lengths)
-    alone = [one for one in made if not one.families]
+            own = [lengths[i] for i in family.members]
+            assert own == sorted(own, reverse=True)
+            assert None not in {drawn[i][0] for i in family.members}
+            if family.prompt:
+                assert share
+                assert len(family.members) > 1
+                assert len({drawn[i][0] for i in family.members}) == 1
+                assert family.prompt + sum(length - family.prompt for length in own) <= 0.8 * sum(own)
+            else:
+                assert unpad
     inside = [i for one in made if one.families for i in one.members]
     others = [i for i in range(len(samples)) if i not in inside]
-    assert [one.members for one in alone] == [
+    assert [one.members for one in made if not one.families] == [
         [others[i] for i in group] for group in micro_batches([samples[i] for i in others], budget)
     ]
+    if unpad:
+        assert len({lengths[i] for i in others if drawn[i][0] is not None}) <= 1
+
+
+def made_of(samples: list[Sample], budget: int) -> list[MicroBatch]:
+    """The micro-batches of samples that begin with one prompt."""
+    return packed(samples, [0] * len(samples), budget, share=True, unpad=True)
 
 
 def test_a_prompt_is_cut_into_parts_of_as_many_members():
     samples = [made_up(100, 10) for _ in range(9)]
     # of 9: 190 tokens and an eighth of 990; of 5: 150 and an eighth of 550; of 2: 120 and an eighth of 220
-    sizes = [[len(one.members) for one in with_shared_prompts(samples, [0] * 9, budget)] for budget in (330, 220, 110)]
+    sizes = [[len(one.members) for one in made_of(samples, budget)] for budget in (330, 220, 110)]
     assert sizes == [[9], [5, 4], [1] * 9]
 
 
 def test_a_packed_row_takes_no_more_than_the_padded_rows_that_a_plan_counts():
     samples = [made_up(100, 10) for _ in range(9)]
     # of 5: 218 tokens, which two rows of 110 hold; of 9: 313, which 329 hold and two rows do not
-    assert [len(one.members) for one in with_shared_prompts(samples, [0] * 9, 329)] == [5, 4]
+    assert [len(one.members) for one in made_of(samples, 329)] == [5, 4]
 
 
 def test_a_sample_beyond_a_window_stands_alone_and_the_others_share(reads, monkeypatch):
@@ -197,4 +218,18 @@ def test_a_sample_beyond_a_window_stands_alone_and_the_others_share(reads, monke
 
 def test_a_prompt_that_saves_little_is_not_shared():
     samples = [made_up(10, 100) for _ in range(8)]
-    assert [one.families for one in with_shared_prompts(samples, [0] * 8, 10_000)] == [()]
+    assert [one.families for one in made_of(samples, 10_000)] == [()]
+
+
+def test_unlike_lengths_stand_in_rows_as_full_as_the_budget_lets_them():
+    samples = [made_up(n, 1) for n in (9, 19, 29, 39, 19)]
+    made = packed(samples, range(5), 60, share=True, unpad=True)
+    # padded rows of the longest: one of 40
+    assert [(one.members, one.size) for one in made] == [([3], 40), ([2], 30), ([1, 4], 40), ([0], 10)]
+    made = packed(samples, range(5), 80, share=True, unpad=True)
+    assert [(one.members, one.size) for one in made] == [([3, 2], 70), ([1, 4, 0], 50)]
+
+
+def test_samples_of_one_length_stay_padded_rows():
+    samples = [made_up(5, 5) for _ in range(4)]
+    assert [one.families for one in packed(samples, range(4), 100, share=True, unpad=True)] == [()]

@@ -18,9 +18,9 @@ def make_learner(images: ImageStore, *overrides: str, algorithm=None) -> Learner
     return Learner(Policy.from_config(config, critic=critic), config, images, algorithm=algorithm)
 
 
-def log_probs_of(learner: Learner, samples, *, share: bool = True) -> torch.Tensor:
+def log_probs_of(learner: Learner, samples, *, share: bool = True, unpad: bool = True) -> torch.Tensor:
     """Those of the learner's weights now, [N, R]."""
-    batches = SampleBatches(learner.policy.loaded, samples, learner.images, learner.room, share)
+    batches = SampleBatches(learner.policy.loaded, samples, learner.images, learner.room, share, unpad)
     scores = score_samples(learner.policy, 1.0, response_view(samples), batches, log_probs=True, values=False)
     assert scores.log_probs is not None
     return scores.log_probs

@@ -19,7 +19,7 @@ from uirl.errors import AlignmentError
 from uirl.images import ImageStore, Screenshot
 from uirl.inference.models.loading import LoadedModel, hidden_states, pad_sequences
 from uirl.inference.models.shared_prompts import SharedPrompt, packed_masks, prompts_can_be_shared, window_of
-from uirl.learner.micro_batching import Family, MicroBatch, padded, with_shared_prompts
+from uirl.learner.micro_batching import Family, MicroBatch, packed, padded
 from uirl.learner.room import MicroBatchRoom
 from uirl.types import Sample
 
@@ -185,6 +185,8 @@ class SampleBatches:
     room: MicroBatchRoom
     share_prompts: bool = True
     """A prompt of several samples is read once, where the model takes that and it saves enough."""
+    padding_free: bool = True
+    """Samples of unlike lengths are read in one row without padding, where the model takes that."""
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -199,14 +201,17 @@ class SampleBatches:
             yield collate(self.loaded, [subset[i] for i in group.members], self.images, group.in_order), members
 
     def _micro_batches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
-        prompts = [self._prompt(index, sample) for index, sample in enumerate(samples)] if self.share_prompts else []
-        if len(set(prompts)) < len(prompts) and prompts_can_be_shared(self.loaded):
-            window = window_of(self.loaded)
-            for index, sample in enumerate(samples):
-                if window is not None and len(sample.token_ids) > window:
-                    prompts[index] = index
-            return with_shared_prompts(samples, prompts, self.room.tokens)
-        return padded(samples, range(len(samples)), self.room.tokens)
+        prompts: list[Hashable] = list(range(len(samples)))
+        if self.share_prompts:
+            prompts = [self._prompt(index, sample) for index, sample in enumerate(samples)]
+        share = len(set(prompts)) < len(prompts)
+        unpad = self.padding_free and len({len(sample.token_ids) for sample in samples}) > 1
+        if not (share or unpad) or not prompts_can_be_shared(self.loaded):
+            return padded(samples, range(len(samples)), self.room.tokens)
+        window = window_of(self.loaded)
+        fits = [window is None or len(sample.token_ids) <= window for sample in samples]
+        allowed = [prompt if fit else None for prompt, fit in zip(prompts, fits, strict=True)]
+        return packed(samples, allowed, self.room.tokens, share=share, unpad=unpad)
 
     def _prompt(self, index: int, sample: Sample) -> Hashable:
         """Return what a sample begins with, up to its first sampled token: tokens and pictures. Its own number where

@@ -1,7 +1,8 @@
 """Which samples share a forward and backward pass, and which of them one prompt.
 
 Members of a group begin with one prompt. Where reading it once saves enough, they become a packed row
-(`uirl.inference.models.shared_prompts`); all others are rows of like length, padded.
+(`uirl.inference.models.shared_prompts`). Samples of unlike lengths become one too, each with all of its own tokens.
+What a packed row cannot hold are rows of like length, padded.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Family:
     members: tuple[int, ...]
     """The longest first."""
     prompt: int
-    """Tokens that they share."""
+    """Tokens that they share; 0: they stand in the row one behind the other, without padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +63,35 @@ def micro_batches(samples: Sequence[Sample], token_budget: int) -> list[list[int
     return [list(itertools.islice(indices, len(run))) for run in runs]
 
 
-def with_shared_prompts(samples: Sequence[Sample], prompts: Sequence[Hashable], token_budget: int) -> list[MicroBatch]:
+def packed(
+    samples: Sequence[Sample], prompts: Sequence[Hashable | None], token_budget: int, *, share: bool, unpad: bool
+) -> list[MicroBatch]:
     """Return the micro-batches of `samples`, of at most `token_budget` tokens each, packed rows first.
 
-    `prompts`: what each sample begins with, up to its first sampled token. The result depends on lengths and on which
-    prompts are equal. A packed row takes no more than padded rows of the longest sample do, which a plan counts.
+    `prompts`: what each sample begins with, up to its first sampled token; None: it must not stand in a packed row.
+    `share`: equal prompts are read once; `unpad`: samples of unlike lengths become packed rows. The result depends on
+    lengths and on which prompts are equal. A packed row takes no more than padded rows of the longest sample do, which
+    a plan counts.
     """
     _require_budget(token_budget)
     lengths = [len(sample.token_ids) for sample in samples]
     largest = max(lengths, default=1)
     budget = max(1, token_budget // largest) * min(largest, token_budget)
     families: list[Family] = []
-    for family in _families(samples, prompts):
+    for family in _families(samples, prompts) if share else []:
         families += [part for part in _cut(family, lengths, budget) if _is_worth_it(part, lengths)]
-    packed: list[MicroBatch] = []
-    for family in families:
-        size = _size(family, lengths)
-        last = packed.pop() if packed and packed[-1].size + size <= budget else MicroBatch([], 0)
-        packed.append(MicroBatch([*last.members, *family.members], last.size + size, (*last.families, family)))
     inside = {index for family in families for index in family.members}
     others = [index for index in range(len(samples)) if index not in inside]
-    return packed + padded([samples[i] for i in others], others, token_budget)
+    loose = [index for index in others if prompts[index] is not None]
+    if unpad and len({lengths[index] for index in loose}) > 1:
+        families += _in_turn(sorted(loose, key=lambda index: -lengths[index]), lengths, budget)
+        others = [index for index in others if prompts[index] is None]
+    rows: list[MicroBatch] = []
+    for family in families:
+        size = _size(family, lengths)
+        last = rows.pop() if rows and rows[-1].size + size <= budget else MicroBatch([], 0)
+        rows.append(MicroBatch([*last.members, *family.members], last.size + size, (*last.families, family)))
+    return rows + padded([samples[i] for i in others], others, token_budget)
 
 
 def padded(samples: Sequence[Sample], indices: Sequence[int], token_budget: int) -> list[MicroBatch]:
@@ -91,10 +100,11 @@ def padded(samples: Sequence[Sample], indices: Sequence[int], token_budget: int)
     return [MicroBatch([indices[i] for i in group], len(group) * len(samples[group[0]].token_ids)) for group in groups]
 
 
-def _families(samples: Sequence[Sample], prompts: Sequence[Hashable]) -> list[Family]:
+def _families(samples: Sequence[Sample], prompts: Sequence[Hashable | None]) -> list[Family]:
     alike: dict[Hashable, list[int]] = defaultdict(list)
     for index, prompt in enumerate(prompts):
-        alike[prompt].append(index)
+        if prompt is not None:
+            alike[prompt].append(index)
     families = []
     for members in alike.values():
         if len(members) > 1:
@@ -114,8 +124,21 @@ def _cut(family: Family, lengths: Sequence[int], budget: int) -> list[Family]:
     return [Family(family.members[start : start + each], family.prompt) for start in starts]
 
 
+def _in_turn(members: Sequence[int], lengths: Sequence[int], budget: int) -> list[Family]:
+    """Return families without a prompt that hold `members`, each as many as fit into the budget."""
+    found: list[list[int]] = []
+    room = 0
+    for index in members:
+        if not found or lengths[index] > room:
+            found.append([])
+            room = budget
+        found[-1].append(index)
+        room -= lengths[index]
+    return [Family(tuple(one), 0) for one in found]
+
+
 def _size(family: Family, lengths: Sequence[int]) -> int:
-    keys = len(family.members) * max(lengths[i] for i in family.members)
+    keys = len(family.members) * max(lengths[i] for i in family.members) if family.prompt else 0
     return _tokens(family, lengths) + keys // KEY_SHARE
 
 

@@ -74,7 +74,7 @@ class Learner:
         """
         if not any(any(sample.response_mask) for sample in samples):
             raise AlignmentError("no samples: got an empty list, expected at least one demonstration")
-        batches = SampleBatches(self.policy.loaded, samples, self.images, self.room, self.config.training.share_prompts)
+        batches = self._batches(samples)
         metrics = imitate(self.policy, self.use_optimizer("supervised"), batches)
         self.version += 1
         return metrics
@@ -105,7 +105,7 @@ class Learner:
         self._freeze_reference()
         self.updates += 1
         policy, settings, version = self.policy, self.settings, self.version
-        batches = SampleBatches(policy.loaded, samples, self.images, self.room, self.config.training.share_prompts)
+        batches = self._batches(samples)
         old = score_old(policy, settings, view, batches, self.version)
         reference = score_reference(policy, settings, view, batches)
         credit, credit_metrics = credit_of_update(settings, view, old, reference, self.kl, anchors)
@@ -149,6 +149,11 @@ class Learner:
             self.optimizer = Optimizer(self.policy.named_trainable(), value, self.settings.optimizer(phase))
             self.phase = phase
         return self.optimizer
+
+    def _batches(self, samples: Sequence[Sample]) -> SampleBatches:
+        how = self.config.training
+        loaded, images, room = self.policy.loaded, self.images, self.room
+        return SampleBatches(loaded, samples, images, room, how.share_prompts, how.padding_free)
 
     def _learning_rate_share(self) -> float:
         training = self.settings.training

@@ -69,9 +69,10 @@ pictures in conversations of several turns:
 - what is saved and loaded again is the same model.
 
 `position axes`: 3 where pictures have rows and columns. `layers see`: what the embedded engine found.
-`prompts shared`: an update reads a prompt once for all samples that begin with it (`training.share_prompts`). A model
-is tried before the first such update; one that reads packed rows otherwise reads sample by sample, and a warning says
-why. A layer with a window shares the prompts of sequences that fit into it.
+`prompts shared`: an update reads a prompt once for all samples that begin with it (`training.share_prompts`), and
+samples of unlike lengths without padding (`training.padding_free`). A model is tried before the first such update; one
+that reads packed rows otherwise reads padded ones, and a warning says why. A layer with a window takes part with the
+sequences that fit into it.
 
 """
 

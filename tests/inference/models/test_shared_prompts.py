@@ -106,7 +106,7 @@ def test_the_proof_notices_tokens_that_see_others_than_they_should(small, sees, 
     assert not prompts_can_be_shared(loaded)
     assert not prompts_can_be_shared(loaded)
     (record,) = caplog.records
-    assert "read a prompt once for each of its replies: hidden states would differ by" in record.message
+    assert "read padded rows, and a prompt once for each reply: hidden states would differ by" in record.message
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -89,6 +89,9 @@ class TrainingConfig(Section):
     """A prompt that several samples of a micro-batch begin with is read once for all of them, as the members of a group
     do. Changes time and memory, and the gradient by rounding alone; with `model.lora.lora_dropout` its samples share
     what is dropped of the prompt. Models that do not take it read every sample by itself, and a warning says why."""
+    padding_free: bool = True
+    """Samples of unlike lengths are read in one row, one behind the other, without padding. Changes time and memory,
+    and the gradient by rounding alone. Models that do not take such rows read padded ones; a warning says why."""
 
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
     """'adamw': two float32 moments, 8 bytes a trained weight. 'adamw_8bit': two of 8 bits, 2 bytes (Dettmers et al.

@@ -2,7 +2,8 @@
 
 A packed row is `[prompt | reply | reply | ... | prompt | reply | ...]`. Every token stands at the position it has in
 its own sequence; a reply sees its prompt and itself. All layers but attention work on each token alone, so a prompt
-costs what one prompt costs, whatever the number of its replies.
+costs what one prompt costs, whatever the number of its replies. With a prompt of no tokens the replies are whole
+sequences, and the row is what they are without padding.
 
 Paper: Prefix Grouper (2506.05433).
 """
@@ -43,7 +44,7 @@ class SharedPrompt:
     """A prompt and its replies in a packed row."""
 
     tokens: int
-    """Of the prompt."""
+    """Of the prompt; 0: its replies are whole sequences."""
     replies: tuple[int, ...]
     """Tokens of each reply, one behind the other. The longest first."""
 
@@ -141,7 +142,8 @@ def _attend(
     parts = []
     for blocks in attn_mask.blocks:
         prompt = next(pieces)
-        parts.append(attend(*prompt, is_causal=True))
+        if prompt[0].shape[2]:
+            parts.append(attend(*prompt, is_causal=True))
         parts += [_replies(block, prompt, next(pieces), attend) for block in blocks]
     return torch.cat(parts, dim=2)
 
@@ -149,9 +151,11 @@ def _attend(
 def _replies(block: _Block, prompt: _Heads, replies: _Heads, attend: Callable[..., Tensor]) -> Tensor:
     """Return attention [1, heads, tokens, d] of the replies of a block to a prompt."""
     queries, *own = (block.side_by_side(tensor) for tensor in replies)
+    before = prompt[1].shape[2]
+    if not before:
+        return block.in_a_row(attend(queries, *own, is_causal=True))
     shown = (tensor.expand(block.rows, -1, -1, -1) for tensor in prompt[1:])
     keys, values = (torch.cat(pair, dim=2) for pair in zip(shown, own, strict=True))
-    before = prompt[1].shape[2]
     outputs = []
     for start in range(0, block.longest, QUERIES):
         end = min(start + QUERIES, block.longest)
@@ -172,7 +176,7 @@ def prompts_can_be_shared(loaded: LoadedModel) -> bool:
         reason = _reason_against(loaded)
         loaded.shares_prompts = reason is None
         if reason is not None:
-            _LOG.warning("updates of %s read a prompt once for each of its replies: %s", loaded.name, reason)
+            _LOG.warning("updates of %s read padded rows, and a prompt once for each reply: %s", loaded.name, reason)
     return loaded.shares_prompts
 
 

@@ -97,9 +97,8 @@ class Rehearsal:
     def _step(self, samples: Sequence[Sample]) -> None:
         largest = max(len(sample.token_ids) for sample in samples)
         together = len([sample for sample in samples if len(sample.token_ids) == largest])
-        batches = _ShortestFirst(
-            self.loaded, samples, self.images, MicroBatchRoom(largest * together), share_prompts=False
-        )
+        room = MicroBatchRoom(largest * together)
+        batches = _ShortestFirst(self.loaded, samples, self.images, room, share_prompts=False, padding_free=False)
         numbers = [torch.zeros(sum(sample.response_mask)) for sample in samples]
         tensors = UpdateTensors(
             advantages=numbers,

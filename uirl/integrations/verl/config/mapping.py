@@ -258,6 +258,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     ),
     **dict.fromkeys(("training.entropy_min_p", "training.target_entropy"), "verl's bonus has all tokens, one weight"),
     "training.share_prompts": "verl's engines read every sequence by itself",
+    "training.padding_free": "set verl's own: use_remove_padding of actor_rollout_ref.model and critic.model",
     "training.threads": "verl's workers own their processes",
     "training.warm_start": "run it with the local trainer first and continue its checkpoint under verl",
     "algorithm.whiten_advantages": "verl always whitens the advantages of gae and reinforce_plus_plus",
