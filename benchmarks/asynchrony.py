@@ -1,11 +1,11 @@
 """Actors that run ahead of the learner beside actors that wait for it: utilisation, throughput, success.
 
-    python benchmarks/asynchrony.py sweep --out sweep.json           1, 4, 16, 64 actors, synchronous and asynchronous
-    python benchmarks/asynchrony.py success --out success.json       16 actors, the same episodes, three seeds
-    python benchmarks/asynchrony.py miniwob --out miniwob.json       pages of MiniWoB++ in Chromium
-    python benchmarks/asynchrony.py staleness --out staleness.json   0, 1, 4, 16 versions and 'auto', corrected and not
-    python benchmarks/asynchrony.py plot sweep.json --out docs/images/asynchrony.png
-    python benchmarks/asynchrony.py table sweep.json                 the runs of any of these, those of seeds together
+    python -m benchmarks.asynchrony sweep --out sweep.json           1, 4, 16, 64 actors, synchronous and asynchronous
+    python -m benchmarks.asynchrony success --out success.json       16 actors, the same episodes, three seeds
+    python -m benchmarks.asynchrony miniwob --out miniwob.json       pages of MiniWoB++ in Chromium
+    python -m benchmarks.asynchrony staleness --out staleness.json   0, 1, 4, 16 versions and 'auto', corrected and not
+    python -m benchmarks.asynchrony plot sweep.json --out docs/images/asynchrony.png
+    python -m benchmarks.asynchrony table sweep.json                 the runs of any of these, those of seeds together
 
 The screens wait for a heavy-tailed time whose mean is ten times what the model takes for a turn (`slow.py`). All
 runs of a seed go on from one warm start, which is made without latency. A utilisation counts from the first row of
@@ -243,7 +243,7 @@ def main() -> None:
         return
     if options.out is None:
         parser.error("--out FILE is missing: where the runs are written")
-    print(f"`{' '.join(['python', *sys.argv])}`\n", flush=True)
+    print(f"`{' '.join(['python -m benchmarks.asynchrony', *sys.argv[1:]])}`\n", flush=True)
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)

@@ -1,6 +1,6 @@
 """Steps per second of MiniWoB++ by number of sessions: uirl, and the libraries it is compared with.
 
-    python benchmarks/browser.py [--peers PYTHON] [--sessions 1 4 8 16] [--seconds 10] [--rounds 2]
+    python -m benchmarks.browser [--peers PYTHON] [--sessions 1 4 8 16] [--seconds 10] [--rounds 2]
         [--pages click-color click-test-2 enter-text] [--parties uirl miniwob browsergym browsergym-fast]
 
 `--peers` is a Python in whose environment `browsergym-miniwob` and `miniwob` are installed (`pip install

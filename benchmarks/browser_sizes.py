@@ -1,6 +1,6 @@
 """Steps per second of large pages by number of sessions: what is lost where more sessions play than there are cores.
 
-    python benchmarks/browser_sizes.py [--sizes 1280x720 1080x2400] [--pages light heavy] [--sessions 1 4 16]
+    python -m benchmarks.browser_sizes [--sizes 1280x720 1080x2400] [--pages light heavy] [--sessions 1 4 16]
         [--seconds 6] [--rounds 3]
 
 A step is a click, the reading of the state and a picture. `light` is a page of a hundred buttons; `heavy` has another

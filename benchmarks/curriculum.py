@@ -1,6 +1,6 @@
 """Curriculum beside uniform sampling, one policy for a suite of tasks: episodes to the same mean success.
 
-    python benchmarks/curriculum.py [--suite screens|pages] [--seeds 0,1,2] [--updates 48] [--samplers NAME ...]
+    python -m benchmarks.curriculum [--suite screens|pages] [--seeds 0,1,2] [--updates 48] [--samplers NAME ...]
       [section.key=value ...]
 
 `screens`: 36 drawn forms of mixed difficulty: one, two or three pages, one to four buttons, three palettes. The policy
@@ -198,7 +198,7 @@ def main() -> None:
             curves[name][seed] = curve_of(run)
             print(f"{name} {seed}: " + " ".join(f"{at}:{y:.3f}" for at, y in curves[name][seed]), flush=True)
         ends = list(at_the_end(curves[options.samplers[0]]).values())
-        print(f"`{' '.join(['python', 'benchmarks/curriculum.py', '--suite', options.suite, *options.overrides])}`\n")
+        print(f"`{' '.join(['python -m benchmarks.curriculum --suite', options.suite, *options.overrides])}`\n")
         for target in sorted({half_way(curves), round(min(ends), 2), round(min(ends) - 0.05, 2)}):
             print("\n".join(rows(curves, target, folder)) + "\n")
         print("\n".join(levels(curves, folder)))

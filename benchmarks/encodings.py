@@ -1,6 +1,6 @@
 """How often each picture goes through the image processor, and its vision features are computed, in one update.
 
-    python benchmarks/encodings.py [--episodes 32] [--turns 8] [--scale 4]
+    python -m benchmarks.encodings [--episodes 32] [--turns 8] [--scale 4]
 
 An update of GRPO with a reference, adapters on the language layers, on an environment that shows a new picture of
 1080 x 2400 in every turn. `--scale` divides the sides of the pictures and, squared, what the caches hold, so that a

@@ -5,8 +5,8 @@ history and asks for exactly `--response` tokens: end tokens are forbidden every
 HF `generate` gets all episodes as one batch and encodes the whole history anew each turn, as a loop around it would.
 Its vision tower is that of transformers as it comes.
 
-python benchmarks/engines.py                       # embedded and HF
-python benchmarks/engines.py --vllm                # with vLLM too, where it is installed
+python -m benchmarks.engines                       # embedded and HF
+python -m benchmarks.engines --vllm                # with vLLM too, where it is installed
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Memory of a run over many updates, with pictures that are new each time.
 
-    python benchmarks/flat_memory.py [--updates 200] [--episodes 8] [--turns 4] [--scale 4]
+    python -m benchmarks.flat_memory [--updates 200] [--episodes 8] [--turns 4] [--scale 4]
 
 GRPO with adapters on 'uirl/tiny-vlm', on an environment that shows a new picture of 1080 x 2400 in every turn;
 `--scale` divides the sides of the pictures. Resident memory is read after each update ('now'), and the most that it

@@ -1,6 +1,6 @@
 """How fast is GAE on (512, 2048), and which form of its recurrence is fastest?
 
-    OMP_NUM_THREADS=1 python benchmarks/gae.py
+    OMP_NUM_THREADS=1 python -m benchmarks.gae
 
 Prints two tables, measured in one run on one thread, candidates taking turns so that a busy machine slows all
 of them: the recurrence `out[t] = x[t] + decay * out[t + 1]` in several forms, and the whole advantage

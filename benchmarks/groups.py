@@ -1,6 +1,6 @@
 """The first turn of a group: its shared prompt, with a picture, fed once or once for every member; in one run.
 
-    python benchmarks/groups.py [--members 16] [--side 448] [--replies 1] [--rounds 5]
+    python -m benchmarks.groups [--members 16] [--side 448] [--replies 1] [--rounds 5]
 
 The model is a vision-language model with random weights whose patches and merging are those of Qwen2.5-VL (14 and 2),
 so that a 448 x 448 picture takes 256 tokens. 'unshared' is the same engine without cache between turns

@@ -1,6 +1,6 @@
 """Rules, judges and both on right and wrong episodes of the drawn screen: the table of AgentRewardBench for every mode.
 
-    python benchmarks/judges.py [--episodes 60]
+    python -m benchmarks.judges [--episodes 60]
 
 Episodes are scripted: solved, solved after a miss, a wrong colour, a wrong digit, stopped before the end, and failed
 with a reply that claims success. The truth is the environment's state. The judge is a real HTTP server that looks at

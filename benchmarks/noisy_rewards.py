@@ -1,6 +1,6 @@
 """Training with rewards of a judge of known error: the raw judge, rules before it, the corrected reward, the true one.
 
-    python benchmarks/noisy_rewards.py [--seeds 0 1 2] [--errors 0.2 0.1 0.05] [--ways NAME ...] [--updates 48]
+    python -m benchmarks.noisy_rewards [--seeds 0 1 2] [--errors 0.2 0.1 0.05] [--ways NAME ...] [--updates 48]
       [--folder DIR]
 
 One policy for drawn forms of one and two pages, where one miss is forgiven. The judge knows the truth and errs with a

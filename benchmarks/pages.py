@@ -1,6 +1,6 @@
 """Ten pages of MiniWoB++ with one config: only the page's name changes.
 
-    python benchmarks/pages.py [--pages click-test,click-link,...] [--seeds 0] [section.key=value ...]
+    python -m benchmarks.pages [--pages click-test,click-link,...] [--seeds 0] [section.key=value ...]
 
 Each page is learned from the same weights by `configs/miniwob.yaml`: a warm start on 64 demonstrations of that page,
 then reinforcement learning until `training.stop_at_success` or `training.max_seconds`. Success before and after

@@ -1,6 +1,6 @@
 """Processor time per 56 x 56 screenshot: the HF image processor against `GridPatches`, PNG decoding included in both.
 
-python benchmarks/patches.py
+python -m benchmarks.patches
 """
 
 from __future__ import annotations

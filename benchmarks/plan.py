@@ -6,7 +6,7 @@ tensors, counted at every operation, and the growth of the process (VmHWM less w
 allocates by itself, which keeps what was freed, and with blocks above 64 KiB given back at once
 (MALLOC_MMAP_THRESHOLD_=65536).
 
-python benchmarks/plan.py
+python -m benchmarks.plan
 """
 
 from __future__ import annotations

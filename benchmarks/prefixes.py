@@ -1,6 +1,6 @@
 """Rejection sampling with and without certified beginnings, on the drawn screen: same budget, 3 rounds, some seeds.
 
-    python benchmarks/prefixes.py [--seeds 0 1 2] [--episodes 128] [--runs DIR]
+    python -m benchmarks.prefixes [--seeds 0 1 2] [--episodes 128] [--runs DIR]
 
 All seeds and ways go on from one warm start (of seed 0) and play as many episodes per round. 'solved alone': solved
 episodes are learned from. 'forks': also beginnings of failed episodes of groups that hold a solved one, certified by

@@ -5,7 +5,7 @@ two Ray actors on this machine. Each size is a run in a process of its own, `--u
 measured after each update, without giving memory back to the system first. A picture is small for this model (8 tokens)
 and large in bytes (4 MB), so that micro-batches are cut at 512 tokens: their pictures are decoded at once.
 
-python benchmarks/ray_memory.py
+python -m benchmarks.ray_memory
 """
 
 from __future__ import annotations

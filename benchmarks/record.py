@@ -1,6 +1,6 @@
 """What it costs to keep the learner's figures: processor time of an update and bytes per trajectory, with and without.
 
-python benchmarks/record.py [CONFIG] [key=value ...]
+python -m benchmarks.record [CONFIG] [key=value ...]
 
 Episodes of one update are played once, by the untrained policy, and get random rewards, so that every group is learned
 from. Then the same update is taken again and again from the same weights, by turns with the figures written to the

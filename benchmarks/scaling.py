@@ -1,6 +1,6 @@
 """Time and memory of a training step as episodes, turns, groups, pictures and replies grow.
 
-    python benchmarks/scaling.py [--dimensions turns pictures] [--doublings 4]
+    python -m benchmarks.scaling [--dimensions turns pictures] [--doublings 4]
 
 GRPO on a small vision-language model, in an environment that shows new pictures in every turn. One number at a time is
 doubled; every size is a run of its own in a process of its own. Time is processor time of a whole step (episodes,

@@ -1,6 +1,6 @@
 """One config, many seeds, one after the other: the table of how each seed ended. Nothing is left out.
 
-python benchmarks/seeds.py configs/screen.yaml --seeds 0,1,2,3,4 [section.key=value ...]
+python -m benchmarks.seeds configs/screen.yaml --seeds 0,1,2,3,4 [section.key=value ...]
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2,3,4", help="numbers, separated by commas")
     parser.add_argument("overrides", nargs="*")
     options = parser.parse_intermixed_args()
-    print(f"`{' '.join(['python', *sys.argv])}`\n")
+    print(f"`{' '.join(['python -m benchmarks.seeds', *sys.argv[1:]])}`\n")
     print("| seed | before | after (95 %) | controls | episodes | warm start + RL | whole run | peak so far |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
 """Credit for the right beginnings of failed episodes: GRPO on drawn forms of two and three pages, with and without it.
 
-    python benchmarks/step_credit.py [--seeds 0 1 2] [--updates 40] [--ways NAME ...] [section.key=value ...]
+    python -m benchmarks.step_credit [--seeds 0 1 2] [--updates 40] [--ways NAME ...] [section.key=value ...]
 
 24 tasks of one policy, warmed up once. A form is solved or not, and a group compares whole episodes; `step_credit`
 spares or pays the turns that were right before a fork from a solved episode, each played again. The last way is what

@@ -5,7 +5,7 @@ have ended as there are episodes, the engine gets the next weights: two steps of
 a policy gradient of random advantages, which is what an update of the default run does. Afterwards every reply is
 scored by the weights that its version names.
 
-python benchmarks/swap.py
+python -m benchmarks.swap
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A step of the warm start of configs/screen.yaml on the thread of the event loop, where the thread that waits for it
 keeps its OpenMP team, and where it gives it back (`uirl.runtime.openmp`).
 
-python benchmarks/threads.py [--rounds 5]
+python -m benchmarks.threads [--rounds 5]
 
 All by turns in one process, on the same batch; the least of the rounds' means and, in brackets, the largest.
 """

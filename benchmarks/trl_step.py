@@ -12,7 +12,7 @@ after the last guess, since it knows no end of an episode: that reply is one tok
 environment is the plain game, without our adapter.
 
 In the environment of `make test-verl`:
-PYTHONPATH=.venv-verl/trl:. .venv-verl/bin/python benchmarks/trl_step.py --rounds 8
+PYTHONPATH=.venv-verl/trl:. .venv-verl/bin/python -m benchmarks.trl_step --rounds 8
 """
 
 from __future__ import annotations

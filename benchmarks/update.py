@@ -1,8 +1,8 @@
 """The learner's update as a share of what the machine multiplies, beside TRL's GRPOTrainer on the same shapes.
 
-    python benchmarks/update.py                            # ours
-    python benchmarks/update.py --trl                      # and TRL's, where it is installed
-    python benchmarks/update.py --dtypes bfloat16 --profile ours
+    python -m benchmarks.update                            # ours
+    python -m benchmarks.update --trl                      # and TRL's, where it is installed
+    python -m benchmarks.update --dtypes bfloat16 --profile ours
 
 A Qwen2 of 103 M parameters with a vocabulary of 32768 words learns from 16 sequences of 192 tokens, of which the last
 128 are sampled. One round is a whole `Learner.update` with one minibatch: credit, loss, backward pass, clipping, AdamW.

@@ -1,6 +1,6 @@
 """Our agent loop beside verl's own tool agent loop, on the same work.
 
-    VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=tests.integrations.verl.cpu python benchmarks/verl_loop.py
+    VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=tests.integrations.verl.cpu python -m benchmarks.verl_loop
 
 Both run inside verl's own `AgentLoopWorker`, from the row to the output, and play the same conversations: a question,
 one call of a calculator, its result, an answer. It is checked that both make the same tokens and the same mask. Replies

@@ -1,6 +1,6 @@
 """What pictures cost under verl: bytes per sequence and per update, and seconds, as verl keeps them and as we do.
 
-    .venv-verl/bin/python benchmarks/verl_pictures.py [--size 1280x720] [--episodes 512] [--turns 16] [--max_images 3]
+    .venv-verl/bin/python -m benchmarks.verl_pictures [--size 1280x720] [--episodes 512] [--turns 16] [--max_images 3]
 
 A screenshot with text, areas and a photograph's noise goes through Qwen2-VL's image processor (the one without
 torchvision), is packed and unpacked, and travels to a server as a PIL image and as it was captured.

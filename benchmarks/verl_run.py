@@ -1,6 +1,6 @@
 """One task under the local trainer and under verl, from the same weights: both curves and their picture.
 
-    python benchmarks/verl_run.py --folder runs/beside [--steps 40] [section.key=value ...]
+    python -m benchmarks.verl_run --folder runs/beside [--steps 40] [section.key=value ...]
 
 The local run (`uirl train configs/guess_number.yaml`) warms up on its careless demonstrator and goes on with GRPO. The
 run under verl starts from the local run's checkpoint before its first update and makes as many updates of as many

@@ -1,7 +1,7 @@
 """How fast `uirl view` answers about very many trajectories, and how much memory it takes.
 
-    python benchmarks/viewer.py                      # 100 000 generated trajectories of 3 turns, in a temporary folder
-    python benchmarks/viewer.py --keep runs/large    # ... kept there, and taken from there the next time
+    python -m benchmarks.viewer                      # 100 000 generated trajectories of 3 turns, in a temporary folder
+    python -m benchmarks.viewer --keep runs/large    # ... kept there, and taken from there the next time
 
 The server is the command itself, in a process of its own, with a cache of its own: the first page is asked for before
 there is any index.

@@ -1,6 +1,6 @@
 """The vision tower of a Qwen2-VL model, forward and backward, as transformers has it and as we run it, in turns.
 
-python benchmarks/vision_tower.py [--pictures 64] [--rounds 7]
+python -m benchmarks.vision_tower [--pictures 64] [--rounds 7]
 """
 
 from __future__ import annotations
