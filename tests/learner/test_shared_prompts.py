@@ -9,11 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.inference.windowed import windowed_model
 from tests.learner.updates import gradients_of_first_step, log_probs_of, make_learner
 from tests.learner.worlds import picture, sample_trajectories
 from uirl.images import ImageStore
+from uirl.learner import Policy
 from uirl.learner import batch as batch_module
+from uirl.learner.batch import SampleBatches
 from uirl.learner.micro_batching import MicroBatch, micro_batches, packed
+from uirl.learner.room import MicroBatchRoom
 from uirl.types import Sample
 
 
@@ -175,13 +179,19 @@ def test_every_sample_stands_in_one_micro_batch_within_the_budget(drawn, prompts
                 assert family.prompt + sum(length - family.prompt for length in own) <= 0.8 * sum(own)
             else:
                 assert unpad
+        spread = len(one.members) * max(lengths[i] for i in one.members)
+        assert spread <= 8 * budget or len(one.members) == 1 or len(one.families) == 1
     inside = [i for one in made if one.families for i in one.members]
     others = [i for i in range(len(samples)) if i not in inside]
+    loose, alone = ([i for i in others if (drawn[i][0] is None) == apart] for apart in (False, True))
     assert [one.members for one in made if not one.families] == [
-        [others[i] for i in group] for group in micro_batches([samples[i] for i in others], budget)
+        [part[i] for i in group]
+        for part in (loose, alone)
+        for group in micro_batches([samples[i] for i in part], budget)
     ]
     if unpad:
-        assert len({lengths[i] for i in others if drawn[i][0] is not None}) <= 1
+        filled = sum(one.size for one in made if not one.families and drawn[one.members[0]][0] is not None)
+        assert sum(lengths[i] for i in loose) >= 0.95 * filled
 
 
 def made_of(samples: list[Sample], budget: int) -> list[MicroBatch]:
@@ -216,6 +226,28 @@ def test_a_sample_beyond_a_window_stands_alone_and_the_others_share(reads, monke
     assert reads[1] == sum(whole)
 
 
+@pytest.mark.parametrize("unpad", [False, True])
+def test_samples_that_turn_by_other_angles_are_read_apart(unpad):
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 24}
+    rope |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "partial_rotary_factor": 1.0}
+    sizes = {"max_position_embeddings": 96, "original_max_position_embeddings": 24, "sliding_window": None}
+    loaded = windowed_model("phi3", **sizes, rope_parameters=rope)
+    policy, images = Policy(loaded), ImageStore()
+    samples = [replace(made_up(3, n - 3), token_ids=tuple(range(20, 20 + n))) for n in (24, 40, 12, 9)]
+
+    def read(chosen: list[Sample]) -> torch.Tensor:
+        batches = SampleBatches(loaded, chosen, images, MicroBatchRoom(4096), True, unpad)
+        found = {}
+        with torch.no_grad():
+            for batch, members in batches.of(range(len(chosen))):
+                said = policy.log_probs_and_values(batch).log_probs
+                found |= {i: said[row][batch.response_mask[row]] for row, i in enumerate(members)}
+        return torch.cat([found[i] for i in range(len(chosen))])
+
+    alone = torch.cat([read([sample]) for sample in samples])
+    assert (read(samples) - alone).abs().max() < 1e-5
+
+
 def test_a_prompt_that_saves_little_is_not_shared():
     samples = [made_up(10, 100) for _ in range(8)]
     assert [one.families for one in made_of(samples, 10_000)] == [()]
@@ -233,3 +265,15 @@ def test_unlike_lengths_stand_in_rows_as_full_as_the_budget_lets_them():
 def test_samples_of_one_length_stay_padded_rows():
     samples = [made_up(5, 5) for _ in range(4)]
     assert [one.families for one in packed(samples, range(4), 100, share=True, unpad=True)] == [()]
+
+
+def test_samples_of_nearly_one_length_stay_padded_rows():
+    samples = [made_up(n, 1) for n in (99, 98, 99, 97)]
+    assert [one.families for one in packed(samples, range(4), 1000, share=True, unpad=True)] == [()]
+
+
+def test_a_long_sample_is_not_beside_hundreds_of_short_ones():
+    samples = [made_up(15_999, 1), *(made_up(9, 1) for _ in range(1600))]
+    made = packed(samples, range(1601), 32_768, share=True, unpad=True)
+    assert sorted(i for one in made for i in one.members) == list(range(1601))
+    assert max(len(one.members) * max(len(samples[i].token_ids) for i in one.members) for one in made) < 10 * 32_768

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from uirl.errors import AlignmentError
 from uirl.images import ImageStore, Screenshot
+from uirl.inference.models.attention import rope_limit
 from uirl.inference.models.loading import LoadedModel, hidden_states, pad_sequences
 from uirl.inference.models.shared_prompts import SharedPrompt, packed_masks, prompts_can_be_shared, window_of
-from uirl.learner.micro_batching import Family, MicroBatch, packed, padded
+from uirl.learner.micro_batching import Family, MicroBatch, packed
 from uirl.learner.room import MicroBatchRoom
 from uirl.types import Sample
 
@@ -206,10 +207,12 @@ class SampleBatches:
             prompts = [self._prompt(index, sample) for index, sample in enumerate(samples)]
         share = len(set(prompts)) < len(prompts)
         unpad = self.padding_free and len({len(sample.token_ids) for sample in samples}) > 1
-        if not (share or unpad) or not prompts_can_be_shared(self.loaded):
-            return padded(samples, range(len(samples)), self.room.tokens)
-        window = window_of(self.loaded)
-        fits = [window is None or len(sample.token_ids) <= window for sample in samples]
+        limit = rope_limit(self.loaded.text_config)
+        if (share or unpad) and prompts_can_be_shared(self.loaded):
+            limit = window_of(self.loaded)
+        else:
+            share = unpad = False
+        fits = [limit is None or len(sample.token_ids) <= limit for sample in samples]
         allowed = [prompt if fit else None for prompt, fit in zip(prompts, fits, strict=True)]
         return packed(samples, allowed, self.room.tokens, share=share, unpad=unpad)
 

@@ -20,6 +20,10 @@ WORTH_IT = 0.8
 KEY_SHARE = 8
 """In a packed row each reply has keys and values of the prompt of its own: a token that stands for these alone counts
 as an eighth of one."""
+SPREAD = 8
+"""Samples x longest of a packed row, in budgets: so large are the tensors [B, T] of what is said of each token."""
+SPARED = 0.05
+"""Of padded tokens: with less padding, and no more passes, samples of unlike lengths stay padded rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +72,10 @@ def packed(
 ) -> list[MicroBatch]:
     """Return the micro-batches of `samples`, of at most `token_budget` tokens each, packed rows first.
 
-    `prompts`: what each sample begins with, up to its first sampled token; None: it must not stand in a packed row.
-    `share`: equal prompts are read once; `unpad`: samples of unlike lengths become packed rows. The result depends on
-    lengths and on which prompts are equal. A packed row takes no more than padded rows of the longest sample do, which
-    a plan counts.
+    `prompts`: what each sample begins with, up to its first sampled token; None: it must not be read together with one
+    that has a prompt. `share`: equal prompts are read once; `unpad`: those of unlike lengths become packed rows, where
+    it saves enough. The result depends on lengths and on which prompts are equal. A packed row has no more tokens than
+    padded rows of the longest sample, which a plan counts.
     """
     _require_budget(token_budget)
     lengths = [len(sample.token_ids) for sample in samples]
@@ -83,21 +87,34 @@ def packed(
     inside = {index for family in families for index in family.members}
     others = [index for index in range(len(samples)) if index not in inside]
     loose = [index for index in others if prompts[index] is not None]
-    if unpad and len({lengths[index] for index in loose}) > 1:
-        families += _in_turn(sorted(loose, key=lambda index: -lengths[index]), lengths, budget)
-        others = [index for index in others if prompts[index] is None]
-    rows: list[MicroBatch] = []
-    for family in families:
-        size = _size(family, lengths)
-        last = rows.pop() if rows and rows[-1].size + size <= budget else MicroBatch([], 0)
-        rows.append(MicroBatch([*last.members, *family.members], last.size + size, (*last.families, family)))
-    return rows + padded([samples[i] for i in others], others, token_budget)
+    alone = [index for index in others if prompts[index] is None]
+    apart = padded([samples[i] for i in loose], loose, token_budget)
+    if unpad:
+        whole = _in_turn(sorted(loose, key=lambda index: -lengths[index]), lengths, budget)
+        tokens, filled = sum(lengths[index] for index in loose), sum(one.size for one in apart)
+        if len(whole) < len(apart) or tokens < (1 - SPARED) * filled:
+            families, apart = families + whole, []
+    return _rows(families, lengths, budget) + apart + padded([samples[i] for i in alone], alone, token_budget)
 
 
 def padded(samples: Sequence[Sample], indices: Sequence[int], token_budget: int) -> list[MicroBatch]:
     """Return the micro-batches of padded rows of `samples`, which are known by `indices`."""
     groups = micro_batches(samples, token_budget)
     return [MicroBatch([indices[i] for i in group], len(group) * len(samples[group[0]].token_ids)) for group in groups]
+
+
+def _rows(families: Sequence[Family], lengths: Sequence[int], budget: int) -> list[MicroBatch]:
+    """Return packed rows of families, in their order, each of as many as fit into the budget."""
+    rows: list[MicroBatch] = []
+    for family in families:
+        size = _size(family, lengths)
+        last = rows[-1] if rows else MicroBatch([], 0)
+        members = [*last.members, *family.members]
+        if last.size + size <= budget and len(members) * max(lengths[i] for i in members) <= SPREAD * budget:
+            rows[-1:] = [MicroBatch(members, last.size + size, (*last.families, family))]
+        else:
+            rows.append(MicroBatch(list(family.members), size, (family,)))
+    return rows
 
 
 def _families(samples: Sequence[Sample], prompts: Sequence[Hashable | None]) -> list[Family]:
@@ -129,7 +146,7 @@ def _in_turn(members: Sequence[int], lengths: Sequence[int], budget: int) -> lis
     found: list[list[int]] = []
     room = 0
     for index in members:
-        if not found or lengths[index] > room:
+        if not found or lengths[index] > room or (len(found[-1]) + 1) * lengths[found[-1][0]] > SPREAD * budget:
             found.append([])
             room = budget
         found[-1].append(index)

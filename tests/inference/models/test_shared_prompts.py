@@ -31,6 +31,8 @@ ROWS = (
     [SharedPrompt(1, (1,))],
     [SharedPrompt(5, (7, 4, 1)), SharedPrompt(2, (6, 6, 6)), SharedPrompt(4, (9,))],
     [SharedPrompt(8, tuple(range(40, 0, -1)))],
+    [SharedPrompt(0, (9, 9, 5, 1))],
+    [SharedPrompt(0, (7,)), SharedPrompt(3, (4, 2)), SharedPrompt(0, (6, 5))],
 )
 
 
@@ -58,6 +60,33 @@ def test_attention_and_its_gradient_are_those_of_a_dense_mask(row, queries, padd
     for mask in (SharedPromptMask.of(row, torch.device("cpu")), dense(row)[None, None]):
         out = scaled_dot_product_attention(*parts, attn_mask=mask, scale=0.3, enable_gqa=True)
         got.append((out, *torch.autograd.grad((out * weights).sum(), parts)))
+    for ours, theirs in zip(*got, strict=True):
+        assert (ours - theirs).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_heads_that_hf_repeats_are_read_once(row, monkeypatch):
+    read: list[int] = []
+    attend = shared_prompts.scaled_dot_product_attention
+
+    def noted(query, key, *rest, **options):
+        if type(options.get("attn_mask")) is not SharedPromptMask:
+            read.append(key.shape[1])
+        return attend(query, key, *rest, **options)
+
+    n = sum(one.length for one in row)
+    query, *kept = [torch.randn(1, heads, n, 8, dtype=torch.float64, requires_grad=True) for heads in (8, 2, 2)]
+    weights = torch.randn(1, 8, n, 8, dtype=torch.float64)
+    got = []
+    for repeats in (1, 4):
+        key, value = (tensor.repeat_interleave(4, dim=1) for tensor in kept)
+        mask = SharedPromptMask.of(row, torch.device("cpu"), repeats)
+        with monkeypatch.context() as patch:
+            if repeats > 1:
+                patch.setattr(shared_prompts, "scaled_dot_product_attention", noted)
+            out = shared_prompts._attend(query, key, value, mask)
+        got.append((out, *torch.autograd.grad((out * weights).sum(), (query, *kept))))
+    assert set(read) == {2}
     for ours, theirs in zip(*got, strict=True):
         assert (ours - theirs).abs().max() < 1e-10
 

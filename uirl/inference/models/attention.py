@@ -128,12 +128,18 @@ def context_limit(model_config: Any, max_context: int | None) -> tuple[int, str]
         # Llama 4 counts places from the length of a cache, of which the rows of a batch have many
         scale = int(getattr(config, "floor_scale", None) or 1)
         limits.append((scale - 1, "attn_temperature_tuning: queries are scaled from floor_scale on"))
-    for rope in _ropes(config):
-        if rope.get("rope_type") in ("longrope", "dynamic"):
-            # beyond it every earlier token would turn by another angle than the one it was cached with
-            original = rope.get("original_max_position_embeddings") or limits[0][0]
-            limits.append((int(original), f"rope type {rope['rope_type']}: keys cached below it do not hold beyond"))
+    turned = rope_limit(config)
+    if turned is not None:
+        limits.append((turned, "its rope_type: keys cached below it do not hold beyond"))
     return min(limits, key=lambda limit: limit[0])
+
+
+def rope_limit(config: Any) -> int | None:
+    """Return up to how many tokens one rule says by which angles they turn: beyond, all tokens of a forward pass turn
+    by others, those of its shorter sequences too. None: one rule for any number. `config`: of the text model."""
+    whole = getattr(config, "max_position_embeddings", None) or 4096
+    found = [rope for rope in _ropes(config) if rope.get("rope_type") in ("longrope", "dynamic")]
+    return min((int(rope.get("original_max_position_embeddings") or whole) for rope in found), default=None)
 
 
 def _ropes(config: Any) -> list[Mapping[str, Any]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from uirl.errors import AlignmentError, ContractError
 from uirl.images import Screenshot
+from uirl.inference.models.attention import rope_limit
 from uirl.inference.models.loading import LoadedModel, hidden_states, pad_sequences
 from uirl.inference.models.picture_proof import SIZES, TOLERANCE, probe
 from uirl.inference.models.probing import evaluating, plain_ids
@@ -97,13 +99,15 @@ class SharedPromptMask(Tensor):
     """Tokens of each piece of the row: prompt, block, block, ..., prompt, ..."""
     blocks: list[list[_Block]]
     """Of each prompt."""
+    repeats: int
+    """How often each head of keys and values is there at least, one behind the other: HF repeats them for a mask."""
 
     @classmethod
-    def of(cls, shared: Sequence[SharedPrompt], device: torch.device) -> SharedPromptMask:
+    def of(cls, shared: Sequence[SharedPrompt], device: torch.device, repeats: int = 1) -> SharedPromptMask:
         """Return the mask of a row of `shared`, one behind the other."""
         n = sum(one.length for one in shared)
         mask = torch.zeros(1, dtype=torch.bool, device=device).expand(1, 1, n, n).as_subclass(cls)
-        mask.sizes, mask.blocks = [], []
+        mask.sizes, mask.blocks, mask.repeats = [], [], repeats
         for one in shared:
             alike = runs_of_like_length(one.replies)  # side by side in attention alone
             mask.sizes += [one.tokens, *map(sum, alike)]
@@ -136,6 +140,10 @@ def _attend(
     """Return attention [1, heads, n, d] of a packed row; keys and values may have fewer heads with `enable_gqa`."""
     if is_causal:
         raise ContractError("a packed row has a mask of its own; expected is_causal=False")
+    if attn_mask.repeats > 1 and key.shape[1] == query.shape[1]:
+        # once each, and of memory of their own: what is kept for the backward pass is that much less
+        key, value = (tensor[:, :: attn_mask.repeats].contiguous() for tensor in (key, value))
+        enable_gqa = True
     attend = partial(scaled_dot_product_attention, dropout_p=dropout_p, scale=scale, enable_gqa=enable_gqa)
     # cut once: the gradient of a part that is taken out of the row is as large as the row
     pieces = iter(zip(*(tensor.split(attn_mask.sizes, dim=2) for tensor in (query, key, value)), strict=True))
@@ -145,7 +153,7 @@ def _attend(
         if prompt[0].shape[2]:
             parts.append(attend(*prompt, is_causal=True))
         parts += [_replies(block, prompt, next(pieces), attend) for block in blocks]
-    return torch.cat(parts, dim=2)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
 def _replies(block: _Block, prompt: _Heads, replies: _Heads, attend: Callable[..., Tensor]) -> Tensor:
@@ -156,6 +164,9 @@ def _replies(block: _Block, prompt: _Heads, replies: _Heads, attend: Callable[..
         return block.in_a_row(attend(queries, *own, is_causal=True))
     shown = (tensor.expand(block.rows, -1, -1, -1) for tensor in prompt[1:])
     keys, values = (torch.cat(pair, dim=2) for pair in zip(shown, own, strict=True))
+    groups = queries.shape[1] // keys.shape[1]
+    if groups > 1 and keys.is_cuda:  # under a mask there is no kernel with fewer heads, but one that keeps all scores
+        keys, values = (tensor.repeat_interleave(groups, dim=1) for tensor in (keys, values))
     outputs = []
     for start in range(0, block.longest, QUERIES):
         end = min(start + QUERIES, block.longest)
@@ -181,15 +192,26 @@ def prompts_can_be_shared(loaded: LoadedModel) -> bool:
 
 
 def window_of(loaded: LoadedModel) -> int | None:
-    """Return how many tokens the layer sees that sees least; None: all see all."""
-    return min((size for size in loaded.attention_spans().sizes.values() if size is not None), default=None)
+    """Return up to how many tokens a sequence may stand in a row with others: what the layer sees that sees least, and
+    what is read with the same rotary angles as shorter ones. None: any number."""
+    sizes = (*loaded.attention_spans().sizes.values(), rope_limit(loaded.text_config))
+    return min((size for size in sizes if size is not None), default=None)
 
 
 def packed_masks(loaded: LoadedModel, shared: Sequence[SharedPrompt]) -> Any:
     """Return what a model takes as the attention mask of a packed row: one, or one by kind of layer."""
-    mask = SharedPromptMask.of(shared, loaded.device)
+    mask = SharedPromptMask.of(shared, loaded.device, _repeats(loaded.text_config))
     kinds = list(loaded.attention_spans().sizes)
     return mask if len(kinds) == 1 else dict.fromkeys(kinds, mask)
+
+
+def _repeats(config: Any) -> int:
+    """Return how often HF repeats every head of keys and values at least, in whichever layer."""
+    heads = getattr(config, "num_attention_heads", None)
+    kept = [n for name, n in config.to_dict().items() if name.endswith("key_value_heads") and n is not None]
+    if not heads or not kept or not all(isinstance(n, int) and n > 0 and heads % n == 0 for n in kept):
+        return 1
+    return math.gcd(*(heads // n for n in kept))
 
 
 def _reason_against(loaded: LoadedModel) -> str | None:
