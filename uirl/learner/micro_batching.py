@@ -105,16 +105,18 @@ def padded(samples: Sequence[Sample], indices: Sequence[int], token_budget: int)
 
 def _rows(families: Sequence[Family], lengths: Sequence[int], budget: int) -> list[MicroBatch]:
     """Return packed rows of families, in their order, each of as many as fit into the budget."""
-    rows: list[MicroBatch] = []
+    rows: list[list[Family]] = []
+    count = longest = filled = 0
     for family in families:
         size = _size(family, lengths)
-        last = rows[-1] if rows else MicroBatch([], 0)
-        members = [*last.members, *family.members]
-        if last.size + size <= budget and len(members) * max(lengths[i] for i in members) <= SPREAD * budget:
-            rows[-1:] = [MicroBatch(members, last.size + size, (*last.families, family))]
-        else:
-            rows.append(MicroBatch(list(family.members), size, (family,)))
-    return rows
+        count, filled = count + len(family.members), filled + size
+        longest = max(longest, lengths[family.members[0]])
+        if not rows or filled > budget or count * longest > SPREAD * budget:
+            rows.append([])
+            count, longest, filled = len(family.members), lengths[family.members[0]], size
+        rows[-1].append(family)
+    sizes = [sum(_size(family, lengths) for family in row) for row in rows]
+    return [MicroBatch([i for f in row for i in f.members], n, tuple(row)) for row, n in zip(rows, sizes, strict=True)]
 
 
 def _families(samples: Sequence[Sample], prompts: Sequence[Hashable | None]) -> list[Family]:
