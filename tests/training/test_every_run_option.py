@@ -133,6 +133,10 @@ READERS: dict[str, list[str]] = {
     "model.lora.vision": [*LORA, *VLM],
     "rollout.max_images": SCREEN,
     "rollout.keep_images": [*SCREEN, "rollout.max_images=2"],
+    "training.padding_free": [
+        *(*WARM, "training.warm_start.batch_size=16", "training.warm_start.demonstrations=16"),
+        *("training.share_prompts=false", "environment.options={n: 40, guesses: 9, demonstrator: random}"),
+    ],
     "training.stop_at_success": ["training.eval_every=1"],
     "training.eval_every": ["training.num_iters_per_epoch=2"],
     **dict.fromkeys((f"model.lora.{name}" for name in ("r", "lora_alpha", "lora_dropout", "target")), LORA),

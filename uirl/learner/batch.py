@@ -207,7 +207,8 @@ class SampleBatches:
             prompts = [self._prompt(index, sample) for index, sample in enumerate(samples)]
         share = len(set(prompts)) < len(prompts)
         unpad = self.padding_free and len({len(sample.token_ids) for sample in samples}) > 1
-        limit = rope_limit(self.loaded.text_config)
+        turned = rope_limit(self.loaded.text_config)
+        limit = None if turned is None else turned[0]
         if (share or unpad) and prompts_can_be_shared(self.loaded):
             limit = window_of(self.loaded)
         else:

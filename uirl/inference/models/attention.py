@@ -130,16 +130,20 @@ def context_limit(model_config: Any, max_context: int | None) -> tuple[int, str]
         limits.append((scale - 1, "attn_temperature_tuning: queries are scaled from floor_scale on"))
     turned = rope_limit(config)
     if turned is not None:
-        limits.append((turned, "its rope_type: keys cached below it do not hold beyond"))
+        limits.append((turned[0], f"rope type {turned[1]}: keys cached below it do not hold beyond"))
     return min(limits, key=lambda limit: limit[0])
 
 
-def rope_limit(config: Any) -> int | None:
+def rope_limit(config: Any) -> tuple[int, str] | None:
     """Return up to how many tokens one rule says by which angles they turn: beyond, all tokens of a forward pass turn
-    by others, those of its shorter sequences too. None: one rule for any number. `config`: of the text model."""
+    by others, those of its shorter sequences too; and the rope type that does so. None: one rule for any number.
+    `config`: of the text model."""
     whole = getattr(config, "max_position_embeddings", None) or 4096
-    found = [rope for rope in _ropes(config) if rope.get("rope_type") in ("longrope", "dynamic")]
-    return min((int(rope.get("original_max_position_embeddings") or whole) for rope in found), default=None)
+    kinds = [(rope, str(rope.get("rope_type"))) for rope in _ropes(config)]
+    found = [(rope, kind) for rope, kind in kinds if kind in ("longrope", "dynamic")]
+    return min(
+        ((int(rope.get("original_max_position_embeddings") or whole), kind) for rope, kind in found), default=None
+    )
 
 
 def _ropes(config: Any) -> list[Mapping[str, Any]]:

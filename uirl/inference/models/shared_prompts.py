@@ -194,7 +194,8 @@ def prompts_can_be_shared(loaded: LoadedModel) -> bool:
 def window_of(loaded: LoadedModel) -> int | None:
     """Return up to how many tokens a sequence may stand in a row with others: what the layer sees that sees least, and
     what is read with the same rotary angles as shorter ones. None: any number."""
-    sizes = (*loaded.attention_spans().sizes.values(), rope_limit(loaded.text_config))
+    turned = rope_limit(loaded.text_config)
+    sizes = (*loaded.attention_spans().sizes.values(), None if turned is None else turned[0])
     return min((size for size in sizes if size is not None), default=None)
 
 
