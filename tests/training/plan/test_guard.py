@@ -40,8 +40,10 @@ def test_full_fine_tuning_of_two_billion_needs_more_than_24_gib(folder: Path, mo
 
 
 def test_a_built_in_model_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "memory_here", lambda _: (False, 1))
+    asked: list[object] = []
+    monkeypatch.setattr(guard, "memory_here", lambda device: asked.append(device) or (False, 1))
     guard.require_room(ConfigStore())
+    assert not asked
 
 
 @pytest.mark.parametrize(

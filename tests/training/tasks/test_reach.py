@@ -73,7 +73,10 @@ def test_tasks_of_an_evaluation_are_asked_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("world", [Told(), Open()])
 def test_tasks_that_arrive_are_taken(world: Countdown) -> None:
-    require_tasks_arrive(world, [Task("a", goal="x"), Task("b", goal="y")], of_environment=False)
+    tasks = [Task("a", goal="x"), Task("b", goal="y")]
+    require_tasks_arrive(world, tasks, of_environment=False)
+    with pytest.raises(ConfigError, match="takes no `task`"):
+        require_tasks_arrive(Countdown(), tasks, of_environment=False)
 
 
 def test_a_task_that_is_no_more_than_a_seed_or_a_name_needs_no_parameter() -> None:
