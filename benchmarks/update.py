@@ -80,7 +80,8 @@ def token_ids(uneven: bool) -> list[list[int]]:
 
 
 def padding() -> tuple[float, float]:
-    """Return the shares of the tokens that are padding with --uneven: in our micro-batches, and in one batch of all."""
+    """Return the shares of the tokens that are padding with --uneven: in padded micro-batches of ours
+    (`training.padding_free=false`), and in one batch of all."""
     from types import SimpleNamespace
 
     from uirl.learner import micro_batches
@@ -337,7 +338,7 @@ def main() -> None:
 
     names = [*mine, *(f"{EARLIER}{name}" for name in mine if asked.beside), *["TRL"] * asked.trl]
     if asked.uneven:
-        print("padding: {:.1%} in our micro-batches, {:.1%} in one batch of all\n".format(*padding()))
+        print("padding: none in our rows, {:.1%} in padded ones, {:.1%} in one batch of all\n".format(*padding()))
     titles = ["", "program", "seconds", "GFLOP/s", "of the limit", "by processor time", "processor s", "of them system"]
     print(f"| {' | '.join([*titles, 'peak, GiB'])} |\n" + "|---" * 9 + "|")
     for threads in asked.threads.split(","):
