@@ -26,14 +26,14 @@ def _run(options: argparse.Namespace) -> int:
     if size is None:
         raise ConfigError(f"--picture {options.picture}: expected width and height in pixels, as in 1280x720")
     from uirl.training.plan.guard import memory_here
-    from uirl.training.plan.plan import plan_of
+    from uirl.training.plan.plan import Traces, plan_of
     from uirl.training.plan.remedy import advice, remedies
     from uirl.training.plan.settle import settle
 
     gpu, limit = memory_here(config) if options.gpu is None else (True, _bytes(options.gpu))
-    shown: Any = {"picture": (int(size[1]), int(size[2])), "tokens": options.tokens}
+    shown: Any = {"picture": (int(size[1]), int(size[2])), "tokens": options.tokens, "traces": Traces()}
     settled = settle(config, here=(gpu, limit), **shown)
-    config, sizes = settled.config, {"limit": limit, "gpu": gpu, "traced": {}, **shown}
+    config, sizes = settled.config, {"limit": limit, "gpu": gpu, **shown}
     plan = settled.plan or plan_of(config, **sizes)
     if settled.chosen:
         print(settled)

@@ -74,27 +74,25 @@ def packed(
 
     `prompts`: what each sample begins with, up to its first sampled token; None: it must not be read together with one
     that has a prompt. `share`: equal prompts are read once; `unpad`: those of unlike lengths become packed rows, where
-    it saves enough. The result depends on lengths and on which prompts are equal. A packed row has no more tokens than
-    padded rows of the longest sample, which a plan counts.
+    it saves enough. The result depends on lengths and on which prompts are equal. A sample longer than the budget is
+    alone.
     """
     _require_budget(token_budget)
     lengths = [len(sample.token_ids) for sample in samples]
-    largest = max(lengths, default=1)
-    budget = max(1, token_budget // largest) * min(largest, token_budget)
     families: list[Family] = []
     for family in _families(samples, prompts) if share else []:
-        families += [part for part in _cut(family, lengths, budget) if _is_worth_it(part, lengths)]
+        families += [part for part in _cut(family, lengths, token_budget) if _is_worth_it(part, lengths)]
     inside = {index for family in families for index in family.members}
     others = [index for index in range(len(samples)) if index not in inside]
     loose = [index for index in others if prompts[index] is not None]
     alone = [index for index in others if prompts[index] is None]
     apart = padded([samples[i] for i in loose], loose, token_budget)
     if unpad:
-        whole = _in_turn(sorted(loose, key=lambda index: -lengths[index]), lengths, budget)
+        whole = _in_turn(sorted(loose, key=lambda index: -lengths[index]), lengths, token_budget)
         tokens, filled = sum(lengths[index] for index in loose), sum(one.size for one in apart)
         if len(whole) < len(apart) or tokens < (1 - SPARED) * filled:
             families, apart = families + whole, []
-    return _rows(families, lengths, budget) + apart + padded([samples[i] for i in alone], alone, token_budget)
+    return _rows(families, lengths, token_budget) + apart + padded([samples[i] for i in alone], alone, token_budget)
 
 
 def padded(samples: Sequence[Sample], indices: Sequence[int], token_budget: int) -> list[MicroBatch]:

@@ -18,7 +18,7 @@ from uirl.training.loop import RayPPOTrainer
 from uirl.training.plan import guard
 from uirl.training.plan import plan as plan_module
 from uirl.training.plan.moment import GIB, Moment
-from uirl.training.plan.plan import PLAYING, UPDATE, Plan, plan_of
+from uirl.training.plan.plan import PLAYING, UPDATE, Plan, Traces, plan_of
 from uirl.training.plan.settle import AT_ONCE, CHECKPOINTING, TOKENS, settle
 from uirl.training.plan.workload import Workload
 
@@ -95,7 +95,7 @@ def test_the_precision_is_that_of_the_checkpoint_on_a_gpu(
     assert dtype_of(names(folder, stored, tmp_path), gpu=gpu) == expected
 
 
-def of_parts(config: ConfigStore, *, limit: float, gpu: bool, traced: Any = None) -> Plan:
+def of_parts(config: ConfigStore, *, limit: float, gpu: bool, traces: Any = None) -> Plan:
     """A plan by hand, in bytes: 50 of weights; a sequence of 1000 tokens takes 10 of activations, 2 where they are
     computed again; 16 rows of the attention cache take 16."""
     rows = min(40, max(1, config.training.micro_batch_limit // 1000))
@@ -106,7 +106,7 @@ def of_parts(config: ConfigStore, *, limit: float, gpu: bool, traced: Any = None
         Moment("GPU", UPDATE, {"weights": 50.0, "activations": activations}, limit),
         Moment("GPU", PLAYING, {"weights": 50.0, "attention cache": cache}, limit),
     )
-    work = Workload(rows, 1000, 10, 0, (8, 8), 0, False, episodes, episodes, 1, None)
+    work = Workload(1000, rows, 1000, 10, 0, 0, (8, 8), 0, False, episodes, episodes, 1, None)
     return Plan("by hand", 1, 1, work, moments)
 
 
@@ -151,13 +151,26 @@ def test_an_update_is_traced_once_for_configs_that_differ_in_episodes_alone(
     calls = []
     trace = plan_module.linear_in_layers
     monkeypatch.setattr(plan_module, "linear_in_layers", lambda *args: calls.append(args) or trace(*args))
-    options: dict[str, Any] = {"limit": None, "traced": {}, **PICTURE}
+    options: dict[str, Any] = {"limit": None, "traces": Traces(), **PICTURE}
     configs = [of(folder, f"{AT_ONCE}=64"), of(folder, f"{AT_ONCE}=16"), of(folder, f"{TOKENS}=300", f"{AT_ONCE}=64")]
     many, one, fewer = (plan_of(config, **options).moments for config in configs)
     assert len(calls) == 2
     assert many[0].parts == one[0].parts
     assert many[1].parts["attention cache"] > one[1].parts["attention cache"]
     assert fewer[0].parts["activations"] < many[0].parts["activations"]
+
+
+def test_what_plans_have_in_common_changes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    shapes = plan_module.policy_of_shapes
+    monkeypatch.setattr(plan_module, "policy_of_shapes", lambda config: made.append(config) or shapes(config))
+    vision = ConfigStore().override(["model.tiny.num_layers=1", "inference.max_turns=2"])
+    changes = [[], [f"{TOKENS}=300"], [f"{CHECKPOINTING}=true"]]
+    configs = [vision.override(["training.batch_size=4", *change]) for change in changes]
+    traces = Traces()
+    together = [plan_of(config, limit=None, traces=traces, **PICTURE) for config in configs]
+    assert len(made) == 2  # with gradient checkpointing and without
+    assert together == [plan_of(config, limit=None, **PICTURE) for config in configs]
 
 
 def test_a_bound_on_the_attention_cache_holds_whatever_the_episodes(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from uirl.config import ConfigStore
@@ -67,6 +67,32 @@ class Plan:
         return "\n".join([head, str(self.workload), *map(str, self.moments)])
 
 
+@dataclass(slots=True)
+class Traces:
+    """What plans have in common: policies of the same shapes, and updates of configs that differ in `rollout.parallel`
+    alone."""
+
+    policies: dict[str, Policy] = field(default_factory=dict)
+    updates: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def policy(self, config: ConfigStore) -> Policy:
+        """Return the policy of a run on the meta device, which stays as it is."""
+        training = config.training
+        key = f"{training.adv_estimator}, {training.seed}, {config.model.model_dump_json()}"
+        if key not in self.policies:
+            self.policies[key] = policy_of_shapes(config)
+        return self.policies[key]
+
+    def update(self, config: ConfigStore, trace: Callable[[], Counter[str]]) -> Counter[str]:
+        """Return what `trace` says of the update of a run."""
+        same = config.model_copy(deep=True)
+        same.rollout.parallel = None
+        key = same.model_dump_json()
+        if key not in self.updates:
+            self.updates[key] = trace()
+        return Counter(self.updates[key])
+
+
 def plan_of(
     config: ConfigStore,
     *,
@@ -74,11 +100,10 @@ def plan_of(
     gpu: bool = True,
     picture: tuple[int, int] = PICTURE,
     tokens: int | None = None,
-    traced: dict[str, Counter[str]] | None = None,
+    traces: Traces | None = None,
 ) -> Plan:
     """Return the plan of a run. `limit`: bytes of a GPU or, without `gpu`, of the machine; None: unknown. `picture`,
-    `tokens`: see `workload_of`. `traced`: the updates of plans that a caller makes with these sizes, one after the
-    other; configs that differ in `rollout.parallel` alone share one.
+    `tokens`: see `workload_of`. `traces`: of plans that a caller makes with these sizes, one after the other.
 
     The learner's own step runs on tensors without memory, and what they would take is counted. Raises CheckpointError
     where the config or the tokenizer of the model cannot be read, ContractError for a model that cannot be traced.
@@ -86,16 +111,16 @@ def plan_of(
     config = config.model_copy(deep=True)
     config.model.dtype = dtype_of(config.model, gpu=gpu)  # type: ignore[assignment]
     config.model.device = "cpu"
-    policy = policy_of_shapes(config)
+    traces = traces or Traces()
+    policy = traces.policy(config)
     loaded = policy.loaded
     work = workload_of(config, loaded, picture=picture, tokens=tokens)
     if gpu:
         loaded.features.kept = False  # what was computed once waits in the memory of the host
     few = _with_few_replies(work, policy)
-    traced, key = {} if traced is None else traced, _update_of(config)
-    if key not in traced:
-        traced[key] = linear_in_layers(policy, lambda short: _trace(config, short, few, Rehearsal.update))
-    updating = Counter(traced[key])
+    updating = traces.update(
+        config, lambda: linear_in_layers(policy, lambda short: _trace(config, short, few, Rehearsal.update))
+    )
     # the states before the tokens that are left out, and their gradients
     left_out = work.rows * (work.replies - few.replies) * loaded.text_config.hidden_size
     updating["activations"] += 2 * left_out * loaded.dtype.itemsize
@@ -131,13 +156,6 @@ def plan_of(
     parameters = list(policy.model.parameters())
     trained = sum(p.numel() for _, p in policy.named_trainable())
     return Plan(loaded.name, sum(p.numel() for p in parameters), trained, work, moments)
-
-
-def _update_of(config: ConfigStore) -> str:
-    """Return what an update depends on."""
-    same = config.model_copy(deep=True)
-    same.rollout.parallel = None
-    return same.model_dump_json()
 
 
 def _trace(
@@ -197,7 +215,7 @@ def _cache(config: ConfigStore, policy: Policy, work: Workload) -> float:
     head = getattr(text, "head_dim", None) or text.hidden_size // heads
     numbers = 2 * text.num_hidden_layers * kv_heads * head
     # rows of the cache grow by an eighth
-    rows, length = -(-work.episodes // CACHE_ROWS) * CACHE_ROWS, -(-work.width * 9 // 8 // 64) * 64
+    rows, length = -(-work.episodes // CACHE_ROWS) * CACHE_ROWS, -(-work.longest * 9 // 8 // 64) * 64
     whole = float(rows * length * numbers * DTYPES[dtype_of(config.model)].itemsize)
     most = config.inference.kv_cache_gib  # beyond it requests wait
     return whole if most is None else min(whole, most * GIB)

@@ -73,7 +73,7 @@ class Rehearsal:
         self.ledger.count(self.optimizer.state().values(), "optimizer")
         self.ledger.restart()
         work = self.work
-        largest = [self._sample(work.width, work.replies, work.pictures, row) for row in range(work.rows)]
+        largest = [self._sample(work.width, work.replies, work.pictures_each, row) for row in range(work.rows)]
         self._step(largest if work.alone else [self._short(), *largest])
         return Counter(self.ledger.peak)
 
@@ -83,7 +83,7 @@ class Rehearsal:
         part when they held most. The attention cache is not among them."""
         work = self.work
         self.ledger.restart()
-        samples = [self._sample(work.width, 1, work.pictures, row) for row in range(work.prefill_rows)]
+        samples = [self._sample(work.longest, 1, work.pictures, row) for row in range(work.prefill_rows)]
         shown = [[self.images.get(hash) for hash in sample.images] for sample in samples]
         ids, positions = pad_sequences(self.loaded, [sample.token_ids for sample in samples], shown)
         hidden = hidden_states(self.loaded, ids, positions, [image for row in shown for image in row])

@@ -61,7 +61,7 @@ def _changes(config: ConfigStore, plan: Plan) -> Iterator[tuple[str, str]]:
     if model.dtype == "float32":
         yield UPDATE, "model.dtype=bfloat16"
     if work.rows > 1:
-        yield UPDATE, f"training.micro_batch_tokens={work.width}"
+        yield UPDATE, f"training.micro_batch_tokens={work.longest}"
     episodes = work.episodes
     while (episodes := episodes // 2) >= 1:
         yield PLAYING, f"rollout.parallel={episodes}"
@@ -75,7 +75,7 @@ def _changes(config: ConfigStore, plan: Plan) -> Iterator[tuple[str, str]]:
         yield UPDATE, "model.quantization=nf4"
     if work.pictures > 1:
         yield UPDATE, "rollout.max_images=1"
-    context = work.width
+    context = work.longest
     while (context := context // 2) >= LEAST_CONTEXT:
         yield UPDATE, f"inference.max_context={context}"
 

@@ -18,7 +18,7 @@ from uirl.errors import ContractError
 from uirl.inference.models.precision import dtype_of
 from uirl.learner import Policy
 from uirl.training.plan import guard
-from uirl.training.plan.plan import CACHE, PLAYING, UPDATE, Plan, plan_of
+from uirl.training.plan.plan import CACHE, PLAYING, UPDATE, Plan, Traces, plan_of
 from uirl.training.plan.workload import CACHE_ROWS
 
 CHECKPOINTING, TOKENS, AT_ONCE = "model.gradient_checkpointing", "training.micro_batch_tokens", "rollout.parallel"
@@ -56,7 +56,7 @@ def settle(
 
     `phases`: those of which the learning rates are wanted (`uirl.config.rates.USUAL`). `here`: (whether the model lies
     on a GPU, bytes of that GPU or of the machine; None: unknown); None: those of this machine. `policy`: one that is
-    loaded already, which says what it is. `sizes`: `picture` and `tokens` of `plan_of`.
+    loaded already, which says what it is. `sizes`: `picture`, `tokens` and `traces` of `plan_of`.
     Raises CheckpointError where the config or the tokenizer of a checkpoint cannot be read.
     """
     config, model = config.model_copy(deep=True), config.model
@@ -71,7 +71,7 @@ def settle(
     found, planned, note = {key: ample[key] for key in open_keys}, None, ""
     if open_keys and policy is None and memory is not None and not model.built_in:
         try:
-            plan = partial(plan_of, limit=memory, gpu=gpu, traced={}, **sizes)
+            plan = partial(plan_of, limit=memory, gpu=gpu, **{"traces": Traces(), **sizes})
             found, planned = _planned(config, open_keys, plan)
             note = "; it does not fit: ".join(["by the plan", *planned.problems])
         except ContractError as error:
@@ -91,7 +91,7 @@ def _planned(
         found[CHECKPOINTING] = True
         now = plan(_with(config, found))
     while TOKENS in found and not now.fits(UPDATE) and now.workload.rows > 1:
-        found[TOKENS] = _rows_that_fit(now) * now.workload.width
+        found[TOKENS] = _rows_that_fit(now) * now.workload.longest
         now = plan(_with(config, found))
     if AT_ONCE in found and not now.fits(PLAYING) and (fitting := _episodes_that_fit(now)) < now.workload.episodes:
         found[AT_ONCE] = fitting

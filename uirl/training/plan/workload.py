@@ -24,14 +24,18 @@ TEXT = 128
 class Workload:
     """What a step of the learner and the engine hold at most, in rows and tokens."""
 
+    longest: int
+    """Tokens of the longest sequence."""
     rows: int
     """Samples of the largest micro-batch."""
     width: int
-    """Tokens of each."""
+    """Tokens of each: fewer than of the longest, where more of them fill the micro-batch better."""
     replies: int
     """Of these, the tokens that the policy sampled."""
     pictures: int
-    """Pictures of each."""
+    """Pictures of the longest sequence."""
+    pictures_each: int
+    """Pictures of each sample of the largest micro-batch."""
     picture: tuple[int, int]
     """Their width and height in pixels."""
     picture_tokens: int
@@ -47,11 +51,11 @@ class Workload:
 
     def __str__(self) -> str:
         width, height = self.picture
-        shown = f", {self.pictures} picture(s) of {width}x{height} ({self.picture_tokens} tokens)"
+        shown = f", {self.pictures_each} picture(s) of {width}x{height} ({self.picture_tokens} tokens)"
         length = f"bounded by {self.bound}" if self.bound else f"assuming {OPENING} tokens of task, {TEXT} a turn"
         return (
             f"largest micro-batch: {self.rows} x {self.width} tokens ({length}), of which {self.replies} are "
-            f"sampled{shown if self.pictures else ''}; {self.episodes} episode(s) at once"
+            f"sampled{shown if self.pictures_each else ''}; {self.episodes} episode(s) at once"
         )
 
 
@@ -78,24 +82,41 @@ def workload_of(
     if tokens is not None:
         bounds["--tokens"] = tokens
     bound = min(bounds, key=lambda name: bounds[name])
-    width = min(whole, bounds[bound]) if tokens is None else bounds[bound]
-    # room for a reply, and for a token that no picture takes
-    pictures = min(shown, max(0, width - 2) // of_picture) if of_picture else 0
-    replies = min(turns * inference.max_tokens, width - pictures * of_picture - 1)
+    longest = min(whole, bounds[bound]) if tokens is None else bounds[bound]
     samples = math.ceil(training.batch_size / training.minibatches) * len(segments)
-    rows = min(samples, max(1, training.micro_batch_limit // width))
+    rows, width = _largest_micro_batch(samples, longest, training.micro_batch_limit)
+    pictures, each = (_pictures_in(tokens_of_one, shown, of_picture) for tokens_of_one in (longest, width))
+    replies = min(turns * inference.max_tokens, width - each * of_picture - 1)
     episodes = min(rollout.parallel_limit, max(training.batch_size, training.eval_episodes))
     running = min(episodes, inference.max_batch_size)
     return Workload(
+        longest=longest,
         rows=rows,
         width=width,
         replies=replies,
         pictures=pictures,
+        pictures_each=each,
         picture=picture,
         picture_tokens=of_picture,
         alone=samples == rows,
         episodes=min(episodes, inference.max_batch_size),
         running=running,
-        prefill_rows=min(running, max(1, SchedulerLimits(1, 1).max_prefill_tokens // width)),
-        bound=bound if width == bounds[bound] else None,
+        prefill_rows=min(running, max(1, SchedulerLimits(1, 1).max_prefill_tokens // longest)),
+        bound=bound if longest == bounds[bound] else None,
     )
+
+
+def _pictures_in(tokens: int, shown: int, of_picture: int) -> int:
+    """Return how many pictures a sequence of `tokens` holds of those that it shows, beside a reply and a token that no
+    picture takes."""
+    return min(shown, max(0, tokens - 2) // of_picture) if of_picture else 0
+
+
+def _largest_micro_batch(samples: int, longest: int, limit: int) -> tuple[int, int]:
+    """Return (samples, tokens of each) of the micro-batch with the most tokens, of `samples` of up to `longest` tokens:
+    two sequences of half the limit are more than one of a little over half."""
+    rows = max(1, limit // longest)
+    if samples <= rows:
+        return samples, longest
+    shorter = limit // (rows + 1)
+    return (rows + 1, shorter) if (rows + 1) * shorter > rows * longest else (rows, longest)
