@@ -6,6 +6,8 @@ READY := $(VENV)/.ready
 # one thread per process: two help on an idle machine and hurt badly on a busy one
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
+# images of Python often set it; then each of the hundreds of processes that tests start compiles the package anew
+unexport PYTHONDONTWRITEBYTECODE
 
 GPU_PARTS := memory update engines attention sleep gap
 
