@@ -19,7 +19,7 @@ from typing import Any
 
 from uirl import ConfigStore, RLTrainer
 
-SHOWN = (1, 20, 50, 100, 150, 200)
+SHOWN = (1, 20, 50, 100, 150, 200, 400, 600, 800, 1000, 1500, 2000)
 
 
 def resident() -> tuple[float, float]:

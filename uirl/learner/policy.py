@@ -25,6 +25,7 @@ from uirl.inference.models.loading import LoadedModel, head_is_plain, hidden_sta
 from uirl.learner import lora
 from uirl.learner.adapter_folder import load_adapter
 from uirl.learner.batch import Batch, token_states
+from uirl.learner.lean_layers import keep_less
 
 LOGITS_KEPT = 2**28
 """Bytes of logits that wait for the backward pass; those of further tokens are made again there."""
@@ -97,6 +98,7 @@ class Policy:
             lora.freeze_vision(loaded.model, loaded.name)
         if gradient_checkpointing:
             loaded.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        keep_less(loaded.model)
         loaded.features.kept = loaded.vision is not None and vision_is_frozen(loaded.model)
         loaded.features.clear()
         _drop_nothing(loaded.model)

@@ -1,0 +1,183 @@
+"""Layers that keep less: the same outputs to the last digit, the same gradients, and how much less."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+
+from tests.inference.models.picture_families import FAMILIES as PICTURE_FAMILIES
+from tests.inference.models.picture_families import saved
+from tests.inference.windowed import FAMILIES, windowed_model
+from uirl.inference.models.loading import LoadedModel
+from uirl.inference.models.probing import plain_ids
+from uirl.learner.lean_layers import keep_less
+
+GATES_ALONE = {"gemma2", "gemma3_text", "gemma4_text", "vaultgemma"}
+"""Their norms multiply by more than the weight."""
+
+
+def states(loaded: LoadedModel) -> Tensor:
+    ids = torch.tensor([plain_ids(loaded)[:10], plain_ids(loaded)[10:20]])
+    return loaded.model(input_ids=ids, use_cache=False).logits.float()  # type: ignore[no-any-return]
+
+
+def with_gradients(loaded: LoadedModel) -> tuple[Tensor, dict[str, Tensor]]:
+    loaded.model.zero_grad()
+    found = states(loaded)
+    (found * torch.sin(torch.arange(found.numel()).view_as(found))).sum().backward()
+    return found.detach(), {name: p.grad.clone() for name, p in loaded.model.named_parameters() if p.grad is not None}
+
+
+def changed(loaded: LoadedModel) -> set[str]:
+    """What `keep_less` changes, each part by the first word of its kind."""
+    before = {name: type(module) for name, module in loaded.model.named_modules()}
+    count = keep_less(loaded.model)
+    found = [name for name, module in loaded.model.named_modules() if type(module) is not before[name]]
+    assert len(found) == count
+    return {"norm" if "norm" in before[name].__name__.lower() else "gate" for name in found}
+
+
+def assert_alike(theirs: dict[str, Tensor], ours: dict[str, Tensor], allowed: float) -> None:
+    assert theirs.keys() == ours.keys()
+    size = torch.cat([gradient.flatten().float() for gradient in theirs.values()]).norm()
+    for name, gradient in theirs.items():
+        assert (gradient - ours[name]).float().norm() <= allowed * size, name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_of_texts_computes_what_it_did(family: str) -> None:
+    loaded = windowed_model(family)
+    theirs, gradients = with_gradients(loaded)
+    parts = changed(loaded)
+    ours, own = with_gradients(loaded)
+    assert torch.equal(ours, theirs)
+    assert_alike(gradients, own, 1e-6)
+    if family in GATES_ALONE:
+        assert parts == {"gate"}
+
+
+@pytest.mark.parametrize("family", PICTURE_FAMILIES)
+def test_a_family_of_pictures_computes_what_it_did(family: str, tmp_path: Path) -> None:
+    loaded = saved(family, tmp_path)
+    theirs, gradients = with_gradients(loaded)
+    changed(loaded)
+    ours, own = with_gradients(loaded)
+    assert torch.equal(ours, theirs)
+    assert_alike(gradients, own, 1e-6)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "mistral", "gemma3_text", "olmo3"])
+def test_in_sixteen_bits_outputs_are_the_same_digits(family: str) -> None:
+    loaded = windowed_model(family, dtype=torch.bfloat16)
+    theirs, gradients = with_gradients(loaded)
+    assert changed(loaded)
+    ours, own = with_gradients(loaded)
+    assert torch.equal(ours, theirs)
+    assert_alike(gradients, own, 0.02)
+
+
+def bytes_kept(loaded: LoadedModel) -> int:
+    """Of what the backward pass needs, without the weights."""
+    weights = {p.untyped_storage().data_ptr() for p in loaded.model.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        found = loaded.model.get_decoder()(input_ids=torch.zeros(8, 64, dtype=torch.long), use_cache=False)  # type: ignore[operator]
+    assert found is not None
+    return sum(size for pointer, size in kept.items() if pointer not in weights)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 0.85), (torch.bfloat16, 0.8)])
+def test_less_is_kept(dtype: torch.dtype, most: float) -> None:
+    loaded = windowed_model("qwen2", dtype=dtype)
+    before = bytes_kept(loaded)
+    assert changed(loaded) == {"norm", "gate"}
+    assert bytes_kept(loaded) <= most * before
+
+
+def test_adapters_learn_in_a_layer_that_keeps_less() -> None:
+    loaded = windowed_model("qwen2")
+    targets = ["gate_proj", "up_proj", "down_proj", "q_proj"]
+    get_peft_model(loaded.model, LoraConfig(r=2, target_modules=targets, init_lora_weights=False))  # type: ignore[arg-type]
+    theirs, gradients = with_gradients(loaded)
+    assert len(gradients) == 2 * 4 * 4  # of each adapter two matrices, and nothing else
+    assert changed(loaded) == {"norm", "gate"}
+    ours, own = with_gradients(loaded)
+    assert torch.equal(ours, theirs)
+    assert_alike(gradients, own, 1e-6)
+
+
+def test_a_copy_and_what_is_saved_are_as_before() -> None:
+    loaded = windowed_model("qwen2")
+    before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
+    names = [type(module).__name__ for module in loaded.model.modules()]
+    changed(loaded)
+    assert [type(module).__name__ for module in loaded.model.modules()] == names
+    copied = copy.deepcopy(loaded.model)
+    norm = copied.get_decoder().norm  # type: ignore[operator]
+    assert norm.weight is not loaded.model.get_decoder().norm.weight  # type: ignore[operator]
+    assert copied.state_dict().keys() == before.keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in copied.state_dict().items())
+    assert keep_less(copied) == 0  # they do already
+
+
+class Norm(nn.Module):
+    def __init__(self, rule: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight, self.eps, self.rule = nn.Parameter(torch.ones(8)), 1e-6, rule
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * self.rule(x)
+
+
+def normal(x: Tensor) -> Tensor:
+    return (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("rule", "known"),
+    [
+        (normal, True),
+        (lambda x: normal(x) + 1e-3, False),
+        (lambda x: normal(x).detach(), False),  # the same output, and another gradient
+        (lambda x: nn.functional.layer_norm(x, (8,)), False),
+        (lambda x: x.sum(dim=5), False),
+    ],
+)
+def test_a_norm_is_known_by_what_it_computes(rule: Callable[[Tensor], Tensor], known: bool) -> None:
+    assert keep_less(nn.Sequential(Norm(rule))) == known
+
+
+class Gated(nn.Module):
+    def __init__(self, act: nn.Module, forward: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = nn.Linear(8, 4), nn.Linear(8, 4), nn.Linear(4, 8)
+        self.act_fn, self.rule = act, forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rule(self, x)
+
+
+@pytest.mark.parametrize(
+    ("rule", "known"),
+    [
+        (lambda self, x: self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)), True),
+        (lambda self, x: self.down_proj(self.gate_proj(x) * self.act_fn(self.up_proj(x))), False),
+        (lambda self, x: self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)).clamp(max=0.1), False),
+        (lambda self, x, more: x, False),
+    ],
+)
+@pytest.mark.parametrize("act", [nn.SiLU(), nn.GELU(approximate="tanh"), nn.ReLU()])
+def test_a_gate_is_known_by_what_it_computes(act: nn.Module, rule: Callable[..., Tensor], known: bool) -> None:
+    assert keep_less(nn.Sequential(Gated(act, rule))) == known
