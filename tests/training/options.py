@@ -55,6 +55,7 @@ VALUES: dict[str, list[Any]] = {
     "algorithm.stale_range": [[0.0, 0.5]],
     "algorithm.target_kl": [1e-9],
     "algorithm.max_update_kl": [1e-6],
+    "training.entropy_coef": [0.01],
     "training.target_entropy": [9.0],
     "algorithm.tis_cap": [0.5],
     "checkpoint.save_interval": [1],

@@ -56,6 +56,12 @@ class ConfigTree(Section):
         return self.model.built_in if wanted is None else wanted
 
     @property
+    def entropy_coef(self) -> float:
+        """Weight of the entropy bonus: `training.entropy_coef`, resolved."""
+        written = self.training.entropy_coef
+        return (0.02 if self.model.built_in else 0.0) if written is None else written
+
+    @property
     def group_floor(self) -> int:
         """Usable episodes without which a group is not learned from: `actors.group_floor`, resolved."""
         if self.actors.group_floor is not None:

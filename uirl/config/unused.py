@@ -89,7 +89,7 @@ READ: dict[str, tuple[Condition, str]] = {
     ),
     **dict.fromkeys(
         ("training.entropy_schedule", "training.entropy_min_p", "training.target_entropy"),
-        (lambda config: config.training.entropy_coef > 0, "where training.entropy_coef is above 0"),
+        (lambda config: config.entropy_coef > 0, "where training.entropy_coef is above 0"),
     ),
     "training.entropy_final_ratio": (
         lambda config: config.training.entropy_schedule != "constant",

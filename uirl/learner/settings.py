@@ -31,6 +31,8 @@ class LearnerSettings:
     value_clip: float | None
     """How far a value may move in one update, in units of reward; None: unclipped."""
     kl_loss_coef: float
+    entropy_coef: float
+    """At the beginning of the run."""
     temperature: float
     corrects_stale: bool
     """Samples of older weights are corrected as `algorithm.stale_correction` says; false: it says 'off', the loss
@@ -59,6 +61,7 @@ class LearnerSettings:
             loss=loss,
             value_clip=algorithm.value_loss_options().get("cliprange_value") if algorithm else training.value_clip,
             kl_loss_coef=getattr(algorithm, "kl_coef", 0.0) if algorithm else finer.kl_loss_coef,
+            entropy_coef=config.entropy_coef,
             temperature=config.inference.temperature or 1.0,
             corrects_stale=finer.stale_correction != "off"
             and training.old_log_probs != "rollout"

@@ -59,8 +59,8 @@ class Learner:
             adaptive=target is not None,
             horizon=config.algorithm.kl_horizon,
         )
-        steered = config.training.target_entropy is not None and config.training.entropy_coef > 0
-        self.entropy = EntropyController(config.training.entropy_coef) if steered else None
+        steered = config.training.target_entropy is not None and config.entropy_coef > 0
+        self.entropy = EntropyController(config.entropy_coef) if steered else None
         """Steers the weight of the entropy bonus towards `training.target_entropy`; None: nothing does."""
 
     # -- supervised --------------------------------------------------------------------------------------------
@@ -160,9 +160,7 @@ class Learner:
         return share_of_peak(training.lr_schedule, training.lr_final_ratio, self.updates, self.run_length)
 
     def _entropy_coef(self) -> float:
-        return (
-            self.settings.training.entropy_coef * self._entropy_share() if self.entropy is None else self.entropy.value
-        )
+        return self.settings.entropy_coef * self._entropy_share() if self.entropy is None else self.entropy.value
 
     def _entropy_share(self) -> float:
         training = self.settings.training

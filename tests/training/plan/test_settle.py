@@ -11,9 +11,10 @@ import torch
 
 from uirl.cli.main import main
 from uirl.config import ConfigStore, ModelConfig
+from uirl.images import ImageStore
 from uirl.inference.models.loading import load_model
 from uirl.inference.models.precision import dtype_of
-from uirl.learner import Policy
+from uirl.learner import Learner, Policy
 from uirl.training.loop import RayPPOTrainer
 from uirl.training.plan import guard
 from uirl.training.plan import plan as plan_module
@@ -25,6 +26,7 @@ from uirl.training.plan.workload import Workload
 PICTURE = {"picture": (112, 112)}
 WORK = ["training.batch_size=16", "inference.max_turns=2", "inference.max_context=256", "model.max_image_pixels=12544"]
 CHECKPOINT = {"model.dtype": "bfloat16", "training.learning_rate": 1e-6, "training.warm_start.learning_rate": 1e-5}
+CHECKPOINT |= {"training.entropy_coef": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,7 @@ def test_a_built_in_model_has_the_same_settings_everywhere(here: tuple[bool, flo
         "model.dtype": "float32",
         "training.learning_rate": 4e-4,
         "training.warm_start.learning_rate": 1e-3,
+        "training.entropy_coef": 0.02,
         CHECKPOINTING: False,
         TOKENS: 32_768,
         AT_ONCE: 256,
@@ -185,11 +188,22 @@ def test_a_bound_on_the_attention_cache_holds_whatever_the_episodes(folder: Path
 def test_what_is_written_stays(folder: Path) -> None:
     written = [
         *("model.dtype=float32", "training.learning_rate=0.5", "training.warm_start.learning_rate=0.25"),
-        *(f"{CHECKPOINTING}=false", f"{TOKENS}=77", f"{AT_ONCE}=3"),
+        *("training.entropy_coef=0.02", f"{CHECKPOINTING}=false", f"{TOKENS}=77", f"{AT_ONCE}=3"),
     ]
     config = of(folder, *written)
     settled = settle(config, here=(True, 1), **PICTURE)
     assert (settled.config, settled.chosen, settled.plan) == (config, {}, None)
+
+
+@pytest.mark.parametrize(("changes", "bonus"), [([], 0.0), (["training.entropy_coef=0.01"], 0.01)])
+def test_the_learner_of_a_checkpoint_has_no_bonus_that_nobody_asked_for(
+    folder: Path, changes: list[str], bonus: float
+) -> None:
+    config = of(folder, "training={adv_estimator: grpo, group_size: 2}", *changes)
+    policy = Policy(load_model(ModelConfig(local_path=str(folder), dtype="float32", device="cpu")))
+    assert Learner(policy, config, ImageStore()).settings.entropy_coef == bonus
+    assert config.entropy_coef == bonus
+    assert ConfigStore().override(changes).entropy_coef == (bonus or 0.02)
 
 
 def test_a_policy_that_is_there_says_what_it_is(folder: Path) -> None:

@@ -132,8 +132,9 @@ class TrainingConfig(Section):
     old_log_probs: Literal["auto", "rollout", "recompute"] = "auto"
     """Log-probs at the start of an update: 'recompute' them in the learner, take the engine's ('rollout'), or 'auto':
     the engine's where they are the learner's to 1e-4 (embedded engine, float32, no top-p, top-k or dropout)."""
-    entropy_coef: NonNegative = 0.02
-    """Weight of the entropy bonus in the loss; 0: none."""
+    entropy_coef: NonNegative | None = None
+    """Weight of the entropy bonus in the loss; 0: none. None: 0.02 for a built-in model; 0 for a checkpoint, which
+    has too many words for a bonus on all of them (DAPO, 2503.14476, trains without one)."""
     entropy_min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The bonus is the entropy of the choice among the tokens that have at least this share of the likeliest one's
     probability. 0: all of the vocabulary, where a large weight ends in tokens that mean nothing. Usual: 0.001."""

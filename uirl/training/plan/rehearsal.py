@@ -108,9 +108,9 @@ class Rehearsal:
             ref_log_probs=numbers if self.settings.needs_reference else None,
             values=None if self.policy.value_head is None else numbers,
         )
-        training = self.settings.training
+        settings = self.settings
         objective = Objective.of(
-            self.settings, tensors, 1, entropy_coef=training.entropy_coef, kl_loss_coef=self.settings.kl_loss_coef
+            settings, tensors, 1, entropy_coef=settings.entropy_coef, kl_loss_coef=settings.kl_loss_coef
         )
         # of another version than the samples: nobody compares their log-probs with the learner's
         steps = UpdateSteps(self.policy, self.optimizer, self.settings, 1, Metrics())

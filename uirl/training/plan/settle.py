@@ -66,6 +66,8 @@ def settle(
         loaded = None if policy is None else str(policy.loaded.dtype).removeprefix("torch.")
         chosen["model.dtype"] = config.model.dtype = loaded or dtype_of(model, gpu=gpu)  # type: ignore[assignment]
     chosen |= choose_rates(config, phases)
+    if "training" in phases and config.training.entropy_coef is None:
+        chosen["training.entropy_coef"] = config.training.entropy_coef = config.entropy_coef
     open_keys = [key for key, value in _by_memory(config) if value is None]
     ample = AMPLE | ({} if policy is None else {CHECKPOINTING: policy.gradient_checkpointing})
     found, planned, note = {key: ample[key] for key in open_keys}, None, ""

@@ -125,7 +125,7 @@ MAPPED: dict[str, tuple[Sequence[str], Convert]] = {
     "training.clip_ratio": ([f"{ACTOR}.clip_ratio"], same),
     "training.clip_ratio_low": ([f"{ACTOR}.clip_ratio_low"], lambda value, config: config.training.clip_range[0]),
     "training.clip_ratio_high": ([f"{ACTOR}.clip_ratio_high"], lambda value, config: config.training.clip_range[1]),
-    "training.entropy_coef": ([f"{ACTOR}.entropy_coeff"], same),
+    "training.entropy_coef": ([f"{ACTOR}.entropy_coeff"], lambda value, config: config.entropy_coef),
     "training.value_clip": (["critic.cliprange_value"], unless_null(1e9)),
     "training.value_learning_rate": (
         ["critic.optim.lr"],

@@ -155,6 +155,7 @@ BACK: dict[str, Back] = {
     "model.dtype": _same,
     "model.gradient_checkpointing": _same,
     "training.learning_rate": _same,
+    "training.entropy_coef": _same,
     "training.micro_batch_tokens": _same,
     "training.betas": _same,
     "training.warmup_steps": lambda value, config, flat: _NOTHING if value > 0 else 0,
