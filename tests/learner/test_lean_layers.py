@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
+from transformers.activations import ACT2FN
 
 from tests.inference.models.picture_families import FAMILIES as PICTURE_FAMILIES
 from tests.inference.models.picture_families import saved
@@ -66,6 +66,10 @@ def test_a_family_of_texts_computes_what_it_did(family: str) -> None:
 @pytest.mark.parametrize("family", PICTURE_FAMILIES)
 def test_a_family_of_pictures_computes_what_it_did(family: str, tmp_path: Path) -> None:
     loaded = saved(family, tmp_path)
+    kinds = {name: tensor.dtype for name, tensor in loaded.model.to(torch.bfloat16).state_dict().items()}
+    changed(loaded)
+    assert {name: tensor.dtype for name, tensor in loaded.model.state_dict().items()} == kinds
+    loaded = saved(family, tmp_path / "again")
     theirs, gradients = with_gradients(loaded)
     changed(loaded)
     ours, own = with_gradients(loaded)
@@ -133,51 +137,120 @@ def test_a_copy_and_what_is_saved_are_as_before() -> None:
 
 
 class Norm(nn.Module):
-    def __init__(self, rule: Callable[[Tensor], Tensor]) -> None:
+    """Of the usual form."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.weight, self.eps, self.rule = nn.Parameter(torch.ones(8)), 1e-6, rule
+        self.weight, self.variance_epsilon = nn.Parameter(torch.ones(8)), 1e-6
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.weight * self.rule(x)
+        kind = x.dtype
+        x = x.to(torch.float32)
+        variance = x.pow(2).mean(-1, keepdim=True)
+        x = x * torch.rsqrt(variance + self.variance_epsilon)
+        return self.weight * x.to(kind)
 
 
-def normal(x: Tensor) -> Tensor:
-    return (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+class Wide(Norm):
+    """Rounds after the product (T5)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kind = x.dtype
+        x = x.to(torch.float32)
+        variance = x.pow(2).mean(-1, keepdim=True)
+        x = x * torch.rsqrt(variance + self.variance_epsilon)
+        return (self.weight * x).to(kind)
 
 
-@pytest.mark.parametrize(
-    ("rule", "known"),
-    [
-        (normal, True),
-        (lambda x: normal(x) + 1e-3, False),
-        (lambda x: normal(x).detach(), False),  # the same output, and another gradient
-        (lambda x: nn.functional.layer_norm(x, (8,)), False),
-        (lambda x: x.sum(dim=5), False),
-    ],
-)
-def test_a_norm_is_known_by_what_it_computes(rule: Callable[[Tensor], Tensor], known: bool) -> None:
-    assert keep_less(nn.Sequential(Norm(rule))) == known
+class GatedNorm(Norm):
+    """With an argument more (Mamba 2)."""
+
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        return super().forward(x if gate is None else x * gate)
 
 
-class Gated(nn.Module):
-    def __init__(self, act: nn.Module, forward: Callable[[Any, Tensor], Tensor]) -> None:
+class MLP(nn.Module):
+    def __init__(self, act: nn.Module) -> None:
         super().__init__()
         self.gate_proj, self.up_proj, self.down_proj = nn.Linear(8, 4), nn.Linear(8, 4), nn.Linear(4, 8)
-        self.act_fn, self.rule = act, forward
+        self.act_fn = act
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.rule(self, x)
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+
+
+class Clamped(MLP):
+    """What it does to small numbers is the usual (DeepSeek-V4)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x).clamp(max=10)) * self.up_proj(x))  # type: ignore[no-any-return]
+
+
+class Inherited(MLP):
+    """Without a forward of its own."""
+
+
+SILU = nn.SiLU()
 
 
 @pytest.mark.parametrize(
-    ("rule", "known"),
+    ("layer", "known"),
     [
-        (lambda self, x: self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)), True),
-        (lambda self, x: self.down_proj(self.gate_proj(x) * self.act_fn(self.up_proj(x))), False),
-        (lambda self, x: self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)).clamp(max=0.1), False),
-        (lambda self, x, more: x, False),
+        (Norm(), True),
+        (Wide(), False),
+        (GatedNorm(), False),
+        (nn.RMSNorm(8), False),
+        (MLP(SILU), True),
+        (MLP(nn.GELU(approximate="tanh")), True),
+        (MLP(ACT2FN["gelu_pytorch_tanh"]), True),
+        (MLP(ACT2FN["xielu"]), False),  # has weights, whose gradients would be lost
+        (MLP(nn.RReLU()), False),  # draws
+        (MLP(nn.ReLU()), False),  # keeps its output and not its input
+        (Inherited(SILU), True),
+        (Clamped(SILU), False),
     ],
+    ids=lambda value: type(value).__name__,
 )
-@pytest.mark.parametrize("act", [nn.SiLU(), nn.GELU(approximate="tanh"), nn.ReLU()])
-def test_a_gate_is_known_by_what_it_computes(act: nn.Module, rule: Callable[..., Tensor], known: bool) -> None:
-    assert keep_less(nn.Sequential(Gated(act, rule))) == known
+def test_a_layer_is_known_by_what_its_forward_says(layer: nn.Module, known: bool) -> None:
+    kind, drawn = type(layer), torch.get_rng_state()
+    x = torch.randn(2, 3, 8)
+    torch.set_rng_state(drawn)
+    expected = layer(x)
+    torch.set_rng_state(drawn)
+    assert keep_less(nn.Sequential(layer)) == known
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert (type(layer) is not kind) == known
+    assert torch.equal(layer(x), expected)
+
+
+def test_a_pickle_keeps_less_too() -> None:
+    layers = nn.Sequential(Norm(), MLP(SILU))
+    keep_less(layers)
+    again = pickle.loads(pickle.dumps(layers))
+    assert [type(layer) for layer in again] == [type(layer) for layer in layers]
+    assert torch.equal(again(torch.ones(8)), layers(torch.ones(8)))
+
+
+@pytest.mark.parametrize("layer", [Norm(), MLP(SILU)], ids=["norm", "gate"])
+def test_gradients_of_gradients_are_refused(layer: nn.Module) -> None:
+    keep_less(nn.Sequential(layer))
+    x = torch.randn(8, requires_grad=True)
+    (first,) = torch.autograd.grad(layer(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"does not require grad|once_differentiable"):
+        first.sum().backward()
+
+
+@pytest.mark.parametrize("of_layer", [torch.float32, torch.float64])
+@pytest.mark.parametrize("of_input", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_norm_takes_the_precisions_it_took(of_layer: torch.dtype, of_input: torch.dtype) -> None:
+    found = []
+    for lean in (False, True):
+        layer = Norm().to(of_layer)
+        assert keep_less(nn.Sequential(layer)) if lean else True
+        x = torch.linspace(-1, 2, 24).view(3, 8).to(of_input).requires_grad_()
+        output = layer(x)
+        found.append((output, *torch.autograd.grad((output * torch.linspace(0, 1, 8)).sum(), [x, layer.weight])))
+    for theirs, ours in zip(*found, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert (ours - theirs).abs().max() <= (0.02 if of_input == torch.bfloat16 else 1e-6)
+    assert torch.equal(found[0][0], found[1][0])

@@ -42,3 +42,9 @@ def test_shorter_sequences_of_the_largest_micro_batch_hold_fewer_pictures() -> N
     of_picture = whole.picture_tokens
     assert halved.pictures_each == min(whole.pictures, 48 // of_picture)
     assert halved.replies <= 50 - halved.pictures_each * of_picture - 1
+
+
+@pytest.mark.parametrize(("samples", "limit", "alone"), [(2, 100, True), (2, 60, False), (3, 100, False)])
+def test_a_micro_batch_is_alone_where_no_samples_make_two(samples: int, limit: int, alone: bool) -> None:
+    """Of a limit of 60, two samples of 50 are two micro-batches, and two of 30 are one."""
+    assert work_of(samples, 50, limit).alone == alone

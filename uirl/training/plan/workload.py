@@ -98,7 +98,8 @@ def workload_of(
         pictures_each=each,
         picture=picture,
         picture_tokens=of_picture,
-        alone=samples == rows,
+        # of a shorter width, sequences of the longest are more than one micro-batch
+        alone=samples == rows and width == longest,
         episodes=min(episodes, inference.max_batch_size),
         running=running,
         prefill_rows=min(running, max(1, SchedulerLimits(1, 1).max_prefill_tokens // longest)),
