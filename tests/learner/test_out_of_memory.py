@@ -103,6 +103,50 @@ def test_one_sample_that_does_not_fit_is_an_error_with_a_remedy(images, small_me
     assert all(p.grad is None for p in learner.policy.model.parameters())
 
 
+@pytest.fixture
+def room_for_one_that_recomputes(monkeypatch):
+    """Whether the model trained in every pass that had room, which one sequence has whose activations do not wait."""
+    passes: list[bool] = []
+    whole = Policy.log_probs_and_values
+
+    def limited(policy, batch, *args, **kwargs):
+        if torch.is_grad_enabled():
+            if len(batch.input_ids) > 1 or not policy.model.is_gradient_checkpointing:
+                raise MemoryError("no room")
+            passes.append(policy.model.training)
+        return whole(policy, batch, *args, **kwargs)
+
+    monkeypatch.setattr(Policy, "log_probs_and_values", limited)
+    return passes
+
+
+@pytest.mark.parametrize("model", ["uirl/tiny-lm", "uirl/tiny-vlm"])
+def test_one_sequence_is_computed_again_where_it_does_not_fit_else(model, images, monkeypatch, request, caplog):
+    overrides = ["training.adv_estimator=gae", "training.minibatches=1", f"model.model_name={model}"]
+    learner = make_learner(images, *overrides)
+    samples = sample_trajectories(learner.policy, images, n=6)
+    expected = gradients_of_first_step(make_learner(images, *overrides), samples, monkeypatch)
+    passes = request.getfixturevalue("room_for_one_that_recomputes")
+    with caplog.at_level(logging.WARNING):
+        got = gradients_of_first_step(learner, samples, monkeypatch)
+    said = [record.message for record in caplog.records if "computed again" in record.message]
+    assert len(said) == 1
+    assert "model.gradient_checkpointing=true" in said[0]
+    assert passes == [True] * len(samples)  # HF recomputes in training mode alone
+    for name, gradient in expected.items():
+        assert (gradient - got[name]).abs().max() < 1e-4 * max(1.0, float(gradient.abs().max())), name
+    assert not learner.policy.model.training
+    learner.supervised(samples)
+    assert passes == [True] * (2 * len(samples))
+
+
+def test_a_model_that_cannot_recompute_ends_with_a_remedy(images, room_for_one_that_recomputes, monkeypatch):
+    learner = make_learner(images, "training.adv_estimator=gae")
+    monkeypatch.setattr(type(learner.policy.model), "supports_gradient_checkpointing", False)
+    with pytest.raises(OutOfMemory, match="one sequence"):
+        learner.update(sample_trajectories(learner.policy, images, n=6))
+
+
 def test_other_errors_are_not_taken_for_it(images, small_memory):
     learner = make_learner(images, "training.adv_estimator=gae")
     samples = sample_trajectories(learner.policy, images, n=6)

@@ -153,6 +153,16 @@ class Policy:
                 if isinstance(module, nn.Dropout) and ".lora_" not in name:
                     module.eval()
 
+    def recompute_activations(self) -> bool:
+        """Compute activations again in the backward pass from now on; False: they are already, or the model cannot."""
+        model: Any = self.model
+        if self.gradient_checkpointing or not getattr(model, "supports_gradient_checkpointing", False):
+            return False
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.gradient_checkpointing = True
+        self.train(torch.is_grad_enabled())
+        return True
+
     def log_probs_and_values(
         self,
         batch: Batch,

@@ -34,11 +34,13 @@ class MicroBatchRoom:
     """Tokens of its longest sample."""
     size: int = 0
     """What it takes, in tokens: rows x width, or less where prompts are shared."""
+    recompute: Callable[[], bool] | None = None
+    """Lets activations be computed again in the backward pass; False: they are already, or cannot be."""
 
     def within_memory(self, attempt: Callable[[], T]) -> T:
         """Return what `attempt` returns. Where memory runs out in it, halve the micro-batch and call it again, from its
-        beginning: it must forget what an earlier call left half done. Raises OutOfMemory once a micro-batch is one
-        sample."""
+        beginning: it must forget what an earlier call left half done. Of one sample activations are computed again.
+        Raises OutOfMemory where that does not fit."""
         while True:
             try:
                 return attempt()
@@ -47,12 +49,26 @@ class MicroBatchRoom:
                     raise
                 reason = str(error).partition("\n")[0]
             # behind the handler, whose traceback holds the tensors of the failed pass
-            self._halve(reason)
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            if self.rows > 1 or not self._recomputes(reason):
+                self._halve(reason)
+
+    def _recomputes(self, reason: str) -> bool:
+        # without gradients no activations are kept
+        if self.recompute is None or not torch.is_grad_enabled() or not self.recompute():
+            return False
+        _LOG.warning(
+            "memory ran out in the learner on one sequence of %d tokens; from now on its activations are computed "
+            "again in the backward pass. The gradient stays the same; model.gradient_checkpointing=true avoids the "
+            "failed attempt (%s)",
+            self.width,
+            reason,
+        )
+        return True
 
     def _halve(self, reason: str) -> None:
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
         if self.rows <= 1:
             raise OutOfMemory(
                 f"memory ran out in the learner on one sequence of {self.width} tokens, the smallest micro-batch: "

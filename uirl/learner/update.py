@@ -42,7 +42,7 @@ class Learner:
         self.settings = LearnerSettings.of(config, algorithm)
         if self.settings.spec.needs_critic and policy.value_head is None:
             raise ConfigError("this estimator needs a critic; make the policy with critic=True")
-        self.room = MicroBatchRoom(config.training.micro_batch_limit)
+        self.room = MicroBatchRoom(config.training.micro_batch_limit, recompute=policy.recompute_activations)
         self.version = 0
         self.updates = 0
         """Calls of `update`, those that took no step included. Seeds the order of the minibatches."""
