@@ -118,11 +118,14 @@ def of_parts(config: ConfigStore, *, limit: float, gpu: bool, traces: Any = None
     [
         # 32 sequences as they are: 50 + 32 x 10
         (370, (False, 32_768, 256)),
-        # computed again: 50 + 32 x 2, which is also what 64 episodes take: 50 + 4 x 16
-        (369, (True, 32_768, 256)),
-        (114, (True, 32_768, 256)),
-        # 31 sequences, and 3 of 4 times 16 rows
-        (113, (True, 31_000, 48)),
+        (369, (False, 31_000, 256)),
+        # 6 of them, 50 + 6 x 10, beside 64 episodes: 50 + 4 x 16
+        (114, (False, 6_000, 256)),
+        # 3 of 4 times 16 rows
+        (113, (False, 6_000, 48)),
+        (100, (False, 5_000, 48)),
+        # 4 sequences are less than 4096 tokens: computed again, 24 of them take 50 + 24 x 2
+        (99, (True, 24_000, 48)),
         # 8 sequences: 50 + 8 x 2
         (66, (True, 8_000, 16)),
         # one sequence: 50 + 2; 16 rows of the cache are the least there is

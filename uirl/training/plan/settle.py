@@ -24,6 +24,9 @@ from uirl.training.plan.workload import CACHE_ROWS
 CHECKPOINTING, TOKENS, AT_ONCE = "model.gradient_checkpointing", "training.micro_batch_tokens", "rollout.parallel"
 AMPLE: dict[str, Any] = {CHECKPOINTING: False, TOKENS: MICRO_BATCH_TOKENS, AT_ONCE: PARALLEL}
 """The three keys that follow from memory, where it is no limit."""
+ENOUGH = 4096
+"""Tokens of a micro-batch down to which smaller ones cost less than activations that are computed again: that costs a
+forward pass, 1.2 to 1.4 times an update; micro-batches of 768 tokens cost nothing (benchmarks/RESULTS.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +89,33 @@ def _planned(
     config: ConfigStore, open_keys: list[str], plan: Callable[[ConfigStore], Plan]
 ) -> tuple[dict[str, Any], Plan]:
     """Return (values of `open_keys`, the plan with them): the first that fit, in the order of what they cost.
-    Activations are computed again, then the micro-batch has fewer sequences, then fewer episodes are played at once."""
+    The micro-batch has fewer sequences, down to `ENOUGH` tokens; then activations are computed again; then it has fewer
+    sequences still, and fewer episodes are played at once."""
     found = {key: AMPLE[key] for key in open_keys}
     now = plan(_with(config, found))
     if CHECKPOINTING in found and not now.fits(UPDATE):
-        found[CHECKPOINTING] = True
-        now = plan(_with(config, found))
-    while TOKENS in found and not now.fits(UPDATE) and now.workload.rows > 1:
-        found[TOKENS] = _rows_that_fit(now) * now.workload.longest
-        now = plan(_with(config, found))
+        kept, fewer = found, now
+        if TOKENS in found and _rows_that_fit(now) * now.workload.longest >= ENOUGH:
+            kept, fewer = _fewer_at_once(config, found, now, plan)
+        if fewer.fits(UPDATE) and kept[TOKENS] >= ENOUGH:
+            found, now = kept, fewer
+        else:
+            found[CHECKPOINTING] = True
+            now = plan(_with(config, found))
+    found, now = _fewer_at_once(config, found, now, plan)
     if AT_ONCE in found and not now.fits(PLAYING) and (fitting := _episodes_that_fit(now)) < now.workload.episodes:
         found[AT_ONCE] = fitting
+        now = plan(_with(config, found))
+    return found, now
+
+
+def _fewer_at_once(
+    config: ConfigStore, found: dict[str, Any], now: Plan, plan: Callable[[ConfigStore], Plan]
+) -> tuple[dict[str, Any], Plan]:
+    """Return (`found` with a micro-batch that fits, or of one sequence; the plan with it)."""
+    found = dict(found)
+    while TOKENS in found and not now.fits(UPDATE) and now.workload.rows > 1:
+        found[TOKENS] = _rows_that_fit(now) * now.workload.longest
         now = plan(_with(config, found))
     return found, now
 
