@@ -55,6 +55,32 @@ def test_an_adapter_opens_with_hf(runs: Path, capsys: pytest.CaptureFixture[str]
     assert "has no adapters" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["hf", "peft"])
+def test_what_no_export_has_written_is_not_replaced(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    run = runs / "lora"
+    before = sorted(path.name for path in run.iterdir())
+    precious = tmp_path / "precious"
+    (precious / "inside").mkdir(parents=True)
+    (precious / "inside" / "thesis.txt").write_text("years")
+    (tmp_path / "file").write_text("of words")
+    (tmp_path / "link").symlink_to(precious)
+    for place in (precious, run, runs, tmp_path / "file", tmp_path / "link"):
+        assert main(["export", str(run), "--to", kind, "--out", str(place)]) == 2
+        assert "would be" in capsys.readouterr().err
+    assert (precious / "inside" / "thesis.txt").read_text() == "years"
+    assert (tmp_path / "file").read_text() == "of words"
+    assert sorted(path.name for path in run.iterdir()) == before
+    (tmp_path / "empty").mkdir()
+    for _ in range(2):  # an empty folder, and the export in it
+        folder = exported(capsys, str(run), "--to", kind, "--out", str(tmp_path / "empty"))
+    assert {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()} == {0o644}
+    (folder / "notes.txt").write_text("mine")
+    assert main(["export", str(run), "--to", kind, "--out", str(folder)]) == 2
+    assert "notes.txt" in capsys.readouterr().err
+
+
 def test_episodes_are_those_of_training_that_were_solved(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = exported(capsys, str(runs / "whole"), "--to", "sft", "--out", str(runs / "out" / "sft.jsonl"))
     written = {json.loads(line)["id"] for line in file.read_text().splitlines()}

@@ -108,6 +108,7 @@ NONSENSE_STEPS: list[tuple[Any, str]] = [
     (("next", math.nan, False, {}), "the reward nan"),
     (("next", math.inf, False, {}), "the reward inf"),
     (("next", "1.0", False, {}), "the reward '1.0' (str)"),
+    (("next", -1e300, False, {}), "the reward -1e+300"),  # of float32
     (("next", np.array([1.0]), False, {}), "the reward array([1.])"),
     (("next", 0.5, None, {}), "None (NoneType) as done"),
     (("next", 0.5, "no", {}), "'no' (str) as done"),
@@ -119,6 +120,10 @@ NONSENSE_STEPS: list[tuple[Any, str]] = [
     ((3, 0.5, False, {}), "3 (int) as observation"),
     (({"text": "a", "target": "b"}, 0.5, False, {}), "keys ['text', 'target']"),
     (({"text": 3}, 0.5, False, {}), "3 (int) as observation text"),
+    (("half \ud83d", 0.5, False, {}), "half a character"),
+    (({"text": "half \ud83d"}, 0.5, False, {}), "half a character"),
+    ((Observation("half \ud83d"), 0.5, False, {}), "half a character"),
+    (("a" * 1_000_001, 0.5, False, {}), "an observation of 1000001 characters; expected at most 1000000"),
     (({"images": RED}, 0.5, False, {}), "as 'images'"),
     ((np.zeros((4, 3), np.float32), 0.5, False, {}), "uint8"),
     ((b"no picture", 0.5, False, {}), "cannot be used"),

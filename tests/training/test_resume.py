@@ -19,7 +19,8 @@ from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
 from uirl.errors import CheckpointError, ConfigError
 from uirl.training import measure
 from uirl.training.interrupt import Interrupt
-from uirl.training.resume import Candidate, candidates, naming_the_way_back, run_name_for
+from uirl.training.plan.settle import settle
+from uirl.training.resume import BY_MACHINE, Candidate, candidates, naming_the_way_back, run_name_for
 from uirl.training.saving import SaveClock
 
 
@@ -221,6 +222,17 @@ def test_the_newest_run_of_this_config_that_has_a_checkpoint_is_continued(tmp_pa
         run_name_for(asks(tmp_path, **{"training.learning_rate": 1e-2}), "screen")
     assert run_name_for(asks(tmp_path, **rate), "screening") == "screening", "the only one of its name"
     assert [str(c) for c in candidates(asks(tmp_path))][:2] == ["screening (step 99)", "screen-3 (step 40)"]
+
+
+def test_what_a_run_chose_for_itself_is_no_difference(tmp_path: Path) -> None:
+    for number, (name, more) in enumerate({"screen": {}, "screen-2": {"training.lam": 0.5}, "screen-3": {}}.items()):
+        chosen = settle(asks(tmp_path, **more), phases=("training", "warm_start", "evolve"))
+        assert {*BY_MACHINE, "training.learning_rate", "training.entropy_coef"} < set(chosen.chosen)
+        shelf(tmp_path, name, (10,), saved=float(number), **{**chosen.chosen, **more})
+    assert run_name_for(asks(tmp_path), "screen") == "screen-3"
+    assert run_name_for(asks(tmp_path, **{"training.lam": 0.5}), "screen") == "screen-2"
+    with pytest.raises(ConfigError, match=r"screen-3 \(step 10\): model.dtype: float32 -> bfloat16; screen-2 "):
+        run_name_for(asks(tmp_path, **{"model.dtype": "bfloat16"}), "screen")
 
 
 def test_a_run_that_is_not_there_is_refused_and_others_are_named(tmp_path: Path) -> None:

@@ -8,13 +8,17 @@ from typing import Any
 
 from uirl.errors import EnvironmentFailure
 from uirl.images import Screenshot, screenshot
-from uirl.runtime.limits import is_finite, shown
+from uirl.runtime.limits import is_finite, is_whole, shown
 from uirl.types import Observation, StepResult
 
 RESET_SHAPES = "an observation or (observation, info)"
 STEP_SHAPES = (
     "(observation, reward, done, info), (observation, reward, terminated, truncated, info) or a uirl.types.StepResult"
 )
+LONGEST_TEXT = 1_000_000
+"""Characters of an observation: a quarter of a million tokens or so. To count them takes seconds and gigabytes."""
+LARGEST_REWARD = 3e38
+"""Rewards are float32."""
 OBSERVATION_SHAPES = "a str, an Observation, an image, or a dict with 'text' and 'image' or 'images'"
 
 
@@ -68,10 +72,11 @@ def read_text(value: Any, where: str) -> str:
 def read_observation(value: Any, where: str) -> Observation:
     """Return an observation whose images are screenshots, taken now: the environment may change its picture later."""
     if isinstance(value, str):
-        return Observation(text=value)
+        return Observation(text=_read_shown(value, where))
     if isinstance(value, Observation):
         pictures = tuple(_read_image(i, where) for i in value.images)
-        return replace(value, images=pictures, info=_read_info(value.info, where))
+        text = _read_shown(value.text, where)
+        return replace(value, text=text, images=pictures, info=_read_info(value.info, where))
     if isinstance(value, Mapping):
         return _read_mapping(value, where)
     if _is_image(value):
@@ -98,7 +103,21 @@ def _read_mapping(value: Mapping[str, Any], where: str) -> Observation:
     if not isinstance(images, (list, tuple)):
         raise EnvironmentFailure(f"{where} returned {describe(images)} as 'images'; expected a list (one: use 'image')")
     pictures = ([value["image"]] if "image" in value else []) + list(images)
-    return Observation(text, tuple(_read_image(picture, where) for picture in pictures))
+    return Observation(_read_shown(text, where), tuple(_read_image(picture, where) for picture in pictures))
+
+
+def _read_shown(text: str, where: str) -> str:
+    """Return the text of an observation, which a tokenizer has to take."""
+    if len(text) > LONGEST_TEXT:
+        raise EnvironmentFailure(
+            f"{where} returned an observation of {len(text)} characters; expected at most {LONGEST_TEXT}: shorten it"
+        )
+    if not is_whole(text):
+        raise EnvironmentFailure(
+            f"{where} returned an observation with half a character (a lone \\ud800-\\udfff); expected whole "
+            "characters, as text.encode('utf-8', 'replace').decode() makes them"
+        )
+    return text
 
 
 def _is_image(value: Any) -> bool:
@@ -121,10 +140,10 @@ def _read_image(value: Any, where: str) -> Screenshot:
 
 def _read_reward(value: Any, where: str) -> float:
     plain = _plain(value)
-    if isinstance(plain, bool) or is_finite(plain):
+    if isinstance(plain, bool) or (is_finite(plain) and abs(plain) <= LARGEST_REWARD):
         return float(plain)
     raise EnvironmentFailure(
-        f"{where} returned the reward {describe(value)}; expected a finite number "
+        f"{where} returned the reward {describe(value)}; expected a finite number of float32 "
         "(no reward yet is 0.0; a step that could not be judged is an exception)"
     )
 

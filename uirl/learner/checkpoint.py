@@ -40,6 +40,7 @@ from uirl.runtime.folders import (
     number_of,
     read_json,
     read_tensors,
+    require_own,
     tensor_text,
     text_tensor,
     whole_folder,
@@ -193,9 +194,11 @@ def load_policy(folder: str | Path, *, device: str | None = None, trust_remote_c
 
 def export_hf(folder: str | Path, learner: Learner | Policy) -> Path:
     """Return a folder that `from_pretrained` of HF and `load_model(local_path=...)` read: weights (adapters merged),
-    config, tokenizer, chat template, image processor. The value head stays behind. Written whole or not at all."""
+    config, tokenizer, chat template, image processor. The value head stays behind. Written whole or not at all; an
+    earlier export is replaced. Raises CheckpointError where something else stands there."""
     policy = learner.policy if isinstance(learner, Learner) else learner
     target = Path(folder)
+    require_own(target)
     with whole_folder(target) as work:
         save_merged(policy, work)
     return target
@@ -209,6 +212,7 @@ def export_peft(folder: str | Path, policy: Policy) -> Path:
         raise CheckpointError("this policy has no adapters (model.use_lora was false); export its weights: --to hf")
     target, name = Path(folder).resolve(), policy.loaded.name
     built_in = name in BUILT_IN_MODELS
+    require_own(target)
     with whole_folder(target) as work:
         lora.save_adapter(work, policy.model, policy.lora_config, base=str(target / "base") if built_in else name)
         if built_in:

@@ -26,6 +26,27 @@ _ASIDE = ".writing-"
 _REPLACED = ".replaced-"
 
 
+def require_own(target: Path) -> None:
+    """Raise CheckpointError where `target` is a file or a link, or a folder that holds what `whole_folder` has not
+    written: it would be deleted."""
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise CheckpointError(
+            f"{target} is a file, which would be replaced; expected a new folder, or an earlier export"
+        )
+    if not target.is_dir() or not any(target.iterdir()):
+        return
+    try:
+        own = {MANIFEST, *_listed_files(target)}
+    except CheckpointError:
+        own = set()
+    for path in sorted(p for p in target.rglob("*") if not p.is_dir()):
+        if path.relative_to(target).as_posix() not in own:
+            raise CheckpointError(
+                f"{target} holds {path.relative_to(target)}, which no export has written and which would be deleted; "
+                "expected a new folder, or an earlier export as it was"
+            )
+
+
 @contextlib.contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder to fill; when the context ends well, that folder stands at `target`.
@@ -145,6 +166,7 @@ def seal(work: Path) -> None:
     listed = {p.relative_to(work).as_posix(): {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in files}
     write_json(work / MANIFEST, {"format": FORMAT, "files": listed})
     for path in [*files, work / MANIFEST]:
+        os.chmod(path, 0o644)  # the writer of safetensors lets only the owner read
         with open(path, "rb") as file:
             os.fsync(file.fileno())
     for path in [*(p for p in work.rglob("*") if p.is_dir()), work]:

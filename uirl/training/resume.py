@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from uirl.config import ConfigStore
+from uirl.config.rates import USUAL, choose_rates
 from uirl.errors import CheckpointError, ConfigError
 from uirl.runtime.files import storage_errors
 from uirl.runtime.folders import MANIFEST, finished_folders, number_of
@@ -23,6 +24,8 @@ MAY_CHANGE = (
     *("actors.processes", "actors.engines", "actors.silence", "actors.pictures"),
     *("model.gradient_checkpointing", "training.micro_batch_tokens", "rollout.parallel"),
 )
+BY_MACHINE = ("model.dtype", "model.gradient_checkpointing", "training.micro_batch_tokens", "rollout.parallel")
+"""Keys to which a run gives a value by its model and machine where they are null."""
 MAY_CHANGE_SECTIONS = ("checkpoint.", "logging.", "ray.")
 """Keys with which a run is still a run of the same config: how long it goes on, what it writes down, in which
 processes and on which machines it runs, and what follows from their memory."""
@@ -100,7 +103,7 @@ def candidates(config: ConfigStore, stem: str | None = None) -> list[Candidate]:
             stored = stored_config(path)
             newest = finished_folders(checkpoints_of(path, stored))
             if newest:
-                changed = None if stored is None else tuple(changed_keys(stored, config))
+                changed = None if stored is None else tuple(_changes(stored, config))
                 written = (newest[-1] / MANIFEST).stat().st_mtime
                 found.append(Candidate(path, number_of(newest[-1]) or 0, written, changed))
     return sorted(found, key=lambda candidate: candidate.saved, reverse=True)
@@ -129,6 +132,20 @@ def refuse_foreign_checkpoints(folder: Path) -> None:
             f"checkpoint.output_dir: {folder} holds checkpoints of another run ({found[-1].name}); choose a folder for "
             "each run, or leave it at null"
         )
+
+
+def _changes(stored: ConfigStore, asked: ConfigStore) -> list[str]:
+    """Return how `asked` differs from the config of a run, in which what nobody chose has values."""
+    open_keys = {key for key, value in _leaves(asked.to_dict()) if value is None and key in BY_MACHINE}
+    return [c for c in changed_keys(_resolved(stored), _resolved(asked)) if _key_of(c) not in open_keys]
+
+
+def _resolved(config: ConfigStore) -> ConfigStore:
+    """Return a copy with values of what does not depend on the machine."""
+    config = config.model_copy(deep=True)
+    choose_rates(config, USUAL)
+    config.training.entropy_coef = config.entropy_coef
+    return config
 
 
 def changed_keys(earlier: ConfigStore, now: ConfigStore) -> list[str]:
