@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import re
 import subprocess
 import sys
 import threading
@@ -29,6 +31,24 @@ RAISED = [
     asyncio.CancelledError("boom"),
     BaseException("boom"),
 ]
+
+
+def test_where_an_environment_raised_is_said_by_its_own_line() -> None:
+    class Reads(BaseEnvironment):
+        def reset(self, seed: int | None = None) -> str:
+            return str(json.loads("{"))
+
+        def step(self, action: Action) -> Any:
+            raise AssertionError
+
+        def get_state_description(self) -> str:
+            return ""
+
+    line = Reads.reset.__code__.co_firstlineno + 1
+    with pytest.raises(
+        EnvironmentFailure, match=rf"JSONDecodeError: .* \({re.escape(__file__)}:{line}\); the environment"
+    ):
+        asyncio.run(EnvironmentSession(Reads()).reset())
 
 
 @pytest.mark.parametrize("make", KINDS)

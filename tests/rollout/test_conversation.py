@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.inference.pictures import picture
-from uirl.errors import ConfigError
+from uirl.errors import ConfigError, EnvironmentFailure
 from uirl.images import ImageStore, Screenshot
 from uirl.inference import ChatRenderer, Message
 from uirl.rollout.conversation import DROPPED_PICTURE, Context, ContextWindow, Conversation, style_of
@@ -95,6 +95,12 @@ def test_the_style_of_mai_ui(vlm_chat: ChatRenderer) -> None:
         ("system", "s", 0), ("user", "goal", 0), ("assistant", "reply 0", 0), ("user", "", 1),
         ("assistant", "reply 1", 0), ("user", "told", 0), ("assistant", "reply 2", 0), ("user", "", 0),
     ]  # fmt: skip
+
+
+def test_half_a_character_is_a_failure_of_the_environment(vlm_chat: ChatRenderer) -> None:
+    talk = Conversation(vlm_chat, ContextWindow())
+    with pytest.raises(EnvironmentFailure, match=r"half a character .*bad .* surrogate"):
+        talk.observe(Observation("bad \ud83d surrogate"))
 
 
 def test_an_unknown_style_is_refused() -> None:

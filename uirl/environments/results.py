@@ -8,7 +8,7 @@ from typing import Any
 
 from uirl.errors import EnvironmentFailure
 from uirl.images import Screenshot, screenshot
-from uirl.runtime.limits import is_finite, is_whole, shown
+from uirl.runtime.limits import is_finite, shown
 from uirl.types import Observation, StepResult
 
 RESET_SHAPES = "an observation or (observation, info)"
@@ -107,15 +107,10 @@ def _read_mapping(value: Mapping[str, Any], where: str) -> Observation:
 
 
 def _read_shown(text: str, where: str) -> str:
-    """Return the text of an observation, which a tokenizer has to take."""
+    """Return the text of an observation."""
     if len(text) > LONGEST_TEXT:
         raise EnvironmentFailure(
             f"{where} returned an observation of {len(text)} characters; expected at most {LONGEST_TEXT}: shorten it"
-        )
-    if not is_whole(text):
-        raise EnvironmentFailure(
-            f"{where} returned an observation with half a character (a lone \\ud800-\\udfff); expected whole "
-            "characters, as text.encode('utf-8', 'replace').decode() makes them"
         )
     return text
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import sysconfig
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -10,7 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from uirl.environments.base import BaseEnvironment
-from uirl.environments.results import STEP_SHAPES, describe, read_reset, read_score, read_step, read_text, with_notes
+from uirl.environments.results import describe, read_reset, read_score, read_step, read_text, with_notes
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure, EpisodeTimeout, RolloutFailure
 from uirl.runtime.limits import in_words, shown
 from uirl.runtime.time_limits import TimedOut, Worker, as_raised, contained, within
@@ -18,6 +20,8 @@ from uirl.types import Action, Observation, StepResult, Task
 
 _Read = Callable[[Any, str], Any]
 """(what a method returned, where) -> the strict value. Raises EnvironmentFailure."""
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+"""Folders of code that is nobody's own."""
 _PARAMETERS: WeakKeyDictionary[Callable[..., Any], Mapping[str, inspect.Parameter]] = WeakKeyDictionary()
 """Function -> parameters of its bound method: `inspect.signature` takes longer than many a `reset`."""
 
@@ -208,7 +212,7 @@ class EnvironmentSession:
             raise
         except Exception as error:  # an environment must not end the run
             raised = as_raised(error)
-            self._broken = f"{where} raised {in_words(raised)}"
+            self._broken = f"{where} raised {in_words(raised)}{_place(raised)}"
             raise EnvironmentFailure(f"{self._broken}; {_remedy(method)}") from raised
         except BaseException:
             self._abandon(f"{where} was cancelled half-way")
@@ -255,7 +259,14 @@ def _parameters_of(method: Callable[..., Any]) -> Mapping[str, inspect.Parameter
     return _PARAMETERS[function]
 
 
+def _place(raised: BaseException) -> str:
+    """Return ' (file:line)' where an environment raised: its own line where a library did it."""
+    frames = traceback.extract_tb(raised.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)] or frames
+    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+
+
 def _remedy(method: str) -> str:
     if method == "step":
-        return f"expected {STEP_SHAPES}; a mistake of the model belongs in the observation, not in an exception"
+        return "a mistake of the model belongs in the observation, not in an exception"
     return "the environment, not the model, must be mended"

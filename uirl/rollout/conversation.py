@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from uirl.errors import ConfigError, did_you_mean
+from uirl.errors import ConfigError, EnvironmentFailure, did_you_mean
 from uirl.images import Screenshot
 from uirl.inference.messages import Message
 from uirl.inference.models.chat import ChatRenderer
+from uirl.runtime.limits import is_whole, shown
 from uirl.types import Observation, PictureTransform
 
 DROPPED_PICTURE = "(earlier picture)"
@@ -94,8 +95,16 @@ class Conversation:
         self._pending.append(message)
 
     def observe(self, observation: Observation) -> None:
-        """Add what the agent sees next: the results of its tool calls, then text and pictures."""
-        self._pending += messages_of(observation, self._style)
+        """Add what the agent sees next: the results of its tool calls, then text and pictures. Raises
+        EnvironmentFailure for half a character, which no tokenizer takes."""
+        messages = messages_of(observation, self._style)
+        for message in messages:
+            if not is_whole(message.text):
+                raise EnvironmentFailure(
+                    f"an observation holds half a character (a lone \\ud800-\\udfff): {shown(message.text, 80)}; "
+                    "expected whole ones, as text.encode('utf-8', 'replace').decode() makes them"
+                )
+        self._pending += messages
 
     def context(self) -> Context:
         """Return the prompt for the next reply."""
