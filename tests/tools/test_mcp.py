@@ -9,8 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +17,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.threads import left_since
+from tests.tools.python_programs import wait_for
 from uirl.errors import ConfigError, ContractError, EnvironmentFailure, EpisodeTimeout
 from uirl.tools import MCPServer, ToolRegistry
 from uirl.tools.mcp_tools import text_of
@@ -74,13 +74,6 @@ def http() -> Iterator[MCPServer]:
 def server(request: pytest.FixtureRequest) -> MCPServer:
     made: MCPServer = request.getfixturevalue(request.param)
     return made
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + HANG_GUARD
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.01)
 
 
 def alive(pid: int) -> bool:
@@ -304,7 +297,7 @@ def test_a_server_that_is_not_closed_ends_with_the_interpreter() -> None:
         check=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    wait_for(lambda: not alive(int(done.stdout)))
+    assert wait_for(lambda: not alive(int(done.stdout)))
 
 
 async def test_environment_and_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,7 @@ def test_the_program_ends_with_the_process_that_started_it(temporary: Path) -> N
         child = wait_for(lambda: _sleeping_child(parent.pid))
         parent.kill()
         parent.wait()
-        wait_for(lambda: state(child) in ("gone", "Z"))
+        assert wait_for(lambda: state(child) in ("gone", "Z"))
     finally:
         parent.kill()
         parent.wait()

@@ -17,6 +17,8 @@ from uirl.runtime.files import storage_errors
 from uirl.runtime.folders import MANIFEST, finished_folders, number_of
 from uirl.storage import RunDirectory, TrajectoryStore, clean_run_name, free_run_name
 
+BY_MACHINE = ("model.dtype", "model.gradient_checkpointing", "training.micro_batch_tokens", "rollout.parallel")
+"""Keys to which a run gives a value by its model and machine where they are null."""
 NOT_COMPARED = ("checkpoint.resume", "checkpoint.from_step", "logging.run_name", "logging.runs_dir")
 """Keys that say where and how a run is continued, not what it is."""
 MAY_CHANGE = (
@@ -24,8 +26,6 @@ MAY_CHANGE = (
     *("actors.processes", "actors.engines", "actors.silence", "actors.pictures"),
     *("model.gradient_checkpointing", "training.micro_batch_tokens", "rollout.parallel"),
 )
-BY_MACHINE = ("model.dtype", "model.gradient_checkpointing", "training.micro_batch_tokens", "rollout.parallel")
-"""Keys to which a run gives a value by its model and machine where they are null."""
 MAY_CHANGE_SECTIONS = ("checkpoint.", "logging.", "ray.")
 """Keys with which a run is still a run of the same config: how long it goes on, what it writes down, in which
 processes and on which machines it runs, and what follows from their memory."""
