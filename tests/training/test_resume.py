@@ -16,11 +16,11 @@ import pytest
 
 from tests.training.test_loop import digits, settings
 from uirl import ConfigStore, RayPPOTrainer, TrajectoryStore, read_metrics
-from uirl.errors import CheckpointError, ConfigError
+from uirl.errors import CheckpointError, ConfigError, StorageError
 from uirl.training import measure
 from uirl.training.interrupt import Interrupt
 from uirl.training.plan.settle import settle
-from uirl.training.resume import BY_MACHINE, Candidate, candidates, naming_the_way_back, run_name_for
+from uirl.training.resume import BY_MACHINE, Candidate, candidates, naming_the_way_back, open_run, run_name_for
 from uirl.training.saving import SaveClock
 
 
@@ -202,6 +202,11 @@ def asks(folder: Path, resume: Any = True, **keys: Any) -> ConfigStore:
     return config
 
 
+def name_of(config: ConfigStore, stem: str) -> str:
+    config.logging.call_runs(stem)
+    return run_name_for(config)
+
+
 def test_the_newest_run_of_this_config_that_has_a_checkpoint_is_continued(tmp_path: Path) -> None:
     rate = {"training.learning_rate": 1e-3}
     shelf(tmp_path, "screen", (10, 20), saved=1.0)
@@ -211,16 +216,16 @@ def test_the_newest_run_of_this_config_that_has_a_checkpoint_is_continued(tmp_pa
     shelf(tmp_path, "screen-3", (40,), saved=3.0, **rate)
     shelf(tmp_path, "screen-4", ())
     shelf(tmp_path, "screening", (99,), saved=9.0)
-    assert run_name_for(asks(tmp_path), "screen") == "screen-2"
-    assert run_name_for(asks(tmp_path, **rate), "screen") == "screen-3"
-    assert run_name_for(asks(tmp_path, resume=False), "screen") == "screen-5"
+    assert name_of(asks(tmp_path), "screen") == "screen-2"
+    assert name_of(asks(tmp_path, **rate), "screen") == "screen-3"
+    assert name_of(asks(tmp_path, resume=False), "screen") == "screen-5"
     named = asks(tmp_path)
     named.logging.run_name = "screen"
-    assert run_name_for(named, "other") == "screen"
+    assert name_of(named, "other") == "screen"
     told = r"several could be meant: screen-3 \(step 40\): training.learning_rate: 0.001 -> 0.01; screen-2 "
     with pytest.raises(ConfigError, match=told):
-        run_name_for(asks(tmp_path, **{"training.learning_rate": 1e-2}), "screen")
-    assert run_name_for(asks(tmp_path, **rate), "screening") == "screening", "the only one of its name"
+        name_of(asks(tmp_path, **{"training.learning_rate": 1e-2}), "screen")
+    assert name_of(asks(tmp_path, **rate), "screening") == "screening", "the only one of its name"
     assert [str(c) for c in candidates(asks(tmp_path))][:2] == ["screening (step 99)", "screen-3 (step 40)"]
 
 
@@ -229,10 +234,27 @@ def test_what_a_run_chose_for_itself_is_no_difference(tmp_path: Path) -> None:
         chosen = settle(asks(tmp_path, **more), phases=("training", "warm_start", "evolve"))
         assert {*BY_MACHINE, "training.learning_rate", "training.entropy_coef"} < set(chosen.chosen)
         shelf(tmp_path, name, (10,), saved=float(number), **{**chosen.chosen, **more})
-    assert run_name_for(asks(tmp_path), "screen") == "screen-3"
-    assert run_name_for(asks(tmp_path, **{"training.lam": 0.5}), "screen") == "screen-2"
+    assert name_of(asks(tmp_path), "screen") == "screen-3"
+    assert name_of(asks(tmp_path, **{"training.lam": 0.5}), "screen") == "screen-2"
     with pytest.raises(ConfigError, match=r"screen-3 \(step 10\): model.dtype: float32 -> bfloat16; screen-2 "):
-        run_name_for(asks(tmp_path, **{"model.dtype": "bfloat16"}), "screen")
+        name_of(asks(tmp_path, **{"model.dtype": "bfloat16"}), "screen")
+
+
+def test_runs_that_begin_in_the_same_moment_have_names_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = asks(tmp_path, resume=False)
+    config.logging.call_runs("screen")
+    first, _ = open_run(config)
+    names = iter(["screen", "screen", "screen-2"])  # two looked before the other had made its folder
+    monkeypatch.setattr("uirl.training.resume.free_run_name", lambda *_: next(names))
+    second, _ = open_run(config)
+    assert (first.name, second.name) == ("screen", "screen-2")
+    first.close()
+    second.close()
+    config.logging.run_name = "screen"
+    with pytest.raises(StorageError, match="already holds a run"):
+        open_run(config)
 
 
 def test_a_run_that_is_not_there_is_refused_and_others_are_named(tmp_path: Path) -> None:
@@ -242,12 +264,12 @@ def test_a_run_that_is_not_there_is_refused_and_others_are_named(tmp_path: Path)
     with pytest.raises(
         ConfigError, match=r"no run 'scren' in .*runs that can be continued: screen \(step 10\)\. To begin"
     ):
-        run_name_for(config, "screen")
+        name_of(config, "screen")
     with pytest.raises(ConfigError, match=r"no run called lookup in .* has a checkpoint"):
-        run_name_for(asks(tmp_path), "lookup")
-    assert run_name_for(asks(tmp_path, resume="auto"), "lookup") == "lookup"
+        name_of(asks(tmp_path), "lookup")
+    assert name_of(asks(tmp_path, resume="auto"), "lookup") == "lookup"
     config.checkpoint.resume = "auto"
-    assert run_name_for(config, "screen") == "scren"
+    assert name_of(config, "screen") == "scren"
 
 
 def test_a_trainer_that_resumes_without_a_name_begins_no_second_run(tmp_path: Path) -> None:

@@ -33,8 +33,10 @@ def _run(options: argparse.Namespace) -> int:
     from uirl.training.record.live import live_board
     from uirl.training.resume import run_name_for
 
-    if path is not None:
-        config.logging.run_name = run_name_for(config, f"{Path(path).stem}-evolve" if Path(path).is_file() else "")
+    if path is not None and Path(path).is_file():
+        config.logging.call_runs(f"{Path(path).stem}-evolve")
+    if config.checkpoint.resume:
+        config.logging.run_name = run_name_for(config)
     evolution = Evolution(config)
     try:
         with live_board(f"{config.environment.label}  evolve  {config.model.model_name}"):

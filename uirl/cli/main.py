@@ -146,7 +146,9 @@ def _train(options: argparse.Namespace) -> int:
         from uirl.training.resume import run_name_for
 
         if path is not None:
-            config.logging.run_name = run_name_for(config, Path(path).stem)
+            config.logging.call_runs(Path(path).stem)
+        if config.checkpoint.resume:
+            config.logging.run_name = run_name_for(config)  # where there is none: before a model is loaded
         trainer = RayPPOTrainer(config)
     try:
         with live_board(f"{config.environment.label}  {config.training.adv_estimator}  {config.model.model_name}"):

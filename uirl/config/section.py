@@ -44,7 +44,7 @@ class Section(KeyedModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in type(self).model_fields:
+        if name not in type(self).model_fields and name not in type(self).__private_attributes__:
             raise ConfigError(type(self).unknown_key(name))
         try:
             super().__setattr__(name, value)

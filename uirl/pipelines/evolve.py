@@ -34,7 +34,7 @@ from uirl.training.evaluation.evaluation import EvaluationReport, evaluate_episo
 from uirl.training.interrupt import Interrupt
 from uirl.training.plan.settle import settle
 from uirl.training.record.progress import doing, percent, say, tell_progress
-from uirl.training.resume import run_name_for
+from uirl.training.resume import open_run, run_name_for
 from uirl.training.saving import SaveClock
 from uirl.training.tasks.curriculum import source_of
 from uirl.training.warm_start import WarmStart
@@ -84,7 +84,7 @@ class Evolution:
             torch.set_num_threads(training.threads)
         self._parts: Assembly = assemble(self.config, environment)
         judged = settings.prefixes == "judge"
-        self._judge = judge_of(self.config, self._run_name()) if judged or settings.variations else None
+        self._judge = judge_of(self.config, run_name_for(self.config)) if judged or settings.variations else None
         self._analyzer = FineGrainedTrajectoryAnalyzer(self._judge if judged else None)
         self._propose = propose or (ModelProposer(self._judge.client) if self._judge and settings.variations else None)
         self._validate = validate
@@ -360,13 +360,7 @@ class Evolution:
 
     def _open(self) -> None:
         if self._directory is None:
-            config, begun = self.config, self.config.model_copy(deep=True)
-            begun.checkpoint.resume = False
-            place = Path(config.logging.runs_dir) / self._run_name()
-            self._directory = RunDirectory.create(place, begun.to_yaml(), resume=bool(config.checkpoint.resume))
-
-    def _run_name(self) -> str:
-        return run_name_for(self.config, self.config.environment.label)
+            self._directory, _ = open_run(self.config)
 
     def _summary(self) -> dict[str, Any]:
         rounds = []

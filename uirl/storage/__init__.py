@@ -4,13 +4,14 @@ from uirl.storage.export import export_sft
 from uirl.storage.learned import Learned, LearnedTokens
 from uirl.storage.origin import origin_of
 from uirl.storage.pictures import fed_picture
-from uirl.storage.run_directory import RunDirectory, clean_run_name, free_run_name, run_of
+from uirl.storage.run_directory import RunDirectory, RunTaken, clean_run_name, free_run_name, run_of
 from uirl.storage.trajectories import TrajectoryStore, TrajectorySummary
 
 __all__ = [
     "Learned",
     "LearnedTokens",
     "RunDirectory",
+    "RunTaken",
     "TrajectoryStore",
     "TrajectorySummary",
     "clean_run_name",

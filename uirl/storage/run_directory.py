@@ -14,6 +14,10 @@ from uirl.errors import StorageError
 from uirl.runtime.files import storage_errors, write_atomically
 
 
+class RunTaken(StorageError):
+    """Another run is in the folder that one was to have."""
+
+
 class RunDirectory:
     """`<runs_dir>/<run_name>/`: config.yaml, metrics.jsonl, trajectories.sqlite, checkpoints/, summary.json, plots.
 
@@ -41,7 +45,8 @@ class RunDirectory:
                 as `config.<n>.yaml` where it differs. False: a folder that is not empty is refused.
 
         Raises:
-            StorageError: Another run or other files are there, another process writes there, or it cannot be written.
+            RunTaken: Another run or other files are there, or another process writes there.
+            StorageError: It cannot be written.
         """
         run = cls(path)
         with storage_errors(f"cannot create the run directory {run.path}"):
@@ -118,7 +123,7 @@ class RunDirectory:
         except BlockingIOError:
             holder = os.pread(self._lock, 32, 0).decode("ascii", "replace").strip()
             self.close()
-            raise StorageError(
+            raise RunTaken(
                 f"{self.path} is being written by process {holder or 'of unknown id'}; stop that run (or close it, if "
                 "it is this process: trainer.cleanup()), or choose another run name"
             ) from None
@@ -131,11 +136,11 @@ class RunDirectory:
         if not others or (is_run and resume):
             return
         if is_run:
-            raise StorageError(
+            raise RunTaken(
                 f"{self.path} already holds a run; continue it with --resume (checkpoint.resume=true), or choose "
                 "another logging.run_name"
             )
-        raise StorageError(
+        raise RunTaken(
             f"{self.path} is not empty and no run directory (it holds {', '.join(others[:3])}); choose another "
             "logging.run_name or logging.runs_dir"
         )

@@ -113,7 +113,7 @@ def assemble(
         _warm_starts(config, environment)
     # a run without a name of its own gets one that is free, and does not share the judge's budget with others
     judged = config.verification.enabled and config.verification.judge is not None
-    verifier = verifier_of(config, run_name_for(config, settings.label) if judged else None)
+    verifier = verifier_of(config, run_name_for(config) if judged else None)
     if verifier is not None and reward_fn is not None:
         raise ConfigError(
             "got a reward_fn and verification.enabled=true, which each give the reward of an episode; leave one out"

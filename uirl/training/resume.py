@@ -15,7 +15,7 @@ from uirl.config.rates import USUAL, choose_rates
 from uirl.errors import CheckpointError, ConfigError
 from uirl.runtime.files import storage_errors
 from uirl.runtime.folders import MANIFEST, finished_folders, number_of
-from uirl.storage import RunDirectory, TrajectoryStore, clean_run_name, free_run_name
+from uirl.storage import RunDirectory, RunTaken, TrajectoryStore, clean_run_name, free_run_name
 
 BY_MACHINE = ("model.dtype", "model.gradient_checkpointing", "training.micro_batch_tokens", "rollout.parallel")
 """Keys to which a run gives a value by its model and machine where they are null."""
@@ -54,15 +54,40 @@ class Candidate:
         return f"{self.path.name} (step {self.step})"
 
 
-def run_name_for(config: ConfigStore, stem: str) -> str:
-    """Return the name of the run that `config` begins or continues; `stem` names its runs where `logging.run_name` does
-    not.
+def open_run(config: ConfigStore) -> tuple[RunDirectory, list[str]]:
+    """Return the directory of the run that `config` begins or, with `checkpoint.resume`, continues, locked for this
+    process, and what of its config has changed since.
+
+    Where nobody chose its name, the run has one that no other takes, be they started in the same moment. Raises
+    StorageError, and ConfigError where there is no run to continue.
+    """
+    logging, resume = config.logging, bool(config.checkpoint.resume)
+    begun = config.model_copy(deep=True)
+    begun.checkpoint.resume, begun.checkpoint.from_step = False, None  # of this start, not of the run
+    while True:
+        path = Path(logging.runs_dir) / run_name_for(config)
+        earlier = stored_config(path) if resume else None
+        if not (path / "config.yaml").is_file():
+            refuse_foreign_checkpoints(checkpoints_of(path, config))
+        try:
+            directory = RunDirectory.create(path, begun.to_yaml(), resume=resume)
+        except RunTaken:
+            if resume or logging.run_name is not None:
+                raise
+        else:
+            return directory, [] if earlier is None else changed_keys(earlier, config)
+
+
+def run_name_for(config: ConfigStore) -> str:
+    """Return the name of the run that `config` begins or continues. Where `logging.run_name` is null, `logging.stem`
+    names its runs, else the environment; here `stem`.
 
     With `checkpoint.resume` and no name: of the runs called `stem` or `stem-<n>` that have the same config, the one
     with the newest checkpoint; one of another config only where it is the only one. Raises ConfigError where there is
     nothing to continue (unless `resume` is 'auto'), and where several runs could be meant.
     """
     resume, name, runs = config.checkpoint.resume, config.logging.run_name, Path(config.logging.runs_dir)
+    stem = config.environment.label if config.logging.stem is None else config.logging.stem
     if not resume:
         return name or free_run_name(runs, stem)
     if name is not None:

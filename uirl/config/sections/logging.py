@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from uirl.config.section import Count, PathText, Section
 
@@ -13,6 +13,8 @@ class LoggingConfig(Section):
     """The run directory `<runs_dir>/<run_name>` and the trackers."""
 
     key: ClassVar[str] = "logging"
+
+    _stem: str | None = PrivateAttr(None)
 
     run_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
     """Name of the run's folder; None: the name of the environment, with a number where that is taken."""
@@ -32,3 +34,12 @@ class LoggingConfig(Section):
     """Keep with them what every update made of their tokens: advantages, the learner's log-probs, entropies."""
     store_images: bool = True
     """Keep the screenshots with them, each once; false: only their hashes."""
+
+    @property
+    def stem(self) -> str | None:
+        """What runs without a `run_name` are called, and numbered by; None: by the environment."""
+        return self._stem
+
+    def call_runs(self, stem: str) -> None:
+        """Call runs without a `run_name` by `stem`: it is no part of the config."""
+        self._stem = stem

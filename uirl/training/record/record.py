@@ -19,14 +19,7 @@ from uirl.training.record.curve import draw_curve
 from uirl.training.record.progress import say, tell_earlier
 from uirl.training.record.run_state import RunState
 from uirl.training.record.together import WrittenTogether
-from uirl.training.resume import (
-    changed_keys,
-    checkpoints_of,
-    refuse_foreign_checkpoints,
-    run_name_for,
-    set_later_aside,
-    stored_config,
-)
+from uirl.training.resume import checkpoints_of, open_run, set_later_aside
 from uirl.types import Trajectory
 from uirl.verification.client import cause_of
 from uirl.verification.hybrid import ASKED, JUDGE, NO_ANSWER, RULE, SAVED
@@ -54,22 +47,14 @@ class RunRecord:
         """Return the record of the run that the config begins or, with `checkpoint.resume`, continues; what of its
         config has changed is said. Raises StorageError, and ConfigError for a tracker that is not installed and where
         there is no run to continue."""
-        logging, resume = config.logging, bool(config.checkpoint.resume)
-        if logging.wandb:
+        if config.logging.wandb:
             try:
                 WandbTracker.package()
             except ImportError as error:
                 raise ConfigError(str(error)) from error
-        path = Path(logging.runs_dir) / run_name_for(config, config.environment.label)
-        earlier = stored_config(path) if resume else None
-        if not (path / "config.yaml").is_file():
-            refuse_foreign_checkpoints(checkpoints_of(path, config))
-        begun = config.model_copy(deep=True)
-        begun.checkpoint.resume, begun.checkpoint.from_step = False, None  # of this start, not of the run
-        directory = RunDirectory.create(path, begun.to_yaml(), resume=resume)
-        if earlier is not None:
-            for change in changed_keys(earlier, config):
-                say(f"changed since {path.name} was last started: {change}")
+        directory, changes = open_run(config)
+        for change in changes:
+            say(f"changed since {directory.name} was last started: {change}")
         return cls(directory, config, images, config.environment.label)
 
     @property
