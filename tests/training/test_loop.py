@@ -163,19 +163,6 @@ def test_the_same_seed_gives_the_same_run_and_another_another(tmp_path: Path) ->
     assert rows[0] != rows[2]
 
 
-def test_fit_goes_on_where_it_ended(tmp_path: Path) -> None:
-    trainer = RayPPOTrainer(settings(tmp_path))
-    first = trainer.fit(num_epochs=1, num_iters_per_epoch=2)
-    warm = trainer.learner.version
-    again = trainer.fit(num_epochs=1, num_iters_per_epoch=2)
-    assert trainer.learner.version == warm
-    assert again["success_after"] == first["success_after"]
-    more = trainer.fit(num_epochs=2, num_iters_per_epoch=2)
-    trainer.cleanup()
-    assert more["steps"] == 4
-    assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4]
-
-
 def test_failures_are_recorded_and_never_learned_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = settings(tmp_path)
     config.rollout.retries = 0

@@ -9,10 +9,10 @@ from typing import Any
 
 from uirl.algorithms import AlgorithmSpec
 from uirl.config import ConfigStore
-from uirl.errors import RolloutFailure
+from uirl.errors import RolloutFailure, is_round
 from uirl.training.channels.base import Channel, Group
 from uirl.training.evaluation.evaluation import require_evidence
-from uirl.training.groups_with_signal import live_groups
+from uirl.training.groups_with_signal import NO_SIGNAL, live_groups
 from uirl.training.record.ledger import Ledger
 from uirl.training.record.progress import Activity, say
 from uirl.training.record.run_state import RunState
@@ -86,6 +86,8 @@ class Flow:
         self._accepted = state.step * self._batch  # so that no burst follows a resume
         self._order: dict[str, int] = {}
         self._count = 0
+        self._skipped = 0
+        """Updates in a row that took no step."""
 
     @property
     def staleness(self) -> int:
@@ -153,6 +155,9 @@ class Flow:
             else:
                 self.ledger.train(usable)
         self.ledger.require_balance(self.channel.episodes_outstanding)
+        self._skipped = self._skipped + 1 if update.get("skipped") else 0
+        if self._skipped > 1 and is_round(self._skipped):
+            say(f"{self._skipped} updates in a row were skipped. {NO_SIGNAL}")
 
     def adapt(self, update: Mapping[str, float | None], update_seconds: float) -> None:
         """Choose how far ahead to order from now on, by the metrics of an update and the time that it took; say what

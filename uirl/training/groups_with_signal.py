@@ -9,6 +9,12 @@ from uirl.algorithms import get_algorithm
 from uirl.config import ConfigStore
 from uirl.types import Trajectory
 
+NO_SIGNAL = (
+    "An update is skipped where its episodes leave nothing to compare: in every group all members have one reward, or "
+    "fewer groups differ than algorithm.min_live_groups asks for. Look at the rewards in `uirl view`: they may be "
+    "constant, or the tasks too hard or too easy for the policy"
+)
+
 
 class HasMembers(Protocol):
     """A group that was played."""

@@ -13,7 +13,7 @@ import torch
 
 from uirl.config import ConfigStore
 from uirl.environments import BaseEnvironment
-from uirl.errors import CheckpointError, ConfigError
+from uirl.errors import CheckpointError, ConfigError, ContractError
 from uirl.learner import Learner, Policy, load_checkpoint, save_checkpoint
 from uirl.metrics import plain_row
 from uirl.rollout.players import Order
@@ -96,8 +96,7 @@ class RLTrainer:
         """Of the `fit` under way."""
         self._learning = Learning(self._parts)
         self.metrics_history: list[dict[str, Any]] = []
-        """One row per epoch: its number and of every metric the mean over those of its updates that have it.
-        `policy_loss` is None where no update of the epoch took a step."""
+        """A row per epoch: its number, and means over those updates that have a metric; `policy_loss` may be None."""
 
     @property
     def learner(self) -> Learner:
@@ -115,7 +114,10 @@ class RLTrainer:
 
         Ctrl-C, SIGTERM and SIGHUP give up the episodes under way, or wait for the update under way, save and raise
         KeyboardInterrupt; a second one raises it at once. Another `fit`, or a run with --resume, then goes on there.
+        Raises ContractError while another call of this trainer is under way.
         """
+        if self.busy:
+            raise ContractError("fit was called while another call of this trainer is under way; wait for that")
         training = self.config.training
         epochs = num_epochs if num_epochs is not None else training.num_epochs
         per_epoch = num_iters_per_epoch if num_iters_per_epoch is not None else training.num_iters_per_epoch
@@ -147,7 +149,7 @@ class RLTrainer:
 
     @property
     def busy(self) -> bool:
-        """Whether `fit` was left at once, by a second Ctrl-C, and still runs in the background."""
+        """Whether a call is under way: on another thread, or a `fit` that a second Ctrl-C left at once."""
         return self._loop.busy
 
     def cleanup(self) -> None:
@@ -180,9 +182,9 @@ class RLTrainer:
             say(self._parts.tasks.summary)
             if self._restored and self._saver.newest is not None:
                 say(f"resumed at {self._state.place()}, from {self._saver.newest[0]}")
-                reason = self._state.stop_reason(self.config.training, goal)
-                if (summary := summary_of_finished(self._state, record, reason)) is not None:
-                    return summary
+            reason = self._state.stop_reason(self.config.training, goal)
+            if (summary := summary_of_finished(self._state, record, reason)) is not None:
+                return summary
             self._channel = channel
             await self._interrupt.give_up(self._publish(channel))  # an engine may load its model for minutes
             return await self._train(channel, goal, per_epoch)
@@ -225,14 +227,12 @@ class RLTrainer:
         flow.adapt(update, updated - collected)
         self._parts.forget_pictures(flow.channel.oldest_order or time.time())
         played, attempts = collection.played, collection.attempts
-        self._state.step += 1
         self._state.add(played, attempts)
         row = row_of(played, update, self._parts.engine.stats(), attempts) | flow.row() | self._parts.judge_row()
         row |= self.tasks.take_metrics() if hasattr(self.tasks, "take_metrics") else {}
         row |= {"epoch": (self._state.step - 1) // per_epoch, "episodes_total": self._state.episodes}
-        row["count/replaced_groups"] = collection.replaced
+        row |= {"count/replaced_groups": collection.replaced, "time/record": time.perf_counter() - updated}
         row["time/collect"], row["time/update"] = collected - begun, updated - collected
-        row["time/record"] = time.perf_counter() - updated
         row["time/elapsed"] = elapsed + time.perf_counter() - begun
         return row
 
@@ -322,11 +322,11 @@ class RLTrainer:
             controls = await self._interrupt.give_up(play_controls(self._parts, channel, episodes=episodes))
         self._save()
         record.directory.write_json(LEDGER, self._state.ledger.report())
-        policy = self._parts.learner.policy
-        summary = summary_of(self._state, after, controls, reason=reason, config=self.config, policy=policy)
+        policy, state = self.learner.policy, self._state
+        summary = summary_of(state, after, controls, reason=reason, config=self.config, policy=policy)
         summary |= self.tasks.summary() if hasattr(self.tasks, "summary") else {}
         record.finish(summary)
-        tell(summary, self._state, after, record)
+        tell(summary, state, after, record)
         return summary
 
     # -- parts of it -------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from typing import Any
 from uirl.config import ConfigStore
 from uirl.learner import Policy
 from uirl.training.evaluation.evaluation import EvaluationReport
+from uirl.training.groups_with_signal import NO_SIGNAL
+from uirl.training.record.ledger import Ledger
 from uirl.training.record.progress import leave_board, percent, report_table, say
 from uirl.training.record.record import RunRecord
 from uirl.training.record.run_state import RunState
@@ -53,13 +55,14 @@ def summary_of(
 
 
 def summary_of_finished(state: RunState, record: RunRecord, reason: str | None) -> dict[str, Any] | None:
-    """Return the stored summary of a resumed run that has nothing left to do, for `reason`; None: it has."""
+    """Return the stored summary of a run that has nothing left to do, for `reason`; None: it has."""
     summary = record.summary()
     if state.pending is not None or reason is None or summary is None or summary.get("steps") != state.step:
         return None
     say(
-        f"this run is finished: {reason}. It is left as it is. To train it on, raise training.num_epochs (or "
-        "training.max_seconds, training.stop_at_success: whichever ended it); --from-step N goes back"
+        f"this run is finished: {reason}. It is left as it is. To train it on, raise training.num_epochs, which counts "
+        "from the start of the run (or training.max_seconds, training.stop_at_success: whichever ended it); "
+        "--from-step N goes back"
     )
     return summary
 
@@ -87,6 +90,7 @@ def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, r
         **({} if best is None else {"best checkpoint": f"{record.checkpoints / BEST}, {best_words(best)}"}),
     }
     report_table(f"run {record.path.name}", rows)
+    warn_of_nothing_learned(state.ledger)
     warn_of_excluded({"training": training, "the last evaluation": after.tally})
 
 
@@ -133,6 +137,12 @@ def warn_of_excluded(tallies: Mapping[str, Tally]) -> None:
             f"MORE THAN {100 * NOTEWORTHY:.0f} % OF THE EPISODES ARE EXCLUDED, the numbers above leave them out. "
             f"{excluded}"
         )
+
+
+def warn_of_nothing_learned(ledger: Ledger) -> None:
+    """Say where no update took a step; nothing otherwise."""
+    if ledger.settled and not ledger.trained:
+        say(f"NOTHING WAS LEARNED, no update took a step: {ledger.words()}. {NO_SIGNAL}")
 
 
 def _short(value: float | None) -> str:

@@ -81,7 +81,7 @@ def test_a_run_counts_the_attempts_apart_from_the_episodes() -> None:
 
 
 def test_a_state_is_plain_data_and_back() -> None:
-    state = RunState(step=3, warming={"step": 2}, held_out=0.5, pending={"reward": None})
+    state = RunState(step=2, warming={"step": 2}, held_out=0.5, pending={"reward": None})
     state.add(episodes(1, 1, engine=1), [])
     again = RunState.from_dict(json.loads(json.dumps(state.to_dict())))
     assert again == state

@@ -63,7 +63,8 @@ class RunState:
         return cls(**fields_of_state)
 
     def add(self, played: Sequence[Trajectory], attempts: Sequence[Trajectory]) -> None:
-        """Count the episodes of an update, and the attempts at them that failed and were repeated."""
+        """Count an update that is done, its episodes, and the attempts at them that failed and were repeated."""
+        self.step += 1
         self.episodes += len(played)
         self.tally.add(played, attempts)
 

@@ -1,0 +1,74 @@
+"""`fit` called again, from two threads, and on rewards that leave nothing to learn."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.training.test_loop import settings
+from uirl import GuessNumberEnvironment, RayPPOTrainer, read_metrics
+from uirl.errors import ContractError
+
+
+def test_fit_goes_on_where_it_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = RayPPOTrainer(settings(tmp_path))
+    first = trainer.fit(num_epochs=1, num_iters_per_epoch=2)
+    warm = trainer.learner.version
+    capsys.readouterr()
+    again = trainer.fit(num_epochs=1, num_iters_per_epoch=2)
+    assert trainer.learner.version == warm
+    assert again == first
+    told = capsys.readouterr().out
+    assert "this run is finished: all epochs are done" in told
+    assert "counts from the start of the run" in told
+    more = trainer.fit(num_epochs=2, num_iters_per_epoch=2)
+    trainer.cleanup()
+    assert more["steps"] == 4
+    assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+def test_a_trainer_fits_once_at_a_time(tmp_path: Path) -> None:
+    begun, free, refused = threading.Event(), threading.Event(), []
+
+    class Slow(GuessNumberEnvironment):
+        def reset(self, *, seed: int | None = None) -> str:
+            begun.set()
+            assert free.wait(60)
+            return super().reset(seed=seed)
+
+        def spawn(self) -> Slow:
+            return Slow()
+
+    def second() -> None:
+        assert begun.wait(60)
+        try:
+            trainer.fit(num_epochs=1, num_iters_per_epoch=1)
+        except ContractError as error:
+            refused.append(str(error))
+        finally:
+            free.set()
+
+    config = settings(tmp_path)
+    config.training.warm_start.enabled = False
+    trainer = RayPPOTrainer(config, Slow())
+    other = threading.Thread(target=second)
+    other.start()
+    summary = trainer.fit(num_epochs=1, num_iters_per_epoch=1)
+    other.join()
+    trainer.cleanup()
+    assert summary["steps"] == 1
+    assert len(refused) == 1
+    assert "is under way" in refused[0]
+
+
+def test_a_run_that_learned_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = settings(tmp_path, adv_estimator="grpo", group_size=8)
+    config.training.warm_start.enabled = False
+    trainer = RayPPOTrainer(config, reward_fn=lambda trajectory: 1.0)
+    trainer.fit(num_epochs=1, num_iters_per_epoch=10)
+    trainer.cleanup()
+    told = " ".join(capsys.readouterr().out.split())
+    assert "10 updates in a row were skipped. An update is skipped where" in told
+    assert "NOTHING WAS LEARNED, no update took a step: 160 ordered: 0 trained, 160 dropped" in told
