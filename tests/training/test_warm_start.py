@@ -120,7 +120,33 @@ def test_the_first_demonstrations_are_new_instances_and_then_they_are_drawn_agai
     assert len(environment.seen) == 5
 
 
-def test_a_demonstration_that_fails_stops_the_warm_start(tmp_path: Path) -> None:
+def test_demonstrations_that_fail_are_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Torn(Taught):
+        def step(self, action: str) -> Any:
+            if len(self.seen) in (2, 4):
+                raise OSError(f"the cable was pulled, \x1b[31m{len(self.seen)}")
+            return super().step(action)
+
+    config = settings(tmp_path)
+    config.rollout.retries, config.rollout.parallel = 0, 1
+    environment = Torn(length=1)
+    environment.seen = []
+    parts = assemble(config, environment)
+    demonstrations = Demonstrations(parts, local_channel(parts), size=5, seed=0)
+    assert len(asyncio.run(demonstrations.batch(3))) == 2
+    told = " ".join(capsys.readouterr().out.split())
+    assert "1 of 3 demonstrations failed, the last with environment: Torn.step raised OSError" in told
+    assert "\x1b" not in told
+    later = Demonstrations(parts, local_channel(parts), size=5, seed=0)
+    later.load_state_dict(demonstrations.state_dict())
+    assert later.failed == 1
+    # the fourth fails too: a batch of it alone is that after it
+    assert [len(asyncio.run(demonstrations.batch(1))) for _ in range(2)] == [1, 1]
+    assert (demonstrations.episodes, demonstrations.failed) == (5, 2)
+    assert len(asyncio.run(demonstrations.batch(9))) == 3
+
+
+def test_a_demonstrator_that_fails_mostly_stops_the_warm_start(tmp_path: Path) -> None:
     class Torn(Countdown):
         def step(self, action: str) -> Any:
             raise OSError("the cable was pulled")
@@ -128,7 +154,7 @@ def test_a_demonstration_that_fails_stops_the_warm_start(tmp_path: Path) -> None
     config = settings(tmp_path)
     config.rollout.retries = 0
     parts = assemble(config, Torn())
-    with pytest.raises(EnvironmentFailure, match=r"a demonstration failed: .*the cable was pulled"):
+    with pytest.raises(EnvironmentFailure, match=r"2 of 2 demonstrations failed, .*the cable was pulled"):
         asyncio.run(Demonstrations(parts, local_channel(parts), size=5, seed=0).batch(2))
 
 
@@ -151,8 +177,8 @@ def test_a_demonstration_whose_actor_was_lost_is_played_again(tmp_path: Path, lo
     channel = Losing(parts.collector, parts.engine, sampling_of(config))
     demonstrations = Demonstrations(parts, channel, size=5, seed=0)
     if fails:
-        with pytest.raises(EnvironmentFailure, match="its machine is gone"):
-            asyncio.run(demonstrations.batch(3))
+        with pytest.raises(EnvironmentFailure, match=r"1 of 1 demonstrations failed.*its machine is gone"):
+            asyncio.run(demonstrations.batch(1))
     else:
         samples = asyncio.run(demonstrations.batch(3))
         assert len({sample.trajectory_id for sample in samples}) == 3

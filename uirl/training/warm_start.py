@@ -22,7 +22,7 @@ from uirl.training.evaluation.evaluation import evaluate_episodes, require_evide
 from uirl.training.interrupt import Interrupt
 from uirl.training.record.progress import doing, playing, say, tell_progress
 from uirl.training.tasks.sources import UniformTasks
-from uirl.types import Sample, Trajectory
+from uirl.types import Failure, Sample, Trajectory
 
 HELD = 2**30
 """Bytes of pictures, as they were captured, from which no new demonstrations are made: all of them stay in memory."""
@@ -49,17 +49,22 @@ class Demonstrations:
         """Their pictures have no more room."""
         self._rng = random.Random(derive_seed(seed, "demonstrations"))
         self.episodes = 0
+        """That were played, those that failed included."""
+        self.failed = 0
         self.successes = 0
 
     async def batch(self, count: int) -> list[Sample]:
-        """Return `count` demonstrations. Raises EnvironmentFailure where the demonstrator or the environment fails."""
+        """Return `count` demonstrations, fewer where some failed: those are left out. Raises EnvironmentFailure once
+        more than half of all failed."""
         if self._full or self.episodes >= self._size:
             await self._make_again()
             return self._rng.sample(self._samples, min(count, len(self._samples)))
         count = min(count, self._size - self.episodes)
-        samples, successes = await self._play(self._tasks, count)
+        played = await self._play(self._tasks, count)
         self.episodes += count
-        self.successes += successes
+        self.successes += sum(bool(t.success) for t in played if t.failure is None)
+        self._note([t.failure for t in played if t.failure is not None])
+        samples = _samples_of(played)
         self._samples += samples
         held = sum(len(picture.data) for picture in self._pictures.values())
         if held >= HELD and self.episodes < self._size:
@@ -68,18 +73,18 @@ class Demonstrations:
                 f"these now, fewer than training.warm_start.demonstrations={self._size}"
             )
             self._full = True
-        return samples
+        return samples or await self.batch(count)  # all of these failed, and not half of those before
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain data from which `load_state_dict` continues exactly here."""
         version, numbers, spare = self._rng.getstate()
         drawn = {"episodes": self.episodes, "successes": self.successes, "random": [version, list(numbers), spare]}
-        return drawn | {"full": self._full}
+        return drawn | {"failed": self.failed, "full": self._full}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken. What was made before then is made again when batches are drawn."""
         self.episodes, self.successes = state["episodes"], state["successes"]
-        self._full = state.get("full", False)
+        self.failed, self._full = state.get("failed", 0), state.get("full", False)
         self._missing, self._samples = self.episodes, []
         self._tasks.load_state_dict({"position": self.episodes})
         version, numbers, spare = state["random"]
@@ -92,26 +97,38 @@ class Demonstrations:
         if not self._missing:
             return
         say(f"playing the first {self._missing} demonstrations again: batches are now drawn from all of them")
-        samples, _ = await self._play(self._from_the_first(), self._missing)
+        samples = _samples_of(await self._play(self._from_the_first(), self._missing))
         self._samples, self._missing = samples + self._samples, 0
 
-    async def _play(self, tasks: UniformTasks, count: int) -> tuple[list[Sample], int]:
-        """Return (the samples of the next `count` demonstrations of `tasks`, how many of those succeeded)."""
+    def _note(self, failures: Sequence[Failure]) -> None:
+        """Count demonstrations that failed. Raises EnvironmentFailure where they are more than half of all."""
+        if not failures:
+            return
+        self.failed += len(failures)
+        told = f"{self.failed} of {self.episodes} demonstrations failed, the last with {failures[-1].kind}: "
+        told += failures[-1].message
+        if 2 * self.failed > self.episodes:
+            raise EnvironmentFailure(f"{told}; expected at least half of them to succeed in being played")
+        say(f"warm start: {told}. They are left out")
+
+    async def _play(self, tasks: UniformTasks, count: int) -> list[Trajectory]:
+        """Return the next `count` demonstrations of `tasks`."""
         images, player = self._parts.images, self._channel.player(Order(expert=True))
         specs = [group[0] for group in tasks.groups(count, 1)]
         with playing("demonstrations of the warm start", player, count), images.holding():
             played = await _played(player, specs)
             shown = {hash for t in played for turn in t.turns for hash in turn.context_images}
             self._pictures |= {hash: images.get(hash) for hash in shown}
-        failed = next((t.failure for t in played if t.failure is not None), None)
-        if failed is not None:
-            raise EnvironmentFailure(f"a demonstration failed: {failed.message}")
-        return samples_of_all(played), sum(bool(t.success) for t in played)
+        return played
+
+
+def _samples_of(played: Sequence[Trajectory]) -> list[Sample]:
+    return samples_of_all([t for t in played if t.failure is None])
 
 
 async def _played(player: EpisodePlayer, specs: Sequence[EpisodeSpec]) -> list[Trajectory]:
     """Return the trajectories of `specs`. One whose actor was lost is played again: that says nothing of the
-    environment, and a warm start leaves none out."""
+    environment."""
     played = (await player.collect(specs))[: len(specs)]
     for _ in range(LOST):
         lost = [i for i, t in enumerate(played) if t.failure is not None and t.failure.kind == ActorFailure.kind]
@@ -168,11 +185,13 @@ class WarmStart:
         await parts.publish()
         parts.engine.stats()
         demonstrations = self._demonstrations
+        usable = demonstrations.episodes - demonstrations.failed
         return {
             "steps": at.step,
             "seconds": at.seconds,
             "demonstrations": demonstrations.episodes,
-            "demonstrations_success": demonstrations.successes / max(1, demonstrations.episodes),
+            "demonstrations_failed": demonstrations.failed,
+            "demonstrations_success": demonstrations.successes / max(1, usable),
             "stopped_at_success": at.success,
         }
 
