@@ -8,7 +8,9 @@ from importlib import import_module
 
 import pytest
 
-from uirl.runtime.lazy import lazy_exports
+from uirl.environments import BaseEnvironment
+from uirl.errors import ConfigError
+from uirl.runtime.lazy import lazy_exports, load_class
 
 
 def test_a_name_comes_from_its_home_and_another_is_told_with_the_package() -> None:
@@ -50,3 +52,15 @@ def test_every_name_of_a_package_has_a_home(package: str) -> None:
         assert getattr(import_module(str(home)), name) is getattr(module, name)
     with pytest.raises(AttributeError, match=f"module {package!r} has no attribute 'nonsense'"):
         module.nonsense  # noqa: B018
+
+
+class Half(BaseEnvironment):
+    """Not all of an environment."""
+
+    def step(self, action: str) -> str:
+        return action
+
+
+def test_a_class_that_lacks_methods_is_refused_by_their_names() -> None:
+    with pytest.raises(ConfigError, match=r"^environment: Half has no get_state_description, reset; expected"):
+        load_class(f"{__name__}:Half", BaseEnvironment, "environment")  # type: ignore[type-abstract]

@@ -14,6 +14,7 @@ from uirl.cli import chaos, evolve, export, judge, plan, serve, serve_model, ver
 from uirl.cli.imports import make_importable
 from uirl.cli.options import add_config, count, read_config
 from uirl.errors import ConfigError, UirlError
+from uirl.runtime.terminal import visible
 
 if TYPE_CHECKING:
     from uirl.training import EvaluationReport, RayPPOTrainer
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with stops_as_ctrl_c():
             return int(options.run(options))
     except UirlError as error:
-        print(f"uirl: {error}", file=sys.stderr)
+        print(f"uirl: {visible(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("uirl: interrupted", file=sys.stderr)
@@ -176,6 +177,7 @@ def _how_to_go_on(trainer: RayPPOTrainer) -> str:
 
 
 def _eval(options: argparse.Namespace) -> int:
+    from uirl.runtime.files import require_writable, write_atomically
     from uirl.training.evaluation.measure import free_record, measure
     from uirl.training.record.progress import lines_on_stderr, say
     from uirl.training.summary import warn_of_excluded
@@ -184,6 +186,9 @@ def _eval(options: argparse.Namespace) -> int:
     if not words:
         raise UirlError("expected a run directory or a checkpoint, as in: uirl eval runs/screen")
     make_importable(opened=words[0])
+    to_file = options.json_path not in (None, "-")
+    if to_file:
+        require_writable(options.json_path)
     with lines_on_stderr(options.json_path == "-"):
         record = options.record or free_record(Path(words[0]))
         say(f"playing {options.episodes} held-out episodes; they are stored in {record}")
@@ -203,9 +208,7 @@ def _eval(options: argparse.Namespace) -> int:
         print(text)
     else:
         _tell_report(words[0], report, record)
-    if options.json_path not in (None, "-"):
-        from uirl.runtime.files import write_atomically
-
+    if to_file:
         write_atomically(options.json_path, text + "\n")
     return 0
 

@@ -36,7 +36,7 @@ def load_class(target: str, base: type[T], what: str, hint: str = "") -> type[T]
     """Return the subclass of `base` that 'package.module:Class' names.
 
     Raises ConfigError, which begins with `what`, for a target that cannot be loaded (`hint`: what may help) and for
-    what is no such class.
+    what is no such class or lacks methods.
     """
     try:
         found = load(target)
@@ -44,4 +44,8 @@ def load_class(target: str, base: type[T], what: str, hint: str = "") -> type[T]
         raise ConfigError(f"{what} cannot be loaded: {error}; expected 'package.module:Class'{hint}") from error
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigError(f"{what} is {found!r}; expected a subclass of uirl.{base.__name__}")
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise ConfigError(
+            f"{what}: {found.__name__} has no {', '.join(missing)}; expected a uirl.{base.__name__} with all it needs"
+        )
     return found

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 
+from uirl.runtime.terminal import visible
 from uirl.training.record import progress
 from uirl.training.record.board import Board
 
@@ -39,7 +40,7 @@ def live_board(title: str = "") -> Iterator[Board | None]:
     if not (console.is_interactive and console.is_terminal and not console.is_dumb_terminal and sys.stdout.isatty()):
         yield None
         return
-    board = Board(progress.visible(title))
+    board = Board(visible(title))
     live = Live(
         get_renderable=lambda: _Drawing(board),
         console=console,

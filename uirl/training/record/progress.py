@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from rich.console import Console
 from uirl.metrics import read_metrics
 from uirl.rollout.collector import EpisodePlayer
 from uirl.runtime.limits import clip
+from uirl.runtime.terminal import visible
 from uirl.training.record.board import Board
 from uirl.types import Trajectory
 
@@ -23,7 +23,6 @@ console = Console(highlight=False)
 
 SILENCE = 10.0
 """Seconds after which a person is told what is being waited for."""
-_TURNS_TEXT_ROUND = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 PAUSE = 1.0
 """Pieces of work with a shorter pause between them are one stretch of work."""
 
@@ -32,17 +31,6 @@ def say(message: str) -> None:
     """Print one line. Control characters are shown and not obeyed: a message may quote a page, a policy, a process."""
     _watch.last_words = time.monotonic()
     console.print(visible(message), markup=False, soft_wrap=True)
-
-
-def visible(text: str) -> str:
-    """Return the text with its control characters as '\\x1b', but for line ends and tabs."""
-    if text.isprintable():
-        return text
-    return "".join(c.encode("unicode_escape").decode() if _is_control(c) else c for c in text)
-
-
-def _is_control(c: str) -> bool:
-    return c not in "\n\t" and (unicodedata.category(c) in ("Cc", "Cs") or c in _TURNS_TEXT_ROUND)
 
 
 @contextlib.contextmanager
