@@ -104,6 +104,29 @@ def test_eval_takes_a_file_of_tasks(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "expected a JSON list" in capsys.readouterr().err
 
 
+def test_an_evaluation_that_cannot_be_is_refused_before_it_is_played_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *QUICK, "training.num_iters_per_epoch=1", "logging.run_name=run"]) == 0
+    assert main(["export", "runs/run", "--to", "hf", "--out", "hf"]) == 0
+    capsys.readouterr()
+    # no environment is named, and the default one shows pictures
+    assert main(["eval", "hf", "--episodes", "2"]) == 2
+    assert "is a text model, got a picture; choose another environment.name" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    words = ["eval", "hf", "environment.name=guess_number", "--episodes", "2", "--json"]
+    for place, message in ((".", "that is a folder"), ("file/report.json", "a part of that path is a file")):
+        assert main([*words, place]) == 2
+        told = capsys.readouterr()
+        assert (message in told.err, told.out) == (True, "")
+    assert not list(tmp_path.glob("runs/evaluations/*"))
+    assert main([*words, "new/folder/report.json"]) == 0
+    assert json.loads((tmp_path / "new/folder/report.json").read_text())["episodes"] == 2
+    assert main([*words, "-", "--record", "runs/evaluations/hf.sqlite"]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("to", ["-", None])
 def test_eval_warns_of_excluded_episodes_wherever_the_report_goes(
     to: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

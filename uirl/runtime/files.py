@@ -17,6 +17,8 @@ _REMEDIES = {
     errno.EFBIG: "the file reached the size limit of this process (ulimit -f): raise it; a run goes on with --resume",
     errno.EACCES: "this user may not write there: choose another directory or fix the permissions",
     errno.EROFS: "the file system is read-only: choose another directory",
+    errno.EISDIR: "that is a folder: name a file",
+    errno.ENOTDIR: "a part of that path is a file: choose another directory",
 }
 
 
@@ -55,6 +57,19 @@ def write_atomically(path: str | os.PathLike[str], data: str | bytes | Iterable[
                 os.unlink(temporary)
             raise
         sync_folder(target.parent)
+
+
+def require_writable(path: str | os.PathLike[str]) -> None:
+    """Raise StorageError where `write_atomically` could not write `path`, before the work whose result it is."""
+    target = Path(path)
+    with storage_errors(f"cannot write {target}"):
+        if target.is_dir():
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        home = next(folder for folder in target.absolute().parents if folder.exists())
+        if not home.is_dir():
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(home, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def sync_folder(folder: Path) -> None:

@@ -93,7 +93,7 @@ class LoadedModel:
     def vision_for(self, images: Sequence[Screenshot]) -> VisionInputs:
         """Return the picture side that reads `images`. Raises ContractError for a text model."""
         if self.vision is None:
-            raise ContractError(f"{self.name} is a text model, but {len(images)} image(s) were given; use a VL model")
+            raise ContractError(f"{self.name} is a text model, got a picture; choose another environment.name")
         return self.vision
 
     def positions(self, ids: Sequence[int], images: Sequence[Screenshot]) -> tuple[np.ndarray, int]:

@@ -48,6 +48,8 @@ def measure(
     """
     if episodes < 1 or not 1 <= tries <= episodes:
         raise ConfigError(f"expected 1 <= tries <= episodes, got tries={tries} and episodes={episodes}")
+    if record is not None:
+        _require_free(record)
     path = saved_as(Path(path))
     folder, stored = locate(path)
     config = override_stored(stored, overrides, run_of(path) or path)
@@ -95,10 +97,20 @@ def _store(record: str | Path | None, origin: Mapping[str, Any]) -> Iterator[Tra
     if record is None:
         yield None
         return
+    _require_free(record)
+    store = TrajectoryStore(record, origin=origin)
+    try:
+        yield store
+    finally:
+        empty = store.count() == 0
+        store.close()
+        if empty:  # of an evaluation that did not begin
+            Path(record).unlink()
+
+
+def _require_free(record: str | Path) -> None:
     if Path(record).exists():
         raise StorageError(f"{record} exists already; choose another file for the episodes of this evaluation")
-    with TrajectoryStore(record, origin=origin) as store:
-        yield store
 
 
 def free_record(path: Path) -> Path:
