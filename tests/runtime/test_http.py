@@ -15,6 +15,7 @@ from tenacity import AsyncRetrying, RetryCallState
 from tests.inference.stand_in_http import Answer, Seen, StandIn
 from uirl.errors import ConfigError
 from uirl.runtime.http import (
+    POOL,
     ClientClosed,
     ConnectionLost,
     ErrorStatus,
@@ -166,6 +167,21 @@ async def test_hundreds_of_requests_run_at_once(server: StandIn) -> None:
     asked = [ask(transport, f"{server.url}/{n}", timeout=90) for n in range(120)]
     assert [response.text for response in await asyncio.gather(*asked)] == [f"/{n}" for n in range(120)]
     await transport.close()
+
+
+async def test_what_a_request_costs_does_not_grow_with_the_others(server: StandIn) -> None:
+    transport = HTTPTransport("server")
+    transport.hold()
+    for _ in range(3):
+        await ask(transport, server.url)
+    pools = transport._connections().pools[server.url.removeprefix("http://")]
+    assert len(pools) == 1
+    await asyncio.gather(*(ask(transport, server.url) for _ in range(5 * POOL)))
+    assert len(pools) == 5
+    assert [pool.busy for pool in pools] == [0] * 5
+    assert all(len(pool.client._transport._pool.connections) <= POOL for pool in pools)
+    await transport.release()
+    assert all(pool.client.is_closed for pool in pools)
 
 
 async def test_connections_end_with_the_last_holder(server: StandIn) -> None:

@@ -7,6 +7,7 @@ sent again says the `RetryPolicy` of a request. No credential appears in a failu
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import random
 import threading
@@ -23,8 +24,12 @@ from uirl.errors import ConfigError
 from uirl.runtime.limits import shown
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
 
+POOL = 8
+"""Connections that one client of httpx has: what it does for a request takes time with the square of their number."""
 CONNECT = 10.0
 """Seconds to reach a server."""
 MAX_BYTES = 100 * 2**20
@@ -125,11 +130,25 @@ class RetryPolicy:
 
 
 @dataclass(slots=True)
+class _Pool:
+    """A client of httpx with up to `POOL` connections to one server."""
+
+    client: httpx.AsyncClient
+    busy: int = 0
+    """Requests under way."""
+
+
+@dataclass(slots=True)
 class _Connections:
     """Those of one event loop."""
 
-    client: httpx.AsyncClient
+    pools: dict[str, list[_Pool]] = field(default_factory=dict)
+    """Server -> those to it."""
     holders: int = 0
+
+    async def close(self) -> None:
+        for pool in itertools.chain(*self.pools.values()):
+            await pool.client.aclose()
 
 
 @dataclass(slots=True)
@@ -150,6 +169,8 @@ class HTTPTransport:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _jitter: random.Random = field(default_factory=random.Random)
     _closed: bool = False
+    _tls: ssl.SSLContext | None = None
+    """Of all clients: one takes long to make."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError where the package httpx is missing."""
@@ -205,7 +226,7 @@ class HTTPTransport:
             if connections.holders > 0:
                 return
             del self._open[loop]
-        await connections.client.aclose()
+        await connections.close()
 
     async def close(self) -> None:
         """Close all connections. Calling it twice is fine; requests that come later raise ClientClosed."""
@@ -215,9 +236,9 @@ class HTTPTransport:
         here = asyncio.get_running_loop()
         for loop, connections in left.items():
             if loop is here:
-                await connections.client.aclose()
+                await connections.close()
             elif loop.is_running():
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(connections.client.aclose(), loop))
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(connections.close(), loop))
             # a loop that ended took its connections with it
 
     # -- one try -----------------------------------------------------------------------------------------------
@@ -225,11 +246,12 @@ class HTTPTransport:
     async def _try(self, timeout: float, method: str, url: str, **request: Any) -> Response:
         httpx = import_httpx(self.extra)
         with self._lock:
-            client = self._connections().client
+            pool = self._pool(urlsplit(url).netloc)
+            pool.busy += 1
         try:
             async with (
                 asyncio.timeout(timeout if math.isfinite(timeout) else None),
-                client.stream(method, url, **request) as answer,
+                pool.client.stream(method, url, **request) as answer,
             ):
                 response = Response(
                     str(answer.url), answer.status_code, answer.reason_phrase, answer.headers, await self._body(answer)
@@ -239,6 +261,8 @@ class HTTPTransport:
         except httpx.RequestError as error:
             never_sent = isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout))
             raise ConnectionLost(error, never_sent=never_sent) from None
+        finally:
+            pool.busy -= 1
         if response.status >= 300:
             raise ErrorStatus(response)
         return response
@@ -255,22 +279,34 @@ class HTTPTransport:
         """Return those of the running event loop, with the lock held. Those of loops that ended are forgotten."""
         if self._closed:
             raise ClientClosed("the client is closed")
-        httpx = import_httpx(self.extra)
         for ended in [loop for loop in self._open if loop.is_closed()]:
             del self._open[ended]
         loop = asyncio.get_running_loop()
-        if loop not in self._open:
-            client = httpx.AsyncClient(
-                # a deadline stands around the whole try; httpx itself only knows pauses between bytes
-                timeout=httpx.Timeout(None, connect=CONNECT),
-                # servers with uvicorn's defaults close a connection after 5 idle seconds: be earlier, or a request
-                # that must not happen twice gets lost
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=512, keepalive_expiry=3),
-                # a proxy that the environment names must not stand between two processes of one machine
-                mounts={f"all://{host}": None for host in _LOOPBACK},
-            )
-            self._open[loop] = _Connections(client)
-        return self._open[loop]
+        return self._open.setdefault(loop, _Connections())
+
+    def _pool(self, server: str) -> _Pool:
+        """Return a pool of the running event loop with a place for a request to `server`, with the lock held."""
+        pools = self._connections().pools.setdefault(server, [])
+        free = next((pool for pool in pools if pool.busy < POOL), None)
+        if free is None:
+            free = _Pool(self._client())
+            pools.append(free)
+        return free
+
+    def _client(self) -> httpx.AsyncClient:
+        httpx = import_httpx(self.extra)
+        if self._tls is None:
+            self._tls = httpx.create_ssl_context()
+        return httpx.AsyncClient(
+            # a deadline stands around the whole try; httpx itself only knows pauses between bytes
+            timeout=httpx.Timeout(None, connect=CONNECT),
+            # servers with uvicorn's defaults close a connection after 5 idle seconds: be earlier, or a request
+            # that must not happen twice gets lost
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=POOL, keepalive_expiry=3),
+            # a proxy that the environment names must not stand between two processes of one machine
+            mounts={f"all://{host}": None for host in _LOOPBACK},
+            verify=self._tls,
+        )
 
 
 def count_tries(tries: int) -> str:
