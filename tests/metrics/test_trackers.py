@@ -1,11 +1,14 @@
 """What TensorBoard and Weights & Biases get."""
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from uirl.errors import StorageError
 from uirl.metrics import (
     MetricsLogger,
     TensorBoardTracker,
@@ -32,6 +35,17 @@ def test_tensorboard_reads_what_was_written_and_a_resume_replaces_later_steps(tm
     with MetricsLogger(tmp_path / "m.jsonl", resume_after=1, trackers=[tracker]) as logger:
         logger.log(2, {"loss": 7.0})
     assert scalars(tmp_path / "tb") == {"loss": [(1, 0.5), (2, 7.0)]}
+
+
+def test_a_full_disk_is_told_with_what_to_do(tmp_path, monkeypatch):
+    from tensorboard.summary.writer import event_file_writer
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(event_file_writer, "EventFileWriter", full)
+    with pytest.raises(StorageError, match=r"cannot write to .*tb: No space left on device; the disk is full"):
+        TensorBoardTracker(tmp_path / "tb")
 
 
 def test_the_tenth_file_of_a_second_is_read_after_the_ninth(tmp_path, monkeypatch):

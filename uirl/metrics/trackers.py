@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
+
+from uirl.runtime.files import storage_errors
 
 PHASES = ("warm_start",)
 """Phases before the first update, which count steps of their own."""
@@ -41,27 +44,34 @@ class TensorBoardTracker:
             raise ImportError("logging.tensorboard=true needs a package: pip install tensorboard") from error
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._write_to, self._folder = EventFileWriter, Path(folder)
-        self._writers = {"": self._open(self._folder)}
+        self._writers: dict[str, Any] = {}
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-        for phase, last in {"": resume_after, **(phase_after or {})}.items():
-            if last is not None:
-                event = self._event(wall_time=time.time(), step=last + 1, session_log=start)
-                self._writer(phase).add_event(event)
+        with self._writing():
+            self._writer("")
+            for phase, last in {"": resume_after, **(phase_after or {})}.items():
+                if last is not None:
+                    event = self._event(wall_time=time.time(), step=last + 1, session_log=start)
+                    self._writer(phase).add_event(event)
 
     def log(self, step: int, row: Mapping[str, float | None], phase: str | None = None) -> None:
         values = [self._summary.Value(tag=name, simple_value=x) for name, x in row.items() if x is not None]
-        writer = self._writer(phase or "")
-        writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
-        writer.flush()
+        with self._writing():
+            writer = self._writer(phase or "")
+            writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
+            writer.flush()
 
     def close(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
+        with self._writing():
+            for writer in self._writers.values():
+                writer.close()
+
+    def _writing(self) -> contextlib.AbstractContextManager[None]:
+        return storage_errors(f"cannot write to {self._folder}")
 
     def _writer(self, phase: str) -> Any:
         """Return the writer of a phase, which is a run of its own in TensorBoard: a resume drops rows by step."""
         if phase not in self._writers:
-            self._writers[phase] = self._open(self._folder / phase)
+            self._writers[phase] = self._open(self._folder / phase if phase else self._folder)
         return self._writers[phase]
 
     def _open(self, folder: Path) -> Any:
