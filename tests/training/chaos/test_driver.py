@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ import pytest
 
 from uirl.cli.main import _parser, main
 from uirl.config import ConfigStore, load_config
-from uirl.errors import ConfigError
+from uirl.errors import ConfigError, ProcessLost
 from uirl.training.chaos import processes
 from uirl.training.chaos.driver import Chaos, ChaosOptions, train_arguments
 from uirl.training.chaos.ray_nodes import RayNodes
 from uirl.training.chaos.schedule import GAPS
-from uirl.training.chaos.servers import changes_for, servers_of
+from uirl.training.chaos.servers import LocalServer, changes_for, servers_of
 
 SMALL = [
     "model.model_name=uirl/tiny-lm",
@@ -97,6 +98,35 @@ def test_a_learner_is_continued_where_it_was(tmp_path: Path) -> None:
     assert words[:3] == ["train", "a.yaml", "training.seed=3"]
     assert words[3:] == ["checkpoint.resume=auto", f"logging.runs_dir={tmp_path}/runs", "logging.run_name=x"]
     assert train_arguments(None, [], tmp_path)[:2] == ["train", "checkpoint.resume=auto"]
+
+
+def test_a_run_that_is_there_is_not_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").touch()
+    settings = [f"logging.runs_dir={tmp_path}", "logging.run_name=mine"]
+    assert main(["chaos", *(word for one in settings for word in ("--set", one))]) == 2
+    assert "mine holds a run already, and chaos kills what it runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--seconds", "0"], ["--finish", "-1"], ["--after-updates", "-3"]])
+def test_times_are_above_zero(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["chaos", *words])
+    assert "expected " in capsys.readouterr().err
+
+
+def test_a_server_finds_modules_where_the_config_was_and_says_how_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_module.py").write_text("raise SystemExit('found')")
+    server = LocalServer("server-0", 1, [sys.executable, "-c", "import own_module"], tmp_path / "log")
+    for folder, said in (("elsewhere", "No module named 'own_module'"), (str(tmp_path), "found")):
+        monkeypatch.syspath_prepend(folder)
+        server.start("mark")
+        assert server.process is not None
+        server.process.wait(60)
+        with pytest.raises(ProcessLost, match=f"on port 1 ended at its start; it said: [^$]*{said}"):
+            server.wait()
 
 
 def test_servers_serve_the_environment_of_the_config(tmp_path: Path) -> None:

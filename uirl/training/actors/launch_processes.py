@@ -230,8 +230,9 @@ class ForkLauncher:
             self._channel.close()
             self._channel = None
         said = "\n".join(self._output.last) if self._output is not None else ""
+        said = f"It said:\n{said}" if said.strip() else "It said nothing"
         if self._up is not None and not self._up.done():
-            self._up.set_exception(ProcessLost(f"the server that forks actors is gone ({reason}). It said:\n{said}"))
+            self._up.set_exception(ProcessLost(f"the server that forks actors is gone ({reason}). {said}"))
         for actor in [*self._asked, *self._actors.values()]:
             actor.kill()
             actor.end(f"the server that forked it is gone ({reason})")

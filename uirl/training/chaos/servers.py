@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -47,7 +48,8 @@ class LocalServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, MARK: mark},
+                # an environment of one's own is found where the config was
+                env={**os.environ, MARK: mark, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 start_new_session=True,
             )
 
@@ -59,9 +61,11 @@ class LocalServer:
         """Wait until it serves. Raises ProcessLost with its last words where it does not."""
         until = time.monotonic() + _START
         while not self.answers():
-            if self.process is None or self.process.poll() is not None or time.monotonic() > until:
+            ended = self.process is None or self.process.poll() is not None
+            if ended or time.monotonic() > until:
+                how = "ended at its start" if ended else f"did not start within {_START:g} s"
                 raise ProcessLost(
-                    f"the environment server on port {self.port} did not start within {_START:g} s; it said: "
+                    f"the environment server on port {self.port} {how}; it said: "
                     f"{self.log.read_text(errors='replace')[-2000:].strip() or 'nothing'}"
                 )
             time.sleep(0.1)
