@@ -17,8 +17,8 @@ STEP_SHAPES = (
 )
 LONGEST_TEXT = 1_000_000
 """Characters of an observation: a quarter of a million tokens or so. To count them takes seconds and gigabytes."""
-LARGEST_REWARD = 3e38
-"""Rewards are float32."""
+LARGEST_REWARD = 1e15
+"""Rewards are float32, and learning takes the squares of their sums."""
 OBSERVATION_SHAPES = "a str, an Observation, an image, or a dict with 'text' and 'image' or 'images'"
 
 
@@ -138,7 +138,7 @@ def _read_reward(value: Any, where: str) -> float:
     if isinstance(plain, bool) or (is_finite(plain) and abs(plain) <= LARGEST_REWARD):
         return float(plain)
     raise EnvironmentFailure(
-        f"{where} returned the reward {describe(value)}; expected a finite number of float32 "
+        f"{where} returned the reward {describe(value)}; expected a finite number of at most {LARGEST_REWARD:g} "
         "(no reward yet is 0.0; a step that could not be judged is an exception)"
     )
 

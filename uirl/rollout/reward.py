@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 from uirl.environments.base import BaseEnvironment
+from uirl.environments.results import LARGEST_REWARD
 from uirl.errors import JudgeFailure, is_round
 from uirl.images import ImageStore
 from uirl.runtime.limits import in_words
@@ -83,8 +83,8 @@ def _set_total(record: Trajectory, total: float) -> None:
 def _total(record: Trajectory, reward_fn: RewardFunction, environment: BaseEnvironment) -> float:
     wants = len(inspect.signature(reward_fn).parameters)
     total = float(reward_fn(record, environment) if wants >= 2 else reward_fn(record))
-    if not math.isfinite(total):
-        raise ValueError(f"it returned {total}; expected a finite number")
+    if not abs(total) <= LARGEST_REWARD:
+        raise ValueError(f"it returned {total}; expected a finite number of at most {LARGEST_REWARD:g}")
     return total
 
 
