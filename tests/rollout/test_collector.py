@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -54,6 +56,30 @@ async def test_an_instance_that_failed_is_closed_and_a_whole_one_is_used_again(l
     assert (Watched.made, len(closed)) == (2, 1)
     await runner.close()
     assert len(closed) == 2
+
+
+async def test_instances_are_closed_all_at_once_and_a_close_that_fails_is_told(
+    lm, caplog: pytest.LogCaptureFixture
+) -> None:
+    together = threading.Barrier(3)
+
+    class Slow(Countdown):
+        """Closes when the others do."""
+
+        runs_inline = False
+
+        def close(self) -> None:
+            if together.wait(timeout=60) == 0:
+                raise OSError("the machine was gone")
+
+        def spawn(self) -> Slow:
+            return Slow(self.length)
+
+    runner = collector(lm, Slow(2), parallel=3)
+    runner._idle = [runner._open() for _ in range(3)]
+    with caplog.at_level("WARNING"):
+        await runner.close()
+    assert re.search(r"1 of 3 environments could not be closed: Slow\.close raised OSError: the machine", caplog.text)
 
 
 @pytest.mark.parametrize(("parallel", "held", "most"), [(2, None, 2), (6, 2, 2), (2, 6, 2)])

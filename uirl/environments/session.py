@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
@@ -22,6 +23,10 @@ _Read = Callable[[Any, str], Any]
 """(what a method returned, where) -> the strict value. Raises EnvironmentFailure."""
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 """Folders of code that is nobody's own."""
+CLOSE_SECONDS = 30.0
+"""Longest that anybody waits for an environment to close, whatever its `reset_timeout`: a run that was told to end does
+not have longer."""
+_GOES_ON = ". If it computes, it goes on and slows this process down, which is not the learner's with actors.processes"
 _PARAMETERS: WeakKeyDictionary[Callable[..., Any], Mapping[str, inspect.Parameter]] = WeakKeyDictionary()
 """Function -> parameters of its bound method: `inspect.signature` takes longer than many a `reset`."""
 
@@ -137,7 +142,7 @@ class EnvironmentSession:
         """Close the environment and end its thread; a second call does nothing.
 
         An instance that hangs is closed by its own thread if it ever comes back. Raises `EnvironmentFailure` where
-        closing fails.
+        closing fails, and `EpisodeTimeout` where it takes longer than `reset_timeout`, or `CLOSE_SECONDS`.
         """
         if self._state == "closed":
             return
@@ -198,7 +203,7 @@ class EnvironmentSession:
         """Call the method; return what `read` makes of its answer. Failures are typed and mark the session broken."""
         where = f"{self._name}.{method}"
         option = "reset_timeout" if method in ("reset", "close", "score_now") else "step_timeout"
-        limit = self._limits[option]
+        limit = min(self._limits[option], CLOSE_SECONDS if method == "close" else math.inf)
         try:
             function = getattr(self.env, method)
             return await self._answer(
@@ -206,7 +211,8 @@ class EnvironmentSession:
             )
         except TimedOut:
             self._abandon(f"{where} did not return within {limit:g} s")
-            raise EpisodeTimeout(f"{self._broken}; raise environment.{option} or find what it waits for") from None
+            remedy = f"raise environment.{option} or find what it waits for"
+            raise EpisodeTimeout(f"{self._broken}; {remedy}{_GOES_ON if method == 'step' else ''}") from None
         except (RolloutFailure, ConfigError) as error:
             self._broken = str(error)
             raise

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from uirl.config import ConfigStore
 from uirl.environments.base import BaseEnvironment
 from uirl.environments.session import EnvironmentSession
-from uirl.errors import RolloutFailure
+from uirl.errors import RolloutFailure, is_round
 from uirl.images import ImageStore
 from uirl.inference.models.chat import ChatRenderer
 from uirl.parsers import create_parser
@@ -22,6 +22,8 @@ from uirl.rollout.conversation import ContextWindow
 from uirl.rollout.episode import Agent, EpisodeLimits, EpisodeOptions, EpisodeSpec, run_episode
 from uirl.rollout.reward import RewardFunction
 from uirl.types import Failure, Trajectory
+
+_LOG = logging.getLogger(__name__)
 
 MakeAgent = Callable[[EpisodeSpec], Agent]
 
@@ -57,6 +59,7 @@ class Collector:
     """Hears of every episode the moment it ends, failed attempts included: the place to write it down."""
     _idle: list[EnvironmentSession] = field(default_factory=list)
     _slots: asyncio.Semaphore | None = None
+    _unclosed: int = 0
 
     @classmethod
     def from_config(
@@ -129,8 +132,7 @@ class Collector:
             await session.close()
             raise
         if session.broken or trajectory.failure is not None:
-            with suppress(RolloutFailure):
-                await session.close()
+            await self._close_broken(session)
         else:
             self._idle.append(session)
         return trajectory
@@ -143,12 +145,26 @@ class Collector:
     def _open(self) -> EnvironmentSession:
         return EnvironmentSession(self.environment.spawn(), self.step_timeout, self.reset_timeout)
 
+    async def _close_broken(self, session: EnvironmentSession) -> None:
+        error = await _failure_to_close(session)
+        self._unclosed += error is not None
+        if error is not None and is_round(self._unclosed):
+            _LOG.warning("%d environments could not be closed after a failure: %s", self._unclosed, error)
+
     async def close(self) -> None:
-        """Close every idle instance."""
+        """Close every idle instance, all at once. What cannot be closed is left, and logged."""
         sessions, self._idle = self._idle, []
-        for session in sessions:
-            with suppress(RolloutFailure):
-                await session.close()
+        failures = [error for error in await asyncio.gather(*map(_failure_to_close, sessions)) if error is not None]
+        if failures:
+            _LOG.warning("%d of %d environments could not be closed: %s", len(failures), len(sessions), failures[0])
+
+
+async def _failure_to_close(session: EnvironmentSession) -> RolloutFailure | None:
+    try:
+        await session.close()
+    except RolloutFailure as error:
+        return error
+    return None
 
 
 def not_begun(spec: EpisodeSpec, error: RolloutFailure) -> Trajectory:

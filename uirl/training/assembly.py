@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -77,8 +78,8 @@ class Assembly:
         """Free environments and engine."""
         if self.verifier is not None:
             await self.verifier.close()
-        await self.collector.close()
-        await self.eval_collector.close()
+        with doing("the environments close"):
+            await asyncio.gather(self.collector.close(), self.eval_collector.close())
         await self.engine.close()
         self.images.close()
 
