@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,3 +75,30 @@ def test_a_run_that_learned_nothing_says_so(tmp_path: Path, capsys: pytest.Captu
     told = " ".join(capsys.readouterr().out.split())
     assert "10 updates in a row were skipped. An update is skipped where" in told
     assert "NOTHING WAS LEARNED, no update took a step: 160 ordered: 0 trained, 160 dropped" in told
+
+
+def test_an_environment_that_goes_elsewhere_leaves_the_run_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Moves(GuessNumberEnvironment):
+        def step(self, action: str) -> Any:
+            os.chdir(tempfile.mkdtemp(dir=tmp_path))
+            return super().step(action)
+
+        def spawn(self) -> Moves:
+            return Moves()
+
+    monkeypatch.chdir(tmp_path)
+    for name, place in (("runs", None), ("others", "checkpoints")):
+        config = settings(Path(name))
+        config.training.warm_start.enabled, config.logging.tensorboard = False, True
+        config.checkpoint.output_dir = place
+        os.chdir(tmp_path)
+        trainer = RayPPOTrainer(config, Moves())
+        trainer.fit(num_epochs=1, num_iters_per_epoch=1)
+        trainer.cleanup()
+        run = tmp_path / name / "run"
+        assert {"summary.json", "ledger.json", "learning_curve.png", "tensorboard"} <= {p.name for p in run.iterdir()}
+        assert (tmp_path / place if place else run / "checkpoints").joinpath("step_000001").is_dir()
+        assert f"run directory {name}/run\n" in capsys.readouterr().out
+    assert not list(tmp_path.glob("tmp*/*"))

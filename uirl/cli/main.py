@@ -14,7 +14,7 @@ from uirl.cli import chaos, evolve, export, judge, plan, serve, serve_model, ver
 from uirl.cli.imports import make_importable
 from uirl.cli.options import add_config, count, read_config
 from uirl.errors import ConfigError, UirlError
-from uirl.runtime.terminal import visible
+from uirl.runtime.terminal import short, visible
 
 if TYPE_CHECKING:
     from uirl.training import EvaluationReport, RayPPOTrainer
@@ -173,7 +173,7 @@ def _how_to_go_on(trainer: RayPPOTrainer) -> str:
     newest = latest_checkpoint(checkpoints_of(trainer.run_path, trainer.config))
     if newest is None:
         return "there is no checkpoint yet, --resume begins anew"
-    return f"--resume continues from {newest}"
+    return f"--resume continues from {short(newest)}"
 
 
 def _eval(options: argparse.Namespace) -> int:

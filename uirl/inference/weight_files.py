@@ -86,7 +86,7 @@ class WeightFiles:
     """
 
     def __init__(self, parent: str | Path | None, *, size: int = 0) -> None:
-        home = home_with_room(2 * size) if parent is None else Path(parent)
+        home = home_with_room(2 * size) if parent is None else Path(parent).absolute()
         with storage_errors(f"cannot make a folder for weights in {home} (inference.weights_dir)"):
             home.mkdir(parents=True, exist_ok=True)
             if parent is None:

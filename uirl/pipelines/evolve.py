@@ -26,6 +26,7 @@ from uirl.rollout.episode import derive_seed
 from uirl.rollout.players import Order
 from uirl.runtime.event_loop import EventLoopThread
 from uirl.runtime.files import write_atomically
+from uirl.runtime.terminal import short
 from uirl.storage import RunDirectory, TrajectoryStore, export_sft, origin_of
 from uirl.training.assembly import Assembly, assemble
 from uirl.training.channels.base import Channel
@@ -120,7 +121,7 @@ class Evolution:
 
     async def _run(self) -> dict[str, Any]:
         self._open()
-        for line in (f"run directory {self.path}", str(self._settled), self._parts.tasks.summary):
+        for line in (f"run directory {short(self.path)}", str(self._settled), self._parts.tasks.summary):
             say(line)
         for number in range(self.config.evolve.rounds + 1):
             await self._round(number)

@@ -20,6 +20,7 @@ from uirl.rollout.players import Order
 from uirl.rollout.reward import RewardFunction
 from uirl.runtime.event_loop import EventLoopThread, stops_as_ctrl_c
 from uirl.runtime.garbage import set_aside
+from uirl.runtime.terminal import short
 from uirl.training.assembly import Assembly, assemble
 from uirl.training.channels.base import Channel
 from uirl.training.channels.choose import channel_of, open_channel
@@ -112,9 +113,8 @@ class RLTrainer:
         """Train until `num_epochs` epochs of `num_iters_per_epoch` updates are done (counted from the start of the
         run), the success asked for is reached, or time is up; return the summary that is also written to the run.
 
-        Ctrl-C, SIGTERM and SIGHUP give up the episodes under way, or wait for the update under way, save and raise
-        KeyboardInterrupt; a second one raises it at once. Another `fit`, or a run with --resume, then goes on there.
-        Raises ContractError while another call of this trainer is under way.
+        Ctrl-C, SIGTERM and SIGHUP give up episodes under way, or wait for an update, save and raise KeyboardInterrupt,
+        a second one at once; `fit` or --resume then goes on. Raises ContractError while another call is under way.
         """
         if self.busy:
             raise ContractError("fit was called while another call of this trainer is under way; wait for that")
@@ -176,12 +176,12 @@ class RLTrainer:
             record = self._open_record()
             goal = self.learner.run_length = epochs * per_epoch
             channel.keep_table(record.path)
-            say(f"run directory {record.path}")
+            say(f"run directory {short(record.path)}")
             if self._settled.chosen:
                 say(str(self._settled))
             say(self._parts.tasks.summary)
             if self._restored and self._saver.newest is not None:
-                say(f"resumed at {self._state.place()}, from {self._saver.newest[0]}")
+                say(f"resumed at {self._state.place()}, from {short(self._saver.newest[0])}")
             reason = self._state.stop_reason(self.config.training, goal)
             if (summary := summary_of_finished(self._state, record, reason)) is not None:
                 return summary
@@ -393,7 +393,7 @@ class RLTrainer:
         """Save the run at the boundary where it was interrupted, and forget the episodes that came after it."""
         record, folder = self._open_record(), self._save()
         record.forget_after(self._state.step)
-        say(f"interrupted at {self._state.place()}, saved in {folder}")
+        say(f"interrupted at {self._state.place()}, saved in {short(folder)}")
 
 
 RayPPOTrainer = RLTrainer

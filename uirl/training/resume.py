@@ -65,7 +65,7 @@ def open_run(config: ConfigStore) -> tuple[RunDirectory, list[str]]:
     begun = config.model_copy(deep=True)
     begun.checkpoint.resume, begun.checkpoint.from_step = False, None  # of this start, not of the run
     while True:
-        path = Path(logging.runs_dir) / run_name_for(config)
+        path = logging.runs_path / run_name_for(config)
         earlier = stored_config(path) if resume else None
         if not (path / "config.yaml").is_file():
             refuse_foreign_checkpoints(checkpoints_of(path, config))
@@ -86,7 +86,7 @@ def run_name_for(config: ConfigStore) -> str:
     with the newest checkpoint; one of another config only where it is the only one. Raises ConfigError where there is
     nothing to continue (unless `resume` is 'auto'), and where several runs could be meant.
     """
-    resume, name, runs = config.checkpoint.resume, config.logging.run_name, Path(config.logging.runs_dir)
+    resume, name, runs = config.checkpoint.resume, config.logging.run_name, config.logging.runs_path
     stem = config.environment.label if config.logging.stem is None else config.logging.stem
     if not resume:
         return name or free_run_name(runs, stem)
@@ -120,7 +120,7 @@ def _choice(found: list[Candidate]) -> str:
 def candidates(config: ConfigStore, stem: str | None = None) -> list[Candidate]:
     """Return the runs in `logging.runs_dir` that have a checkpoint, newest first; `stem`: only those of that name,
     numbered or not."""
-    home = Path(config.logging.runs_dir)
+    home = config.logging.runs_path
     pattern = re.compile(r".*" if stem is None else rf"{re.escape(clean_run_name(stem))}(-\d+)?")
     found = []
     for path in sorted(home.iterdir()) if home.is_dir() else ():
@@ -144,8 +144,9 @@ def stored_config(run: Path) -> ConfigStore | None:
 
 def checkpoints_of(run: Path, config: ConfigStore | None) -> Path:
     """Return the folder of a run's checkpoints."""
-    chosen = None if config is None else config.checkpoint.output_dir
-    return Path(chosen) if chosen is not None else run / "checkpoints"
+    if config is None or config.checkpoint.output_dir is None:
+        return run / "checkpoints"
+    return config.logging.at(config.checkpoint.output_dir)
 
 
 def refuse_foreign_checkpoints(folder: Path) -> None:

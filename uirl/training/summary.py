@@ -7,6 +7,7 @@ from typing import Any
 
 from uirl.config import ConfigStore
 from uirl.learner import Policy
+from uirl.runtime.terminal import short
 from uirl.training.evaluation.evaluation import EvaluationReport
 from uirl.training.groups_with_signal import NO_SIGNAL
 from uirl.training.record.ledger import Ledger
@@ -82,12 +83,12 @@ def tell(summary: Mapping[str, Any], state: RunState, after: EvaluationReport, r
         "ledger": state.ledger.words(),
         **curriculum_rows(summary.get("curriculum")),
         "stopped because": summary["stopped_because"],
-        "learning curve": record.curve_path,
-        "trajectories": record.directory.trajectories_path,
-        "metrics": record.directory.metrics_path,
-        "summary": record.directory.summary_path,
-        "checkpoint": checkpoint,
-        **({} if best is None else {"best checkpoint": f"{record.checkpoints / BEST}, {best_words(best)}"}),
+        "learning curve": short(record.curve_path),
+        "trajectories": short(record.directory.trajectories_path),
+        "metrics": short(record.directory.metrics_path),
+        "summary": short(record.directory.summary_path),
+        "checkpoint": short(checkpoint),
+        **({} if best is None else {"best checkpoint": f"{short(record.checkpoints / BEST)}, {best_words(best)}"}),
     }
     report_table(f"run {record.path.name}", rows)
     warn_of_nothing_learned(state.ledger)

@@ -9,7 +9,7 @@ import pytest
 
 from uirl.training.record import progress
 from uirl.training.record.board import Board
-from uirl.training.record.progress import Activity, _Watch, percent, report_table, say, step_line
+from uirl.training.record.progress import Activity, FailureNews, _Watch, percent, report_table, say, step_line
 from uirl.types import Failure, Trajectory
 
 
@@ -110,6 +110,18 @@ def test_many_short_pieces_of_work_are_heard_of_and_a_pause_is_no_work() -> None
 def test_control_characters_are_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
     say("a page \x1b[2J\x9b1A said\r \u202e\udc80, and café ✓ 你\non")
     assert capsys.readouterr().out == "a page \\x1b[2J\\x9b1A said\\r \\u202e\\udc80, and café ✓ 你\non\n"
+
+
+def test_why_attempts_fail_is_said_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    news = FailureNews()
+    for number in range(1, 25):
+        news.tell(Failure("environment", f"cable {number}"))
+    news.tell(Failure("timeout", "it \x1b hangs"))
+    assert capsys.readouterr().out.splitlines() == [
+        "an attempt at an episode failed (environment): cable 1",
+        "10 attempts at episodes failed (environment), the last: cable 10",
+        "an attempt at an episode failed (timeout): it \\x1b hangs",
+    ]
 
 
 def test_a_silent_piece_of_work_is_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import Field, PrivateAttr
@@ -15,6 +16,7 @@ class LoggingConfig(Section):
     key: ClassVar[str] = "logging"
 
     _stem: str | None = PrivateAttr(None)
+    _home: Path | None = PrivateAttr(None)
 
     run_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
     """Name of the run's folder; None: the name of the environment, with a number where that is taken."""
@@ -43,3 +45,16 @@ class LoggingConfig(Section):
     def call_runs(self, stem: str) -> None:
         """Call runs without a `run_name` by `stem`: it is no part of the config."""
         self._stem = stem
+
+    @property
+    def runs_path(self) -> Path:
+        """`runs_dir`, where `at` says that it is."""
+        return self.at(self.runs_dir)
+
+    def at(self, path: str) -> Path:
+        """Return where a path of the run is that may be relative; see `keep_home`."""
+        return Path(path) if self._home is None else self._home / path
+
+    def keep_home(self) -> None:
+        """Read relative paths of the run from the folder where the process is now: an environment may go elsewhere."""
+        self._home = Path.cwd()

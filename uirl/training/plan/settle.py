@@ -63,6 +63,7 @@ def settle(
     Raises CheckpointError where the config or the tokenizer of a checkpoint cannot be read.
     """
     config, model = config.model_copy(deep=True), config.model
+    config.logging.keep_home()
     gpu, memory = guard.memory_here(config) if here is None else here
     chosen: dict[str, Any] = {}
     if model.dtype is None:

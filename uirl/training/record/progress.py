@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from uirl.errors import is_round
 from uirl.metrics import read_metrics
 from uirl.rollout.collector import EpisodePlayer
 from uirl.runtime.limits import clip
 from uirl.runtime.terminal import visible
 from uirl.training.record.board import Board
-from uirl.types import Trajectory
+from uirl.types import Failure, Trajectory
 
 console = Console(highlight=False)
 """Where everything is said."""
@@ -200,6 +202,21 @@ def playing(what: str, player: EpisodePlayer, total: int) -> Iterator[None]:
             yield
         finally:
             player.on_finished = hook
+
+
+class FailureNews:
+    """Says why attempts at episodes fail: at the first of each kind, the tenth, the hundredth and so on."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def tell(self, failure: Failure) -> None:
+        """Count a failure; say it where it is time to."""
+        self._counts[failure.kind] += 1
+        count = self._counts[failure.kind]
+        if is_round(count):
+            what = "an attempt at an episode" if count == 1 else f"{count} attempts at episodes"
+            say(f"{what} failed ({failure.kind}){', the last' if count > 1 else ''}: {failure.message}")
 
 
 def step_line(step: int, steps: int, row: Mapping[str, Any]) -> str:

@@ -14,9 +14,10 @@ from uirl.errors import ConfigError, JudgeFailure
 from uirl.images import ImageStore
 from uirl.learner.figures import OnLearned
 from uirl.metrics import Metrics, MetricsLogger, TensorBoardTracker, Tracker, WandbTracker, read_metrics
+from uirl.runtime.terminal import short
 from uirl.storage import RunDirectory, TrajectoryStore, origin_of
 from uirl.training.record.curve import draw_curve
-from uirl.training.record.progress import say, tell_earlier
+from uirl.training.record.progress import FailureNews, say, tell_earlier
 from uirl.training.record.run_state import RunState
 from uirl.training.record.together import WrittenTogether
 from uirl.training.resume import checkpoints_of, open_run, set_later_aside
@@ -41,6 +42,7 @@ class RunRecord:
         self._soon_of: tuple[int, str] | None = None
         """Step and split of what waits there."""
         self._logger: MetricsLogger | None = None
+        self._news = FailureNews()
 
     @classmethod
     def open(cls, config: ConfigStore, images: ImageStore) -> RunRecord:
@@ -94,7 +96,7 @@ class RunRecord:
                 phases = {"warm_start": warming["step"] - (warming["row"] is not None)}
             aside = set_later_aside(self.directory, self.checkpoints, kept)
             if aside is not None:
-                say(f"back at step {kept}: what this run was beyond it is kept in {aside}")
+                say(f"back at step {kept}: what this run was beyond it is kept in {short(aside)}")
         self._logger = MetricsLogger(
             self.directory.metrics_path,
             resume_after=after,
@@ -115,7 +117,10 @@ class RunRecord:
             self._store.add_many(trajectories, step=step, split=split, images=self._images)
 
     def add_soon(self, trajectory: Trajectory, *, step: int, split: str) -> None:
-        """Write an episode down with those that end in the same turn of the event loop; see `WrittenTogether`."""
+        """Write an episode down with those that end in the same turn of the event loop; see `WrittenTogether`. Why it
+        failed is said too, now and then."""
+        if trajectory.failure is not None:
+            self._news.tell(trajectory.failure)
         if self._store is None:
             return
         if self._soon is None or self._soon_of != (step, split):
