@@ -36,7 +36,7 @@ class EnvironmentConfig(Section):
     step_timeout: Positive | None = 30.0
     """Time limit of a `step`, in seconds; beyond it the episode is a recorded failure. None: no limit."""
     reset_timeout: Positive | None = 120.0
-    """Time limit of a `reset`, in seconds; None: no limit."""
+    """Time limit of a `reset`, in seconds; None: no limit. Closing has it too, and 30 s at most."""
 
     @property
     def is_object(self) -> bool:
