@@ -64,6 +64,11 @@ class EnvironmentSession:
         """Whether an earlier call failed, hung or was cancelled half-way."""
         return self._broken is not None
 
+    @property
+    def stuck(self) -> bool:
+        """Whether a call that was given up still occupies the session's thread."""
+        return self._worker.busy
+
     async def reset(self, task: Task | None = None, seed: int | None = None) -> Observation:
         """Return the first observation of a new episode, its images as screenshots.
 

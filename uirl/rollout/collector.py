@@ -60,6 +60,7 @@ class Collector:
     _idle: list[EnvironmentSession] = field(default_factory=list)
     _slots: asyncio.Semaphore | None = None
     _unclosed: int = 0
+    _given_up: list[EnvironmentSession] = field(default_factory=list)
 
     @classmethod
     def from_config(
@@ -94,6 +95,12 @@ class Collector:
         """Episodes at a time: `parallel`, or fewer where the environment has a `max_parallel`."""
         limit = self.environment.max_parallel
         return self.parallel if limit is None else min(self.parallel, limit)
+
+    @property
+    def stuck(self) -> int:
+        """Instances of which a call that was given up has not come back: each occupies a thread, and maybe computes."""
+        self._given_up[:] = [session for session in self._given_up if session.stuck]
+        return len(self._given_up)
 
     async def collect(self, specs: Sequence[EpisodeSpec], make_agent: MakeAgent) -> list[Trajectory]:
         """Return the trajectories of all `specs`, in their order; then those of failed attempts that were repeated."""
@@ -146,6 +153,8 @@ class Collector:
         return EnvironmentSession(self.environment.spawn(), self.step_timeout, self.reset_timeout)
 
     async def _close_broken(self, session: EnvironmentSession) -> None:
+        if session.stuck:
+            self._given_up.append(session)
         error = await _failure_to_close(session)
         self._unclosed += error is not None
         if error is not None and is_round(self._unclosed):

@@ -67,7 +67,8 @@ class Actor:
             raise
         finally:
             self.playing.remove(spec.trajectory_id)
-        return Played(Trajectory(spec.trajectory_id, spec.task, metrics={"split": order.split}))  # type: ignore[dict-item]
+        trajectory = Trajectory(spec.trajectory_id, spec.task, metrics={"split": order.split})  # type: ignore[dict-item]
+        return Played(trajectory, stuck=self.behaviour.get("stuck", 0))
 
     def end(self, how: str) -> None:
         if self.peer is not None:
@@ -200,6 +201,27 @@ async def test_a_frozen_actor_is_killed_and_started_again(monkeypatch: pytest.Mo
             await lost
         await until(lambda: len(launcher.actors) > 1)
         assert launcher.actors[0].killed
+
+
+async def test_an_actor_whose_environments_hang_is_replaced_once_it_plays_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    launcher = FakeLauncher({"stuck": 2}, {})
+    async with pool_of(launcher, 1) as pool:
+        await until(lambda: all_ready(pool))
+        (first,) = launcher.actors
+        first.release.set()
+        await asyncio.gather(play(pool, "a"), play(pool, "b"))
+        assert all_ready(pool), "two calls are borne"
+        first.release.clear()
+        first.behaviour["stuck"] = 3
+        tasks = [play(pool, name) for name in "cde"]
+        await until(lambda: len(first.playing) == 2)
+        first.release.set()
+        await until(lambda: len(launcher.actors) == 2 and launcher.actors[1].playing == ["e"])
+        launcher.actors[1].release.set()
+        assert [played.trajectory.id for played in await asyncio.gather(*tasks)] == ["c", "d", "e"]
+    assert "3 calls of its environments were given up and have not come back. It is started again" in caplog.text
 
 
 async def test_an_episode_that_was_lost_is_not_given_to_the_same_dead_actor_again() -> None:

@@ -73,9 +73,8 @@ class ActorHost:
         images = ImageStore() if self._shared is None else self._shared
         async with self._free[order.split]:  # an attempt that was given up may still be closing its instance
             trajectory = as_stored(await self._players.play_once(spec, order, images))
-        if self._shared is not None:
-            return Played(trajectory)
-        return Played(trajectory, tuple(map(images.get, pictures_of(trajectory))))
+        pictures = () if self._shared is not None else tuple(map(images.get, pictures_of(trajectory)))
+        return Played(trajectory, pictures, sum(collector.stuck for collector in self._collectors.values()))
 
     def ready(self) -> Ready:
         """Return what the learner is told."""

@@ -41,6 +41,8 @@ class Played:
     trajectory: Trajectory
     pictures: tuple[Screenshot, ...] = ()
     """Those that it names, where the learner cannot read the actor's store."""
+    stuck: int = 0
+    """Calls of environments that the actor gave up and that have not come back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,9 @@ END_SECONDS = 10.0
 """Until a process that is killed counts as one that cannot be."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds between a death and the next start: doubled with each life in which no episode was finished."""
+STUCK_CALLS = 3
+"""Calls of its environments that an actor has given up and that have not come back, at which it is replaced: nothing
+else ends them, and each takes from the others what it computes."""
 SAY_EVERY = 30.0
 
 
@@ -59,13 +62,15 @@ class Seat:
     early_deaths: int = 0
     idle_lives: int = 0
     """In a row in which no episode was finished."""
+    leaving: str | None = None
+    """Why it is to be replaced once it plays nothing; None: it stays."""
 
     @property
     def takes_more(self) -> bool:
         """Whether it can be given another episode. One whose connection has ended cannot, before anybody noted it: it
         would fail each attempt at once, and has the fewest episodes."""
         connected = self.peer is not None and self.peer.reason is None
-        return connected and self.state == "ready" and self.active < self.places
+        return connected and self.state == "ready" and self.active < self.places and self.leaving is None
 
 
 class ActorPool:
@@ -125,6 +130,8 @@ class ActorPool:
         assert peer is not None
         try:
             played: Played = await peer.call("play", spec, order)
+            if seat.incarnation == incarnation and played.stuck >= STUCK_CALLS:
+                seat.leaving = f"{played.stuck} calls of its environments were given up and have not come back"
         except PeerLost as error:
             raise ActorFailure(f"the actor that played this episode is lost: {error}") from error
         finally:
@@ -132,6 +139,8 @@ class ActorPool:
                 seat.active -= 1
                 self._hand_out()
         seat.finished += 1
+        if seat.incarnation == incarnation and seat.leaving is not None and seat.active == 0:
+            peer.close(seat.leaving)
         return played
 
     async def close(self) -> None:
@@ -251,6 +260,7 @@ class ActorPool:
         while not self._closing and self._error is None:
             seat.incarnation += 1
             seat.peer, seat.pid, seat.places, seat.active, seat.finished = None, None, 0, 0, 0
+            seat.leaving = None
             seat.ready.clear()
             self._change(seat, "starting")
             words = ""
@@ -317,7 +327,7 @@ class ActorPool:
             if not ended.done():
                 process.stop()
                 await asyncio.wait({ended}, timeout=STOP_SECONDS if self._closing else 1.0)
-            return ended.result() if ended.done() else lost.result()
+            return seat.leaving or (ended.result() if ended.done() else lost.result())
         finally:
             self._change(seat, "ending")
             if seat.peer is not None:
