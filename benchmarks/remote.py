@@ -84,9 +84,8 @@ def main() -> None:
         serving.wait()
     print(f"CPU seconds of {asked.episodes} episodes: median (lowest to highest)")
     for (at_once, name), seconds in found.items():
-        print(
-            f"{at_once:>3} at once, {name}: {statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
-        )
+        spread = f"({min(seconds):.2f} to {max(seconds):.2f})"
+        print(f"{at_once:>3} at once, {name}: {statistics.median(seconds):.2f} {spread}")
 
 
 if __name__ == "__main__":
