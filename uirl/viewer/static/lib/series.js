@@ -66,9 +66,12 @@ function extremes(line, from, to) {
   return low < 0 ? [] : [low, high];
 }
 
-/** Join columns that may have different steps: [xs, line, line, ...], null where a line has no value. */
+/**
+ * Join columns that may have different steps: [xs, line, line, ...], null where a line has no value. All of it is made
+ * anew: the columns grow on, and a chart compares what it draws with what it drew.
+ */
 export function joined(columns, axis) {
-  if (sameRows(columns, axis)) return [columns[0][axis], ...columns.map((column) => column.value.map(finite))];
+  if (sameRows(columns, axis)) return [[...columns[0][axis]], ...columns.map((column) => column.value.map(finite))];
   const all = new Set(columns.flatMap((column) => column?.[axis] ?? []));
   const xs = [...all].filter(Number.isFinite).sort((a, b) => a - b);
   const place = new Map(xs.map((x, i) => [x, i]));

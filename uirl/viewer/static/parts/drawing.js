@@ -138,9 +138,15 @@ export function options(drawn, axis, hidden, size, onCursor) {
     series: seriesOf(drawn, hidden),
     bands: bandsOf(drawn, hidden),
     axes: axesOf(axis),
-    hooks: { setCursor: [(u) => onCursor(u.cursor.idx ?? null)] },
+    hooks: { setCursor: [(u) => onCursor(u.cursor.idx ?? null)], setScale: [named] },
     padding: [8, 10, 0, 0],
   };
+}
+
+/** Say on the element which stretch of the axis is drawn, as nobody can read it from the pixels. */
+function named(plot, scale) {
+  const { min, max } = plot.scales[scale];
+  if (scale === "x") Object.assign(plot.root.dataset, { from: min ?? "", to: max ?? "" });
 }
 
 function padded(low, high) {
