@@ -332,7 +332,7 @@ class TrajectoryStore:
         """Turn whatever decoding a record raises into a `StorageError` that names the trajectory."""
         try:
             yield
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise StorageError(
                 f"the record of trajectory {id!r} in {self.path} is damaged ({type(error).__name__}: {error}); "
                 "the others are still readable"

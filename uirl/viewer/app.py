@@ -26,9 +26,12 @@ from uirl.viewer.access import Access, Guard
 from uirl.viewer.charts import charts_of
 from uirl.viewer.episode import episode, outline, turn_of, turn_tokens
 from uirl.viewer.export import DELAY, PAGE_POLICY, film_of, page_of
+from uirl.viewer.files import read_object, read_text
 from uirl.viewer.groups import group
+from uirl.viewer.listing import line_of as line_of_run
+from uirl.viewer.listing import list_of, noted
 from uirl.viewer.pictures import Sizes, StoredTurns, fed_data, fed_pictures, media_type, small_picture
-from uirl.viewer.runs import Run, Runs, describe, read_object, read_text
+from uirl.viewer.runs import Run, Runs
 from uirl.viewer.search import answer, facets, line_of, read_question
 
 STATIC = Path(__file__).parent / "static"
@@ -117,19 +120,23 @@ class Api:
         return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
 
     def list_runs(self, request: Request) -> Response:
-        return _json({"runs": [describe(run) for run in self._runs.all()]})
+        return _json({"runs": list_of(self._runs.all())})
 
     def show_run(self, request: Request) -> Response:
         run = self._run(request)
-        return _json(
-            {
-                **describe(run),
-                "config": read_text(run.config_path),
-                "summary": read_object(run.directory.summary_path),
-                "versions": run.store.origins() if run.has_store else None,
-                "charts": charts_of(run.curves.names()),
-            }
-        )
+        problems: list[str] = []
+        shown: dict[str, Any] = {"config": "", "summary": None, "versions": None, "charts": []}
+        with noted(problems):
+            shown["config"] = read_text(run.config_path)
+        with noted(problems):
+            shown["summary"] = read_object(run.directory.summary_path)
+        with noted(problems):
+            shown["versions"] = run.store.origins() if run.has_store else None
+        with noted(problems):
+            shown["charts"] = charts_of(run.curves.names())
+        line = line_of_run(run)
+        every = dict.fromkeys([*filter(None, [line["problem"]]), *problems])
+        return _json({**line, **shown, "problem": "; ".join(every) or None})
 
     def metrics(self, request: Request) -> Response:
         since = _whole(request, "since")

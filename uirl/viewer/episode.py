@@ -13,6 +13,7 @@ from uirl.config import ConfigStore
 from uirl.errors import ConfigError, StorageError
 from uirl.storage.labels import Label
 from uirl.types import Observation, Task, ToolResult, Trajectory, Turn, Verdict
+from uirl.viewer.files import is_file, opened
 from uirl.viewer.flags import flags_of_reply
 from uirl.viewer.marks import GRID, Mark, marks_of
 from uirl.viewer.pictures import Fed, Sizes, fed_pictures
@@ -109,9 +110,11 @@ def turn_tokens(run: Run, id: str, turns: Sequence[Turn], index: int, *, context
 def grid_of(run: Run) -> int | None:
     """Return the largest coordinate of the run's actions where they are shares of the picture; None: they are pixels.
     Phones of MobileWorld speak MAI-UI's grid."""
+    if not is_file(run.config_path):
+        return None
     try:
         environment = ConfigStore.from_yaml(run.config_path).environment
-    except (ConfigError, OSError):
+    except (ConfigError, OSError, RecursionError):
         return None
     on_grid = environment.name == "mobile_world" or environment.options.get("coordinates") == "grid_999"
     return GRID if on_grid else None
@@ -261,10 +264,10 @@ def _judgement(path: Path, id: str) -> dict[str, Any] | None:
     try:
         if path.stat().st_size > LARGEST:
             return None
-        with path.open("rb") as file:
+        with opened(path) as file:
             for line in file:
                 if wanted in line and (found := json.loads(line)).get("id") == id:
                     return {"file": path.name, **found}
-    except (OSError, ValueError, AttributeError, StorageError):
+    except (OSError, ValueError, AttributeError, RecursionError, StorageError):
         return None
     return None

@@ -325,7 +325,7 @@ class Index:
                 for turn in self._turns(number, first):
                     goal = goal or turn["observation"]["text"]
                     replies.append(str(turn["action"]["text"]))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return task_id, UNREADABLE
         text = "\n".join([task_id, goal[:2000], *replies])[:MOST_WORDS]
         return text.encode("utf-8", "replace").decode(), " ".join(flags_of(replies))

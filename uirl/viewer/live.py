@@ -95,7 +95,10 @@ async def _news(run: Run, request: Request, since: int, sample: bool) -> AsyncIt
     yield b"retry: 2000\n\n"
     while not await request.is_disconnected():
         run.used = time.monotonic()
-        piece = await run_in_threadpool(read_from, run.metrics_path, place)
+        try:
+            piece = await run_in_threadpool(read_from, run.metrics_path, place)
+        except StorageError:
+            return  # whoever listened asks for the rows, and is told why there are none
         news = b""
         if piece.restart or (sample and run.curves.complete):
             news += _event("restart", {})
