@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from starlette.staticfiles import StaticFiles
 from uirl.errors import UirlError
 from uirl.runtime.limits import InputError, Limits, read_json, shown
 from uirl.storage import clean_run_name
-from uirl.storage.labels import Label, read_sheet, write_sheet
+from uirl.storage.labels import fields_of, read_sheet, write_sheet
 from uirl.viewer import live
 from uirl.viewer.access import Access, Guard
 from uirl.viewer.charts import charts_of
@@ -229,13 +229,14 @@ class Api:
 
     async def put_label(self, request: Request) -> Response:
         body = await _body(request, BODY)
-        label = Label.read(read_json(body, SMALL_JSON, "the label"))
-        return await run_in_threadpool(self._set_label, request, label)
+        fields = fields_of(read_json(body, SMALL_JSON, "the label"))
+        return await run_in_threadpool(self._change_label, request, fields)
 
-    def _set_label(self, request: Request, label: Label) -> Response:
+    def _change_label(self, request: Request, fields: Mapping[str, Any]) -> Response:
+        """Change the fields that were sent; the others stay, whoever wrote them."""
         run, id = self._run(request), request.path_params["id"]
-        _check_step(label, self._row(run, id)["turns"])
-        return _json(run.labels.set(id, label).to_dict())
+        _check_step(fields.get("error_step"), self._row(run, id)["turns"])
+        return _json(run.labels.change(id, fields).to_dict())
 
     def remove_label(self, request: Request) -> Response:
         run, id = self._run(request), request.path_params["id"]
@@ -264,7 +265,7 @@ class Api:
         index = run.index
         turns = {id: line["turns"] for id in found if (line := line_of(index, id)) is not None}
         for id in turns:
-            _check_step(found[id], turns[id], f"{shown(id)}: ")
+            _check_step(found[id].error_step, turns[id], f"{shown(id)}: ")
         unknown = [id for id in found if id not in turns]
         run.labels.set_many({id: label for id, label in found.items() if id in turns})
         return _json({"read": len(found) - len(unknown), "unknown": unknown})
@@ -292,9 +293,9 @@ class Api:
         return row
 
 
-def _check_step(label: Label, turns: int, where: str = "") -> None:
-    if label.error_step is not None and label.error_step >= turns:
-        raise InputError(f"{where}got error_step={label.error_step}, the trajectory has {turns} turns, counted from 0")
+def _check_step(step: int | None, turns: int, where: str = "") -> None:
+    if step is not None and step >= turns:
+        raise InputError(f"{where}got error_step={step}, the trajectory has {turns} turns, counted from 0")
 
 
 def _attachment(id: str, ending: str) -> str:

@@ -50,10 +50,11 @@ export function get(path, query, signal) {
   return answer(path + withQuery(query), { signal });
 }
 
-/** Send JSON (or, with `type`, text as it is) and return the answer. */
+/** Send JSON (or, with `type`, text as it is) and return the answer. JSON is sent even where the page is left. */
 export function send(method, path, body, type = "application/json") {
-  const text = type === "application/json" ? JSON.stringify(body ?? {}) : body;
-  return answer(path, { method, headers: { "content-type": type }, body: text });
+  const keepalive = type === "application/json";
+  const text = keepalive ? JSON.stringify(body ?? {}) : body;
+  return answer(path, { method, headers: { "content-type": type }, body: text, keepalive });
 }
 
 /**

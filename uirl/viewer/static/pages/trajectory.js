@@ -3,12 +3,13 @@
 import { html, useEffect, useState } from "../vendor/htm-preact.js";
 import { of, useData } from "../lib/api.js";
 import { useKeys } from "../lib/keys.js";
+import { errorAt, useLabel } from "../lib/labels.js";
 import { lastList } from "../lib/list.js";
 import { date, number, short, visible } from "../lib/format.js";
 import { go, href } from "../lib/router.js";
 import { useTurn } from "../lib/turns.js";
 import { Busy, Chip, Copy, Outcome, Problem, Text } from "../parts/basic.js";
-import { LabelCard, errorAt, useLabel } from "../parts/labels.js";
+import { LabelCard } from "../parts/labels.js";
 import { Result } from "../parts/row.js";
 import { Strip } from "../parts/strip.js";
 import { Tokens, useTokens } from "../parts/tokens.js";
@@ -296,7 +297,7 @@ function Beside({ data, now, turn, labelled, show }) {
         `
       }
       <${VerdictCard} verdict=${data.verdict} evidence=${data.verdict_evidence} go=${show} />
-      <${LabelCard} labelled=${labelled} turn=${turn} />
+      <${LabelCard} labelled=${labelled} turn=${turn} turns=${data.turns.length} />
       <${EpisodeFigures} metrics=${data.metrics} />
       <${Checks} checks=${data.task.checks} />
     </div>
