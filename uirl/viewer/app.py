@@ -35,6 +35,8 @@ from uirl.viewer.runs import Run, Runs
 from uirl.viewer.search import answer, facets, line_of, read_question
 
 STATIC = Path(__file__).parent / "static"
+MOST_FOLLOWED = 8
+"""Runs of one stream: as many as a page lays over each other."""
 BODY, SHEET = 1 << 16, 32 << 20
 """Bytes of a label and of a sheet at most."""
 SMALL_JSON = Limits(size=BODY, items=100, depth=4)
@@ -59,7 +61,9 @@ def create_app(runs: Runs, access: Access) -> Any:
             indexing.stop()
             await run_in_threadpool(runs.close)
 
-    app = Starlette(routes=Api(runs).routes(), lifespan=lifespan)
+    api = Api(runs)
+    app = Starlette(routes=api.routes(), lifespan=lifespan)
+    app.state.streams = api.streams
     app.add_exception_handler(NotThere, lambda _, error: _error(404, error))
     app.add_exception_handler(InputError, lambda _, error: _error(400, error))
     app.add_exception_handler(UirlError, _unreadable)
@@ -84,6 +88,7 @@ class Api:
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
+        self.streams = live.Streams()
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes. Ids may hold slashes, so what stands behind them is matched first."""
@@ -93,7 +98,7 @@ class Api:
             Route("/api/runs/{run}", self.show_run),
             Route("/api/runs/{run}/metrics", self.metrics),
             Route("/api/runs/{run}/metrics.csv", self.metrics_csv),
-            Route("/api/runs/{run}/events", self.events),
+            Route("/api/events", self.events),
             Route("/api/runs/{run}/facets", self.facets),
             Route("/api/runs/{run}/labels.csv", self.labels, methods=["GET"]),
             Route("/api/runs/{run}/labels.csv", self.import_labels, methods=["POST"]),
@@ -147,8 +152,18 @@ class Api:
         return live.csv_of(run)
 
     async def events(self, request: Request) -> Response:
-        run = await run_in_threadpool(self._run, request)
-        return live.events(run, request, _whole(request, "since"), _whole(request, "sample") == 1)
+        asked = request.query_params.getlist("run")
+        if not 1 <= len(asked) <= MOST_FOLLOWED:
+            raise InputError(f"got {len(asked)} runs, expected 1 to {MOST_FOLLOWED}, each as run=KEY,SINCE,SAMPLE")
+        followed = [await run_in_threadpool(self._followed, one) for one in asked]
+        stream = self.streams.events(followed, request)
+        return stream or _error(429, NotThere("there are enough streams of this address: ask /metrics now and then"))
+
+    def _followed(self, text: str) -> live.Followed:
+        key, *places = text.split(",")
+        if len(places) != 2 or places[1] not in ("0", "1"):
+            raise InputError(f"got run={shown(text)}, expected KEY,SINCE,SAMPLE")
+        return live.Followed(self._named(key), _number("since", places[0]), places[1] == "1")
 
     def facets(self, request: Request) -> Response:
         run = self._run(request)
@@ -271,9 +286,12 @@ class Api:
         return _json({"read": len(found) - len(unknown), "unknown": unknown})
 
     def _run(self, request: Request) -> Run:
-        run = self._runs.get(request.path_params["run"])
+        return self._named(request.path_params["run"])
+
+    def _named(self, key: str) -> Run:
+        run = self._runs.get(key)
         if run is None:
-            raise NotThere(f"there is no run {shown(request.path_params['run'])}; /api/runs lists them")
+            raise NotThere(f"there is no run {shown(key)}; /api/runs lists them")
         run.used = time.monotonic()
         return run
 
@@ -303,7 +321,10 @@ def _attachment(id: str, ending: str) -> str:
 
 
 def _whole(request: Request, name: str) -> int:
-    text = request.query_params.get(name, "0")
+    return _number(name, request.query_params.get(name, "0"))
+
+
+def _number(name: str, text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 16:
         raise InputError(f"got {name}={shown(text)}, expected a whole number")
     return int(text)
