@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tests.viewer.browsing import SECONDS, Tab, browsing, viewer
+from tests.viewer.browsing import Tab, browsing, viewer
 from tests.viewer.runs import make_run
-from uirl.environments.browser.process import Chromium
 from uirl.viewer import live
 
 DRAWN = "(({from, to}) => [Number(from), Number(to)])(document.querySelector('.uplot').dataset)"
@@ -78,26 +75,17 @@ async def test_a_chart_that_was_zoomed_in_stays_there_while_it_grows(tmp_path: P
             assert await tab.ask(DRAWN) == before
 
 
-@contextlib.asynccontextmanager
-async def tabs(address: str, count: int) -> AsyncIterator[list[Tab]]:
-    """Several tabs of one browser, which share its connections."""
-    browser = Chromium(allow=[address], timeout=SECONDS)
-    try:
-        yield [Tab(await browser.new_page(900, 700), address) for _ in range(count)]
-    finally:
-        await browser.close()
-
-
 async def test_many_tabs_do_not_keep_each_other_waiting(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "runs" / name, rows=3) for name in ("one", "two", "three")]
+    everywhere = "[...Array(7).keys()].every((n) => tabs[n].document.querySelector('.uplot')?.dataset.to === '{}')"
     with viewer(tmp_path / "runs") as address:
-        async with tabs(address, 8) as opened:
-            for tab in opened:
-                await tab.goto("#/compare?runs=one%2Ctwo%2Cthree")
-                await drawn(tab, 1, 3)
+        async with browsing(address) as tab:
+            await tab.goto("#/")
+            # opened by a page, they share its connections, as the tabs of one window do
+            await tab.ask("window.tabs = [...Array(7).keys()].map(() => open('/#/compare?runs=one%2Ctwo%2Cthree'));1")
+            await tab.until(everywhere.format(3))
             grow(runs[2], 4, 9)
-            for tab in opened:
-                await drawn(tab, 1, 9)
+            await tab.until(everywhere.format(9))
 
 
 SHOWN = "Object.defineProperty(document, 'hidden', {{configurable: true, get: () => {}}})"
