@@ -24,7 +24,7 @@ def get(client, path, status=200):
 
 def test_runs_are_listed_and_new_ones_found(client, run):
     (first,) = get(client, "/api/runs")["runs"]
-    assert (first["key"], first["steps"], first["trajectories"], first["success"]) == ("first", 3, 3, 0.5)
+    assert (first["key"], first["steps"], first["trajectories"], first["training_success"]) == ("first", 3, 3, 0.5)
     make_run(run.parent / "second one")
     assert [one["key"] for one in get(client, "/api/runs")["runs"]] == ["first", "second-one"]
     assert get(client, "/api/runs/none", 404)["error"].startswith("there is no run 'none'")

@@ -21,6 +21,8 @@ from uirl.storage.database import Connection, database_errors, transaction
 FILE = "labels.sqlite"
 SHEET = ("id", "passed", "error_step", "note", "by", "time")
 """Columns of a sheet; the last two are written, and not read."""
+WRITE_WAIT, READ_WAIT = 10_000, 1_000
+"""Milliseconds that it waits where another process holds the file."""
 LONGEST_NOTE = 10_000
 _APPLICATION_ID = 0x7569726D  # 'uirm'
 _SCHEMA = (
@@ -164,11 +166,13 @@ class LabelStore:
         if self._connection is not None and there != self._file:
             self.close()
         if self._connection is not None:
+            self._connection.execute(f"PRAGMA busy_timeout = {WRITE_WAIT if write else READ_WAIT}")
             return self._connection
         if not write and there is None:
             return None
+        wait = (WRITE_WAIT if write else READ_WAIT) / 1000
         connection = sqlite3.connect(
-            self.path, timeout=10, isolation_level=None, check_same_thread=False, factory=Connection
+            self.path, timeout=wait, isolation_level=None, check_same_thread=False, factory=Connection
         )
         try:
             if not _is_made(connection):

@@ -33,6 +33,8 @@ TURNS = 20
 """Turns that are read at once."""
 MOST_WORDS = 20_000
 """Characters of one episode that are searched."""
+PATIENCE = 1.0
+"""Seconds that the viewer waits for a store that another process holds, before it says so."""
 UNREADABLE = "unreadable"
 """Flag of an episode whose record is damaged."""
 _SCHEMA = (
@@ -56,7 +58,7 @@ class Index:
         """`file`: where the copy is kept; None: in the cache folder or, where that cannot be written, in a temporary
         file. Raises StorageError where there is no store."""
         self.store = store
-        self._source = connect(store, read_only=True)
+        self._source = connect(store, read_only=True, wait=PATIENCE)
         self._source_lock, self._lock = threading.Lock(), threading.RLock()
         self._copying, self._wording = threading.Lock(), threading.Lock()
         try:

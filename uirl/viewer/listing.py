@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from uirl.errors import StorageError
+from uirl.metrics import success_interval
+from uirl.storage.summaries import Outcomes
 from uirl.viewer.files import read_object
 from uirl.viewer.finding import closed
 from uirl.viewer.runs import Run, modified
@@ -18,6 +20,8 @@ from uirl.viewer.tail import is_number
 _LOG = logging.getLogger(__name__)
 WRITING = 15.0
 """Seconds after its last write during which a run counts as live where its lock cannot be seen."""
+HELD_OUT = {"eval", "test"}
+"""Splits of held-out episodes."""
 
 
 def list_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -35,29 +39,82 @@ def line_of(run: Run) -> dict[str, Any]:
 
 
 def _bare(run: Run) -> dict[str, Any]:
-    unknown = dict.fromkeys(("created", "updated", "steps", "trajectories", "success", "serve_url", "problem"))
-    return {"key": run.key, "path": str(run.path), "name": run.path.name, "live": False, **unknown}
+    unknown = ("created", "updated", "steps", "planned", "trajectories", "held_out", "training_success", "nonfinite")
+    line = {"key": run.key, "path": str(run.path), "name": run.name, "state": "unknown"}
+    return line | dict.fromkeys((*unknown, "serve_url", "problem"))
 
 
 def _line_of(run: Run) -> dict[str, Any]:
     line = _bare(run)
-    problems: list[str] = []
     refused = closed(run.path)
     if refused is not None:
         return line | {"problem": str(refused)}
+    problems: list[str] = []
     with noted(problems):
-        line["trajectories"] = run.count()
+        counted = run.counted()
+        line |= {"trajectories": counted} if isinstance(counted, int) else _of_store(counted)
     with noted(problems):
         first, newest = run.ends()
         begun = None if first is None else first.get("time")
-        line["created"] = begun if is_number(begun) else modified(run.config_path)
-        line["steps"] = newest[-1]["step"] if newest else 0
-        line["success"] = _newest(newest, "eval/success", "success")
+        if line["created"] is None:
+            line["created"] = begun if is_number(begun) else modified(run.config_path)
+        if run.is_folder or newest:
+            line["steps"] = newest[-1]["step"] if newest else 0
+        line["training_success"] = _newest(newest, "success") if run.is_folder else line["training_success"]
+        line["nonfinite"] = [name for name, value in newest[-1].items() if value is None][:20] if newest else []
+        line["held_out"] = _evaluated(run) or line["held_out"]
+    summary = None
+    with noted(problems):
+        summary = read_object(run.directory.summary_path) if run.is_folder else None
+        line["held_out"] = _at_the_end(summary) or line["held_out"]
+    with noted(problems):
+        line["planned"] = run.planned()
     times = run.times()
     line["updated"] = max((moment for moment in times if moment is not None), default=None)
-    line["live"] = is_live(run.folder, times)
+    line["state"] = state_of(run, times, finished=summary is not None)
     line["serve_url"] = serve_url(run.folder)
     return line | {"problem": "; ".join(problems) or None}
+
+
+def _of_store(found: Outcomes) -> dict[str, Any]:
+    """Return what is said of a store alone: what its episodes came to."""
+    step = None if found.steps is None or found.steps[0] != found.steps[1] else found.steps[1]
+    line: dict[str, Any] = {"trajectories": found.episodes, "steps": step, "created": found.created}
+    if found.judged:
+        low, high = success_interval(found.solved, found.judged)
+        value = found.solved / found.judged
+        whole = {"value": value, "low": low, "high": high, "step": step, "episodes": found.judged}
+        held_out = set(found.splits) <= HELD_OUT
+        line |= {"held_out": {**whole, "groups": found.groups}} if held_out else {"training_success": value}
+    return line
+
+
+def _evaluated(run: Run) -> dict[str, Any] | None:
+    """Return the newest evaluation of a run; its rows do not say over how many episodes it went."""
+    row = run.evaluated.row()
+    return None if row is None else {"value": row["eval/success"], "low": None, "high": None, "step": row["step"]}
+
+
+def _at_the_end(summary: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the last evaluation of a run that has ended."""
+    if summary is None or not is_number(summary.get("success_after")):
+        return None
+    ends = summary.get("success_after_interval")
+    known = isinstance(ends, list) and len(ends) == 2 and all(map(is_number, ends))
+    low, high = ends if isinstance(ends, list) and known else (None, None)
+    return {"value": summary["success_after"], "low": low, "high": high, "step": summary.get("steps")}
+
+
+def state_of(run: Run, times: Sequence[float | None], *, finished: bool) -> str:
+    """Return "live", "finished" (it wrote its summary), "stopped" (it did not, and nobody writes to it), or "recorded"
+    (episodes without a run)."""
+    if is_locked(run.folder):
+        return "live"
+    if finished:
+        return "finished"
+    if any(moment is not None and time.time() - moment < WRITING for moment in times):
+        return "live"
+    return "stopped" if run.is_folder else "recorded"
 
 
 @contextlib.contextmanager
@@ -69,8 +126,8 @@ def noted(problems: list[str]) -> Iterator[None]:
         problems.append(str(error))
 
 
-def is_live(folder: Path, times: Sequence[float | None] = ()) -> bool:
-    """Return whether a process writes to a run now: whether its lock is held. The lock itself is not tried: a run that
+def is_locked(folder: Path) -> bool:
+    """Return whether the lock of a run is held: a process writes to it. The lock itself is not tried: a run that
     begins at that moment would find it taken."""
     with contextlib.suppress(OSError):
         inode = str((folder / ".lock").stat().st_ino)
@@ -78,7 +135,7 @@ def is_live(folder: Path, times: Sequence[float | None] = ()) -> bool:
             words = line.split()
             if "FLOCK" in words and any(word.rpartition(":")[2] == inode for word in words if word.count(":") == 2):
                 return True
-    return any(moment is not None and time.time() - moment < WRITING for moment in times)
+    return False
 
 
 def serve_url(folder: Path) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -12,44 +14,53 @@ from typing import Any
 from uirl.errors import StorageError
 from uirl.storage import RunDirectory, TrajectoryStore, clean_run_name
 from uirl.storage.labels import FILE, LabelStore
+from uirl.storage.summaries import Outcomes
 from uirl.viewer.curves import Curves
-from uirl.viewer.files import is_file, is_folder
+from uirl.viewer.files import is_file, is_folder, read_text
 from uirl.viewer.finding import name_of, runs_under
-from uirl.viewer.index import Index
-from uirl.viewer.tail import first_row, newest_rows
+from uirl.viewer.index import PATIENCE, Index
+from uirl.viewer.tail import Newest, first_row, newest_rows
 from uirl.viewer.vocabulary import Vocabulary
 
+REFUSED = 10.0
+"""Seconds for which a store that could not be read is not tried again for the list of runs."""
 MOST_RUNS = 2000
 KEPT = 300.0
 """Seconds after which the files of a run that nobody asks for any more are closed: longer than any answer takes."""
 END = 1 << 16
 """Bytes at the end of the metrics file in which the newest values are looked for."""
 
+_PLANNED = ("num_epochs", "num_iters_per_epoch")
+
 
 class Run:
     """One run: its folder, or a trajectory store alone. What is opened stays open; a file that was replaced is opened
     anew."""
 
-    def __init__(self, key: str, path: Path) -> None:
-        """`path`: the run directory, or a store (`uirl eval --record`)."""
-        self.key, self.path = key, path
-        self._is_folder = is_folder(path)
-        self.folder = path if self._is_folder else path.parent
+    def __init__(self, key: str, path: Path, name: str | None = None) -> None:
+        """`path`: the run directory, or a store (`uirl eval`); `name`: for people."""
+        self.key, self.path, self.name = key, path, name or path.name
+        self.is_folder = is_folder(path)
+        """Whether it is a run directory; else it is a store alone."""
+        self.folder = path if self.is_folder else path.parent
         self.directory = RunDirectory(self.folder)
-        self.store_path = self.directory.trajectories_path if self._is_folder else path
-        self.labels = LabelStore(self.folder / FILE if self._is_folder else path.with_name(f"{path.stem}.{FILE}"))
+        self.store_path = self.directory.trajectories_path if self.is_folder else path
+        self.labels = LabelStore(self.folder / FILE if self.is_folder else path.with_name(f"{path.stem}.{FILE}"))
         self.curves = Curves(self.metrics_path)
         self.vocabulary = Vocabulary(self.folder)
+        self.evaluated = Newest(self.metrics_path, "eval/success")
+        """The newest row with the success on held-out episodes."""
         self.used = time.monotonic()
         """When somebody asked for it last."""
         self._lock, self._labelling = threading.Lock(), threading.Lock()
         self._opened: tuple[tuple[Any, ...], TrajectoryStore, Index] | None = None
-        self._counted: tuple[tuple[Any, ...], int] | None = None
+        self._counted: tuple[tuple[Any, ...], float, Outcomes | int | StorageError] | None = None
+        self._planned: tuple[tuple[Any, ...], int | None] | None = None
         self._ends: tuple[tuple[Any, ...], tuple[Mapping[str, Any] | None, Sequence[Mapping[str, Any]]]] | None = None
 
     @property
     def metrics_path(self) -> Path:
-        return self.directory.metrics_path if self._is_folder else self.path.with_suffix(".metrics.jsonl")
+        return self.directory.metrics_path if self.is_folder else self.path.with_suffix(".metrics.jsonl")
 
     @property
     def config_path(self) -> Path:
@@ -91,17 +102,26 @@ class Run:
         """Whether its files are open, or read as they grow."""
         return self._opened is not None or self.curves.begun
 
-    def count(self) -> int:
-        """Return how many trajectories there are. The store is opened for as long as that takes, and only where it was
-        written since: a list of very many runs keeps none of their files open. Raises StorageError where it cannot be
-        read."""
+    def counted(self) -> Outcomes | int:
+        """Return what its trajectories came to, of a store alone, and how many there are of a run. The store is opened
+        for as long as that takes, and only where it was written since: a list of very many runs keeps none of their
+        files open. Raises StorageError where it cannot be read."""
         state = _state_of(self.store_path)
-        if self._counted is None or self._counted[0] != state:
-            if state[0] is None:
-                return 0
-            with TrajectoryStore(self.store_path, read_only=True) as store:
-                self._counted = state, store.count()
-        return self._counted[1]
+        if state[0] is None:
+            return 0
+        known = self._counted
+        if known is not None and known[0] == state and time.monotonic() < known[1]:
+            if isinstance(known[2], StorageError):
+                raise known[2]
+            return known[2]
+        try:
+            with TrajectoryStore(self.store_path, read_only=True, wait=PATIENCE) as store:
+                found = store.count() if self.is_folder else store.outcomes()
+        except StorageError as error:
+            self._counted = state, time.monotonic() + REFUSED, error
+            raise
+        self._counted = state, math.inf, found
+        return found
 
     def ends(self) -> tuple[Mapping[str, Any] | None, Sequence[Mapping[str, Any]]]:
         """Return the first row of its metrics (None: there is none) and the newest ones; read where they changed."""
@@ -109,6 +129,19 @@ class Run:
         if self._ends is None or self._ends[0] != state:
             self._ends = state, (first_row(self.metrics_path), newest_rows(self.metrics_path, END))
         return self._ends[1]
+
+    def planned(self) -> int | None:
+        """Return how many updates its config asks for; None: it does not say. Raises StorageError where the config
+        cannot be read."""
+        if not self.is_folder:
+            return None
+        state = _state_of(self.config_path)
+        if self._planned is None or self._planned[0] != state:
+            text = read_text(self.config_path)
+            counts = [re.search(rf"^  {name}: (\d{{1,12}})$", text, re.MULTILINE) for name in _PLANNED]
+            numbers = [int(found[1]) for found in counts if found is not None]
+            self._planned = state, math.prod(numbers) if len(numbers) == len(counts) else None
+        return self._planned[1]
 
     def close(self) -> None:
         """Close what is open. It is opened anew when somebody asks; calling it twice is fine."""
@@ -125,7 +158,7 @@ class Run:
             if self._opened is not None and self._opened[0] != (file, written if self._opened[1].snapshot else None):
                 self._close_store()
             if self._opened is None:
-                store = TrajectoryStore(self.store_path, read_only=True)
+                store = TrajectoryStore(self.store_path, read_only=True, wait=PATIENCE)
                 try:
                     index = Index(self.store_path)
                 except BaseException:
@@ -187,7 +220,7 @@ class Runs:
                 number += 1
                 key = f"{stem}-{number}"
             self._key_of[path] = key
-            self._runs[key] = Run(key, path)
+            self._runs[key] = Run(key, path, name_of(path, self.paths).removesuffix(".sqlite"))
         return self._runs[self._key_of[path]]
 
 

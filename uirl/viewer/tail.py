@@ -16,6 +16,8 @@ from uirl.viewer.files import opened
 ROWS = 2000
 """Rows of one answer."""
 CHUNK = 1 << 20
+MOST_BACK, MOST_TRIES = 1 << 28, 100
+"""Bytes and rows in which the newest value of a metric is looked for."""
 _OFFSET_BITS = 40
 """A place is the offset in the file and, above it, a mark of the file: a resumed run replaces its metrics file by a
 shorter one, and a place in the old file means nothing in the new one. Both fit into the whole numbers of JavaScript."""
@@ -109,6 +111,56 @@ def first_row(path: Path, size: int = CHUNK) -> dict[str, Any] | None:
             return _row(file.readline(size))
     except FileNotFoundError:
         return None
+
+
+class Newest:
+    """The newest row of a metrics file in which one metric has a value, however far back that is. Each look reads only
+    what came since the last one."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._path, self._name = path, name
+        self._inode, self._end = 0, 0
+        self._row: dict[str, Any] | None = None
+
+    def row(self) -> dict[str, Any] | None:
+        """Return the row; None: there is none. Raises StorageError where the file cannot be read."""
+        try:
+            with opened(self._path) as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._end:
+                    self._inode, self._end, self._row = status.st_ino, 0, None
+                self._row = self._newest(file, status.st_size) or self._row
+        except FileNotFoundError:
+            self._inode, self._end, self._row = 0, 0, None
+        return self._row
+
+    def _newest(self, file: Any, size: int) -> dict[str, Any] | None:
+        """Look for the metric from the end back to where the last look ended, in whole lines."""
+        pattern, begun, end, tries = json.dumps(self._name).encode(), self._end, size, 0
+        while end > max(begun, size - MOST_BACK):
+            start = max(begun, end - CHUNK)
+            file.seek(start)
+            data = file.read(end - start + (len(pattern) if end < size else 0))
+            if self._end == begun:
+                self._end = start + data.rfind(b"\n") + 1 if b"\n" in data else begun
+            at = len(data)
+            while (at := data.rfind(pattern, 0, at)) >= 0 and tries < MOST_TRIES:
+                tries += 1
+                row = _row_around(file, start + at)
+                if row is not None and is_number(row.get(self._name)):
+                    return row
+            end = start
+        return None
+
+
+def _row_around(file: Any, place: int) -> dict[str, Any] | None:
+    """Return the row of the line in which a place lies."""
+    before = max(0, place - CHUNK)
+    file.seek(before)
+    start = before + file.read(place - before).rfind(b"\n") + 1
+    file.seek(start)
+    line = file.readline(2 * CHUNK)
+    return _row(line) if line.endswith(b"\n") else None
 
 
 def _lines(file: Any, offset: int) -> Iterator[bytes]:
