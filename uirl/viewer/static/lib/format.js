@@ -23,9 +23,13 @@ function minus(text) {
   return text.replace(/^-/, "−").replace("e-", "e−");
 }
 
-/** A share as a percentage. */
+/** A share as a percentage. What is not all is never "100 %", and what is something never "0 %". */
 export function percent(value) {
-  return value === null || value === undefined ? NONE : `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`;
+  if (value === null || value === undefined) return NONE;
+  const [whole, fine] = [(100 * value).toFixed(0), (100 * value).toFixed(1)];
+  if (value > 0 && fine === "0.0") return "< 0.1 %";
+  if (value < 1 && fine === "100.0") return "> 99.9 %";
+  return `${(value > 0 && value < 0.1) || (value < 1 && whole === "100") ? fine : whole} %`;
 }
 
 /** Seconds since 1970 (or an ISO date) as a local date and time. */
