@@ -4,6 +4,7 @@ import { html, useEffect, useMemo, useState } from "../vendor/htm-preact.js";
 import { of, useData } from "../lib/api.js";
 import { useKeys } from "../lib/keys.js";
 import { useLive } from "../lib/live.js";
+import { phaseOf } from "../lib/series.js";
 import { ago, number, percent, safeLink } from "../lib/format.js";
 import { go, href } from "../lib/router.js";
 import { Busy, Chip, Choice, Empty, Figure, Problem, Text } from "../parts/basic.js";
@@ -159,11 +160,18 @@ function Overlaid({ runs, keys }) {
   `;
 }
 
+/** The chart of one metric. */
+function single(name) {
+  const phase = phaseOf(name);
+  const own = phase && { along: `${phase}/step`, unit: `by step of the ${phase.replaceAll("_", " ")}` };
+  return { title: name, unit: "", series: [name], band: null, ...own };
+}
+
 /** Every metric of the rest in a chart of its own, folded. */
 function Rest({ chart, wanted, ...shared }) {
   const [open, setOpen] = useState(false);
   const singles = useMemo(
-    () => chart.series.map((name) => ({ title: name, unit: "", series: [name], band: null })),
+    () => chart.series.map(single),
     [chart.series.join("\n")],
   );
   const shown = singles.filter(wanted);

@@ -2,7 +2,7 @@
 
 import uPlot from "../vendor/uPlot.esm.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-preact.js";
-import { csv, joined } from "../lib/series.js";
+import { csv, joined, notFiniteSince } from "../lib/series.js";
 import { colour, onTheme } from "../lib/theme.js";
 import { duration, number } from "../lib/format.js";
 import { bandOf, drawing, linesOf, options } from "./drawing.js";
@@ -11,7 +11,13 @@ import { download } from "./basic.js";
 function Legend({ drawn, at, hidden, toggle, more, setMore }) {
   const value = (i) => {
     const line = drawn.values[i];
-    return number(at === null ? line.findLast((y) => y !== null) : line[at]);
+    if (at !== null) return number(line[at]);
+    const since = notFiniteSince(drawn.lines[i].column);
+    return since === null
+      ? number(line.findLast((y) => y !== null))
+      : html`
+          <span class="minus" title="no finite number since then">not finite since step ${number(since)}</span>
+        `;
   };
   const few = more ? drawn.lines : drawn.lines.slice(0, 8);
   return html`
@@ -75,7 +81,8 @@ function table(chart, runs, axis) {
   const band = bandOf(chart, runs, axis) ?? [];
   const columns = joined([...lines.map((line) => line.column), ...band], axis);
   const names = [...lines.map((line) => line.metric), ...(band.length ? chart.band : [])];
-  download(`${chart.title}.csv`, csv([axis === "time" ? "seconds" : "step", ...names], columns), "text/csv");
+  const first = axis === "time" ? "seconds" : (chart.along ?? "step");
+  download(`${chart.title}.csv`, csv([first, ...names], columns), "text/csv");
 }
 
 /** Whether the element is in sight, or nearly. */
@@ -159,10 +166,10 @@ function Head({ chart, place, plot, runs, axis }) {
 }
 
 /** Where the pointer is along the axis, in words; null where it is nowhere. */
-function placeOf(drawn, at, axis) {
+function placeOf(drawn, at, axis, chart) {
   const x = at === null ? null : (drawn?.data[0][at] ?? null);
   if (x === null) return null;
-  return axis === "time" ? duration(x) : `step ${number(x)}`;
+  return axis === "time" ? duration(x) : `${chart.along ?? "step"} ${number(x)}`;
 }
 
 /**
@@ -182,7 +189,7 @@ export function Chart(props) {
   const name = `${chart.title}, ${drawn?.data[0].length ?? 0} points`;
   return html`
     <figure class="chart">
-      <${Head} chart=${chart} place=${placeOf(drawn, at, axis)} plot=${plot} runs=${runs} axis=${axis} />
+      <${Head} chart=${chart} place=${placeOf(drawn, at, axis, chart)} plot=${plot} runs=${runs} axis=${axis} />
       <div class="plot" ref=${box} role="img" aria-label=${name}></div>
       ${
         drawn &&
