@@ -70,12 +70,24 @@ export function plain(value) {
   return typeof value === "string" ? value : (JSON.stringify(value, null, 1) ?? String(value));
 }
 
-// control characters, and those that turn round what stands beside them; line ends and tabs are text
-const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g;
+// what cannot be seen, and what turns round what stands beside it; line ends and tabs are text. As in viewer/unseen.py
+const NEVER =
+  "\\0-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b\\u200e\\u200f" +
+  "\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff0-\\ufffb\\u{1bca0}-\\u{1bca3}\\u{1d173}-\\u{1d17a}" +
+  "\\u{e0000}-\\u{e0fff}";
+const BETWEEN = "[^\\0-\\u02af\\u2000-\\u206f\\s]";
+const UNSEEN = new RegExp(
+  `[${NEVER}]|[\\u200c\\u200d](?!${BETWEEN})|(?<!${BETWEEN})[\\u200c\\u200d]` +
+    "|(?<![^\\s\\ufe00-\\ufe0f])[\\ufe00-\\ufe0f]",
+  "gu",
+);
 
 /** A text with its characters that cannot be seen as their codes: "\\u202e". */
 export function visible(text) {
-  return text.replace(UNSEEN, (one) => (one === "\r" ? "␍" : `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`));
+  return text.replace(UNSEEN, (one) => {
+    const code = one.codePointAt(0).toString(16);
+    return one === "\r" ? "␍" : code.length > 4 ? `\\u{${code}}` : `\\u${code.padStart(4, "0")}`;
+  });
 }
 
 /** The address where it is one that a click may follow (http, https); else null. */

@@ -1,6 +1,7 @@
 // The fork view: the episodes of one group side by side, turns before the same screen in one column.
 
-import { html, useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
+import { useEffect, useMemo, useRef, useState } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
 import { of, useData } from "../lib/api.js";
 import { useKeys } from "../lib/keys.js";
 import { number, short } from "../lib/format.js";

@@ -1,6 +1,7 @@
 // One run, or several laid over each other: charts that grow while it trains, its config and its summary.
 
-import { html, useEffect, useMemo, useState } from "../vendor/htm-preact.js";
+import { useEffect, useMemo, useState } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
 import { of, useData } from "../lib/api.js";
 import { useKeys } from "../lib/keys.js";
 import { useLive } from "../lib/live.js";

@@ -1,6 +1,7 @@
 // All runs: one row each, with what can be said at a glance; marked ones are laid over each other.
 
-import { html, useEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { useEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
 import { useData } from "../lib/api.js";
 import { useKeys } from "../lib/keys.js";
 import { ago, date, number, percent, safeLink } from "../lib/format.js";

@@ -1,6 +1,7 @@
 // The trajectories of a run: filters, sort and search, and a table that draws only the rows in sight.
 
-import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
 import { get, of, send, useData } from "../lib/api.js";
 import { useKeys } from "../lib/keys.js";
 import { listOf } from "../lib/list.js";

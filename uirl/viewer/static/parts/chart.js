@@ -1,10 +1,11 @@
 // One chart: lines over steps or time, with band, smoothing, and its picture or numbers to take away.
 
 import uPlot from "../vendor/uPlot.esm.js";
-import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { useEffect, useLayoutEffect, useRef, useState } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
 import { csv, joined, notFiniteSince } from "../lib/series.js";
 import { colour, onTheme } from "../lib/theme.js";
-import { duration, number } from "../lib/format.js";
+import { duration, number, visible } from "../lib/format.js";
 import { bandOf, drawing, linesOf, options } from "./drawing.js";
 import { download } from "./basic.js";
 
@@ -71,7 +72,7 @@ function picture(plot, chart) {
   draw.fillRect(0, 0, canvas.width, canvas.height);
   draw.fillStyle = colour("--ink");
   draw.font = `${13 * scale}px system-ui, sans-serif`;
-  draw.fillText(chart.title, 10 * scale, 18 * scale);
+  draw.fillText(visible(chart.title), 10 * scale, 18 * scale);
   draw.drawImage(source, 0, 26 * scale);
   canvas.toBlob((blob) => blob && download(`${chart.title}.png`, blob));
 }

@@ -1,6 +1,7 @@
 // At the fork of a group: the same screen, two answers, and what became of each.
 
-import { html, useState } from "../vendor/htm-preact.js";
+import { useState } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
 import { of, useData } from "../lib/api.js";
 import { number, short } from "../lib/format.js";
 import { errorAt } from "../lib/labels.js";

@@ -1,6 +1,6 @@
 // A person's word on an episode: passed or failed, the turn of the error, a note.
 
-import { html } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
 import { errorAt } from "../lib/labels.js";
 import { date } from "../lib/format.js";
 import { Chip } from "./basic.js";

@@ -1,6 +1,6 @@
 // What a run came to: its state, its success on held-out episodes, and the result at its end.
 
-import { html } from "../vendor/htm-preact.js";
+import { html } from "../lib/html.js";
 import { NONE, duration, number, percent } from "../lib/format.js";
 import { Chip, Figure } from "./basic.js";
 
