@@ -49,7 +49,9 @@ function found(list, indexed) {
   if (list.count === null) return "";
   const { done, total } = indexed ?? list.indexed ?? { done: 0, total: 0 };
   const among = done < total ? ` among ${number(done)} of ${number(total)} indexed so far` : "";
-  return `${number(list.count)} found${among}`;
+  const cut = list.clipped;
+  const part = cut ? `; of ${number(cut.episodes)} long ones only the first ${number(cut.characters)} characters` : "";
+  return `${number(list.count)} found${among}${part}`;
 }
 
 /** The rows in sight of a scrolled box: [first, last, height of a row]. */
