@@ -224,17 +224,22 @@ function Shown({ run, group }) {
   const rows = useMemo(() => rowsOf(labels.members), [labels.members]);
   const [at, setAt] = useState(() => beginning(group, rows));
   useGroupKeys({ run, group, rows, at, setAt, labels });
-  const solved = rows.filter((one) => one.success === true).length;
   return html`
     <main class="page">
       <div class="bar">
         <h1><bdi>${group.task_id}</bdi></h1>
         <${Chip} tone="quiet">group ${short(group.group_id)}<//>
-        <span class="dim">${rows.length} ${rows.length === 1 ? "episode" : "episodes"}, ${solved} solved</span>
+        <span class="dim">${group.count} ${group.count === 1 ? "episode" : "episodes"}, ${group.solved} solved</span>
         <span class="grow"></span>
         <a class="button" href=${href.trajectories(run, { group: group.group_id })}>As a list</a>
       </div>
       <${Problem} error=${labels.error} />
+      ${
+        group.count > rows.length &&
+        html`
+          <p class="note">The first ${rows.length} of ${group.count} episodes are shown here. The list has all.</p>
+        `
+      }
       <${Hint} fork=${group.forks.length > 0} members=${group.members} />
       ${
         rows.length === 0
