@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -24,7 +26,7 @@ from uirl.storage.labels import fields_of, read_sheet, write_sheet
 from uirl.viewer import live
 from uirl.viewer.access import Access, Guard
 from uirl.viewer.charts import charts_of
-from uirl.viewer.episode import episode, outline, turn_of, turn_tokens
+from uirl.viewer.episode import episode, mark_of, outline, turn_of, turn_tokens
 from uirl.viewer.export import DELAY, PAGE_POLICY, film_of, page_of
 from uirl.viewer.files import read_object, read_text
 from uirl.viewer.groups import group
@@ -70,7 +72,7 @@ def create_app(runs: Runs, access: Access) -> Any:
     app.add_exception_handler(Exception, _failed)
     app.add_exception_handler(404, lambda _, error: _error(404, NotThere("there is no such page; expected /api/...")))
     app.add_exception_handler(405, lambda _, error: _error(405, NotThere("this address does not take that method")))
-    return Guard(app, access)
+    return Guard(WholeIds(app), access)
 
 
 def _unreadable(request: Request, error: Exception) -> Response:
@@ -104,10 +106,10 @@ class Api:
             Route("/api/runs/{run}/labels.csv", self.import_labels, methods=["POST"]),
             Route("/api/runs/{run}/images/{hash}", self.image),
             Route("/api/runs/{run}/images/{hash}/small", self.small),
-            Route("/api/runs/{run}/fed/{id:path}/{turn:int}/{place:int}.png", self.fed),
+            Route("/api/runs/{run}/fed/{id:path}/{turn}/{place}.png", self.fed),
             Route("/api/runs/{run}/trajectories", self.trajectories),
             Route("/api/runs/{run}/groups/{group:path}", self.group),
-            Route(f"{one}/turns/{{turn:int}}", self.turn),
+            Route(f"{one}/turns/{{turn}}", self.turn),
             Route(f"{one}/tokens", self.tokens),
             Route(f"{one}/export.html", self.export_page),
             Route(f"{one}/export.gif", self.export_film),
@@ -184,29 +186,29 @@ class Api:
 
     def trajectory(self, request: Request) -> Response:
         run = self._run(request)
-        id = request.path_params["id"]
+        id = _id(request)
         return _json(outline(run, id, self._row(run, id)))
 
     def turn(self, request: Request) -> Response:
-        run, index = self._run(request), request.path_params["turn"]
+        run, index = self._run(request), _number("turn", request.path_params["turn"])
         turns = self._turns(request, index)
-        return _json(turn_of(run, request.path_params["id"], turns, index))
+        return _json(turn_of(run, _id(request), turns, index))
 
     def tokens(self, request: Request) -> Response:
         run, index = self._run(request), _whole(request, "turn")
         context = request.query_params.get("context", "0") == "1"
         turns = self._turns(request, index)
-        return _json(turn_tokens(run, request.path_params["id"], turns, index, context=context))
+        return _json(turn_tokens(run, _id(request), turns, index, context=context))
 
     def group(self, request: Request) -> Response:
-        run, name = self._run(request), request.path_params["group"]
+        run, name = self._run(request), _id(request, "group")
         found = group(run, name)
         if found is None:
             raise NotThere(f"there is no group {shown(name)} in the run {run.key}")
         return _json(found)
 
     def export_page(self, request: Request) -> Response:
-        run, id = self._run(request), request.path_params["id"]
+        run, id = self._run(request), _id(request)
         shown_episode = episode(run, id, self._row(run, id))
         headers = {**FRESH, "content-disposition": _attachment(id, "html"), "content-security-policy": PAGE_POLICY}
 
@@ -218,7 +220,7 @@ class Api:
         return StreamingResponse(pieces(), headers=headers, media_type="text/html; charset=utf-8")
 
     def export_film(self, request: Request) -> Response:
-        run, id = self._run(request), request.path_params["id"]
+        run, id = self._run(request), _id(request)
         shown_episode = episode(run, id, self._row(run, id))
         data = film_of(shown_episode, run.store, delay=_whole(request, "delay") or DELAY)
         return Response(data, headers={**FRESH, "content-disposition": _attachment(id, "gif")}, media_type="image/gif")
@@ -235,12 +237,13 @@ class Api:
 
     def fed(self, request: Request) -> Response:
         run = self._run(request)
-        turn, place = request.path_params["turn"], request.path_params["place"]
+        turn, place = (_number(name, request.path_params[name]) for name in ("turn", "place"))
         pictures = fed_pictures(self._turns(request, turn), turn, Sizes(run.store))
         if place >= len(pictures):
             raise NotThere(f"got picture {place}, the turn has {len(pictures)}")
         data = fed_data(run.store, pictures[place])
-        return Response(data, headers=FOREVER, media_type=media_type(data))
+        kept = request.query_params.get("of") == mark_of(pictures[place])
+        return Response(data, headers=FOREVER if kept else FRESH, media_type=media_type(data))
 
     async def put_label(self, request: Request) -> Response:
         body = await _body(request, BODY)
@@ -249,12 +252,12 @@ class Api:
 
     def _change_label(self, request: Request, fields: Mapping[str, Any]) -> Response:
         """Change the fields that were sent; the others stay, whoever wrote them."""
-        run, id = self._run(request), request.path_params["id"]
+        run, id = self._run(request), _id(request)
         _check_step(fields.get("error_step"), self._row(run, id)["turns"])
         return _json(run.labels.change(id, fields).to_dict())
 
     def remove_label(self, request: Request) -> Response:
-        run, id = self._run(request), request.path_params["id"]
+        run, id = self._run(request), _id(request)
         return _json({"removed": run.labels.remove(id)})
 
     def labels(self, request: Request) -> Response:
@@ -297,7 +300,7 @@ class Api:
 
     def _turns(self, request: Request, index: int) -> StoredTurns:
         """Return the turns of the trajectory that a request names. Raises NotThere where turn `index` is not there."""
-        run, id = self._run(request), request.path_params["id"]
+        run, id = self._run(request), _id(request)
         turns = StoredTurns(run.store, id, self._row(run, id)["turns"])
         if index >= len(turns):
             raise NotThere(f"got turn {index}, the trajectory has {len(turns)}")
@@ -314,6 +317,32 @@ class Api:
 def _check_step(step: int | None, turns: int, where: str = "") -> None:
     if step is not None and step >= turns:
         raise InputError(f"{where}got error_step={step}, the trajectory has {turns} turns, counted from 0")
+
+
+class WholeIds:
+    """ASGI middleware: a slash that was sent as %2F belongs to an id, and parts no address."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass the request on, with those slashes as `_SLASH`."""
+        raw = scope.get("raw_path") or b""
+        if scope["type"] == "http" and raw:
+            parts = re.split("%2f", raw.decode("ascii", "replace"), flags=re.IGNORECASE)
+            scope = {**scope, "path": _SLASH.join(map(unquote, parts))}
+        await self._app(scope, receive, send)
+
+
+_SLASH = "\udc2f"
+"""Stands for a slash of an id: no address has it, as it is half a character."""
+
+
+def _id(request: Request, name: str = "id") -> str:
+    """Return the id of an address. Those that are dots have a NUL before them, as browsers take dots out of
+    addresses."""
+    id = str(request.path_params[name]).replace(_SLASH, "/")
+    return id[1:] if id in ("\0.", "\0..") else id
 
 
 def _attachment(id: str, ending: str) -> str:

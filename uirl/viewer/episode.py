@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -211,9 +212,16 @@ def _seen(observation: Observation) -> dict[str, Any]:
     return shown | {"info": observation.info}
 
 
+def mark_of(fed: Fed) -> str:
+    """Return what tells a picture and what became of it from every other: browsers keep it for ever under its address,
+    and a run that is made anew has another one at this place."""
+    said = json.dumps([fed.hash, None if fed.transform is None else asdict(fed.transform)])
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
 def _fed(key: str, id: str, turn: int, place: int, fed: Fed) -> dict[str, Any]:
-    # kept by browsers for ever, so another picture at this place must have another address
-    url = f"/api/runs/{key}/fed/{quote(id, safe='')}/{turn}/{place}.png?of={fed.hash[:12]}"
+    segment = f"\0{id}" if id in (".", "..") else id  # browsers take dots out of addresses
+    url = f"/api/runs/{key}/fed/{quote(segment, safe='')}/{turn}/{place}.png?of={mark_of(fed)}"
     transform = None if fed.transform is None else asdict(fed.transform)
     return {"hash": fed.hash, "raw_size": fed.raw_size, "fed_size": fed.fed_size, "transform": transform, "url": url}
 

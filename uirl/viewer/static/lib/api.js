@@ -13,7 +13,12 @@ export class ApiError extends Error {
 
 /** The address of something of a run: `of("mai", "trajectories", id)`. */
 export function of(key, ...parts) {
-  return ["/api/runs", key, ...parts].map((part, i) => (i ? encodeURIComponent(part) : part)).join("/");
+  return ["/api/runs", key, ...parts].map((part, i) => (i ? segment(part) : part)).join("/");
+}
+
+/** A part of an address; browsers take dots alone out of addresses, so those have a NUL before them. */
+function segment(part) {
+  return encodeURIComponent([".", ".."].includes(part) ? `\0${part}` : part);
 }
 
 /** JSON as it stands: whole numbers beyond 2^53, seeds among them, stay exact as texts; null where it is no JSON. */
