@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.viewer.browsing import browsing, viewer, violations
-from tests.viewer.runs import make_run, trajectory
+from tests.viewer.runs import make_run, picture, trajectory, turn
 from uirl.storage import TrajectoryStore
 
 SUMMARY = {
@@ -129,3 +130,41 @@ async def test_what_is_not_all_is_never_called_all(address: str) -> None:
         await tab.ask("import('/static/lib/format.js').then((module) => { window.format = module; return 1; })")
         said = {share: await tab.ask(f"format.percent({share})") for share in PERCENT}
         assert said == PERCENT
+
+
+async def test_of_a_run_that_is_not_there_nothing_but_that_is_shown(address: str) -> None:
+    async with browsing(address) as tab:
+        for page in ("#/run/none", "#/run/none/trajectories"):
+            await tab.goto(page)
+            await tab.until("document.querySelector('main .problem')")
+            assert "there is no run" in await tab.text("main")
+            assert await tab.ask("document.querySelectorAll('main input, main select, main h1').length") == 0
+
+
+async def test_a_list_of_a_run_that_was_made_anew_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "runs" / "first", [trajectory(id) for id in "abc"])
+    with viewer(tmp_path / "runs") as served:
+        async with browsing(served) as tab:
+            await tab.goto("#/")
+            await tab.ask("window.setInterval = ((set) => (act, time) => set(act, Math.min(time, 500)))(setInterval);1")
+            await tab.ask("location.hash = '#/run/first/trajectories'")
+            await tab.until("document.querySelectorAll('.trajectories tbody tr').length === 3")
+            shutil.rmtree(run)
+            make_run(run, [trajectory("d")])
+            await tab.until("document.body.innerText.includes('2 fewer now')")
+            await tab.click(".bar button.main")
+            await tab.until("document.querySelectorAll('.trajectories tbody tr').length === 1")
+
+
+async def test_pictures_of_a_long_strip_stay_in_their_frames(tmp_path: Path) -> None:
+    wide = picture("red", (400, 100))
+    run = make_run(tmp_path / "long", [trajectory("a", [turn("x", wide)] * 120)])
+    over = (
+        "[...document.querySelectorAll('.strip img')].some((img) =>"
+        " img.getBoundingClientRect().right > img.closest('button').getBoundingClientRect().right)"
+    )
+    with viewer(run) as served:
+        async with browsing(served) as tab:
+            await tab.goto("#/run/long/t/a/0")
+            await tab.until("document.querySelector('.strip img')?.naturalWidth > 0")
+            assert not await tab.ask(over)

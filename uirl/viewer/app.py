@@ -50,8 +50,8 @@ class NotThere(UirlError):
     """What a request names is not here: answered by 404."""
 
 
-def create_app(runs: Runs, access: Access) -> Any:
-    """Return the ASGI application over these runs, behind its guard."""
+def create_app(runs: Runs, access: Access, streams: live.Streams | None = None) -> Any:
+    """Return the ASGI application over these runs, behind its guard. `streams`: holds its streams of events."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -63,9 +63,7 @@ def create_app(runs: Runs, access: Access) -> Any:
             indexing.stop()
             await run_in_threadpool(runs.close)
 
-    api = Api(runs)
-    app = Starlette(routes=api.routes(), lifespan=lifespan)
-    app.state.streams = api.streams
+    app = Starlette(routes=Api(runs, streams or live.Streams()).routes(), lifespan=lifespan)
     app.add_exception_handler(NotThere, lambda _, error: _error(404, error))
     app.add_exception_handler(InputError, lambda _, error: _error(400, error))
     app.add_exception_handler(UirlError, _unreadable)
@@ -88,9 +86,8 @@ def _failed(request: Request, error: Exception) -> Response:
 class Api:
     """What each route answers. Sync methods run on threads: they read files."""
 
-    def __init__(self, runs: Runs) -> None:
-        self._runs = runs
-        self.streams = live.Streams()
+    def __init__(self, runs: Runs, streams: live.Streams) -> None:
+        self._runs, self._streams = runs, streams
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes. Ids may hold slashes, so what stands behind them is matched first."""
@@ -158,7 +155,7 @@ class Api:
         if not 1 <= len(asked) <= MOST_FOLLOWED:
             raise InputError(f"got {len(asked)} runs, expected 1 to {MOST_FOLLOWED}, each as run=KEY,SINCE,SAMPLE")
         followed = [await run_in_threadpool(self._followed, one) for one in asked]
-        stream = self.streams.events(followed, request)
+        stream = self._streams.events(followed, request)
         return stream or _error(429, NotThere("there are enough streams of this address: ask /metrics now and then"))
 
     def _followed(self, text: str) -> live.Followed:

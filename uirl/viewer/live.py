@@ -106,6 +106,7 @@ class Streams:
 
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()
+        self._ended = False
 
     def events(self, followed: Sequence[Followed], request: Request) -> Response | None:
         """Return the stream of the news of some runs, each with its `run`: `metrics` {"next", "rows"}, `restart` {},
@@ -117,6 +118,15 @@ class Streams:
         news = self._counted(peer, followed, request)
         return StreamingResponse(news, headers=headers, media_type="text/event-stream")
 
+    def end(self) -> None:
+        """Let all of them end: the viewer is told to stop."""
+        self._ended = True
+
+    @property
+    def ended(self) -> bool:
+        """Whether `end` was called."""
+        return self._ended
+
     @property
     def count(self) -> int:
         """How many there are."""
@@ -125,17 +135,17 @@ class Streams:
     async def _counted(self, peer: str, followed: Sequence[Followed], request: Request) -> AsyncIterator[bytes]:
         self._open[peer] += 1
         try:
-            async with contextlib.aclosing(_news(followed, request)) as news:
+            async with contextlib.aclosing(_news(followed, request, self)) as news:
                 async for piece in news:
                     yield piece
         finally:
             self._open[peer] -= 1
 
 
-async def _news(followed: Sequence[Followed], request: Request) -> AsyncGenerator[bytes, None]:
+async def _news(followed: Sequence[Followed], request: Request, streams: Streams) -> AsyncGenerator[bytes, None]:
     said = time.monotonic()
     yield b"retry: 2000\n\n"
-    while not await request.is_disconnected():
+    while not streams.ended and not await request.is_disconnected():
         found = [await _news_of(one) for one in followed]
         if any(news is None for news, _ in found):
             return  # whoever listened asks for the rows, and is told why there are none

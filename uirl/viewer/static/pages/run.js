@@ -318,6 +318,13 @@ export function Run({ keys: asked }) {
   const one = keys.length === 1;
   const shared = { runs, axis, weight, version };
   const infos = keys.map(info);
+  if (one && answers.length === 0 && error?.status === 404)
+    return html`
+      <main class="page">
+        <${Problem} error=${error} retry=${reload} />
+        <p><a href=${href.runs()}>All runs</a></p>
+      </main>
+    `;
   return html`
     <main class="page">
       <${Top} runs=${runs} keys=${keys} info=${info(keys[0])} />
