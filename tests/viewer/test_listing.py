@@ -134,7 +134,7 @@ def test_a_store_that_another_process_holds_keeps_nobody_waiting_long(client, ru
         listed(client, "held")
         assert time.monotonic() - begun < first + 0.5, "it is not asked again at once"
         answer = client.get("/api/runs/held/trajectories")
-        assert (answer.status_code, "busy" in answer.json()["error"]) == (404, True)
+        assert (answer.status_code, "busy" in answer.json()["error"]) == (503, True)
         assert first < 10
         assert client.get("/api/runs/held").json()["charts"] != []
 

@@ -80,6 +80,10 @@ WAIT = 30.0
 """Seconds that a writer waits for another one."""
 
 
+class StoreBusy(StorageError):
+    """Another process holds the file for longer than was waited."""
+
+
 class Connection(sqlite3.Connection):
     """A connection that takes any text as a value, by `in_column`."""
 
@@ -109,7 +113,8 @@ def database_errors(what: str) -> Iterator[None]:
         name = getattr(error, "sqlite_errorname", "")
         remedy = next((text for prefix, text in _REMEDIES.items() if name.startswith(prefix)), "nothing was written")
         rest = ". What was stored before is still readable" if name.startswith(_UNTOUCHED) else ""
-        raise StorageError(f"{what}: {error}; {remedy}{rest}") from error
+        kind = StoreBusy if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) else StorageError
+        raise kind(f"{what}: {error}; {remedy}{rest}") from error
 
 
 def connect(path: Path, *, read_only: bool, wait: float = WAIT) -> Connection:

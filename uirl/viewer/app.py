@@ -22,6 +22,7 @@ from starlette.staticfiles import StaticFiles
 from uirl.errors import UirlError
 from uirl.runtime.limits import InputError, Limits, read_json, shown
 from uirl.storage import clean_run_name
+from uirl.storage.database import StoreBusy
 from uirl.storage.labels import fields_of, read_sheet, write_sheet
 from uirl.viewer import live
 from uirl.viewer.access import Access, Guard
@@ -74,8 +75,9 @@ def create_app(runs: Runs, access: Access, streams: live.Streams | None = None) 
 
 
 def _unreadable(request: Request, error: Exception) -> Response:
-    """Return that something is not there or, of what was to be written, that it was not."""
-    return _error(404 if request.method in ("GET", "HEAD") else 503, error)
+    """Return that something is not there or, where it is busy or was to be written, that it did not work now."""
+    read = request.method in ("GET", "HEAD") and not isinstance(error, StoreBusy)
+    return _error(404 if read else 503, error)
 
 
 def _failed(request: Request, error: Exception) -> Response:
